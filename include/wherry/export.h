@@ -1,0 +1,13 @@
+/** @file wherry/export.h  What marks a function as part of the library's interface. */
+#ifndef WHERRY_EXPORT_H
+#define WHERRY_EXPORT_H
+
+#if defined(__GNUC__)
+#define WHERRY_API __attribute__((visibility("default")))
+#define WHERRY_PRINTF(text, first) __attribute__((format(printf, text, first)))
+#else
+#define WHERRY_API
+#define WHERRY_PRINTF(text, first)
+#endif
+
+#endif

@@ -1,0 +1,160 @@
+/**
+ * @file wherry/plan.h  Which chunks a receiver asks for, and where each of their bytes lands.
+ *
+ * A plan is made from a decoded manifest and, to receive in place, from the receiver's own state. Every check is made
+ * before the plan exists: once there is one, each chunk can be placed without a further question, in any order, by any
+ * number of threads, and nothing is written but the elements of the tensors that are received.
+ *
+ * No function here blocks, but the caller's `allocate` may. All since 0.1.
+ */
+#ifndef WHERRY_PLAN_H
+#define WHERRY_PLAN_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <wherry/error.h>
+#include <wherry/prepare.h>
+#include <wherry/storage.h>
+#include <wherry/value.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/** A plan. Opaque. */
+typedef struct wherry_plan wherry_plan;
+
+/**
+ * Provides memory for a storage that is received anew.
+ * @param storage_p  a storage of at least nbytes on that device, whose reference the library takes over.
+ * @return WHERRY_OK, or a status that ends the planning and is handed on.
+ */
+typedef wherry_status (*wherry_allocate_fn)(void *context, uint64_t nbytes, wherry_device device,
+                                            wherry_storage **storage_p);
+
+/** Bits of wherry_plan_options.flags. */
+enum {
+    WHERRY_PLAN_PARTIAL = 1,    /**< Receive what both sides have; report the rest instead of refusing. */
+    WHERRY_PLAN_ANY_DEVICE = 2, /**< A target may lie on another kind of device than its source. */
+    WHERRY_PLAN_ANY_BOX = 4,    /**< A local part may be another box of its global tensor, if its shape is the same. */
+    WHERRY_PLAN_TO_DEVICE = 8,  /**< New storages go to `device`, wherever the source has them. */
+    WHERRY_PLAN_FLAGS = 15      /**< All of them. */
+};
+
+/** How to plan. Fill it by wherry_plan_options_init, then change what you need. */
+typedef struct wherry_plan_options {
+    uint32_t struct_size;        /**< sizeof(wherry_plan_options). */
+    uint32_t flags;              /**< WHERRY_PLAN_*. Default 0: strict. */
+    wherry_device device;        /**< With WHERRY_PLAN_TO_DEVICE. Default cpu. */
+    wherry_allocate_fn allocate; /**< Memory for new storages. Default NULL: wherry_storage_allocate. */
+    void *context;               /**< Passed to allocate. */
+    int64_t rank;                /**< The receiving rank, as meshes and places name it. Default -1: not said. */
+} wherry_plan_options;
+
+/** Fills the defaults. */
+WHERRY_API void wherry_plan_options_init(wherry_plan_options *options);
+
+/**
+ * Makes a plan.
+ * @param prepared  from wherry_manifest_decode; taken over on success.
+ * @param target    NULL: everything is received into new storages, and tensors that shared a storage share one again.
+ *                  Else the state to receive into: each of its tensors takes the bytes of the tensor at the same path,
+ *                  whatever the strides of the two. Borrowed until the plan is destroyed; only the memory of its tensors
+ *                  is ever written, and only by placing.
+ * @param options   NULL for the defaults.
+ * @param plan_p    belongs to the caller: wherry_plan_destroy.
+ * @return WHERRY_OK; WHERRY_NO_MEMORY; WHERRY_INVALID_ARGUMENT; WHERRY_MISMATCH where the two sides differ in a path, a
+ * kind, a dtype, a shape, a flag, a device or a box, or where targets overlap and their sources do not in the same way
+ * (the error has the path and both sides); WHERRY_UNSUPPORTED where memory of that device cannot be had or written here;
+ * WHERRY_OUT_OF_BOUNDS where a tensor of the manifest lies outside the extents that it offers; what `allocate` returned.
+ * On failure nothing was written and prepared is still the caller's.
+ */
+WHERRY_API wherry_status wherry_plan_create(wherry_prepared *prepared, const wherry_value *target,
+                                            const wherry_plan_options *options, wherry_plan **plan_p,
+                                            wherry_error *error);
+
+/** Destroys a plan, and the state with it where it was not taken. plan may be NULL. */
+WHERRY_API void wherry_plan_destroy(wherry_plan *plan);
+
+/** The prepared state that the plan was made of, borrowed. */
+WHERRY_API const wherry_prepared *wherry_plan_prepared(const wherry_plan *plan);
+
+/**
+ * Takes the received state out of the plan; call it once, when everything is placed.
+ * @param state_p  belongs to the caller. Scalars and containers are the source's; in place, tensors are views of the
+ *                 target's storages; in partial mode a tensor without a target is none; places of shards name the
+ *                 receiving rank and device.
+ * @return WHERRY_OK; WHERRY_INVALID_ARGUMENT at the second call. The plan's other functions still work.
+ */
+WHERRY_API wherry_status wherry_plan_take_state(wherry_plan *plan, wherry_value **state_p, wherry_error *error);
+
+/** Chunks `first` to `first + count - 1`. */
+typedef struct wherry_interval {
+    uint64_t first;
+    uint64_t count;
+} wherry_interval;
+
+/** The chunks to ask for, borrowed: ascending, never adjacent. */
+WHERRY_API const wherry_interval *wherry_plan_intervals(const wherry_plan *plan, size_t *count_p);
+
+/** The figures of a plan. */
+typedef struct wherry_plan_summary {
+    uint64_t tensors;     /**< Tensors that are received. */
+    uint64_t chunks;      /**< Chunks to ask for. */
+    uint64_t chunk_bytes; /**< Bytes in those chunks. */
+    uint64_t bytes;       /**< Bytes that placing all of them writes. */
+    uint64_t copies;      /**< Copies in the plan, a strided one counted once. */
+    uint64_t direct;      /**< Chunks of which each byte goes to at most one place, in runs worth reading straight into
+                                that place. */
+    uint64_t missing;     /**< Leaves of the target that the source lacks. */
+    uint64_t extra;       /**< Leaves of the source that the target lacks. */
+} wherry_plan_summary;
+
+/** Reads the figures. */
+WHERRY_API void wherry_plan_summarize(const wherry_plan *plan, wherry_plan_summary *summary_p);
+
+/** The path of a leaf that the target has and the source lacks, borrowed; NULL where there is none of that number. */
+WHERRY_API const char *wherry_plan_missing(const wherry_plan *plan, size_t index);
+
+/** The path of a leaf that the source has and the target lacks, borrowed; NULL where there is none of that number. */
+WHERRY_API const char *wherry_plan_extra(const wherry_plan *plan, size_t index);
+
+/** Part of a chunk and where it lands: `count` runs of `length` bytes. */
+typedef struct wherry_copy {
+    wherry_storage *storage; /**< The storage that it lands in. */
+    uint64_t chunk_offset;   /**< The first run, from the chunk's first byte. */
+    uint64_t storage_offset; /**< The first run, from the storage's first byte. */
+    uint64_t length;         /**< Bytes of a run. */
+    uint64_t count;          /**< Runs. */
+    uint64_t chunk_stride;   /**< From run to run in the chunk. May be 0. */
+    uint64_t storage_stride; /**< From run to run in the storage. */
+} wherry_copy;
+
+/** Receives a copy, valid only during the call; a result other than 0 ends the visit. */
+typedef int (*wherry_copy_fn)(void *context, const wherry_copy *copy);
+
+/**
+ * Visits the copies of a chunk. Those of a direct chunk come in the order of chunk_offset, with a count of 1, without
+ * overlap; what lies between them has no place.
+ * @return 0, or what `visit` returned other than 0. Nothing is visited for a chunk that the plan does not ask for.
+ */
+WHERRY_API int wherry_plan_visit_chunk(const wherry_plan *plan, uint64_t chunk, wherry_copy_fn visit, void *context);
+
+/** Whether a chunk is direct: see wherry_plan_visit_chunk. false for one that the plan does not ask for. */
+WHERRY_API bool wherry_plan_chunk_is_direct(const wherry_plan *plan, uint64_t chunk);
+
+/**
+ * Copies the bytes of a chunk to where they belong. Different chunks may be placed by different threads at once.
+ * @param bytes  as many as the chunk has.
+ * @return WHERRY_OK; WHERRY_INVALID_ARGUMENT where the plan does not ask for that chunk or size is not its length;
+ * WHERRY_UNSUPPORTED where a destination is not in host memory.
+ */
+WHERRY_API wherry_status wherry_plan_place(const wherry_plan *plan, uint64_t chunk, const void *bytes, size_t size,
+                                           wherry_error *error);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

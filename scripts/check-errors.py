@@ -1,0 +1,36 @@
+#!/usr/bin/env python3
+"""check-errors.py: the table of docs/errors.md has the statuses of include/wherry/status.h, in their order, each with the
+same value, group and text."""
+
+import re
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def in_header():
+    text = (ROOT / "include/wherry/status.h").read_text(encoding="utf-8")
+    return re.findall(r'X\((\w+), (-?\d+), (\w+), "([^"]*)"\)', text)
+
+
+def in_document():
+    text = (ROOT / "docs/errors.md").read_text(encoding="utf-8")
+    return re.findall(r"^\| `WHERRY_(\w+)` \| (-?\d+) \| (\w+) \| ([^|]*?) \|", text, flags=re.M)
+
+
+def main():
+    header, document = in_header(), in_document()
+    for row in header:
+        if row not in document:
+            print("docs/errors.md lacks: | `WHERRY_{}` | {} | {} | {} |".format(*row), file=sys.stderr)
+    for row in document:
+        if row not in header:
+            print("status.h lacks: X({}, {}, {}, \"{}\")".format(*row), file=sys.stderr)
+    if sorted(header) == sorted(document) and header != document:
+        print("docs/errors.md has another order than status.h", file=sys.stderr)
+    return 0 if header and header == document else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

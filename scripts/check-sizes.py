@@ -1,0 +1,51 @@
+#!/usr/bin/env python3
+"""check-sizes.py: no file over 800 lines, no public header over 400, no function over 100. Lists functions over 60."""
+
+import re
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+FOLDERS = ("include", "src", "tests", "examples", "bench", "cli", "mpi", "python", "scripts")
+FILE_MAX, HEADER_MAX, FUNCTION_MAX, FUNCTION_LISTED = 800, 400, 100, 60
+NAME = re.compile(r"(\w+)\s*\(")
+
+
+def functions(lines):
+    """(name, first line, length) of each function: from column 0 to the brace that closes it there, as formatted."""
+    start = None
+    for number, line in enumerate(lines, 1):
+        if start is None or line[:1] not in (" ", "}", ""):
+            start = number if re.match(r"\w", line) else None
+        if line == "}" and start is not None:
+            name = NAME.search(lines[start - 1])
+            if name:
+                yield name[1], start, number - start + 1
+            start = None
+
+
+def check(path):
+    lines = path.read_text(encoding="utf-8").splitlines()
+    where = path.relative_to(ROOT)
+    most = HEADER_MAX if where.parts[0] == "include" else FILE_MAX
+    good = len(lines) <= most
+    if not good:
+        print(f"{where}: {len(lines)} lines, more than {most}: split it")
+    if path.suffix == ".py":
+        return good
+    for name, start, length in functions(lines):
+        if length > FUNCTION_MAX:
+            print(f"{where}:{start}: {name} has {length} lines, more than {FUNCTION_MAX}: split it")
+            good = False
+        elif length > FUNCTION_LISTED:
+            print(f"{where}:{start}: {name} has {length} lines (allowed; over {FUNCTION_LISTED})")
+    return good
+
+
+def main():
+    files = [p for folder in FOLDERS for p in sorted((ROOT / folder).rglob("*")) if p.suffix in (".c", ".h", ".py")]
+    return 0 if all([check(path) for path in files]) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

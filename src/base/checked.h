@@ -1,0 +1,45 @@
+/**
+ * @file checked.h  Size arithmetic that cannot wrap.
+ *
+ * Sizes, offsets and strides are kept within 63 bits throughout, so that they fit int64_t as well as uint64_t. Each
+ * function answers false, and leaves *result alone, where the result would not.
+ */
+#ifndef WH_BASE_CHECKED_H
+#define WH_BASE_CHECKED_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+static inline bool wh_add(uint64_t a, uint64_t b, uint64_t *result) {
+    uint64_t sum;
+    if (__builtin_add_overflow(a, b, &sum) || sum > INT64_MAX) {
+        return false;
+    }
+    *result = sum;
+    return true;
+}
+
+static inline bool wh_mul(uint64_t a, uint64_t b, uint64_t *result) {
+    uint64_t product;
+    if (__builtin_mul_overflow(a, b, &product) || product > INT64_MAX) {
+        return false;
+    }
+    *result = product;
+    return true;
+}
+
+/** *result += a * b. */
+static inline bool wh_add_product(uint64_t a, uint64_t b, uint64_t *result) {
+    uint64_t product;
+    return wh_mul(a, b, &product) && wh_add(*result, product, result);
+}
+
+static inline uint64_t wh_min(uint64_t a, uint64_t b) {
+    return a < b ? a : b;
+}
+
+static inline uint64_t wh_max(uint64_t a, uint64_t b) {
+    return a > b ? a : b;
+}
+
+#endif

@@ -1,0 +1,46 @@
+#include "base/clock.h"
+
+#include <limits.h>
+#include <time.h>
+
+#define NS_PER_MS UINT64_C(1000000)
+
+uint64_t wh_clock_now(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * 1000 * NS_PER_MS + (uint64_t)now.tv_nsec;
+}
+
+wh_deadline wh_deadline_never(void) {
+    return (wh_deadline){UINT64_MAX};
+}
+
+wh_deadline wh_deadline_in_ms(int64_t milliseconds) {
+    uint64_t wait;
+    uint64_t at;
+    if (milliseconds < 0 || __builtin_mul_overflow((uint64_t)milliseconds, NS_PER_MS, &wait) ||
+        __builtin_add_overflow(wh_clock_now(), wait, &at)) {
+        return wh_deadline_never();
+    }
+    return (wh_deadline){at};
+}
+
+wh_deadline wh_deadline_earlier(wh_deadline one, wh_deadline other) {
+    return one.at < other.at ? one : other;
+}
+
+bool wh_deadline_passed(wh_deadline deadline) {
+    return deadline.at != UINT64_MAX && wh_clock_now() >= deadline.at;
+}
+
+int wh_deadline_poll_ms(wh_deadline deadline) {
+    if (deadline.at == UINT64_MAX) {
+        return -1;
+    }
+    uint64_t now = wh_clock_now();
+    if (now >= deadline.at) {
+        return 0;
+    }
+    uint64_t left = (deadline.at - now - 1) / NS_PER_MS + 1;
+    return left > INT_MAX ? INT_MAX : (int)left;
+}

@@ -1,0 +1,83 @@
+#include "base/fail.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+static void fill(wherry_error *error, wherry_status status, const char *format, va_list arguments) {
+    error->status = status;
+    error->errnum = 0;
+    error->rank = -1;
+    error->reserved = 0;
+    error->offset = UINT64_MAX;
+    error->path[0] = '\0';
+    vsnprintf(error->message, sizeof(error->message), format, arguments);
+}
+
+wherry_status wh_fail(wherry_error *error, wherry_status status, const char *format, ...) {
+    if (error) {
+        va_list arguments;
+        va_start(arguments, format);
+        fill(error, status, format, arguments);
+        va_end(arguments);
+    }
+    return status;
+}
+
+wherry_status wh_fail_at(wherry_error *error, wherry_status status, uint64_t offset, const char *format, ...) {
+    if (error) {
+        va_list arguments;
+        va_start(arguments, format);
+        fill(error, status, format, arguments);
+        va_end(arguments);
+        error->offset = offset;
+    }
+    return status;
+}
+
+wherry_status wh_fail_errno(wherry_error *error, wherry_status status, int errnum, const char *format, ...) {
+    if (error) {
+        va_list arguments;
+        va_start(arguments, format);
+        fill(error, status, format, arguments);
+        va_end(arguments);
+        error->errnum = errnum;
+        char space[128];
+        size_t used = strlen(error->message);
+        snprintf(error->message + used, sizeof(error->message) - used, ": %s",
+                 strerror_r(errnum, space, sizeof(space)));
+    }
+    return status;
+}
+
+wherry_status wh_fail_memory(wherry_error *error, const char *purpose) {
+    return wh_fail(error, WHERRY_NO_MEMORY, "out of memory for %s; free some and call again", purpose);
+}
+
+static int is_continuation(char byte) {
+    return ((unsigned char)byte & 0xC0) == 0x80;
+}
+
+void wh_fail_path(wherry_error *error, const char *path) {
+    if (!error) {
+        return;
+    }
+    static const char ellipsis[] = "\xE2\x80\xA6";
+    size_t length = strlen(path);
+    if (length < sizeof(error->path)) {
+        memcpy(error->path, path, length + 1);
+        return;
+    }
+    size_t room = sizeof(error->path) - sizeof(ellipsis);
+    size_t head = room / 2;
+    size_t tail = length - (room - head);
+    while (head > 0 && is_continuation(path[head])) {
+        head--;
+    }
+    while (is_continuation(path[tail])) {
+        tail++;
+    }
+    memcpy(error->path, path, head);
+    memcpy(error->path + head, ellipsis, sizeof(ellipsis) - 1);
+    memcpy(error->path + head + sizeof(ellipsis) - 1, path + tail, length - tail + 1);
+}

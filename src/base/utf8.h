@@ -1,0 +1,11 @@
+/** @file utf8.h  Whether bytes are UTF-8. */
+#ifndef WH_BASE_UTF8_H
+#define WH_BASE_UTF8_H
+
+#include <stdbool.h>
+#include <stddef.h>
+
+/** Whether text is well-formed UTF-8: no overlong forms, no surrogates, nothing above U+10FFFF. */
+bool wh_utf8_valid(const char *text, size_t size);
+
+#endif

@@ -1,0 +1,310 @@
+#include "manifest/cbor_reader.h"
+
+#include <cbor.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/alloc.h"
+#include "base/fail.h"
+#include "base/utf8.h"
+
+static void on_number(void *context, wh_item_type type, uint64_t number) {
+    wh_item *item = context;
+    item->type = type;
+    item->number = number;
+}
+
+static void on_uint8(void *context, uint8_t number) {
+    on_number(context, WH_ITEM_UINT, number);
+}
+
+static void on_uint16(void *context, uint16_t number) {
+    on_number(context, WH_ITEM_UINT, number);
+}
+
+static void on_uint32(void *context, uint32_t number) {
+    on_number(context, WH_ITEM_UINT, number);
+}
+
+static void on_uint64(void *context, uint64_t number) {
+    on_number(context, WH_ITEM_UINT, number);
+}
+
+static void on_negint8(void *context, uint8_t number) {
+    on_number(context, WH_ITEM_NEGINT, number);
+}
+
+static void on_negint16(void *context, uint16_t number) {
+    on_number(context, WH_ITEM_NEGINT, number);
+}
+
+static void on_negint32(void *context, uint32_t number) {
+    on_number(context, WH_ITEM_NEGINT, number);
+}
+
+static void on_negint64(void *context, uint64_t number) {
+    on_number(context, WH_ITEM_NEGINT, number);
+}
+
+static void on_bytes(void *context, cbor_data bytes, uint64_t size) {
+    on_number(context, WH_ITEM_BYTES, size);
+    ((wh_item *)context)->bytes = bytes;
+}
+
+static void on_text(void *context, cbor_data bytes, uint64_t size) {
+    on_number(context, WH_ITEM_TEXT, size);
+    ((wh_item *)context)->bytes = bytes;
+}
+
+static void on_array(void *context, uint64_t count) {
+    on_number(context, WH_ITEM_ARRAY, count);
+}
+
+static void on_tag(void *context, uint64_t tag) {
+    on_number(context, WH_ITEM_TAG, tag);
+}
+
+static void on_bool(void *context, bool content) {
+    on_number(context, WH_ITEM_BOOL, content);
+}
+
+static void on_null(void *context) {
+    on_number(context, WH_ITEM_NULL, 0);
+}
+
+static void on_indefinite(void *context) {
+    on_number(context, WH_ITEM_INDEFINITE, 0);
+}
+
+static void on_map(void *context, uint64_t count) {
+    on_number(context, WH_ITEM_OTHER, count);
+}
+
+static void on_other(void *context) {
+    on_number(context, WH_ITEM_OTHER, 0);
+}
+
+static void on_float(void *context, float number) {
+    (void)number;
+    on_other(context);
+}
+
+static void on_double(void *context, double number) {
+    (void)number;
+    on_other(context);
+}
+
+static const struct cbor_callbacks callbacks = {
+    .uint8 = on_uint8,
+    .uint16 = on_uint16,
+    .uint32 = on_uint32,
+    .uint64 = on_uint64,
+    .negint8 = on_negint8,
+    .negint16 = on_negint16,
+    .negint32 = on_negint32,
+    .negint64 = on_negint64,
+    .byte_string = on_bytes,
+    .byte_string_start = on_indefinite,
+    .string = on_text,
+    .string_start = on_indefinite,
+    .array_start = on_array,
+    .indef_array_start = on_indefinite,
+    .map_start = on_map,
+    .indef_map_start = on_indefinite,
+    .tag = on_tag,
+    .boolean = on_bool,
+    .null = on_null,
+    .undefined = on_other,
+    .float2 = on_float,
+    .float4 = on_float,
+    .float8 = on_double,
+    .indef_break = on_other,
+};
+
+wherry_status wh_read_fault(const wh_reader *reader, wherry_status status, const char *format, ...) {
+    if (reader->error) {
+        char what[256];
+        va_list arguments;
+        va_start(arguments, format);
+        vsnprintf(what, sizeof(what), format, arguments);
+        va_end(arguments);
+        wh_fail_at(reader->error, status, reader->item, "byte %zu of the manifest: %s", reader->item, what);
+    }
+    return status;
+}
+
+/** Bytes of the shortest head that says a number. */
+static size_t head_size(uint64_t number) {
+    return number < 24 ? 1 : number <= UINT8_MAX ? 2 : number <= UINT16_MAX ? 3 : number <= UINT32_MAX ? 5 : 9;
+}
+
+/** The length that a string's head claims, where the string itself does not fit what is left; 0 where the head does not. */
+static uint64_t claimed_length(const wh_reader *reader) {
+    const unsigned char *head = reader->bytes + reader->item;
+    unsigned form = head[0] & 0x1F;
+    if (form < 24) {
+        return form;
+    }
+    size_t width = (size_t)1 << (form - 24);
+    uint64_t length = 0;
+    if (width >= reader->size - reader->item) {
+        return 0;
+    }
+    for (size_t i = 1; i <= width; i++) {
+        length = length << 8 | head[i];
+    }
+    return length;
+}
+
+/** What to say where the input ends within an item. */
+static wherry_status fault_at_end(const wh_reader *reader) {
+    unsigned char major = reader->item < reader->size ? reader->bytes[reader->item] >> 5 : 0;
+    bool string = major == 2 || major == 3;
+    uint64_t length = string ? claimed_length(reader) : 0;
+    if (length > reader->string_bytes) {
+        return wh_read_fault(reader, WHERRY_LIMIT, "a string of %llu bytes; the limit is %llu",
+                             (unsigned long long)length, (unsigned long long)reader->string_bytes);
+    }
+    return wh_read_fault(reader, WHERRY_TRUNCATED, "the manifest ends within an item");
+}
+
+wherry_status wh_read_item(wh_reader *reader, wh_item *item) {
+    reader->item = reader->at;
+    item->bytes = NULL;
+    struct cbor_decoder_result result =
+        cbor_stream_decode(reader->bytes + reader->at, reader->size - reader->at, &callbacks, item);
+    if (result.status == CBOR_DECODER_NEDATA) {
+        return fault_at_end(reader);
+    }
+    if (result.status != CBOR_DECODER_FINISHED) {
+        return wh_read_fault(reader, WHERRY_MALFORMED, "not CBOR");
+    }
+    if (item->type == WH_ITEM_INDEFINITE) {
+        return wh_read_fault(reader, WHERRY_NOT_CANONICAL, "an indefinite length");
+    }
+    bool string = item->type == WH_ITEM_BYTES || item->type == WH_ITEM_TEXT;
+    size_t head = result.read - (string ? item->number : 0);
+    if (item->type <= WH_ITEM_TAG && head != head_size(item->number)) {
+        return wh_read_fault(reader, WHERRY_NOT_CANONICAL, "not the shortest form");
+    }
+    if (item->type == WH_ITEM_OTHER) {
+        return wh_read_fault(reader, WHERRY_MALFORMED, "a type that does not occur in a manifest");
+    }
+    if (string && item->number > reader->string_bytes) {
+        return wh_read_fault(reader, WHERRY_LIMIT, "a string of %llu bytes; the limit is %llu",
+                             (unsigned long long)item->number, (unsigned long long)reader->string_bytes);
+    }
+    reader->at += result.read;
+    return WHERRY_OK;
+}
+
+wherry_status wh_read_typed(wh_reader *reader, wh_item_type type, const char *wanted, wh_item *item) {
+    wherry_status status = wh_read_item(reader, item);
+    if (status == WHERRY_OK && item->type != type) {
+        return wh_read_fault(reader, WHERRY_MALFORMED, "another type where %s should be", wanted);
+    }
+    return status;
+}
+
+wherry_status wh_read_uint(wh_reader *reader, uint64_t most, const char *wanted, uint64_t *number_p) {
+    wh_item item;
+    wherry_status status = wh_read_typed(reader, WH_ITEM_UINT, wanted, &item);
+    if (status != WHERRY_OK) {
+        return status;
+    }
+    if (item.number > most) {
+        return wh_read_fault(reader, WHERRY_MALFORMED, "%llu is not %s", (unsigned long long)item.number, wanted);
+    }
+    *number_p = item.number;
+    return WHERRY_OK;
+}
+
+wherry_status wh_read_int(wh_reader *reader, int64_t least, const char *wanted, int64_t *number_p) {
+    wh_item item;
+    wherry_status status = wh_read_item(reader, &item);
+    if (status != WHERRY_OK) {
+        return status;
+    }
+    bool integer = item.type == WH_ITEM_UINT || item.type == WH_ITEM_NEGINT;
+    int64_t number = item.type == WH_ITEM_NEGINT ? -1 - (int64_t)item.number : (int64_t)item.number;
+    if (!integer || item.number > INT64_MAX || number < least) {
+        return wh_read_fault(reader, WHERRY_MALFORMED, "no number where %s should be, or one out of range", wanted);
+    }
+    *number_p = number;
+    return WHERRY_OK;
+}
+
+wherry_status wh_read_array(wh_reader *reader, const char *wanted, uint64_t *count_p) {
+    wh_item item;
+    wherry_status status = wh_read_typed(reader, WH_ITEM_ARRAY, wanted, &item);
+    if (status != WHERRY_OK) {
+        return status;
+    }
+    if (item.number > wh_reader_left(reader)) {
+        return wh_read_fault(reader, WHERRY_TRUNCATED, "%s claims %llu items, but %zu bytes are left", wanted,
+                             (unsigned long long)item.number, wh_reader_left(reader));
+    }
+    *count_p = item.number;
+    return WHERRY_OK;
+}
+
+wherry_status wh_read_array_of(wh_reader *reader, uint64_t count, const char *wanted) {
+    uint64_t found = 0;
+    wherry_status status = wh_read_array(reader, wanted, &found);
+    if (status == WHERRY_OK && found != count) {
+        return wh_read_fault(reader, WHERRY_MALFORMED, "%s has %llu items instead of %llu", wanted,
+                             (unsigned long long)found, (unsigned long long)count);
+    }
+    return status;
+}
+
+wherry_status wh_read_uints(wh_reader *reader, uint32_t most, const char *wanted, int64_t *numbers, uint32_t *count_p) {
+    wh_item item;
+    wherry_status status = wh_read_typed(reader, WH_ITEM_ARRAY, wanted, &item);
+    if (status != WHERRY_OK) {
+        return status;
+    }
+    if (item.number > most) {
+        return wh_read_fault(reader, WHERRY_LIMIT, "%llu numbers in %s; at most %u", (unsigned long long)item.number,
+                             wanted, most);
+    }
+    if (item.number > wh_reader_left(reader)) {
+        return wh_read_fault(reader, WHERRY_TRUNCATED, "the manifest ends within %s", wanted);
+    }
+    for (uint64_t i = 0; i < item.number; i++) {
+        uint64_t number = 0;
+        status = wh_read_uint(reader, INT64_MAX, wanted, &number);
+        if (status != WHERRY_OK) {
+            return status;
+        }
+        numbers[i] = (int64_t)number;
+    }
+    *count_p = (uint32_t)item.number;
+    return WHERRY_OK;
+}
+
+wherry_status wh_read_text(wh_reader *reader, const char *wanted, wh_item *item) {
+    wherry_status status = wh_read_typed(reader, WH_ITEM_TEXT, wanted, item);
+    if (status == WHERRY_OK && !wh_utf8_valid((const char *)item->bytes, item->number)) {
+        return wh_read_fault(reader, WHERRY_MALFORMED, "%s is not UTF-8", wanted);
+    }
+    return status;
+}
+
+wherry_status wh_read_name(wh_reader *reader, const char *wanted, char **name_p) {
+    wh_item item;
+    wherry_status status = wh_read_text(reader, wanted, &item);
+    if (status != WHERRY_OK) {
+        return status;
+    }
+    if (item.number && memchr(item.bytes, 0, item.number)) {
+        return wh_read_fault(reader, WHERRY_MALFORMED, "%s has a zero byte in it", wanted);
+    }
+    char *name = wh_copy_text((const char *)item.bytes, item.number);
+    if (!name) {
+        return wh_fail_memory(reader->error, wanted);
+    }
+    *name_p = name;
+    return WHERRY_OK;
+}

@@ -1,0 +1,74 @@
+#include "manifest/cbor_writer.h"
+
+#include <cbor.h>
+#include <string.h>
+
+#include "base/alloc.h"
+
+/** The longest head of an item: a byte and eight more. */
+enum { HEAD_MAX = 9 };
+
+/** Room for a head, or NULL. */
+static unsigned char *room(wh_writer *writer, size_t more) {
+    if (writer->failed || more > SIZE_MAX / 2 - writer->size ||
+        !WH_GROW(writer->bytes, writer->capacity, writer->size + more)) {
+        writer->failed = true;
+        return NULL;
+    }
+    return writer->bytes + writer->size;
+}
+
+void wh_write_null(wh_writer *writer) {
+    unsigned char *at = room(writer, HEAD_MAX);
+    writer->size += at ? cbor_encode_null(at, HEAD_MAX) : 0;
+}
+
+void wh_write_bool(wh_writer *writer, bool content) {
+    unsigned char *at = room(writer, HEAD_MAX);
+    writer->size += at ? cbor_encode_bool(content, at, HEAD_MAX) : 0;
+}
+
+void wh_write_int(wh_writer *writer, int64_t number) {
+    unsigned char *at = room(writer, HEAD_MAX);
+    if (at) {
+        writer->size += number < 0 ? cbor_encode_negint((uint64_t)(-1 - number), at, HEAD_MAX)
+                                   : cbor_encode_uint((uint64_t)number, at, HEAD_MAX);
+    }
+}
+
+void wh_write_array(wh_writer *writer, uint64_t count) {
+    unsigned char *at = room(writer, HEAD_MAX);
+    writer->size += at ? cbor_encode_array_start(count, at, HEAD_MAX) : 0;
+}
+
+void wh_write_tag(wh_writer *writer, uint64_t tag) {
+    unsigned char *at = room(writer, HEAD_MAX);
+    writer->size += at ? cbor_encode_tag(tag, at, HEAD_MAX) : 0;
+}
+
+static void write_content(wh_writer *writer, const void *bytes, size_t size) {
+    unsigned char *at = room(writer, size);
+    if (at && size) {
+        memcpy(at, bytes, size);
+        writer->size += size;
+    }
+}
+
+void wh_write_bytes(wh_writer *writer, const void *bytes, size_t size) {
+    unsigned char *at = room(writer, HEAD_MAX);
+    writer->size += at ? cbor_encode_bytestring_start(size, at, HEAD_MAX) : 0;
+    write_content(writer, bytes, size);
+}
+
+void wh_write_text(wh_writer *writer, const char *text, size_t size) {
+    unsigned char *at = room(writer, HEAD_MAX);
+    writer->size += at ? cbor_encode_string_start(size, at, HEAD_MAX) : 0;
+    write_content(writer, text, size);
+}
+
+void wh_write_ints(wh_writer *writer, const int64_t *numbers, size_t count) {
+    wh_write_array(writer, count);
+    for (size_t i = 0; i < count; i++) {
+        wh_write_int(writer, numbers[i]);
+    }
+}

@@ -1,0 +1,379 @@
+/* The tree: scalars, containers, objects and plain tensors. */
+#include <string.h>
+
+#include "base/alloc.h"
+#include "base/byteorder.h"
+#include "base/checked.h"
+#include "base/fail.h"
+#include "manifest/decoder.h"
+#include "manifest/format.h"
+
+wherry_status wh_decode_reference(wh_decoder *decoder, size_t count, size_t *next, const char *wanted,
+                                  size_t *number_p) {
+    uint64_t number = 0;
+    wherry_status status = wh_read_uint(&decoder->in, INT64_MAX, wanted, &number);
+    if (status != WHERRY_OK) {
+        return status;
+    }
+    if (number >= count) {
+        return wh_read_fault(&decoder->in, WHERRY_OUT_OF_BOUNDS, "%s %llu of %zu", wanted, (unsigned long long)number,
+                             count);
+    }
+    if (number > *next) {
+        return wh_read_fault(&decoder->in, WHERRY_NOT_CANONICAL, "%s %llu is named before %zu", wanted,
+                             (unsigned long long)number, *next);
+    }
+    *next += number == *next;
+    *number_p = number;
+    return WHERRY_OK;
+}
+
+wherry_status wh_decode_dtype(wh_decoder *decoder, wherry_dtype *dtype_p) {
+    uint64_t number = 0;
+    wherry_status status = wh_read_uint(&decoder->in, INT64_MAX, "a dtype", &number);
+    if (status != WHERRY_OK) {
+        return status;
+    }
+    if (number > INT32_MAX || !wherry_dtype_describe((wherry_dtype)number)) {
+        return wh_read_fault(&decoder->in, WHERRY_MALFORMED, "dtype %llu is not known", (unsigned long long)number);
+    }
+    *dtype_p = (wherry_dtype)number;
+    return WHERRY_OK;
+}
+
+wherry_status wh_decode_check_sizes(const wh_decoder *decoder, wherry_dtype dtype, uint32_t ndim,
+                                    const int64_t *shape) {
+    uint64_t bytes = wherry_dtype_describe(dtype)->bytes;
+    for (uint32_t d = 0; d < ndim; d++) {
+        if (shape[d] > 1 && !wh_mul(bytes, (uint64_t)shape[d], &bytes)) {
+            return wh_read_fault(&decoder->in, WHERRY_OUT_OF_BOUNDS, "sizes that multiply to more than 2^63 bytes");
+        }
+    }
+    return WHERRY_OK;
+}
+
+wherry_status wh_decode_strides(wh_decoder *decoder, uint32_t ndim, const int64_t *shape, int64_t *strides) {
+    int64_t contiguous[WHERRY_NDIM_MAX];
+    wh_item item;
+    size_t begin = decoder->in.at;
+    wherry_status status = wh_read_item(&decoder->in, &item);
+    if (status != WHERRY_OK) {
+        return status;
+    }
+    bool fits = wh_contiguous_strides(ndim, shape, contiguous);
+    if (item.type == WH_ITEM_NULL) {
+        if (!fits) {
+            return wh_read_fault(&decoder->in, WHERRY_OUT_OF_BOUNDS, "sizes that multiply to more than 2^63 elements");
+        }
+        memcpy(strides, contiguous, ndim * sizeof(*strides));
+        return WHERRY_OK;
+    }
+    uint32_t count = 0;
+    decoder->in.at = begin;
+    status = wh_read_uints(&decoder->in, WHERRY_NDIM_MAX, "strides", strides, &count);
+    if (status != WHERRY_OK) {
+        return status;
+    }
+    if (count != ndim) {
+        return wh_read_fault(&decoder->in, WHERRY_MALFORMED, "%u strides for %u sizes", count, ndim);
+    }
+    if (fits && memcmp(strides, contiguous, ndim * sizeof(*strides)) == 0) {
+        return wh_read_fault(&decoder->in, WHERRY_NOT_CANONICAL, "contiguous strides are written as null");
+    }
+    return WHERRY_OK;
+}
+
+/** What follows the kind of a tensor. */
+static wherry_status read_tensor(wh_decoder *d, wherry_value **value_p) {
+    int64_t shape[WHERRY_NDIM_MAX];
+    int64_t strides[WHERRY_NDIM_MAX];
+    wherry_tensor tensor = {.shape = shape, .strides = strides};
+    size_t storage = 0;
+    uint64_t number = 0;
+    wherry_status status =
+        wh_decode_reference(d, d->prepared->storage_count, &d->next_storage, "the number of a storage", &storage);
+    if (status == WHERRY_OK) {
+        status = wh_decode_dtype(d, &tensor.dtype);
+    }
+    if (status == WHERRY_OK) {
+        status = wh_read_uint(&d->in, WHERRY_TENSOR_FLAGS, "the flags of a tensor", &number);
+        tensor.flags = (uint32_t)number;
+    }
+    if (status == WHERRY_OK) {
+        status = wh_read_uint(&d->in, INT64_MAX, "the offset of a tensor", &number);
+        tensor.offset = (int64_t)number;
+    }
+    if (status == WHERRY_OK) {
+        status = wh_read_uints(&d->in, WHERRY_NDIM_MAX, "the sizes of a tensor", shape, &tensor.ndim);
+    }
+    if (status == WHERRY_OK) {
+        status = wh_decode_strides(d, tensor.ndim, shape, strides);
+    }
+    if (status != WHERRY_OK) {
+        return status;
+    }
+    tensor.storage = d->prepared->storages[storage];
+    if (!wh_prepared_add_tensor(d->prepared, &tensor, storage)) {
+        return wh_fail_memory(d->in.error, "a tensor");
+    }
+    return wh_decode_created(d, wh_tensor_build(&tensor, WHERRY_OUT_OF_BOUNDS, value_p, d->in.error));
+}
+
+wherry_status wh_decode_tensor(wh_decoder *decoder, wherry_value **value_p) {
+    uint64_t kind = 0;
+    wherry_status status = wh_read_array_of(&decoder->in, WH_TENSOR_ITEMS, "a tensor");
+    if (status == WHERRY_OK) {
+        status = wh_read_uint(&decoder->in, INT64_MAX, "the kind of a tensor", &kind);
+    }
+    if (status == WHERRY_OK && kind != WHERRY_KIND_TENSOR) {
+        return wh_read_fault(&decoder->in, WHERRY_MALFORMED, "kind %llu where a tensor should be",
+                             (unsigned long long)kind);
+    }
+    return status == WHERRY_OK ? read_tensor(decoder, value_p) : status;
+}
+
+static wherry_status read_doubles(wh_decoder *d, wherry_kind kind, wherry_value **value_p) {
+    wh_item item;
+    size_t size = kind == WHERRY_KIND_FLOAT ? 8 : 16;
+    wherry_status status = wh_read_typed(&d->in, WH_ITEM_BYTES, "a float", &item);
+    if (status != WHERRY_OK) {
+        return status;
+    }
+    if (item.number != size) {
+        return wh_read_fault(&d->in, WHERRY_MALFORMED, "a %s of %llu bytes", wherry_kind_name(kind),
+                             (unsigned long long)item.number);
+    }
+    double real = wh_bits_double(wh_load_be64(item.bytes));
+    if (kind == WHERRY_KIND_FLOAT) {
+        return wherry_float_create(real, value_p, d->in.error);
+    }
+    return wherry_complex_create(real, wh_bits_double(wh_load_be64(item.bytes + 8)), value_p, d->in.error);
+}
+
+/** n of tag 2 is itself; n of tag 3 stands for -1-n, whose magnitude is n+1. */
+static wherry_status read_bigint(wh_decoder *d, uint64_t tag, wherry_value **value_p) {
+    if (tag != WH_TAG_POSITIVE && tag != WH_TAG_NEGATIVE) {
+        return wh_read_fault(&d->in, WHERRY_MALFORMED, "tag %llu", (unsigned long long)tag);
+    }
+    wh_item item;
+    wherry_status status = wh_read_typed(&d->in, WH_ITEM_BYTES, "a large integer", &item);
+    if (status != WHERRY_OK) {
+        return status;
+    }
+    bool small = item.number < 8 || (item.number == 8 && item.bytes[0] < 0x80);
+    if (small || item.bytes[0] == 0) {
+        return wh_read_fault(&d->in, WHERRY_NOT_CANONICAL, "a large integer that is small, or has a leading zero");
+    }
+    if (tag == WH_TAG_POSITIVE) {
+        return wherry_bigint_create(false, item.bytes, item.number, value_p, d->in.error);
+    }
+    uint8_t *magnitude = wh_alloc(item.number + 1);
+    if (!magnitude) {
+        return wh_fail_memory(d->in.error, "a large integer");
+    }
+    magnitude[0] = 0;
+    memcpy(magnitude + 1, item.bytes, item.number);
+    size_t at = item.number;
+    while (++magnitude[at] == 0) {
+        at--;
+    }
+    status = wherry_bigint_create(true, magnitude, item.number + 1, value_p, d->in.error);
+    wh_free(magnitude);
+    return status;
+}
+
+static wherry_status read_items(wh_decoder *d, uint32_t depth, wherry_value *list, uint64_t count) {
+    wherry_status status = WHERRY_OK;
+    for (uint64_t i = 0; i < count && status == WHERRY_OK; i++) {
+        wherry_value *item;
+        status = wh_decode_value(d, depth, &item);
+        if (status == WHERRY_OK) {
+            status = wh_decode_created(d, wherry_sequence_append(list, item, d->in.error));
+            if (status != WHERRY_OK) {
+                wherry_value_destroy(item);
+            }
+        }
+    }
+    return status;
+}
+
+static wherry_status read_entry(wh_decoder *d, uint32_t depth, wherry_value *dict) {
+    wherry_value *key;
+    wherry_value *item;
+    size_t begin = d->in.at;
+    wherry_status status = wh_decode_value(d, depth, &key);
+    if (status != WHERRY_OK) {
+        return status;
+    }
+    if (!wh_value_is_scalar(key)) {
+        d->in.item = begin;
+        status = wh_read_fault(&d->in, WHERRY_MALFORMED, "a %s as the key of a dict", wherry_kind_name(key->kind));
+    }
+    if (status == WHERRY_OK && wherry_dict_find(dict, key)) {
+        d->in.item = begin;
+        status = wh_read_fault(&d->in, WHERRY_REPEATED_KEY, "a dict has the same key twice");
+    }
+    if (status == WHERRY_OK) {
+        status = wh_decode_value(d, depth, &item);
+    }
+    if (status == WHERRY_OK) {
+        status = wh_decode_created(d, wherry_dict_set(dict, key, item, d->in.error));
+        if (status != WHERRY_OK) {
+            wherry_value_destroy(item);
+        }
+    }
+    if (status != WHERRY_OK) {
+        wherry_value_destroy(key);
+    }
+    return status;
+}
+
+/** The items of a list, tuple or dict, of which the array that is being read still has `count`. */
+static wherry_status read_container(wh_decoder *d, uint32_t depth, wherry_kind kind, uint64_t count,
+                                    wherry_value **value_p) {
+    wherry_value *value;
+    wherry_status status = kind == WHERRY_KIND_DICT   ? wherry_dict_create(&value, d->in.error)
+                           : kind == WHERRY_KIND_LIST ? wherry_list_create(&value, d->in.error)
+                                                      : wherry_tuple_create(&value, d->in.error);
+    if (status != WHERRY_OK) {
+        return status;
+    }
+    if (kind != WHERRY_KIND_DICT) {
+        status = read_items(d, depth, value, count);
+    }
+    for (uint64_t i = 0; kind == WHERRY_KIND_DICT && i < count / 2 && status == WHERRY_OK; i++) {
+        status = read_entry(d, depth, value);
+    }
+    if (status != WHERRY_OK) {
+        wherry_value_destroy(value);
+        return status;
+    }
+    *value_p = value;
+    return WHERRY_OK;
+}
+
+static wherry_status read_object(wh_decoder *d, uint32_t depth, wherry_value **value_p) {
+    char *name = NULL;
+    wherry_value *payload;
+    wherry_status status = wh_read_name(&d->in, "the type of an object", &name);
+    if (status == WHERRY_OK && !*name) {
+        status = wh_read_fault(&d->in, WHERRY_MALFORMED, "an object without the name of its type");
+    }
+    if (status == WHERRY_OK) {
+        status = wh_decode_value(d, depth, &payload);
+    }
+    if (status == WHERRY_OK) {
+        status = wh_decode_created(d, wherry_object_create(name, payload, value_p, d->in.error));
+        if (status != WHERRY_OK) {
+            wherry_value_destroy(payload);
+        }
+    }
+    wh_free(name);
+    return status;
+}
+
+/** Checks the number of items that follow a kind. A dict has an even one, a list any, the others a fixed one. */
+static wherry_status check_count(wh_decoder *d, wherry_kind kind, uint64_t count) {
+    bool list = kind == WHERRY_KIND_LIST || kind == WHERRY_KIND_TUPLE;
+    bool dict = kind == WHERRY_KIND_DICT;
+    if ((list || dict) && count > d->limits.values - d->values) {
+        return wh_read_fault(&d->in, WHERRY_LIMIT, "more than %llu values", (unsigned long long)d->limits.values);
+    }
+    if (count > wh_reader_left(&d->in)) {
+        return wh_read_fault(&d->in, WHERRY_TRUNCATED, "a %s claims %llu items, but %zu bytes are left",
+                             wherry_kind_name(kind), (unsigned long long)count, wh_reader_left(&d->in));
+    }
+    static const uint8_t items[] = {
+        [WHERRY_KIND_FLOAT] = 1,
+        [WHERRY_KIND_COMPLEX] = 1,
+        [WHERRY_KIND_OBJECT] = 2,
+        [WHERRY_KIND_TENSOR] = WH_TENSOR_ITEMS - 1,
+        [WHERRY_KIND_DTENSOR] = WH_DTENSOR_ITEMS - 1,
+        [WHERRY_KIND_SHARDED] = WH_SHARDED_ITEMS - 1,
+    };
+    if (dict ? count % 2 != 0 : !list && count != items[kind]) {
+        return wh_read_fault(&d->in, WHERRY_MALFORMED, "a %s with %llu items", wherry_kind_name(kind),
+                             (unsigned long long)count);
+    }
+    return WHERRY_OK;
+}
+
+/** A value that is written as an array; its head has been read. */
+static wherry_status read_compound(wh_decoder *d, uint32_t depth, uint64_t count, wherry_value **value_p) {
+    uint64_t number = 0;
+    if (count == 0) {
+        return wh_read_fault(&d->in, WHERRY_MALFORMED, "an empty array where a value should be");
+    }
+    wherry_status status = wh_read_uint(&d->in, INT64_MAX, "the kind of a value", &number);
+    if (status != WHERRY_OK) {
+        return status;
+    }
+    bool known = number == WHERRY_KIND_FLOAT || number == WHERRY_KIND_COMPLEX ||
+                 (number >= WHERRY_KIND_LIST && number <= WHERRY_KIND_SHARDED);
+    if (!known) {
+        return wh_read_fault(&d->in, WHERRY_MALFORMED, "kind %llu is not known here", (unsigned long long)number);
+    }
+    wherry_kind kind = (wherry_kind)number;
+    status = check_count(d, kind, count - 1);
+    if (status != WHERRY_OK) {
+        return status;
+    }
+    if (kind >= WHERRY_KIND_LIST && kind <= WHERRY_KIND_OBJECT && depth >= d->limits.depth) {
+        return wh_read_fault(&d->in, WHERRY_LIMIT, "containers nest deeper than %u", d->limits.depth);
+    }
+    switch (kind) {
+    case WHERRY_KIND_FLOAT:
+    case WHERRY_KIND_COMPLEX:
+        return read_doubles(d, kind, value_p);
+    case WHERRY_KIND_OBJECT:
+        return read_object(d, depth + 1, value_p);
+    case WHERRY_KIND_TENSOR:
+        return read_tensor(d, value_p);
+    case WHERRY_KIND_DTENSOR:
+        return wh_decode_dtensor(d, value_p);
+    case WHERRY_KIND_SHARDED:
+        return wh_decode_sharded(d, value_p);
+    default:
+        return read_container(d, depth + 1, kind, count - 1, value_p);
+    }
+}
+
+static wherry_status read_integer(wh_decoder *d, const wh_item *item, wherry_value **value_p) {
+    if (item->number > INT64_MAX) {
+        return wh_read_fault(&d->in, WHERRY_MALFORMED, "an integer beyond 63 bits is written with a tag");
+    }
+    int64_t number = item->type == WH_ITEM_NEGINT ? -1 - (int64_t)item->number : (int64_t)item->number;
+    return wherry_int_create(number, value_p, d->in.error);
+}
+
+wherry_status wh_decode_value(wh_decoder *decoder, uint32_t depth, wherry_value **value_p) {
+    wh_item item;
+    wherry_error *error = decoder->in.error;
+    wherry_status status = wh_read_item(&decoder->in, &item);
+    if (status != WHERRY_OK) {
+        return status;
+    }
+    if (decoder->values++ >= decoder->limits.values) {
+        return wh_read_fault(&decoder->in, WHERRY_LIMIT, "more than %llu values",
+                             (unsigned long long)decoder->limits.values);
+    }
+    switch (item.type) {
+    case WH_ITEM_NULL:
+        return wherry_none_create(value_p, error);
+    case WH_ITEM_BOOL:
+        return wherry_bool_create(item.number != 0, value_p, error);
+    case WH_ITEM_UINT:
+    case WH_ITEM_NEGINT:
+        return read_integer(decoder, &item, value_p);
+    case WH_ITEM_TAG:
+        return read_bigint(decoder, item.number, value_p);
+    case WH_ITEM_TEXT:
+        return wh_decode_created(decoder, wherry_string_create((const char *)item.bytes, item.number, value_p, error));
+    case WH_ITEM_BYTES:
+        return wherry_bytes_create(item.bytes, item.number, value_p, error);
+    case WH_ITEM_ARRAY:
+        return read_compound(decoder, depth, item.number, value_p);
+    default:
+        return wh_read_fault(&decoder->in, WHERRY_MALFORMED, "no value");
+    }
+}

@@ -1,0 +1,315 @@
+/* From a prepared state to bytes: docs/wire-format.md, from its first line to its last. */
+#include <string.h>
+
+#include <wherry/manifest.h>
+
+#include "base/alloc.h"
+#include "base/byteorder.h"
+#include "base/fail.h"
+#include "manifest/cbor_writer.h"
+#include "manifest/format.h"
+#include "state/path.h"
+#include "state/prepare.h"
+
+typedef struct encoder {
+    wh_writer out;
+    const wherry_prepared *prepared;
+    size_t tensor;  /**< The number of the next tensor. */
+    size_t dtensor; /**< The number of the next DTensor. */
+} encoder;
+
+static void write_string(wh_writer *out, const char *text) {
+    wh_write_text(out, text, strlen(text));
+}
+
+static void write_extent(wh_writer *out, const wherry_extent *extent) {
+    wh_write_array(out, extent->level_count ? 3 : 2);
+    wh_write_int(out, (int64_t)extent->offset);
+    wh_write_int(out, (int64_t)extent->length);
+    if (extent->level_count) {
+        wh_write_array(out, 2 * (uint64_t)extent->level_count);
+        for (uint32_t i = 0; i < extent->level_count; i++) {
+            wh_write_int(out, (int64_t)extent->levels[i].count);
+            wh_write_int(out, (int64_t)extent->levels[i].stride);
+        }
+    }
+}
+
+static void write_device(wh_writer *out, wherry_device device) {
+    wh_write_int(out, device.kind);
+    wh_write_int(out, device.index < 0 ? -1 : device.index);
+}
+
+static void write_storage(wh_writer *out, const wherry_prepared *prepared, size_t number) {
+    const wherry_storage *storage = prepared->storages[number];
+    uint64_t nbytes = wherry_storage_nbytes(storage);
+    size_t count;
+    const wherry_extent *extents = wh_space_extents(&prepared->space, number, &count);
+    wh_write_array(out, 4);
+    wh_write_int(out, (int64_t)nbytes);
+    write_device(out, wherry_storage_device(storage));
+    if (wh_extents_are_whole(extents, count, nbytes)) {
+        wh_write_null(out);
+        return;
+    }
+    wh_write_array(out, count);
+    for (size_t i = 0; i < count; i++) {
+        write_extent(out, extents + i);
+    }
+}
+
+static void write_mesh(wh_writer *out, const wherry_mesh_info *mesh) {
+    size_t ranks = 1;
+    for (uint32_t i = 0; i < mesh->ndim; i++) {
+        ranks *= (size_t)mesh->shape[i];
+    }
+    wh_write_array(out, 4);
+    wh_write_int(out, mesh->device);
+    wh_write_ints(out, mesh->shape, mesh->ndim);
+    wh_write_ints(out, mesh->ranks, ranks);
+    if (!mesh->dim_names) {
+        wh_write_null(out);
+        return;
+    }
+    wh_write_array(out, mesh->ndim);
+    for (uint32_t i = 0; i < mesh->ndim; i++) {
+        write_string(out, mesh->dim_names[i]);
+    }
+}
+
+static void write_strides(wh_writer *out, uint32_t ndim, const int64_t *shape, const int64_t *strides) {
+    int64_t contiguous[WHERRY_NDIM_MAX];
+    if (wh_contiguous_strides(ndim, shape, contiguous) &&
+        (ndim == 0 || memcmp(contiguous, strides, ndim * sizeof(*strides)) == 0)) {
+        wh_write_null(out);
+    } else {
+        wh_write_ints(out, strides, ndim);
+    }
+}
+
+static void write_tensor(encoder *e, const wherry_tensor *tensor) {
+    wh_write_array(&e->out, WH_TENSOR_ITEMS);
+    wh_write_int(&e->out, WHERRY_KIND_TENSOR);
+    wh_write_int(&e->out, e->prepared->places[e->tensor++]);
+    wh_write_int(&e->out, tensor->dtype);
+    wh_write_int(&e->out, tensor->flags);
+    wh_write_int(&e->out, tensor->offset);
+    wh_write_ints(&e->out, tensor->shape, tensor->ndim);
+    write_strides(&e->out, tensor->ndim, tensor->shape, tensor->strides);
+}
+
+static void write_placement(wh_writer *out, const wherry_placement *placement) {
+    bool replicate = placement->kind == WHERRY_REPLICATE;
+    bool strided = placement->kind == WHERRY_STRIDED_SHARD;
+    wh_write_array(out, replicate ? 1 : strided ? 3 : 2);
+    wh_write_int(out, placement->kind);
+    if (placement->kind == WHERRY_PARTIAL) {
+        write_string(out, placement->reduce_op);
+    } else if (!replicate) {
+        wh_write_int(out, placement->dim);
+        if (strided) {
+            wh_write_int(out, placement->split_factor);
+        }
+    }
+}
+
+static void write_dtensor(encoder *e, const wherry_dtensor *dtensor) {
+    uint32_t placements = wherry_mesh_get(dtensor->mesh)->ndim;
+    wh_write_array(&e->out, WH_DTENSOR_ITEMS);
+    wh_write_int(&e->out, WHERRY_KIND_DTENSOR);
+    wh_write_int(&e->out, e->prepared->mesh_places[e->dtensor++]);
+    wh_write_array(&e->out, placements);
+    for (uint32_t i = 0; i < placements; i++) {
+        write_placement(&e->out, dtensor->placements + i);
+    }
+    wh_write_int(&e->out, dtensor->dtype);
+    wh_write_int(&e->out, dtensor->flags);
+    wh_write_ints(&e->out, dtensor->shape, dtensor->ndim);
+    write_strides(&e->out, dtensor->ndim, dtensor->shape, dtensor->strides);
+    write_tensor(e, wherry_tensor_get(dtensor->local));
+}
+
+static void write_place(wh_writer *out, const wherry_shard_place *place) {
+    wh_write_int(out, place->rank);
+    write_device(out, place->device);
+}
+
+/** The items of an info, and of a shard but for its tensor. */
+static void write_info(wh_writer *out, const wherry_shard_info *info, uint32_t ndim) {
+    wh_write_ints(out, info->offsets, ndim);
+    wh_write_ints(out, info->sizes, ndim);
+    write_place(out, &info->place);
+}
+
+static void write_infos(wh_writer *out, const wherry_shard_info *infos, uint32_t count, uint32_t ndim) {
+    wh_write_array(out, count);
+    for (uint32_t i = 0; i < count; i++) {
+        wh_write_array(out, WH_INFO_ITEMS);
+        write_info(out, infos + i, ndim);
+    }
+}
+
+static void write_sharding(wh_writer *out, const wherry_sharding *sharding, uint32_t ndim) {
+    if (sharding->kind == WHERRY_SHARDING_NONE) {
+        wh_write_null(out);
+    } else if (sharding->kind == WHERRY_SHARDING_CHUNK) {
+        wh_write_array(out, 3);
+        wh_write_int(out, sharding->kind);
+        wh_write_int(out, sharding->dim);
+        wh_write_array(out, sharding->count);
+        for (uint32_t i = 0; i < sharding->count; i++) {
+            wh_write_array(out, 3);
+            write_place(out, sharding->places + i);
+        }
+    } else {
+        wh_write_array(out, 2);
+        wh_write_int(out, sharding->kind);
+        write_infos(out, sharding->boxes, sharding->count, ndim);
+    }
+}
+
+static void write_sharded(encoder *e, const wherry_sharded *sharded) {
+    wh_write_array(&e->out, WH_SHARDED_ITEMS);
+    wh_write_int(&e->out, WHERRY_KIND_SHARDED);
+    wh_write_int(&e->out, sharded->dtype);
+    wh_write_int(&e->out, (sharded->requires_grad ? WH_SHARDED_REQUIRES_GRAD : 0) |
+                              (sharded->pin_memory ? WH_SHARDED_PIN_MEMORY : 0));
+    wh_write_int(&e->out, sharded->format);
+    wh_write_ints(&e->out, sharded->shape, sharded->ndim);
+    wh_write_array(&e->out, sharded->shard_count);
+    for (uint32_t i = 0; i < sharded->shard_count; i++) {
+        wh_write_array(&e->out, WH_INFO_ITEMS + 1);
+        write_info(&e->out, &sharded->shards[i].info, sharded->ndim);
+        write_tensor(e, wherry_tensor_get(sharded->shards[i].tensor));
+    }
+    write_infos(&e->out, sharded->global, sharded->global_count, sharded->ndim);
+    write_sharding(&e->out, &sharded->sharding, sharded->ndim);
+}
+
+static void write_doubles(wh_writer *out, wherry_kind kind, const double *numbers, size_t count) {
+    uint8_t bytes[16];
+    for (size_t i = 0; i < count; i++) {
+        wh_store_be64(bytes + 8 * i, wh_double_bits(numbers[i]));
+    }
+    wh_write_array(out, 2);
+    wh_write_int(out, kind);
+    wh_write_bytes(out, bytes, 8 * count);
+}
+
+/** Tag 2 for n, tag 3 for -1-n; in the latter the magnitude is one less. */
+static void write_bigint(wh_writer *out, const wh_text *text) {
+    wh_write_tag(out, text->negative ? WH_TAG_NEGATIVE : WH_TAG_POSITIVE);
+    if (!text->negative) {
+        wh_write_bytes(out, text->bytes, text->size);
+        return;
+    }
+    char *less = wh_copy_text(text->bytes, text->size);
+    if (!less) {
+        out->failed = true;
+        return;
+    }
+    size_t at = text->size;
+    while (less[--at] == 0) {
+        less[at] = (char)0xFF;
+    }
+    less[at]--;
+    size_t zero = less[0] == 0;
+    wh_write_bytes(out, less + zero, text->size - zero);
+    wh_free(less);
+}
+
+static void write_value(encoder *e, const wherry_value *value);
+
+static void write_container(encoder *e, const wherry_value *value) {
+    bool dict = value->kind == WHERRY_KIND_DICT;
+    size_t count = wh_child_count(value);
+    wh_write_array(&e->out, 1 + (dict ? 2 * (uint64_t)count : count));
+    wh_write_int(&e->out, value->kind);
+    for (size_t i = 0; i < count; i++) {
+        wherry_step step;
+        const wherry_value *child = wh_child_at(value, i, &step);
+        if (dict) {
+            write_value(e, step.key);
+        }
+        write_value(e, child);
+    }
+}
+
+static void write_value(encoder *e, const wherry_value *value) {
+    const wh_text *text = &value->as.text;
+    switch (wherry_value_kind(value)) {
+    case WHERRY_KIND_NONE:
+        wh_write_null(&e->out);
+        break;
+    case WHERRY_KIND_BOOL:
+        wh_write_bool(&e->out, value->as.boolean);
+        break;
+    case WHERRY_KIND_INT:
+        wh_write_int(&e->out, value->as.integer);
+        break;
+    case WHERRY_KIND_BIGINT:
+        write_bigint(&e->out, text);
+        break;
+    case WHERRY_KIND_FLOAT:
+        write_doubles(&e->out, WHERRY_KIND_FLOAT, value->as.numbers, 1);
+        break;
+    case WHERRY_KIND_COMPLEX:
+        write_doubles(&e->out, WHERRY_KIND_COMPLEX, value->as.numbers, 2);
+        break;
+    case WHERRY_KIND_STRING:
+        wh_write_text(&e->out, text->bytes, text->size);
+        break;
+    case WHERRY_KIND_BYTES:
+        wh_write_bytes(&e->out, text->bytes, text->size);
+        break;
+    case WHERRY_KIND_LIST:
+    case WHERRY_KIND_TUPLE:
+    case WHERRY_KIND_DICT:
+        write_container(e, value);
+        break;
+    case WHERRY_KIND_OBJECT:
+        wh_write_array(&e->out, 3);
+        wh_write_int(&e->out, WHERRY_KIND_OBJECT);
+        write_string(&e->out, value->as.object.type);
+        write_value(e, value->as.object.payload);
+        break;
+    case WHERRY_KIND_TENSOR:
+        write_tensor(e, value->as.tensor);
+        break;
+    case WHERRY_KIND_DTENSOR:
+        write_dtensor(e, value->as.dtensor);
+        break;
+    case WHERRY_KIND_SHARDED:
+        write_sharded(e, value->as.sharded);
+        break;
+    }
+}
+
+wherry_status wherry_manifest_encode(const wherry_prepared *prepared, void **bytes_p, size_t *size_p,
+                                     wherry_error *error) {
+    if (!prepared || !prepared->state || !bytes_p || !size_p) {
+        return wh_fail(error, WHERRY_INVALID_ARGUMENT, "encoding needs a prepared state that still has its state");
+    }
+    encoder e = {.prepared = prepared};
+    wh_write_array(&e.out, WH_MANIFEST_ITEMS);
+    write_string(&e.out, WH_MANIFEST_MAGIC);
+    wh_write_int(&e.out, WHERRY_MANIFEST_VERSION);
+    wh_write_int(&e.out, (int64_t)prepared->space.chunk_bytes);
+    wh_write_int(&e.out, prepared->rank);
+    wh_write_array(&e.out, prepared->storage_count);
+    for (size_t i = 0; i < prepared->storage_count; i++) {
+        write_storage(&e.out, prepared, i);
+    }
+    wh_write_array(&e.out, prepared->mesh_count);
+    for (size_t i = 0; i < prepared->mesh_count; i++) {
+        write_mesh(&e.out, wherry_mesh_get(prepared->meshes[i]));
+    }
+    write_value(&e, prepared->state);
+    if (e.out.failed) {
+        wh_free(e.out.bytes);
+        return wh_fail_memory(error, "a manifest");
+    }
+    *bytes_p = e.out.bytes;
+    *size_p = e.out.size;
+    return WHERRY_OK;
+}

@@ -1,0 +1,29 @@
+/**
+ * @file memory.h  Memory spaces: what can be done with the memory of a kind of device.
+ *
+ * One table of operations a space. Host memory is here; a device's is added by another table, and nothing above changes.
+ */
+#ifndef WH_MEMORY_MEMORY_H
+#define WH_MEMORY_MEMORY_H
+
+#include <stdint.h>
+
+#include <wherry/device.h>
+
+typedef struct wh_memory_ops {
+    const char *name;
+
+    /**
+     * Zeroed memory for a tensor's bytes; pages come when they are touched. nbytes is at least 1.
+     * @return WHERRY_OK; WHERRY_NO_MEMORY. Never blocks. Any thread.
+     */
+    wherry_status (*allocate)(uint64_t nbytes, wherry_device device, void **data_p, wherry_error *error);
+
+    /** Gives back what allocate gave, with the same nbytes. Any thread. */
+    void (*release)(void *data, uint64_t nbytes);
+} wh_memory_ops;
+
+/** The operations for a kind of device, or NULL where this build has none. */
+const wh_memory_ops *wh_memory_of(wherry_device_kind kind);
+
+#endif

@@ -1,0 +1,156 @@
+/*
+ * Targets that overlap. Two targets may write the same bytes only where the sources are the same bytes in the same places: then
+ * whichever is written last makes no difference. Whether targets overlap is decided by addresses, since different storages may be
+ * over the same memory.
+ */
+#include <stdlib.h>
+
+#include "base/alloc.h"
+#include "base/fail.h"
+#include "plan/plan.h"
+#include "state/describe.h"
+#include "state/path.h"
+
+enum { ALIAS_WORK = 1 << 26 };
+
+/** The bytes that a target covers, by address. */
+typedef struct footprint {
+    uint64_t begin;
+    uint64_t end;
+    const wh_match *match;
+} footprint;
+
+static int by_begin(const void *one, const void *other) {
+    const footprint *a = one;
+    const footprint *b = other;
+    return a->begin < b->begin ? -1 : a->begin > b->begin;
+}
+
+/** What a target covers, normal unless the result is false, which says that it covers bytes more than once. */
+static bool extent_of_target(const wherry_tensor *tensor, wh_extent *extent) {
+    wh_view view = wh_tensor_view(tensor);
+    view.offset += (uintptr_t)wherry_storage_data(tensor->storage);
+    wh_extent_of_view(&view, extent);
+    bool once = true;
+    for (uint32_t d = 0; d < tensor->ndim; d++) {
+        once = once && (tensor->shape[d] == 1 || tensor->strides[d] > 0);
+    }
+    uint64_t span = extent->length;
+    for (uint32_t i = extent->level_count; i-- > 0;) {
+        once = once && extent->levels[i].stride >= span;
+        span += (extent->levels[i].count - 1) * extent->levels[i].stride;
+    }
+    return wh_extent_normalize(extent, 0) == 0 && once;
+}
+
+/** Whether a source and its target have the same strides wherever there are steps to take. */
+static bool same_layout(const wh_match *match) {
+    const wherry_tensor *from = match->source->as.tensor;
+    const wherry_tensor *to = match->target->as.tensor;
+    for (uint32_t d = 0; d < from->ndim; d++) {
+        if (from->shape[d] > 1 && from->strides[d] != to->strides[d]) {
+            return false;
+        }
+    }
+    return true;
+}
+
+/** How far the target lies from the source, in bytes, modulo 2^64. */
+static uint64_t distance(const wh_match *match) {
+    const wherry_tensor *from = match->source->as.tensor;
+    const wherry_tensor *to = match->target->as.tensor;
+    uint64_t item = wherry_dtype_describe(from->dtype)->bytes;
+    return (uintptr_t)wherry_storage_data(to->storage) + ((uint64_t)to->offset - (uint64_t)from->offset) * item;
+}
+
+static bool sources_alias_alike(const wh_match *a, const wh_match *b) {
+    return a->storage == b->storage && same_layout(a) && same_layout(b) && distance(a) == distance(b);
+}
+
+static bool targets_overlap(const wh_match *a, const wh_match *b, int64_t *work) {
+    wh_extent one;
+    wh_extent other;
+    bool normal = extent_of_target(a->target->as.tensor, &one);
+    normal = extent_of_target(b->target->as.tensor, &other) && normal;
+    wherry_extent x = wh_extent_borrow(&one);
+    wherry_extent y = wh_extent_borrow(&other);
+    return !normal || wh_extents_cross(&x, &y, work) || *work <= 0;
+}
+
+static wherry_status refuse(const wh_match *a, const wh_match *b, wherry_error *error) {
+    wh_string one = {0};
+    wh_string other = {0};
+    wh_value_path_append(&one, a->target);
+    wh_value_path_append(&other, b->target);
+    wh_fail(error, WHERRY_MISMATCH,
+            "the targets '%.150s' and '%.150s' share memory, but their sources do not share it in the same way; give "
+            "one of them memory of its own",
+            one.bytes ? one.bytes : "", other.bytes ? other.bytes : "");
+    wh_fail_value(error, b->target);
+    wh_free(one.bytes);
+    wh_free(other.bytes);
+    return WHERRY_MISMATCH;
+}
+
+static wherry_status check_self(const wh_match *match, wherry_error *error) {
+    wh_extent extent;
+    if (same_layout(match) || extent_of_target(match->target->as.tensor, &extent)) {
+        return WHERRY_OK;
+    }
+    return wh_mismatch(match->source, match->target, error,
+                       "elements of the target may share memory, but those of the source do not in the same way");
+}
+
+/** Compares each footprint with those before it that reach into it. */
+static wherry_status check_pairs(const footprint *prints, size_t count, wherry_error *error) {
+    int64_t work = ALIAS_WORK;
+    size_t first = 0;
+    uint64_t reach = 0;
+    for (size_t i = 0; i < count; i++) {
+        if (prints[i].begin >= reach) {
+            first = i;
+        }
+        for (size_t j = first; j < i && work > 0; j++, work--) {
+            const wh_match *a = prints[j].match;
+            const wh_match *b = prints[i].match;
+            if (prints[j].end > prints[i].begin && !sources_alias_alike(a, b) && targets_overlap(a, b, &work)) {
+                return refuse(a, b, error);
+            }
+        }
+        reach = prints[i].end > reach ? prints[i].end : reach;
+    }
+    return work > 0 ? WHERRY_OK
+                    : wh_fail(error, WHERRY_UNSUPPORTED, "too many targets lie across each other to check them all");
+}
+
+wherry_status wh_plan_check_aliases(const wh_matches *matches, wherry_error *error) {
+    footprint *prints = wh_alloc_array(matches->count, sizeof(*prints));
+    if (!prints) {
+        return wh_fail_memory(error, "checking targets");
+    }
+    size_t count = 0;
+    bool sorted = true;
+    wherry_status status = WHERRY_OK;
+    for (size_t i = 0; i < matches->count && status == WHERRY_OK; i++) {
+        const wh_match *match = matches->items + i;
+        const wherry_tensor *to = match->target->as.tensor;
+        wh_view view = wh_tensor_view(to);
+        wh_extent extent;
+        if (!wh_extent_of_view(&view, &extent)) {
+            continue;
+        }
+        wherry_extent whole = wh_extent_borrow(&extent);
+        uint64_t begin = (uintptr_t)wherry_storage_data(to->storage) + extent.offset;
+        prints[count++] = (footprint){begin, begin + wh_extent_span(&whole), match};
+        sorted = sorted && (count < 2 || prints[count - 2].begin <= begin);
+        status = check_self(match, error);
+    }
+    if (status == WHERRY_OK && !sorted) {
+        qsort(prints, count, sizeof(*prints), by_begin);
+    }
+    if (status == WHERRY_OK) {
+        status = check_pairs(prints, count, error);
+    }
+    wh_free(prints);
+    return status;
+}

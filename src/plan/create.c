@@ -1,0 +1,193 @@
+/* Making a plan: everything that can fail first, then the changes that cannot. */
+#include "base/alloc.h"
+#include "base/fail.h"
+#include "base/log.h"
+#include "base/options.h"
+#include "plan/plan.h"
+#include "state/storage.h"
+
+void wherry_plan_options_init(wherry_plan_options *options) {
+    *options = (wherry_plan_options){.struct_size = sizeof(*options), .device = wherry_device_cpu(), .rank = -1};
+}
+
+bool wh_plan_keep(wherry_plan *plan, wherry_storage *storage) {
+    if (plan->kept_count && plan->kept[plan->kept_count - 1] == storage) {
+        return true;
+    }
+    if (!WH_GROW(plan->kept, plan->kept_capacity, plan->kept_count)) {
+        return false;
+    }
+    plan->kept[plan->kept_count++] = wherry_storage_ref(storage);
+    return true;
+}
+
+static wherry_status add_matches(wherry_plan *plan, const wh_matches *matches, uint64_t *work, wherry_error *error) {
+    wherry_status status = WHERRY_OK;
+    for (size_t i = 0; i < matches->count && status == WHERRY_OK; i++) {
+        const wh_match *match = matches->items + i;
+        const wherry_tensor *to = match->target->as.tensor;
+        wh_view from_view = wh_tensor_view(match->source->as.tensor);
+        wh_view to_view = wh_tensor_view(to);
+        wh_copy_work copy;
+        if (!wh_copy_between_views(&from_view, &to_view, &copy)) {
+            continue;
+        }
+        wh_copy borrowed = wh_copy_borrow(&copy);
+        status = wh_plan_keep(plan, to->storage)
+                     ? wh_plan_add_copy(plan, match->storage, &borrowed, to->storage, work, match->source, error)
+                     : wh_fail_memory(error, "a plan");
+    }
+    return status;
+}
+
+/** Shards live with the receiver from now on. */
+static void rename_places(const wherry_plan *plan, wherry_value *leaf) {
+    wherry_sharded *sharded = leaf->as.sharded;
+    for (uint32_t i = 0; i < sharded->shard_count; i++) {
+        wherry_shard_place *place = &((wherry_shard *)sharded->shards)[i].info.place;
+        place->rank = plan->options.rank >= 0 ? plan->options.rank : place->rank;
+        place->device = wherry_storage_device(sharded->shards[i].tensor->as.tensor->storage);
+    }
+}
+
+static bool rename_leaf(void *context, wherry_value *leaf) {
+    if (leaf->kind == WHERRY_KIND_SHARDED) {
+        rename_places(context, leaf);
+    }
+    return true;
+}
+
+static void set_storage(wherry_tensor *tensor, wherry_storage *storage) {
+    wherry_storage_ref(storage);
+    wherry_storage_unref(tensor->storage);
+    tensor->storage = storage;
+}
+
+/** Points the source's tensors to their new storages. */
+typedef struct rebinding {
+    const wherry_plan *plan;
+    wherry_storage *const *storages;
+    size_t next;
+} rebinding;
+
+static bool rebind_leaf(void *context, wherry_value *leaf) {
+    rebinding *r = context;
+    size_t count = wh_value_tensor_count(leaf);
+    for (size_t i = 0; i < count; i++) {
+        uint32_t number = r->plan->prepared->places[r->next++];
+        set_storage(wh_value_tensor_at(leaf, i)->as.tensor, r->storages[number]);
+    }
+    return true;
+}
+
+/** Makes the source's tensors views of the targets' storages, and those without a target none. */
+static void adopt_targets(const wh_matches *matches) {
+    for (size_t i = 0; i < matches->count; i++) {
+        wherry_tensor *tensor = matches->items[i].source->as.tensor;
+        const wherry_tensor *target = matches->items[i].target->as.tensor;
+        set_storage(tensor, target->storage);
+        tensor->offset = target->offset;
+        tensor->flags = target->flags;
+        for (uint32_t d = 0; d < tensor->ndim; d++) {
+            ((int64_t *)tensor->strides)[d] = target->strides[d];
+        }
+    }
+    for (size_t i = 0; i < matches->unmatched_count; i++) {
+        wherry_value *leaf = matches->unmatched[i];
+        if (leaf->kind == WHERRY_KIND_TENSOR) {
+            wherry_storage_unref(leaf->as.tensor->storage);
+        } else if (leaf->kind == WHERRY_KIND_DTENSOR) {
+            wh_dtensor_clear(leaf->as.dtensor);
+        } else {
+            wh_sharded_clear(leaf->as.sharded);
+        }
+        leaf->kind = WHERRY_KIND_NONE;
+    }
+}
+
+static wherry_status plan_in_place(wherry_plan *plan, const wherry_value *target, uint64_t *work, wherry_error *error) {
+    wh_matches matches = {0};
+    wherry_status status = wh_plan_match(plan, target, &matches, error);
+    if (status == WHERRY_OK) {
+        status = wh_plan_check_aliases(&matches, error);
+    }
+    if (status == WHERRY_OK) {
+        status = add_matches(plan, &matches, work, error);
+    }
+    if (status == WHERRY_OK && !wh_plan_finish_moves(plan)) {
+        status = wh_fail_memory(error, "a plan");
+    }
+    if (status == WHERRY_OK) {
+        plan->tensor_count = matches.count;
+        adopt_targets(&matches);
+    }
+    wh_free(matches.items);
+    wh_free(matches.unmatched);
+    return status;
+}
+
+static wherry_status plan_fresh(wherry_plan *plan, uint64_t *work, wherry_error *error) {
+    size_t count = plan->prepared->storage_count;
+    wherry_storage **storages = wh_alloc_zeroed(count, sizeof(*storages));
+    if (!storages) {
+        return wh_fail_memory(error, "a plan");
+    }
+    wherry_status status = wh_plan_fresh(plan, storages, work, error);
+    for (size_t i = 0; i < count && status == WHERRY_OK; i++) {
+        status = wh_plan_keep(plan, storages[i]) ? WHERRY_OK : wh_fail_memory(error, "a plan");
+    }
+    if (status == WHERRY_OK && !wh_plan_finish_moves(plan)) {
+        status = wh_fail_memory(error, "a plan");
+    }
+    if (status == WHERRY_OK) {
+        rebinding r = {plan, storages, 0};
+        wh_visit_tensor_leaves(plan->prepared->state, rebind_leaf, &r);
+    }
+    for (size_t i = 0; i < count; i++) {
+        wherry_storage_unref(storages[i]);
+    }
+    wh_free(storages);
+    return status;
+}
+
+static wherry_status check_arguments(const wherry_prepared *prepared, wherry_plan *const *plan_p,
+                                     const wherry_plan_options *options, wherry_plan_options *chosen,
+                                     wherry_error *error) {
+    wherry_plan_options_init(chosen);
+    if (!prepared || !plan_p || !prepared->state || !prepared->owns_state) {
+        return wh_fail(error, WHERRY_INVALID_ARGUMENT, "a plan is made of what wherry_manifest_decode gave");
+    }
+    if (!wh_options_take(chosen, sizeof(*chosen), options) || chosen->flags & ~(uint32_t)WHERRY_PLAN_FLAGS ||
+        chosen->rank < -1) {
+        return wh_fail(error, WHERRY_INVALID_ARGUMENT,
+                       "fill the options by wherry_plan_options_init; flags must be known, and a rank is -1 or more");
+    }
+    return WHERRY_OK;
+}
+
+wherry_status wherry_plan_create(wherry_prepared *prepared, const wherry_value *target,
+                                 const wherry_plan_options *options, wherry_plan **plan_p, wherry_error *error) {
+    wherry_plan_options chosen;
+    wherry_status status = check_arguments(prepared, plan_p, options, &chosen, error);
+    if (status != WHERRY_OK) {
+        return status;
+    }
+    wherry_plan *plan = wh_alloc_zeroed(1, sizeof(*plan));
+    if (!plan) {
+        return wh_fail_memory(error, "a plan");
+    }
+    plan->prepared = prepared;
+    plan->options = chosen;
+    uint64_t work = WH_PLAN_WORK + prepared->tensor_count * WH_PLAN_WORK_PER_TENSOR;
+    status = target ? plan_in_place(plan, target, &work, error) : plan_fresh(plan, &work, error);
+    if (status != WHERRY_OK) {
+        plan->prepared = NULL;
+        wherry_plan_destroy(plan);
+        return status;
+    }
+    wh_visit_tensor_leaves(prepared->state, rename_leaf, plan);
+    wh_log(WHERRY_LOG_DEBUG, "planned %llu tensors: %llu bytes by %zu copies", (unsigned long long)plan->tensor_count,
+           (unsigned long long)plan->bytes, plan->move_count);
+    *plan_p = plan;
+    return WHERRY_OK;
+}

@@ -1,0 +1,208 @@
+/* Matching: both trees are walked together, so that each leaf of the source meets the leaf of the target at the same path. */
+#include <string.h>
+
+#include "base/alloc.h"
+#include "base/fail.h"
+#include "memory/memory.h"
+#include "plan/plan.h"
+#include "state/describe.h"
+#include "state/path.h"
+#include "state/storage.h"
+
+typedef struct walk {
+    wherry_plan *plan;
+    wh_matches *matches;
+    wherry_error *error;
+} walk;
+
+wherry_status wh_mismatch(const wherry_value *source, const wherry_value *target, wherry_error *error,
+                          const char *what) {
+    wh_string text = {0};
+    wh_string path = {0};
+    wh_value_path_append(&path, source);
+    wh_describe_leaf(&text, source);
+    wh_string_append(&text, "; the target has ", 17);
+    wh_describe_leaf(&text, target);
+    wh_fail(error, WHERRY_MISMATCH, "%s at '%.150s': the source has %s", what, path.bytes ? path.bytes : "",
+            text.failed || !text.bytes ? "(no memory to say more)" : text.bytes);
+    wh_fail_value(error, source);
+    wh_free(text.bytes);
+    wh_free(path.bytes);
+    return WHERRY_MISMATCH;
+}
+
+/** What a tensor must have in common with its source, and whether it can be written at all. */
+static wherry_status check_tensor(const wherry_plan *plan, const wherry_value *source, const wherry_value *target,
+                                  wherry_error *error) {
+    const wherry_tensor *from = source->as.tensor;
+    const wherry_tensor *to = target->as.tensor;
+    uint32_t bits = WHERRY_TENSOR_CONJ | WHERRY_TENSOR_NEG;
+    wherry_device device = wherry_storage_device(to->storage);
+    if (from->dtype != to->dtype) {
+        return wh_mismatch(source, target, error, "the dtypes differ");
+    }
+    if (from->ndim != to->ndim ||
+        (from->ndim && memcmp(from->shape, to->shape, from->ndim * sizeof(*to->shape)) != 0)) {
+        return wh_mismatch(source, target, error, "the shapes differ");
+    }
+    if ((from->flags & bits) != (to->flags & bits)) {
+        return wh_mismatch(source, target, error, "the conj or neg flags differ");
+    }
+    if (!(plan->options.flags & WHERRY_PLAN_ANY_DEVICE) && wherry_storage_device(from->storage).kind != device.kind) {
+        return wh_mismatch(source, target, error, "the devices differ");
+    }
+    if (!wh_memory_of(device.kind) || wh_storage_is_bare(to->storage)) {
+        char text[WHERRY_DEVICE_TEXT_MAX];
+        wherry_status status = wh_fail(error, WHERRY_UNSUPPORTED,
+                                       "the target's memory on %s cannot be written by this build, or is not there",
+                                       wherry_device_text(device, text));
+        wh_fail_value(error, target);
+        return status;
+    }
+    return WHERRY_OK;
+}
+
+wherry_status wh_match_tensor(const wherry_plan *plan, wherry_value *source, const wherry_value *target, size_t number,
+                              wh_matches *matches, wherry_error *error) {
+    wherry_status status = check_tensor(plan, source, target, error);
+    if (status != WHERRY_OK) {
+        return status;
+    }
+    if (!WH_GROW(matches->items, matches->capacity, matches->count)) {
+        return wh_fail_memory(error, "matching a state");
+    }
+    matches->items[matches->count++] = (wh_match){source, target, plan->prepared->places[number]};
+    return WHERRY_OK;
+}
+
+static bool add_path(wh_paths *paths, const wherry_value *leaf) {
+    wh_string text = {0};
+    wh_value_path_append(&text, leaf);
+    char *path = wh_string_take(&text);
+    if (!path || !WH_GROW(paths->items, paths->capacity, paths->count)) {
+        wh_free(path);
+        return false;
+    }
+    paths->items[paths->count++] = path;
+    return true;
+}
+
+/** Notes all leaves below a value of one side that the other side lacks. */
+static wherry_status add_lonely(walk *w, wherry_value *value, bool of_source) {
+    wherry_value *inside = (wherry_value *)wh_value_inside(value);
+    size_t count = wh_child_count(inside);
+    wherry_status status = WHERRY_OK;
+    for (size_t i = 0; i < count && status == WHERRY_OK; i++) {
+        wherry_step step;
+        status = add_lonely(w, wh_child_at(inside, i, &step), of_source);
+    }
+    if (count) {
+        return status;
+    }
+    bool ok = add_path(of_source ? &w->plan->extra : &w->plan->missing, inside);
+    wh_matches *m = w->matches;
+    if (ok && of_source && inside->kind >= WHERRY_KIND_TENSOR) {
+        m->next_tensor += wh_value_tensor_count(inside);
+        ok = WH_GROW(m->unmatched, m->unmatched_capacity, m->unmatched_count);
+        if (ok) {
+            m->unmatched[m->unmatched_count++] = inside;
+        }
+    }
+    return ok ? WHERRY_OK : wh_fail_memory(w->error, "matching a state");
+}
+
+/** What stands in the target where a step leads; the same place is tried first, then the key is looked up. */
+static wherry_value *counterpart(const wherry_value *target, size_t index, const wherry_step *step) {
+    if (!step->key) {
+        return wherry_sequence_at(target, index);
+    }
+    const wherry_value *key = wherry_dict_key_at(target, index);
+    return key && wh_scalar_equal(key, step->key) ? wherry_dict_at(target, index) : wherry_dict_find(target, step->key);
+}
+
+static bool is_container(const wherry_value *value) {
+    return value->kind >= WHERRY_KIND_LIST && value->kind <= WHERRY_KIND_DICT;
+}
+
+static wherry_status match(walk *w, wherry_value *source, const wherry_value *target);
+
+static wherry_status match_children(walk *w, wherry_value *source, const wherry_value *target) {
+    size_t count = wh_child_count(source);
+    size_t found = 0;
+    wherry_status status = WHERRY_OK;
+    for (size_t i = 0; i < count && status == WHERRY_OK; i++) {
+        wherry_step step;
+        wherry_value *child = wh_child_at(source, i, &step);
+        const wherry_value *other = counterpart(target, i, &step);
+        found += other != NULL;
+        status = other ? match(w, child, other) : add_lonely(w, child, true);
+    }
+    for (size_t i = 0; found < wh_child_count(target) && i < wh_child_count(target) && status == WHERRY_OK; i++) {
+        wherry_step step;
+        wherry_value *child = wh_child_at(target, i, &step);
+        if (!counterpart(source, i, &step)) {
+            status = add_lonely(w, child, false);
+        }
+    }
+    return status;
+}
+
+static wherry_status match(walk *w, wherry_value *source, const wherry_value *target) {
+    source = (wherry_value *)wh_value_inside(source);
+    target = wh_value_inside(target);
+    if (is_container(source) && is_container(target)) {
+        bool same_steps = (source->kind == WHERRY_KIND_DICT) == (target->kind == WHERRY_KIND_DICT);
+        bool both_empty = wh_child_count(source) + wh_child_count(target) == 0;
+        return same_steps || both_empty ? match_children(w, source, target)
+                                        : wh_mismatch(source, target, w->error, "the kinds of container differ");
+    }
+    if (wh_value_is_scalar(source) && wh_value_is_scalar(target)) {
+        return WHERRY_OK;
+    }
+    if (source->kind != target->kind) {
+        return wh_mismatch(source, target, w->error, "the kinds differ");
+    }
+    size_t first = w->matches->next_tensor;
+    w->matches->next_tensor += wh_value_tensor_count(source);
+    switch (wherry_value_kind(source)) {
+    case WHERRY_KIND_TENSOR:
+        return wh_match_tensor(w->plan, source, target, first, w->matches, w->error);
+    case WHERRY_KIND_DTENSOR:
+        return wh_match_dtensor(w->plan, source, target, w->matches, w->error);
+    default:
+        return wh_match_sharded(w->plan, source, target, w->matches, w->error);
+    }
+}
+
+static void append_some(wh_string *text, const wh_paths *paths, const char *what) {
+    enum { SHOWN = 3 };
+    wh_string_format(text, "%zu %s", paths->count, what);
+    for (size_t i = 0; i < paths->count && i < SHOWN; i++) {
+        wh_string_format(text, "%s'%.60s'", i ? ", " : ": ", paths->items[i]);
+    }
+    wh_string_format(text, "%s", paths->count > SHOWN ? "..." : "");
+}
+
+/** In strict mode nothing may be missing or extra. */
+static wherry_status check_complete(const wherry_plan *plan, wherry_error *error) {
+    if (plan->options.flags & WHERRY_PLAN_PARTIAL || plan->missing.count + plan->extra.count == 0) {
+        return WHERRY_OK;
+    }
+    wh_string text = {0};
+    append_some(&text, &plan->missing, "paths of the target that the source lacks");
+    wh_string_append(&text, "; ", 2);
+    append_some(&text, &plan->extra, "paths of the source that the target lacks");
+    wh_fail(error, WHERRY_MISMATCH, "%s; receive in partial mode to take what both have",
+            text.failed ? "the paths differ" : text.bytes);
+    if (error) {
+        wh_fail_path(error, plan->missing.count ? plan->missing.items[0] : plan->extra.items[0]);
+    }
+    wh_free(text.bytes);
+    return WHERRY_MISMATCH;
+}
+
+wherry_status wh_plan_match(wherry_plan *plan, const wherry_value *target, wh_matches *matches, wherry_error *error) {
+    walk w = {plan, matches, error};
+    wherry_status status = match(&w, (wherry_value *)plan->prepared->state, target);
+    return status == WHERRY_OK ? check_complete(plan, error) : status;
+}

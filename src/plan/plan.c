@@ -1,0 +1,162 @@
+/* Using a plan: its figures, its chunks, and placing their bytes. */
+#include "plan/plan.h"
+
+#include <string.h>
+
+#include "base/alloc.h"
+#include "base/checked.h"
+#include "base/fail.h"
+
+static void destroy_paths(wh_paths *paths) {
+    for (size_t i = 0; i < paths->count; i++) {
+        wh_free(paths->items[i]);
+    }
+    wh_free(paths->items);
+}
+
+void wherry_plan_destroy(wherry_plan *plan) {
+    if (!plan) {
+        return;
+    }
+    for (size_t i = 0; i < plan->move_count; i++) {
+        wh_free((void *)plan->moves[i].copy.levels);
+    }
+    for (size_t i = 0; i < plan->kept_count; i++) {
+        wherry_storage_unref(plan->kept[i]);
+    }
+    wh_free(plan->moves);
+    wh_free(plan->reach);
+    wh_free(plan->kept);
+    wh_free(plan->wanted.items);
+    wh_free(plan->tangled.items);
+    destroy_paths(&plan->missing);
+    destroy_paths(&plan->extra);
+    wherry_prepared_destroy(plan->prepared);
+    wh_free(plan);
+}
+
+const wherry_prepared *wherry_plan_prepared(const wherry_plan *plan) {
+    return plan->prepared;
+}
+
+wherry_status wherry_plan_take_state(wherry_plan *plan, wherry_value **state_p, wherry_error *error) {
+    if (!plan || !state_p || plan->state_taken) {
+        return wh_fail(error, WHERRY_INVALID_ARGUMENT, "the state can be taken out of a plan once");
+    }
+    *state_p = (wherry_value *)plan->prepared->state;
+    plan->prepared->state = NULL;
+    plan->prepared->owns_state = false;
+    plan->state_taken = true;
+    return WHERRY_OK;
+}
+
+const wherry_interval *wherry_plan_intervals(const wherry_plan *plan, size_t *count_p) {
+    *count_p = plan->wanted.count;
+    return plan->wanted.items;
+}
+
+void wherry_plan_summarize(const wherry_plan *plan, wherry_plan_summary *summary_p) {
+    wherry_plan_summary summary = {
+        .tensors = plan->tensor_count,
+        .bytes = plan->bytes,
+        .copies = plan->move_count,
+        .missing = plan->missing.count,
+        .extra = plan->extra.count,
+    };
+    const wh_space *space = &plan->prepared->space;
+    for (size_t i = 0; i < plan->wanted.count; i++) {
+        const wherry_interval *wanted = plan->wanted.items + i;
+        summary.chunks += wanted->count;
+        summary.chunk_bytes +=
+            wh_space_chunk_begin(space, wanted->first + wanted->count) - wh_space_chunk_begin(space, wanted->first);
+    }
+    summary.direct = summary.chunks;
+    for (size_t i = 0; i < plan->tangled.count; i++) {
+        summary.direct -= plan->tangled.items[i].count;
+    }
+    *summary_p = summary;
+}
+
+const char *wherry_plan_missing(const wherry_plan *plan, size_t index) {
+    return index < plan->missing.count ? plan->missing.items[index] : NULL;
+}
+
+const char *wherry_plan_extra(const wherry_plan *plan, size_t index) {
+    return index < plan->extra.count ? plan->extra.items[index] : NULL;
+}
+
+bool wherry_plan_chunk_is_direct(const wherry_plan *plan, uint64_t chunk) {
+    return wh_intervals_have(&plan->wanted, chunk) && !wh_intervals_have(&plan->tangled, chunk);
+}
+
+typedef struct visit {
+    const wh_move *move;
+    uint64_t begin;
+    wherry_copy_fn fn;
+    void *context;
+} visit;
+
+static int visit_runs(void *context, const wh_copy_runs *runs) {
+    const visit *v = context;
+    wherry_copy copy = {v->move->storage, runs->from - v->begin, runs->to,     runs->length,
+                        runs->count,      runs->from_step,       runs->to_step};
+    return v->fn(v->context, &copy);
+}
+
+/** The first move that reaches behind a position. */
+static size_t first_move(const wherry_plan *plan, uint64_t position) {
+    size_t low = 0;
+    size_t high = plan->move_count;
+    while (low < high) {
+        size_t middle = (low + high) / 2;
+        if (plan->reach[middle] <= position) {
+            low = middle + 1;
+        } else {
+            high = middle;
+        }
+    }
+    return low;
+}
+
+int wherry_plan_visit_chunk(const wherry_plan *plan, uint64_t chunk, wherry_copy_fn visit_fn, void *context) {
+    if (!wh_intervals_have(&plan->wanted, chunk)) {
+        return 0;
+    }
+    uint64_t begin = wh_space_chunk_begin(&plan->prepared->space, chunk);
+    uint64_t end = wh_space_chunk_begin(&plan->prepared->space, chunk + 1);
+    int result = 0;
+    for (size_t i = first_move(plan, begin); i < plan->move_count && plan->moves[i].copy.from < end && !result; i++) {
+        if (plan->moves[i].end > begin) {
+            visit v = {plan->moves + i, begin, visit_fn, context};
+            result = wh_copy_visit(&plan->moves[i].copy, begin, end, visit_runs, &v);
+        }
+    }
+    return result;
+}
+
+static int place_copy(void *context, const wherry_copy *copy) {
+    const char *from = (const char *)context + copy->chunk_offset;
+    if (wherry_storage_device(copy->storage).kind != WHERRY_DEVICE_CPU) {
+        return 1;
+    }
+    char *to = (char *)wherry_storage_data(copy->storage) + copy->storage_offset;
+    for (uint64_t i = 0; i < copy->count; i++) {
+        memcpy(to + i * copy->storage_stride, from + i * copy->chunk_stride, copy->length);
+    }
+    return 0;
+}
+
+wherry_status wherry_plan_place(const wherry_plan *plan, uint64_t chunk, const void *bytes, size_t size,
+                                wherry_error *error) {
+    uint64_t begin = wh_space_chunk_begin(&plan->prepared->space, chunk);
+    uint64_t length = wh_space_chunk_begin(&plan->prepared->space, chunk + 1) - begin;
+    if (!bytes || !wh_intervals_have(&plan->wanted, chunk) || size != length) {
+        return wh_fail(error, WHERRY_INVALID_ARGUMENT, "chunk %llu has %llu bytes, or the plan does not ask for it",
+                       (unsigned long long)chunk, (unsigned long long)length);
+    }
+    if (wherry_plan_visit_chunk(plan, chunk, place_copy, (void *)bytes)) {
+        return wh_fail(error, WHERRY_UNSUPPORTED, "chunk %llu goes to memory that is not the host's",
+                       (unsigned long long)chunk);
+    }
+    return WHERRY_OK;
+}

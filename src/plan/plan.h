@@ -1,0 +1,113 @@
+/**
+ * @file plan.h  What a plan is made of; see wherry/plan.h.
+ *
+ * create.c builds it in three steps: find out what goes where (fresh.c for new storages, match.c in place), turn that into moves
+ * (moves.c), and, when nothing can fail any more, let the received state point to its memory.
+ */
+#ifndef WH_PLAN_PLAN_H
+#define WH_PLAN_PLAN_H
+
+#include <wherry/plan.h>
+
+#include "state/prepare.h"
+
+/** A copy out of positions of the space into a storage. */
+typedef struct wh_move {
+    wh_copy copy; /**< Owns its levels. */
+    uint64_t end; /**< Behind the last position that it reads. */
+    wherry_storage *storage;
+} wh_move;
+
+typedef struct wh_intervals {
+    wherry_interval *items;
+    size_t count;
+    size_t capacity;
+} wh_intervals;
+
+/** A list of paths as text. */
+typedef struct wh_paths {
+    char **items;
+    size_t count;
+    size_t capacity;
+} wh_paths;
+
+struct wherry_plan {
+    wherry_prepared *prepared;
+    wherry_plan_options options;
+    wh_move *moves; /**< By ascending begin (copy.from). */
+    size_t move_count;
+    size_t move_capacity;
+    uint64_t *reach;      /**< The largest end of all moves up to and including this one. */
+    wh_intervals wanted;  /**< The chunks to ask for. */
+    wh_intervals tangled; /**< Those of them that are not direct. */
+    wh_paths missing;
+    wh_paths extra;
+    uint64_t tensor_count;
+    uint64_t bytes;
+    bool state_taken;
+    wherry_storage **kept; /**< References to the storages that are written. */
+    size_t kept_count;
+    size_t kept_capacity;
+};
+
+/** How much work finding positions may take, beyond a share for each tensor, before a manifest is refused. */
+#define WH_PLAN_WORK (UINT64_C(1) << 26)
+#define WH_PLAN_WORK_PER_TENSOR UINT64_C(4096)
+
+/** Keeps a storage alive as long as the plan. @return false where there is no memory. */
+bool wh_plan_keep(wherry_plan *plan, wherry_storage *storage);
+
+/**
+ * Adds what a copy out of storage number `from` of the prepared state into a storage moves.
+ * @param about  the tensor that it is for, to name in an error.
+ */
+wherry_status wh_plan_add_copy(wherry_plan *plan, size_t from, const wh_copy *copy, wherry_storage *to, uint64_t *work,
+                               const wherry_value *about, wherry_error *error);
+
+/** Sorts the moves and finds the chunks; nothing is added afterwards. @return false where there is no memory. */
+bool wh_plan_finish_moves(wherry_plan *plan);
+
+/** Whether a chunk is in one of the intervals. */
+bool wh_intervals_have(const wh_intervals *intervals, uint64_t chunk);
+
+/** A tensor of the source and the tensor of the target that takes its bytes. */
+typedef struct wh_match {
+    wherry_value *source;
+    const wherry_value *target;
+    size_t storage; /**< The number of the source's storage. */
+} wh_match;
+
+typedef struct wh_matches {
+    wh_match *items;
+    size_t count;
+    size_t capacity;
+    wherry_value **unmatched; /**< TENSOR, DTENSOR and SHARDED leaves of the source without a target. */
+    size_t unmatched_count;
+    size_t unmatched_capacity;
+    size_t next_tensor; /**< The number of the next tensor of the source. */
+} wh_matches;
+
+/** Walks both trees and pairs the tensors, every check but that for overlap made. Fills the plan's missing and extra. */
+wherry_status wh_plan_match(wherry_plan *plan, const wherry_value *target, wh_matches *matches, wherry_error *error);
+
+/** Pairs the local tensors of two DTensors, or of two ShardedTensors. */
+wherry_status wh_match_dtensor(const wherry_plan *plan, wherry_value *source, const wherry_value *target,
+                               wh_matches *matches, wherry_error *error);
+wherry_status wh_match_sharded(const wherry_plan *plan, wherry_value *source, const wherry_value *target,
+                               wh_matches *matches, wherry_error *error);
+
+/** Pairs two tensors; `first` is the number of the source's. */
+wherry_status wh_match_tensor(const wherry_plan *plan, wherry_value *source, const wherry_value *target, size_t number,
+                              wh_matches *matches, wherry_error *error);
+
+/** WHERRY_MISMATCH about the value of the source at some path: both sides are described. */
+wherry_status wh_mismatch(const wherry_value *source, const wherry_value *target, wherry_error *error,
+                          const char *what);
+
+/** Checks that no two targets overlap but where their sources do in the same way. */
+wherry_status wh_plan_check_aliases(const wh_matches *matches, wherry_error *error);
+
+/** New storages for all of the source's, in its order, and the moves that fill them. */
+wherry_status wh_plan_fresh(wherry_plan *plan, wherry_storage **storages, uint64_t *work, wherry_error *error);
+
+#endif

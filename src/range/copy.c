@@ -1,0 +1,187 @@
+#include "range/copy.h"
+
+#include "base/checked.h"
+
+static void insert_level(wh_copy_work *copy, wh_copy_level level) {
+    uint32_t at = copy->level_count++;
+    while (at > 0 &&
+           (copy->levels[at - 1].from_step < level.from_step ||
+            (copy->levels[at - 1].from_step == level.from_step && copy->levels[at - 1].to_step < level.to_step))) {
+        copy->levels[at] = copy->levels[at - 1];
+        at--;
+    }
+    copy->levels[at] = level;
+}
+
+static void remove_level(wh_copy_work *copy, uint32_t at) {
+    copy->level_count--;
+    for (uint32_t i = at; i < copy->level_count; i++) {
+        copy->levels[i] = copy->levels[i + 1];
+    }
+}
+
+/** Grows the run by a level that continues it on both sides. */
+static bool lengthen(wh_copy_work *copy) {
+    for (uint32_t i = copy->level_count; i-- > 0;) {
+        wh_copy_level level = copy->levels[i];
+        if (level.from_step == copy->length && level.to_step == copy->length) {
+            copy->length *= level.count;
+            remove_level(copy, i);
+            return true;
+        }
+    }
+    return false;
+}
+
+/** Joins a level with the one outside it that continues it on both sides. */
+static bool join(wh_copy_work *copy) {
+    for (uint32_t i = 1; i < copy->level_count; i++) {
+        wh_copy_level *inner = copy->levels + i;
+        const wh_copy_level *outer = copy->levels + i - 1;
+        if (inner->from_step * inner->count == outer->from_step && inner->to_step * inner->count == outer->to_step) {
+            inner->count *= outer->count;
+            remove_level(copy, i - 1);
+            return true;
+        }
+    }
+    return false;
+}
+
+void wh_copy_simplify(wh_copy_work *copy) {
+    while (lengthen(copy) || join(copy)) {
+    }
+}
+
+bool wh_copy_between_views(const wh_view *from, const wh_view *to, wh_copy_work *copy) {
+    copy->from = from->offset;
+    copy->to = to->offset;
+    copy->length = from->item;
+    copy->level_count = 0;
+    for (uint32_t d = 0; d < from->ndim; d++) {
+        uint64_t count = (uint64_t)from->shape[d];
+        wh_copy_level level = {count, (uint64_t)from->strides[d] * from->item, (uint64_t)to->strides[d] * to->item};
+        if (count == 0) {
+            return false;
+        }
+        if (count > 1 && (level.from_step || level.to_step)) {
+            insert_level(copy, level);
+        }
+    }
+    wh_copy_simplify(copy);
+    return true;
+}
+
+void wh_copy_of_extent(const wherry_extent *extent, wh_copy_work *copy) {
+    copy->from = copy->to = extent->offset;
+    copy->length = extent->length;
+    copy->level_count = extent->level_count;
+    for (uint32_t i = 0; i < extent->level_count; i++) {
+        wherry_level level = extent->levels[i];
+        copy->levels[i] = (wh_copy_level){level.count, level.stride, level.stride};
+    }
+}
+
+wh_copy wh_copy_borrow(const wh_copy_work *copy) {
+    return (wh_copy){copy->from, copy->to, copy->length, copy->level_count ? copy->levels : 0, copy->level_count};
+}
+
+uint64_t wh_copy_from_span(const wh_copy *copy) {
+    uint64_t span = copy->length;
+    for (uint32_t i = 0; i < copy->level_count; i++) {
+        span += (copy->levels[i].count - 1) * copy->levels[i].from_step;
+    }
+    return span;
+}
+
+uint64_t wh_copy_to_span(const wh_copy *copy) {
+    uint64_t span = copy->length;
+    for (uint32_t i = 0; i < copy->level_count; i++) {
+        span += (copy->levels[i].count - 1) * copy->levels[i].to_step;
+    }
+    return span;
+}
+
+uint64_t wh_copy_bytes(const wh_copy *copy) {
+    uint64_t bytes = copy->length;
+    for (uint32_t i = 0; i < copy->level_count; i++) {
+        bytes *= copy->levels[i].count;
+    }
+    return bytes;
+}
+
+typedef struct visit {
+    const wh_copy *copy;
+    uint64_t begin;
+    uint64_t end;
+    wh_copy_visit_fn fn;
+    void *context;
+} visit;
+
+/** One run, cut at the borders. */
+static int visit_run(const visit *v, uint64_t from, uint64_t to) {
+    uint64_t begin = wh_max(from, v->begin);
+    uint64_t end = wh_min(from + v->copy->length, v->end);
+    if (begin >= end) {
+        return 0;
+    }
+    wh_copy_runs run = {begin, to + (begin - from), end - begin, 1, 0, 0};
+    return v->fn(v->context, &run);
+}
+
+/** The runs of the innermost level from index `first` to before `behind`: the whole ones at once. */
+static int visit_runs(const visit *v, uint64_t from, uint64_t to, uint64_t first, uint64_t behind) {
+    const wh_copy_level *level = v->copy->levels + v->copy->level_count - 1;
+    uint64_t length = v->copy->length;
+    int result = 0;
+    while (first < behind && from + first * level->from_step < v->begin && !result) {
+        result = visit_run(v, from + first * level->from_step, to + first * level->to_step);
+        first++;
+    }
+    uint64_t whole = behind;
+    while (whole > first && from + (whole - 1) * level->from_step + length > v->end) {
+        whole--;
+    }
+    if (whole > first && !result) {
+        wh_copy_runs runs = {from + first * level->from_step,
+                             to + first * level->to_step,
+                             length,
+                             whole - first,
+                             level->from_step,
+                             level->to_step};
+        result = v->fn(v->context, &runs);
+    }
+    for (; whole < behind && !result; whole++) {
+        result = visit_run(v, from + whole * level->from_step, to + whole * level->to_step);
+    }
+    return result;
+}
+
+/** All runs from `level` inwards; span is what they span on the side that is read. */
+static int visit_level(const visit *v, uint32_t level, uint64_t from, uint64_t to, uint64_t span) {
+    if (level == v->copy->level_count) {
+        return visit_run(v, from, to);
+    }
+    wh_copy_level step = v->copy->levels[level];
+    uint64_t inner = span - (step.count - 1) * step.from_step;
+    uint64_t first = 0;
+    uint64_t behind = step.count;
+    if (step.from_step) {
+        if (from + inner <= v->begin) {
+            first = (v->begin - from - inner) / step.from_step + 1;
+        }
+        behind = from >= v->end ? 0 : wh_min(step.count, (v->end - from - 1) / step.from_step + 1);
+    }
+    if (level + 1 == v->copy->level_count) {
+        return first < behind ? visit_runs(v, from, to, first, behind) : 0;
+    }
+    int result = 0;
+    for (uint64_t i = first; i < behind && !result; i++) {
+        result = visit_level(v, level + 1, from + i * step.from_step, to + i * step.to_step, inner);
+    }
+    return result;
+}
+
+int wh_copy_visit(const wh_copy *copy, uint64_t begin, uint64_t end, wh_copy_visit_fn visit_fn, void *context) {
+    visit v = {copy, begin, end, visit_fn, context};
+    return begin < end ? visit_level(&v, 0, copy->from, copy->to, wh_copy_from_span(copy)) : 0;
+}

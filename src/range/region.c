@@ -1,0 +1,260 @@
+#include "range/region.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/alloc.h"
+#include "base/checked.h"
+
+enum {
+    EXPAND_MAX = 65536,      /* runs of crossing extents that are written out one by one */
+    CROSSING_WORK = 1 << 22, /* runs looked at to find out which extents cross */
+};
+
+static bool append(wh_region *region, const wherry_extent *extent) {
+    if (!WH_GROW(region->extents, region->capacity, region->count)) {
+        return false;
+    }
+    wherry_extent kept = *extent;
+    kept.levels = NULL;
+    if (extent->level_count) {
+        wherry_level *levels = wh_alloc_array(extent->level_count, sizeof(*levels));
+        if (!levels) {
+            return false;
+        }
+        memcpy(levels, extent->levels, extent->level_count * sizeof(*levels));
+        kept.levels = levels;
+    }
+    region->extents[region->count++] = kept;
+    return true;
+}
+
+/** Adds an extent whose first `outer` levels interleave with the rest: the rest once for each of their indices. */
+static bool append_each(wh_region *region, const wh_extent *extent, uint32_t outer) {
+    wherry_extent inner = wh_extent_borrow(extent);
+    inner.levels = inner.level_count > outer ? inner.levels + outer : NULL;
+    inner.level_count -= outer;
+    wherry_extent repeat = {0, 1, extent->levels, outer};
+    uint64_t runs = wh_extent_runs(&repeat);
+    for (uint64_t i = 0; i < runs; i++) {
+        inner.offset = extent->offset + wh_extent_run(&repeat, i);
+        if (!append(region, &inner)) {
+            return false;
+        }
+    }
+    return true;
+}
+
+static bool add(wh_region *region, wh_extent *extent, uint64_t max_gap) {
+    uint32_t outer = wh_extent_normalize(extent, max_gap);
+    wherry_extent whole = wh_extent_borrow(extent);
+    if (outer == 0) {
+        return append(region, &whole);
+    }
+    wherry_extent repeat = {0, 1, extent->levels, outer};
+    if (max_gap > 0 && wh_extent_runs(&repeat) > EXPAND_MAX) {
+        wherry_extent cover = {whole.offset, wh_extent_span(&whole), NULL, 0};
+        return append(region, &cover);
+    }
+    return append_each(region, extent, outer);
+}
+
+bool wh_region_add_view(wh_region *region, const wh_view *view, uint64_t max_gap) {
+    wh_extent extent;
+    return !wh_extent_of_view(view, &extent) || add(region, &extent, max_gap);
+}
+
+static int compare_levels(const wherry_extent *a, const wherry_extent *b) {
+    if (a->level_count != b->level_count) {
+        return a->level_count < b->level_count ? -1 : 1;
+    }
+    return a->level_count ? memcmp(a->levels, b->levels, a->level_count * sizeof(*a->levels)) : 0;
+}
+
+static int compare_offsets(const wherry_extent *a, const wherry_extent *b) {
+    if (a->offset != b->offset) {
+        return a->offset < b->offset ? -1 : 1;
+    }
+    return a->length < b->length ? -1 : a->length > b->length;
+}
+
+/** Contiguous extents first, then those of equal levels together, each by offset. */
+static int by_levels(const void *one, const void *other) {
+    const wherry_extent *a = one;
+    const wherry_extent *b = other;
+    int order = compare_levels(a, b);
+    return order ? order : compare_offsets(a, b);
+}
+
+/** As they lie in the space. */
+static int by_offset(const void *one, const void *other) {
+    const wherry_extent *a = one;
+    const wherry_extent *b = other;
+    int order = compare_offsets(a, b);
+    return order ? order : compare_levels(a, b);
+}
+
+static void sort(wh_region *region, int (*order)(const void *, const void *)) {
+    for (size_t i = 1; i < region->count; i++) {
+        if (order(region->extents + i - 1, region->extents + i) > 0) {
+            qsort(region->extents, region->count, sizeof(*region->extents), order);
+            return;
+        }
+    }
+}
+
+static void drop(wherry_extent *extent) {
+    wh_free((void *)extent->levels);
+}
+
+/** Merges neighbours of equal levels; true where a strided one grew, so that it may have become simpler. */
+static bool merge_neighbours(wh_region *region, uint64_t max_gap) {
+    bool grew = false;
+    size_t kept = 0;
+    for (size_t i = 1; i < region->count; i++) {
+        wherry_extent *last = region->extents + kept;
+        wherry_extent *next = region->extents + i;
+        uint64_t end = last->offset + last->length;
+        if (compare_levels(last, next) == 0 && next->offset <= end + max_gap) {
+            uint64_t length = wh_max(end, next->offset + next->length) - last->offset;
+            grew |= last->level_count && length != last->length;
+            last->length = length;
+            drop(next);
+        } else {
+            region->extents[++kept] = *next;
+        }
+    }
+    region->count = kept + 1;
+    return grew;
+}
+
+/** Brings each extent back to normal form after its length grew. */
+static bool normalize_all(wh_region *region, uint64_t max_gap) {
+    wh_region again = {0};
+    for (size_t i = 0; i < region->count; i++) {
+        const wherry_extent *extent = region->extents + i;
+        wh_extent work = {.offset = extent->offset, .length = extent->length, .level_count = extent->level_count};
+        if (extent->level_count) {
+            memcpy(work.levels, extent->levels, extent->level_count * sizeof(*extent->levels));
+        }
+        if (!add(&again, &work, max_gap)) {
+            wh_region_destroy(&again);
+            return false;
+        }
+    }
+    wh_region_destroy(region);
+    *region = again;
+    return true;
+}
+
+static bool merge(wh_region *region, uint64_t max_gap) {
+    bool grew = true;
+    while (grew && region->count > 1) {
+        sort(region, by_levels);
+        grew = merge_neighbours(region, max_gap);
+        if (grew && !normalize_all(region, max_gap)) {
+            return false;
+        }
+    }
+    return true;
+}
+
+/** Marks the extents that cross another one, and returns how many runs those have. */
+static uint64_t mark_crossing(const wh_region *region, bool *marks) {
+    int64_t work = CROSSING_WORK;
+    uint64_t runs = 0;
+    for (size_t i = 0; i < region->count; i++) {
+        const wherry_extent *one = region->extents + i;
+        for (size_t j = one->level_count ? 0 : region->count; j < region->count && work > 0; j++, work--) {
+            const wherry_extent *other = region->extents + j;
+            if (i != j && !(marks[i] && marks[j]) && wh_extents_cross(one, other, &work)) {
+                marks[i] = marks[j] = true;
+            }
+        }
+    }
+    for (size_t i = 0; i < region->count; i++) {
+        runs += marks[i] ? wh_min(wh_extent_runs(region->extents + i), EXPAND_MAX + 1) : 0;
+    }
+    return runs;
+}
+
+/** Writes the marked extents out as single runs, where these are not too many, and merges those. */
+static bool expand_crossing(wh_region *region, uint64_t max_gap) {
+    bool *marks = wh_alloc_zeroed(region->count, sizeof(*marks));
+    if (!marks) {
+        return false;
+    }
+    uint64_t runs = mark_crossing(region, marks);
+    size_t count = region->count;
+    bool ok = true;
+    if (runs > 0 && runs <= EXPAND_MAX) {
+        for (size_t i = 0; i < count && ok; i++) {
+            wherry_extent whole = region->extents[i];
+            for (uint64_t run = 1; ok && marks[i] && run < wh_extent_runs(&whole); run++) {
+                wherry_extent single = {wh_extent_run(&whole, run), whole.length, NULL, 0};
+                ok = append(region, &single);
+            }
+            if (marks[i] && ok) {
+                drop(&whole);
+                region->extents[i].levels = NULL;
+                region->extents[i].level_count = 0;
+            }
+        }
+        ok = ok && merge(region, max_gap);
+    }
+    wh_free(marks);
+    return ok;
+}
+
+/** Drops strided extents that lie within a contiguous one; the contiguous ones are sorted and come first. */
+static void drop_contained(wh_region *region) {
+    size_t flat = 0;
+    while (flat < region->count && region->extents[flat].level_count == 0) {
+        flat++;
+    }
+    size_t kept = flat;
+    for (size_t i = flat; i < region->count; i++) {
+        wherry_extent *extent = region->extents + i;
+        size_t low = 0;
+        size_t high = flat;
+        while (low < high) {
+            size_t middle = (low + high) / 2;
+            if (region->extents[middle].offset <= extent->offset) {
+                low = middle + 1;
+            } else {
+                high = middle;
+            }
+        }
+        const wherry_extent *before = region->extents + low - 1;
+        if (low > 0 && extent->offset + wh_extent_span(extent) <= before->offset + before->length) {
+            drop(extent);
+        } else {
+            region->extents[kept++] = *extent;
+        }
+    }
+    region->count = kept;
+}
+
+bool wh_region_finish(wh_region *region, uint64_t max_gap) {
+    if (region->count < 2) {
+        return true;
+    }
+    if (!merge(region, max_gap)) {
+        return false;
+    }
+    drop_contained(region);
+    bool strided = region->extents[region->count - 1].level_count > 0;
+    if (strided && region->count > 1 && !expand_crossing(region, max_gap)) {
+        return false;
+    }
+    sort(region, by_offset);
+    return true;
+}
+
+void wh_region_destroy(wh_region *region) {
+    for (size_t i = 0; i < region->count; i++) {
+        drop(region->extents + i);
+    }
+    wh_free(region->extents);
+    *region = (wh_region){0};
+}

@@ -1,0 +1,17 @@
+/** @file describe.h  Values in a few words, for the dump and for messages. */
+#ifndef WH_STATE_DESCRIBE_H
+#define WH_STATE_DESCRIBE_H
+
+#include "base/text.h"
+#include "state/value.h"
+
+/** "float32[2, 3] strides [1, 2] offset 4 cpu requires_grad" */
+void wh_describe_tensor(wh_string *text, const wherry_tensor *tensor);
+
+/** "(replicate, shard 0)" */
+void wh_describe_placements(wh_string *text, const wherry_dtensor *dtensor);
+
+/** Any value; a container by its kind and size. */
+void wh_describe_leaf(wh_string *text, const wherry_value *leaf);
+
+#endif

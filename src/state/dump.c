@@ -1,0 +1,181 @@
+#include <errno.h>
+#include <string.h>
+
+#include <wherry/state.h>
+
+#include "base/alloc.h"
+#include "base/fail.h"
+#include "base/text.h"
+#include "state/describe.h"
+#include "state/path.h"
+#include "state/value.h"
+
+/** Strings and byte strings longer than this are cut. */
+enum { TEXT_SHOWN = 60 };
+
+typedef struct dump {
+    FILE *out;
+    wh_string line;
+} dump;
+
+static void append_numbers(wh_string *text, const int64_t *numbers, uint32_t count) {
+    wh_string_append(text, "[", 1);
+    for (uint32_t i = 0; i < count; i++) {
+        wh_string_format(text, "%s%lld", i ? ", " : "", (long long)numbers[i]);
+    }
+    wh_string_append(text, "]", 1);
+}
+
+void wh_describe_tensor(wh_string *text, const wherry_tensor *tensor) {
+    char device[WHERRY_DEVICE_TEXT_MAX];
+    int64_t contiguous[WHERRY_NDIM_MAX];
+    wh_string_format(text, "%s", wherry_dtype_describe(tensor->dtype)->name);
+    append_numbers(text, tensor->shape, tensor->ndim);
+    if (!wh_contiguous_strides(tensor->ndim, tensor->shape, contiguous) ||
+        (tensor->ndim && memcmp(contiguous, tensor->strides, tensor->ndim * sizeof(*contiguous)) != 0)) {
+        wh_string_append(text, " strides ", 9);
+        append_numbers(text, tensor->strides, tensor->ndim);
+    }
+    if (tensor->offset) {
+        wh_string_format(text, " offset %lld", (long long)tensor->offset);
+    }
+    wh_string_format(text, " %s", wherry_device_text(wherry_storage_device(tensor->storage), device));
+    wh_string_format(text, "%s%s%s", tensor->flags & WHERRY_TENSOR_REQUIRES_GRAD ? " requires_grad" : "",
+                     tensor->flags & WHERRY_TENSOR_CONJ ? " conj" : "",
+                     tensor->flags & WHERRY_TENSOR_NEG ? " neg" : "");
+}
+
+void wh_describe_placements(wh_string *text, const wherry_dtensor *dtensor) {
+    const wherry_mesh_info *mesh = wherry_mesh_get(dtensor->mesh);
+    wh_string_append(text, "(", 1);
+    for (uint32_t i = 0; i < mesh->ndim; i++) {
+        const wherry_placement *placement = dtensor->placements + i;
+        wh_string_format(text, "%s", i ? ", " : "");
+        switch (placement->kind) {
+        case WHERRY_REPLICATE:
+            wh_string_append(text, "replicate", 9);
+            break;
+        case WHERRY_SHARD:
+            wh_string_format(text, "shard %u", placement->dim);
+            break;
+        case WHERRY_STRIDED_SHARD:
+            wh_string_format(text, "strided shard %u by %lld", placement->dim, (long long)placement->split_factor);
+            break;
+        case WHERRY_PARTIAL:
+            wh_string_format(text, "partial %s", placement->reduce_op);
+            break;
+        }
+    }
+    wh_string_append(text, ")", 1);
+}
+
+static void describe_dtensor(wh_string *text, const wherry_dtensor *dtensor) {
+    const wherry_mesh_info *mesh = wherry_mesh_get(dtensor->mesh);
+    wh_string_format(text, "DTensor %s", wherry_dtype_describe(dtensor->dtype)->name);
+    append_numbers(text, dtensor->shape, dtensor->ndim);
+    wh_string_append(text, " ", 1);
+    wh_describe_placements(text, dtensor);
+    wh_string_format(text, " over a mesh %s", wherry_device_kind_text(mesh->device));
+    append_numbers(text, mesh->shape, mesh->ndim);
+    wh_string_append(text, ", local ", 8);
+    wh_describe_tensor(text, wherry_tensor_get(dtensor->local));
+}
+
+static void describe_sharded(wh_string *text, const wherry_sharded *sharded) {
+    wh_string_format(text, "ShardedTensor %s", wherry_dtype_describe(sharded->dtype)->name);
+    append_numbers(text, sharded->shape, sharded->ndim);
+    wh_string_format(text, ", %u of %u shards here", sharded->shard_count, sharded->global_count);
+    for (uint32_t i = 0; i < sharded->shard_count; i++) {
+        wh_string_append(text, i ? ", at " : ": at ", 5);
+        append_numbers(text, sharded->shards[i].info.offsets, sharded->ndim);
+        wh_string_append(text, " ", 1);
+        wh_describe_tensor(text, wherry_tensor_get(sharded->shards[i].tensor));
+    }
+}
+
+static void describe_text(wh_string *text, const wherry_value *value) {
+    wherry_value cut = *value;
+    if (cut.as.text.size > TEXT_SHOWN) {
+        cut.as.text.size = TEXT_SHOWN;
+        while (cut.as.text.size > 0 && ((unsigned char)cut.as.text.bytes[cut.as.text.size] & 0xC0) == 0x80) {
+            cut.as.text.size--;
+        }
+    }
+    wh_scalar_append(text, &cut);
+    if (cut.as.text.size < value->as.text.size) {
+        wh_string_format(text, "... (%zu bytes)", value->as.text.size);
+    }
+}
+
+void wh_describe_leaf(wh_string *text, const wherry_value *leaf) {
+    switch (wherry_value_kind(leaf)) {
+    case WHERRY_KIND_LIST:
+    case WHERRY_KIND_TUPLE:
+    case WHERRY_KIND_DICT:
+        wh_string_format(text, "%s of %zu", wherry_kind_name(leaf->kind), wh_child_count(leaf));
+        break;
+    case WHERRY_KIND_TENSOR:
+        wh_describe_tensor(text, leaf->as.tensor);
+        break;
+    case WHERRY_KIND_DTENSOR:
+        describe_dtensor(text, leaf->as.dtensor);
+        break;
+    case WHERRY_KIND_SHARDED:
+        describe_sharded(text, leaf->as.sharded);
+        break;
+    case WHERRY_KIND_BIGINT:
+    case WHERRY_KIND_STRING:
+    case WHERRY_KIND_BYTES:
+        describe_text(text, leaf);
+        break;
+    case WHERRY_KIND_OBJECT:
+        wh_string_format(text, "object %s", leaf->as.object.type);
+        break;
+    default:
+        wh_scalar_append(text, leaf);
+        break;
+    }
+}
+
+static bool dump_value(dump *d, const wherry_value *value, unsigned depth, const wherry_step *step) {
+    d->line.size = 0;
+    wh_string_format(&d->line, "%*s", 2 * (int)depth, "");
+    if (step) {
+        wh_path_append(&d->line, step, 1);
+        wh_string_append(&d->line, ": ", 2);
+    }
+    const wherry_value *inside = value;
+    for (; inside->kind == WHERRY_KIND_OBJECT; inside = inside->as.object.payload) {
+        wh_string_format(&d->line, "<%s> ", inside->as.object.type);
+    }
+    wh_describe_leaf(&d->line, inside);
+    wh_string_append(&d->line, "\n", 1);
+    if (d->line.failed || fwrite(d->line.bytes, 1, d->line.size, d->out) != d->line.size) {
+        return false;
+    }
+    for (size_t i = 0; i < wh_child_count(inside); i++) {
+        wherry_step next;
+        const wherry_value *child = wh_child_at(inside, i, &next);
+        if (!dump_value(d, child, depth + 1, &next)) {
+            return false;
+        }
+    }
+    return true;
+}
+
+wherry_status wherry_value_dump(const wherry_value *value, FILE *out, wherry_error *error) {
+    if (!value || !out) {
+        return wh_fail(error, WHERRY_INVALID_ARGUMENT, "value and out must not be NULL");
+    }
+    dump d = {.out = out};
+    errno = 0;
+    bool done = dump_value(&d, value, 0, NULL);
+    int errnum = errno;
+    bool memory = d.line.failed;
+    wh_free(d.line.bytes);
+    if (!done) {
+        return memory ? wh_fail_memory(error, "a line of text")
+                      : wh_fail_errno(error, WHERRY_SYSTEM, errnum, "cannot write the tree");
+    }
+    return WHERRY_OK;
+}

@@ -1,0 +1,175 @@
+/* Preparing: which storages a state has, and which of their bytes its views cover. */
+#include <string.h>
+
+#include "base/alloc.h"
+#include "base/checked.h"
+#include "base/fail.h"
+#include "base/log.h"
+#include "base/options.h"
+#include "range/region.h"
+#include "state/mesh.h"
+#include "state/prepare.h"
+
+enum { DEFAULT_CHUNK_BYTES = 4 << 20, DEFAULT_MAX_GAP = 4095 };
+
+void wherry_prepare_options_init(wherry_prepare_options *options) {
+    *options = (wherry_prepare_options){
+        .struct_size = sizeof(*options),
+        .chunk_bytes = DEFAULT_CHUNK_BYTES,
+        .max_gap = DEFAULT_MAX_GAP,
+        .rank = -1,
+    };
+}
+
+typedef struct gathering {
+    wherry_prepared *prepared;
+    wh_index storages;             /**< Finds a storage's number. */
+    wh_index meshes;               /**< Finds a mesh's number. */
+    const wherry_tensor **tensors; /**< In the order of the walk. */
+    size_t capacity;
+} gathering;
+
+/** What makes two storages the same: the same memory, or, without memory, the same handle. */
+typedef struct identity {
+    const void *at;
+    uint64_t nbytes;
+    int64_t device;
+    int64_t index;
+} identity;
+
+static identity identify(const wherry_storage *storage) {
+    const void *data = wherry_storage_data(storage);
+    wherry_device device = wherry_storage_device(storage);
+    uint64_t nbytes = wherry_storage_nbytes(storage);
+    return (identity){data && nbytes ? data : storage, nbytes, device.kind, device.index};
+}
+
+static bool is_storage(const void *owner, size_t element, const void *key) {
+    const wherry_prepared *prepared = owner;
+    identity found = identify(prepared->storages[element]);
+    return memcmp(&found, key, sizeof(found)) == 0;
+}
+
+static bool gather_tensor(gathering *g, const wherry_value *value) {
+    wherry_prepared *prepared = g->prepared;
+    wherry_storage *storage = value->as.tensor->storage;
+    identity wanted = identify(storage);
+    uint64_t hash = wh_hash(&wanted, sizeof(wanted), 0);
+    size_t at = wh_index_find(&g->storages, hash, is_storage, prepared, &wanted);
+    if (at == WH_INDEX_NONE) {
+        at = prepared->storage_count;
+        if (!wh_prepared_add_storage(prepared, storage) || !wh_index_add(&g->storages, hash, at)) {
+            return false;
+        }
+    }
+    if (!WH_GROW(g->tensors, g->capacity, prepared->tensor_count)) {
+        return false;
+    }
+    g->tensors[prepared->tensor_count] = value->as.tensor;
+    return wh_prepared_add_tensor(prepared, value->as.tensor, at);
+}
+
+static bool gather_mesh(gathering *g, wherry_mesh *mesh) {
+    wherry_prepared *prepared = g->prepared;
+    uint64_t hash = wh_mesh_hash(mesh);
+    size_t at = wh_index_find(&g->meshes, hash, wh_prepared_has_mesh, prepared, mesh);
+    if (at == WH_INDEX_NONE) {
+        at = prepared->mesh_count;
+        if (!wh_prepared_add_mesh(prepared, mesh) || !wh_index_add(&g->meshes, hash, at)) {
+            return false;
+        }
+    }
+    return wh_prepared_add_dtensor(prepared, at);
+}
+
+static bool gather_leaf(void *context, wherry_value *leaf) {
+    gathering *g = context;
+    bool ok = leaf->kind != WHERRY_KIND_DTENSOR || gather_mesh(g, leaf->as.dtensor->mesh);
+    size_t tensors = wh_value_tensor_count(leaf);
+    for (size_t i = 0; i < tensors && ok; i++) {
+        ok = gather_tensor(g, wh_value_tensor_at(leaf, i));
+    }
+    return ok;
+}
+
+/** Moves the extents of a region to the end of the space; the region is empty afterwards. */
+static wherry_status lay_out(wh_space *space, wh_region *region, wherry_error *error) {
+    for (size_t i = 0; i < region->count; i++) {
+        uint64_t bytes = space->bytes;
+        if (!wh_add_product(region->extents[i].length, wh_extent_runs(region->extents + i), &bytes)) {
+            return wh_fail(error, WHERRY_INVALID_ARGUMENT, "the state's views cover more than 2^63 bytes");
+        }
+        if (!wh_space_add_extent(space, region->extents + i)) {
+            return wh_fail_memory(error, "the extents of a state");
+        }
+        region->extents[i].levels = NULL;
+    }
+    region->count = 0;
+    return WHERRY_OK;
+}
+
+static wherry_status cover(const gathering *g, const wh_grouping *groups, uint64_t max_gap, wherry_error *error) {
+    wh_space *space = &g->prepared->space;
+    wh_region region = {0};
+    wherry_status status = WHERRY_OK;
+    for (size_t s = 0; s < g->prepared->storage_count && status == WHERRY_OK; s++) {
+        bool ok = wh_space_add_storage(space);
+        for (size_t i = groups->starts[s]; i < groups->starts[s + 1] && ok; i++) {
+            wh_view view = wh_tensor_view(g->tensors[groups->order[i]]);
+            ok = wh_region_add_view(&region, &view, max_gap);
+        }
+        ok = ok && wh_region_finish(&region, max_gap);
+        status = ok ? lay_out(space, &region, error) : wh_fail_memory(error, "the extents of a state");
+    }
+    wh_region_destroy(&region);
+    return status;
+}
+
+static wherry_status build(wherry_prepared *prepared, const wherry_value *state, uint64_t max_gap,
+                           wherry_error *error) {
+    gathering g = {.prepared = prepared};
+    wh_grouping groups = {0};
+    wherry_status status = WHERRY_OK;
+    if (!wh_visit_tensor_leaves(state, gather_leaf, &g) || !wh_grouping_init(&groups, prepared)) {
+        status = wh_fail_memory(error, "the storages of a state");
+    } else if (prepared->storage_bytes > INT64_MAX) {
+        status = wh_fail(error, WHERRY_INVALID_ARGUMENT, "the state's storages have more than 2^63 bytes");
+    } else {
+        status = cover(&g, &groups, max_gap, error);
+    }
+    wh_grouping_destroy(&groups);
+    wh_free(g.tensors);
+    wh_index_destroy(&g.storages);
+    wh_index_destroy(&g.meshes);
+    return status;
+}
+
+wherry_status wherry_prepare(const wherry_value *state, const wherry_prepare_options *options,
+                             wherry_prepared **prepared_p, wherry_error *error) {
+    wherry_prepare_options chosen;
+    wherry_prepare_options_init(&chosen);
+    if (!wh_options_take(&chosen, sizeof(chosen), options) || chosen.rank < -1 ||
+        !wh_chunk_bytes_valid(chosen.chunk_bytes)) {
+        return wh_fail(error, WHERRY_INVALID_ARGUMENT,
+                       "fill the options by wherry_prepare_options_init; a chunk is a power of two from 4 KiB to "
+                       "1 GiB, and a rank is -1 or more");
+    }
+    if (!state || !prepared_p) {
+        return wh_fail(error, WHERRY_INVALID_ARGUMENT, "state and prepared_p must not be NULL");
+    }
+    wherry_prepared *prepared = wh_prepared_new(chosen.chunk_bytes, chosen.rank);
+    if (!prepared) {
+        return wh_fail_memory(error, "a prepared state");
+    }
+    prepared->state = state;
+    wherry_status status = build(prepared, state, chosen.max_gap, error);
+    if (status != WHERRY_OK) {
+        wherry_prepared_destroy(prepared);
+        return status;
+    }
+    wh_log(WHERRY_LOG_DEBUG, "prepared %zu tensors over %zu storages: %llu bytes in %llu chunks",
+           prepared->tensor_count, prepared->storage_count, (unsigned long long)prepared->space.bytes,
+           (unsigned long long)wh_space_chunk_count(&prepared->space));
+    *prepared_p = prepared;
+    return WHERRY_OK;
+}

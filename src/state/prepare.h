@@ -1,0 +1,68 @@
+/**
+ * @file prepare.h  What a prepared state is made of; see wherry/prepare.h.
+ *
+ * Whoever walks the tree depth first, each container in its order, meets the tensors in the order of `places`, and the
+ * DTensors in the order of `mesh_places`: the encoder, the decoder and the planner all do.
+ */
+#ifndef WH_STATE_PREPARE_H
+#define WH_STATE_PREPARE_H
+
+#include <wherry/prepare.h>
+
+#include "range/space.h"
+#include "state/value.h"
+
+struct wherry_prepared {
+    const wherry_value *state;
+    bool owns_state;
+    int64_t rank;
+    wherry_storage **storages; /**< Unique, each with a reference. */
+    size_t storage_count;
+    size_t storage_capacity;
+    wherry_mesh **meshes; /**< Unique, each with a reference. */
+    size_t mesh_count;
+    size_t mesh_capacity;
+    uint32_t *places; /**< The number of the storage of each tensor. */
+    size_t tensor_count;
+    size_t place_capacity;
+    uint32_t *mesh_places; /**< The number of the mesh of each DTensor. */
+    size_t dtensor_count;
+    size_t mesh_place_capacity;
+    uint64_t storage_bytes;
+    uint64_t view_bytes;
+    wh_space space;
+};
+
+/** An empty one, or NULL where there is no memory. */
+wherry_prepared *wh_prepared_new(uint32_t chunk_bytes, int64_t rank);
+
+/** Whether a number may be the size of a chunk. */
+bool wh_chunk_bytes_valid(uint64_t chunk_bytes);
+
+/** Adds a storage, taking a reference. @return false where there is no memory. */
+bool wh_prepared_add_storage(wherry_prepared *prepared, wherry_storage *storage);
+
+/** Adds a mesh, taking a reference. @return false where there is no memory. */
+bool wh_prepared_add_mesh(wherry_prepared *prepared, wherry_mesh *mesh);
+
+/** Whether mesh number `number` equals one: what a wh_index over the meshes compares by. */
+bool wh_prepared_has_mesh(const void *prepared, size_t number, const void *mesh);
+
+/** Notes that the next tensor is over storage number `storage`. @return false where there is no memory. */
+bool wh_prepared_add_tensor(wherry_prepared *prepared, const wherry_tensor *tensor, size_t storage);
+
+/** Notes that the next DTensor is over mesh number `mesh`. @return false where there is no memory. */
+bool wh_prepared_add_dtensor(wherry_prepared *prepared, size_t mesh);
+
+/** The tensors of each storage together: numbers of those of storage s are order[starts[s]] to order[starts[s + 1] - 1]. */
+typedef struct wh_grouping {
+    size_t *starts; /**< One more than there are storages. */
+    size_t *order;
+} wh_grouping;
+
+/** @return false where there is no memory; destroy it in any case. */
+bool wh_grouping_init(wh_grouping *groups, const wherry_prepared *prepared);
+
+void wh_grouping_destroy(wh_grouping *groups);
+
+#endif

@@ -1,0 +1,116 @@
+#include "state/storage.h"
+
+#include <stdatomic.h>
+
+#include "base/alloc.h"
+#include "base/fail.h"
+#include "memory/memory.h"
+
+struct wherry_storage {
+    atomic_size_t references;
+    void *data;
+    uint64_t nbytes;
+    wherry_device device;
+    const wh_memory_ops *memory; /**< Of memory that the library allocated; else NULL. */
+    wherry_release_fn release;
+    void *context;
+};
+
+static wherry_status create(void *data, uint64_t nbytes, wherry_device device, wherry_storage **storage_p,
+                            wherry_error *error) {
+    if (!storage_p) {
+        return wh_fail(error, WHERRY_INVALID_ARGUMENT, "storage_p must not be NULL");
+    }
+    if (nbytes > INT64_MAX) {
+        return wh_fail(error, WHERRY_INVALID_ARGUMENT, "a storage of %llu bytes is too large",
+                       (unsigned long long)nbytes);
+    }
+    wherry_storage *storage = wh_alloc(sizeof(*storage));
+    if (!storage) {
+        return wh_fail_memory(error, "a storage");
+    }
+    *storage = (wherry_storage){.references = 1, .data = data, .nbytes = nbytes, .device = device};
+    *storage_p = storage;
+    return WHERRY_OK;
+}
+
+wherry_status wherry_storage_wrap(void *data, uint64_t nbytes, wherry_device device, wherry_release_fn release,
+                                  void *context, wherry_storage **storage_p, wherry_error *error) {
+    if (!data && nbytes > 0) {
+        return wh_fail(error, WHERRY_INVALID_ARGUMENT, "a storage of %llu bytes cannot be at NULL",
+                       (unsigned long long)nbytes);
+    }
+    wherry_status status = create(data, nbytes, device, storage_p, error);
+    if (status == WHERRY_OK) {
+        (*storage_p)->release = release;
+        (*storage_p)->context = context;
+    }
+    return status;
+}
+
+wherry_status wherry_storage_allocate(uint64_t nbytes, wherry_device device, wherry_storage **storage_p,
+                                      wherry_error *error) {
+    const wh_memory_ops *memory = wh_memory_of(device.kind);
+    if (!memory) {
+        char text[WHERRY_DEVICE_TEXT_MAX];
+        return wh_fail(error, WHERRY_UNSUPPORTED,
+                       "this build cannot allocate memory on %s; provide an allocate function or choose cpu",
+                       wherry_device_text(device, text));
+    }
+    if (!storage_p) {
+        return wh_fail(error, WHERRY_INVALID_ARGUMENT, "storage_p must not be NULL");
+    }
+    wherry_storage *storage;
+    wherry_status status = create(NULL, nbytes, device, &storage, error);
+    if (status == WHERRY_OK && nbytes > 0) {
+        status = memory->allocate(nbytes, device, &storage->data, error);
+        if (status != WHERRY_OK) {
+            wh_free(storage);
+            return status;
+        }
+        storage->memory = memory;
+    }
+    if (status == WHERRY_OK) {
+        *storage_p = storage;
+    }
+    return status;
+}
+
+wherry_status wherry_storage_describe(uint64_t nbytes, wherry_device device, wherry_storage **storage_p,
+                                      wherry_error *error) {
+    return create(NULL, nbytes, device, storage_p, error);
+}
+
+wherry_storage *wherry_storage_ref(wherry_storage *storage) {
+    atomic_fetch_add_explicit(&storage->references, 1, memory_order_relaxed);
+    return storage;
+}
+
+void wherry_storage_unref(wherry_storage *storage) {
+    if (!storage || atomic_fetch_sub_explicit(&storage->references, 1, memory_order_acq_rel) != 1) {
+        return;
+    }
+    if (storage->memory) {
+        storage->memory->release(storage->data, storage->nbytes);
+    }
+    if (storage->release) {
+        storage->release(storage->context, storage->data);
+    }
+    wh_free(storage);
+}
+
+void *wherry_storage_data(const wherry_storage *storage) {
+    return storage->data;
+}
+
+uint64_t wherry_storage_nbytes(const wherry_storage *storage) {
+    return storage->nbytes;
+}
+
+wherry_device wherry_storage_device(const wherry_storage *storage) {
+    return storage->device;
+}
+
+bool wh_storage_is_bare(const wherry_storage *storage) {
+    return !storage->data && storage->nbytes > 0;
+}

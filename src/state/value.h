@@ -1,0 +1,129 @@
+/** @file value.h  What a value is made of; for this folder, the manifest and the plan. */
+#ifndef WH_STATE_VALUE_H
+#define WH_STATE_VALUE_H
+
+#include <wherry/dtensor.h>
+#include <wherry/sharded.h>
+#include <wherry/tensor.h>
+#include <wherry/value.h>
+
+#include "base/index.h"
+#include "range/copy.h"
+
+typedef struct wh_text {
+    char *bytes; /**< With a zero behind them. */
+    size_t size;
+    bool negative; /**< Of a bigint, whose bytes are the magnitude. */
+} wh_text;
+
+typedef struct wh_sequence {
+    wherry_value **items;
+    size_t count;
+    size_t capacity;
+} wh_sequence;
+
+typedef struct wh_entry {
+    wherry_value *key;
+    wherry_value *item;
+} wh_entry;
+
+typedef struct wh_dict {
+    wh_entry *entries;
+    size_t count;
+    size_t capacity;
+    wh_index index; /**< Of the keys; empty while there are few. */
+} wh_dict;
+
+typedef struct wh_object {
+    char *type;
+    wherry_value *payload;
+} wh_object;
+
+/** The strings, arrays and structs that the pointers lead to lie behind the value, in the same block. */
+struct wherry_value {
+    uint8_t kind;         /**< A wherry_kind. */
+    uint16_t height;      /**< Containers within each other from here down: 0 for a leaf. */
+    wherry_value *parent; /**< Who owns it; NULL: the caller. */
+    union {
+        bool boolean;
+        int64_t integer;
+        double numbers[2];
+        wh_text text;
+        wh_sequence sequence;
+        wh_object object;
+        wh_dict *dict;
+        wherry_tensor *tensor;
+        wherry_dtensor *dtensor;
+        wherry_sharded *sharded;
+    } as;
+};
+
+/** A value with `extra` bytes behind it, which begin at value + 1, or NULL where there is no memory. */
+wherry_value *wh_value_new(wherry_kind kind, size_t extra);
+
+/** Whether it may be a dict's key. */
+bool wh_value_is_scalar(const wherry_value *value);
+
+/** Whether two scalars are of the same kind and have the same content, floats bit by bit. */
+bool wh_scalar_equal(const wherry_value *one, const wherry_value *other);
+
+/** Hashes a scalar. */
+uint64_t wh_scalar_hash(const wherry_value *value);
+
+/** Checks that container may take item over: free, no ancestor of it, not too deep. */
+wherry_status wh_value_check_adopt(const wherry_value *container, const wherry_value *item, wherry_error *error);
+
+/**
+ * Marks a free value as taken, to find the same one twice in a list; the caller clears its parent again.
+ * @return false where it is taken already.
+ */
+bool wh_value_claim(wherry_value *value);
+
+/** Makes container, which may be NULL, the owner of item; checked before. */
+void wh_value_adopt(wherry_value *container, wherry_value *item);
+
+/** Follows objects down to the value that they stand for. */
+const wherry_value *wh_value_inside(const wherry_value *value);
+
+/** Makes room for count entries in all. @return false where there is no memory. */
+bool wh_dict_reserve(wh_dict *dict, size_t count);
+
+/** Destroys what a dict holds. */
+void wh_dict_clear(wh_dict *dict);
+
+/** Writes the strides of a contiguous tensor of that shape. @return false where they do not fit 63 bits. */
+bool wh_contiguous_strides(uint32_t ndim, const int64_t *shape, int64_t *strides);
+
+/** A tensor as a view for the arithmetic on ranges. */
+wh_view wh_tensor_view(const wherry_tensor *tensor);
+
+/**
+ * wherry_tensor_create, with the status to answer where an element lies outside the storage: an argument of the caller's and
+ * bytes of a peer's are different faults.
+ */
+wherry_status wh_tensor_build(const wherry_tensor *tensor, wherry_status bounds, wherry_value **value_p,
+                              wherry_error *error);
+
+/** Whether two DTensors are placed in the same way, whatever their meshes. */
+bool wh_placements_equal(const wherry_dtensor *one, const wherry_dtensor *other);
+
+/** Counts the tensors of a value that is a tensor or has local ones: 1, or the number of shards; else 0. */
+size_t wh_value_tensor_count(const wherry_value *value);
+
+/** One of them: a value of kind TENSOR. */
+wherry_value *wh_value_tensor_at(const wherry_value *value, size_t index);
+
+/** Receives a leaf that is or has tensors; false ends the visit. */
+typedef bool (*wh_leaf_visit_fn)(void *context, wherry_value *leaf);
+
+/**
+ * Visits the TENSOR, DTENSOR and SHARDED leaves of a tree, depth first, each container in its order.
+ * @return false where the visitor said so.
+ */
+bool wh_visit_tensor_leaves(const wherry_value *state, wh_leaf_visit_fn visit, void *context);
+
+/** Gives back the references that a value of this kind holds beyond its block. */
+void wh_dtensor_clear(wherry_dtensor *dtensor);
+void wh_sharded_clear(wherry_sharded *sharded);
+
+#endif
