@@ -2,7 +2,8 @@
  * @file wherry/allocator.h  Where the library's own memory comes from.
  *
  * All of the library's bookkeeping, whatever its size, is allocated through one table of functions. The bytes of tensors
- * are not: those are memory that the caller wraps (wherry/storage.h) or that a memory space provides.
+ * are not: those are memory that the caller wraps (wherry/storage.h) or that a memory space provides. The default is the C
+ * library's, which keeps up to 32 MiB of large blocks for the next call instead of giving them back to the system.
  */
 #ifndef WHERRY_ALLOCATOR_H
 #define WHERRY_ALLOCATOR_H
@@ -28,7 +29,7 @@ typedef struct wherry_allocator {
 
 /**
  * Replaces the allocator, for the whole process.
- * @param allocator  copied; NULL for the C library's again.
+ * @param allocator  copied; NULL for the default again.
  * Call it while the library holds nothing: what one allocator gave cannot be released by another. Not thread-safe.
  * Since 0.1.
  */

@@ -29,7 +29,8 @@ typedef struct wherry_prepare_options {
     uint32_t struct_size; /**< sizeof(wherry_prepare_options). */
     uint32_t chunk_bytes; /**< The size of a chunk: a power of two, 4 KiB to 1 GiB. Default 4 MiB. */
     uint32_t max_gap;     /**< Gaps between covered bytes up to this size travel along, so that there are fewer, longer
-                               extents; they are never written at a destination. 0 forbids it. Default 4095. */
+                               extents; they are never written at a destination. 0 forbids it, but for views whose
+                               dimensions interleave in over 65,536 runs. Default 4095. */
     uint32_t reserved;    /**< 0. */
     int64_t rank; /**< This rank, as meshes and places name it: says which box of a DTensor is local. Default -1:
                                not said. */

@@ -50,7 +50,7 @@ WHERRY_API const wherry_value *wherry_flat_leaf(const wherry_flat *flat, size_t 
  * @param leaves   as many as the flat has, in its order, each belonging to the caller; taken over on success.
  * @param state_p  belongs to the caller.
  * @return WHERRY_OK; WHERRY_NO_MEMORY; WHERRY_INVALID_ARGUMENT for another number of leaves, or a leaf that is NULL or
- * belongs to a container.
+ * belongs to a container or makes the tree deeper than WHERRY_DEPTH_MAX.
  */
 WHERRY_API wherry_status wherry_unflatten(const wherry_flat *flat, wherry_value *const *leaves, size_t count,
                                           wherry_value **state_p, wherry_error *error);
@@ -73,7 +73,8 @@ WHERRY_API wherry_status wherry_value_compare(const wherry_value *one, const whe
                                               wherry_error *error);
 
 /**
- * Prints a tree for people, a line a value. The form may change from version to version.
+ * Prints a tree for people, a line a value; tensors that share a storage have its number in common. The form may change from
+ * version to version.
  * @return WHERRY_OK; WHERRY_SYSTEM where writing failed; WHERRY_NO_MEMORY.
  */
 WHERRY_API wherry_status wherry_value_dump(const wherry_value *value, FILE *out, wherry_error *error);

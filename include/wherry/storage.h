@@ -47,8 +47,8 @@ WHERRY_API wherry_status wherry_storage_wrap(void *data, uint64_t nbytes, wherry
  * are taken from the system only when they are first touched.
  * @param device     its kind must be WHERRY_DEVICE_CPU in this version.
  * @param storage_p  the storage, with one reference that the caller gives back by wherry_storage_unref.
- * @return WHERRY_OK; WHERRY_UNSUPPORTED for another kind of device; WHERRY_NO_MEMORY. Does not block. Any thread. Since
- * 0.1.
+ * @return WHERRY_OK; WHERRY_UNSUPPORTED for another kind of device; WHERRY_INVALID_ARGUMENT for more than 2^63-1 bytes;
+ * WHERRY_NO_MEMORY. Does not block. Any thread. Since 0.1.
  */
 WHERRY_API wherry_status wherry_storage_allocate(uint64_t nbytes, wherry_device device, wherry_storage **storage_p,
                                                  wherry_error *error);
@@ -56,7 +56,8 @@ WHERRY_API wherry_status wherry_storage_allocate(uint64_t nbytes, wherry_device 
 /**
  * Makes a storage that has a size and a device but no memory: what a received manifest holds before it is planned.
  * @param storage_p  the storage, with one reference that the caller gives back by wherry_storage_unref.
- * @return WHERRY_OK; WHERRY_NO_MEMORY. Does not block. Any thread. Since 0.1.
+ * @return WHERRY_OK; WHERRY_INVALID_ARGUMENT for more than 2^63-1 bytes; WHERRY_NO_MEMORY. Does not block. Any thread. Since
+ * 0.1.
  */
 WHERRY_API wherry_status wherry_storage_describe(uint64_t nbytes, wherry_device device, wherry_storage **storage_p,
                                                  wherry_error *error);

@@ -1,29 +1,91 @@
 #include "base/alloc.h"
 
+#include <malloc.h>
+#include <pthread.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
-static void *libc_allocate(void *context, size_t size) {
-    (void)context;
-    return malloc(size);
+/*
+ * The default allocator is the C library's, with one addition. A large block that is given back would go to the system, and the next one
+ * would be touched for the first time again, which costs more than all the work that is done in it. So a few are kept.
+ */
+enum { KEPT_FROM = 64 << 10, KEPT_BYTES = 32 << 20 };
+
+typedef struct kept_block {
+    struct kept_block *next;
+} kept_block;
+
+static pthread_mutex_t kept_lock = PTHREAD_MUTEX_INITIALIZER;
+static kept_block *kept_blocks;
+static size_t kept_bytes;
+
+/** A kept block that is not much larger than what is asked for, or NULL. */
+static void *take_kept(size_t size) {
+    kept_block *found = NULL;
+    pthread_mutex_lock(&kept_lock);
+    for (kept_block **at = &kept_blocks; *at && !found; at = &(*at)->next) {
+        size_t usable = malloc_usable_size(*at);
+        if (usable >= size && usable / 2 <= size) {
+            found = *at;
+            *at = found->next;
+            kept_bytes -= usable;
+            break;
+        }
+    }
+    pthread_mutex_unlock(&kept_lock);
+    return found;
 }
 
-static void *libc_reallocate(void *context, void *memory, size_t size) {
-    (void)context;
-    return realloc(memory, size);
+/** Keeps a block, unless enough are kept. */
+static bool keep(void *memory, size_t usable) {
+    pthread_mutex_lock(&kept_lock);
+    bool fits = usable <= KEPT_BYTES - kept_bytes;
+    if (fits) {
+        kept_block *block = memory;
+        block->next = kept_blocks;
+        kept_blocks = block;
+        kept_bytes += usable;
+    }
+    pthread_mutex_unlock(&kept_lock);
+    return fits;
 }
 
-static void libc_release(void *context, void *memory) {
+static void *default_allocate(void *context, size_t size) {
     (void)context;
-    free(memory);
+    void *memory = size >= KEPT_FROM ? take_kept(size) : NULL;
+    return memory ? memory : malloc(size);
 }
 
-static const wherry_allocator libc = {libc_allocate, libc_reallocate, libc_release, NULL};
-static wherry_allocator current = {libc_allocate, libc_reallocate, libc_release, NULL};
+static void default_release(void *context, void *memory) {
+    (void)context;
+    size_t usable = malloc_usable_size(memory);
+    if (usable < KEPT_FROM || !keep(memory, usable)) {
+        free(memory);
+    }
+}
+
+static void *default_reallocate(void *context, void *memory, size_t size) {
+    if (size < KEPT_FROM) {
+        return realloc(memory, size);
+    }
+    size_t usable = memory ? malloc_usable_size(memory) : 0;
+    if (usable >= size) {
+        return memory;
+    }
+    void *larger = default_allocate(context, size);
+    if (larger && memory) {
+        memcpy(larger, memory, usable);
+        default_release(context, memory);
+    }
+    return larger;
+}
+
+static const wherry_allocator ours = {default_allocate, default_reallocate, default_release, NULL};
+static wherry_allocator current = {default_allocate, default_reallocate, default_release, NULL};
 
 void wherry_allocator_set(const wherry_allocator *allocator) {
-    current = allocator ? *allocator : libc;
+    current = allocator ? *allocator : ours;
 }
 
 void wherry_free(void *memory) {
@@ -64,25 +126,30 @@ char *wh_copy_text(const char *text, size_t size) {
     return copy;
 }
 
+bool wh_reserve(void **array, size_t *capacity, size_t count, size_t size) {
+    if (count <= *capacity) {
+        return true;
+    }
+    size_t total;
+    void *grown =
+        __builtin_mul_overflow(count, size, &total) ? NULL : current.reallocate(current.context, *array, total);
+    if (!grown) {
+        return false;
+    }
+    *array = grown;
+    *capacity = count;
+    return true;
+}
+
 bool wh_grow(void **array, size_t *capacity, size_t count, size_t size) {
     if (count < *capacity) {
         return true;
     }
     size_t wanted = *capacity < 4 ? 4 : *capacity;
-    size_t total;
     while (wanted <= count) {
         if (__builtin_mul_overflow(wanted, 2, &wanted)) {
             return false;
         }
     }
-    if (__builtin_mul_overflow(wanted, size, &total)) {
-        return false;
-    }
-    void *grown = current.reallocate(current.context, *array, total);
-    if (!grown) {
-        return false;
-    }
-    *array = grown;
-    *capacity = wanted;
-    return true;
+    return wh_reserve(array, capacity, wanted, size);
 }

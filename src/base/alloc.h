@@ -28,6 +28,12 @@ char *wh_copy_text(const char *text, size_t size);
  */
 bool wh_grow(void **array, size_t *capacity, size_t count, size_t size);
 
+/** Makes room for exactly count elements in all, where there is less. @return as wh_grow. */
+bool wh_reserve(void **array, size_t *capacity, size_t count, size_t size);
+
+/** wh_reserve for a typed array. */
+#define WH_RESERVE(array, capacity, count) wh_reserve((void **)&(array), &(capacity), (count), sizeof(*(array)))
+
 /** wh_grow for a typed array: WH_GROW(items, capacity, count). */
 #define WH_GROW(array, capacity, count) wh_grow((void **)&(array), &(capacity), (count), sizeof(*(array)))
 

@@ -4,6 +4,26 @@
 #include <stdio.h>
 #include <string.h>
 
+static int is_continuation(char byte) {
+    return ((unsigned char)byte & 0xC0) == 0x80;
+}
+
+/** Takes the last character off a text that was cut, where it is not whole. */
+static void cut_text(char *text) {
+    size_t at = strlen(text);
+    size_t behind = at;
+    while (at > 0 && is_continuation(text[at - 1])) {
+        at--;
+    }
+    if (at > 0 && (unsigned char)text[at - 1] >= 0xC0) {
+        unsigned char first = (unsigned char)text[at - 1];
+        size_t wanted = first >= 0xF0 ? 4 : first >= 0xE0 ? 3 : 2;
+        if (behind - (at - 1) < wanted) {
+            text[at - 1] = '\0';
+        }
+    }
+}
+
 static void fill(wherry_error *error, wherry_status status, const char *format, va_list arguments) {
     error->status = status;
     error->errnum = 0;
@@ -11,7 +31,10 @@ static void fill(wherry_error *error, wherry_status status, const char *format, 
     error->reserved = 0;
     error->offset = UINT64_MAX;
     error->path[0] = '\0';
-    vsnprintf(error->message, sizeof(error->message), format, arguments);
+    int size = vsnprintf(error->message, sizeof(error->message), format, arguments);
+    if (size >= (int)sizeof(error->message)) {
+        cut_text(error->message);
+    }
 }
 
 wherry_status wh_fail(wherry_error *error, wherry_status status, const char *format, ...) {
@@ -44,18 +67,17 @@ wherry_status wh_fail_errno(wherry_error *error, wherry_status status, int errnu
         error->errnum = errnum;
         char space[128];
         size_t used = strlen(error->message);
-        snprintf(error->message + used, sizeof(error->message) - used, ": %s",
-                 strerror_r(errnum, space, sizeof(space)));
+        int more = snprintf(error->message + used, sizeof(error->message) - used, ": %s",
+                            strerror_r(errnum, space, sizeof(space)));
+        if (more >= (int)(sizeof(error->message) - used)) {
+            cut_text(error->message);
+        }
     }
     return status;
 }
 
 wherry_status wh_fail_memory(wherry_error *error, const char *purpose) {
     return wh_fail(error, WHERRY_NO_MEMORY, "out of memory for %s; free some and call again", purpose);
-}
-
-static int is_continuation(char byte) {
-    return ((unsigned char)byte & 0xC0) == 0x80;
 }
 
 void wh_fail_path(wherry_error *error, const char *path) {

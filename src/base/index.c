@@ -2,6 +2,8 @@
 
 #include <stdatomic.h>
 #include <sys/random.h>
+
+#define XXH_INLINE_ALL
 #include <xxhash.h>
 
 #include "base/alloc.h"
@@ -42,12 +44,12 @@ bool wh_index_reserve(wh_index *index, size_t count) {
     if (count >= UINT32_MAX / 2) {
         return false;
     }
-    size_t capacity = index->capacity ? index->capacity : 16;
+    if (count <= index->capacity / 4 * 3) {
+        return true;
+    }
+    size_t capacity = index->capacity ? 2 * index->capacity : 16;
     while (capacity / 4 * 3 < count) {
         capacity *= 2;
-    }
-    if (capacity == index->capacity) {
-        return true;
     }
     wh_index_slot *slots = wh_alloc_zeroed(capacity, sizeof(*slots));
     if (!slots) {
@@ -79,7 +81,8 @@ size_t wh_index_find(const wh_index *index, uint64_t hash, wh_index_equal equal,
 }
 
 bool wh_index_add(wh_index *index, uint64_t hash, size_t element) {
-    if (!wh_index_reserve(index, index->count + 1)) {
+    bool full = index->count >= index->capacity / 4 * 3;
+    if (full && !wh_index_reserve(index, 2 * index->count + 1)) {
         return false;
     }
     insert(index->slots, index->capacity, (wh_index_slot){(uint32_t)hash, (uint32_t)element + 1});

@@ -46,4 +46,9 @@ bool wh_index_add(wh_index *index, uint64_t hash, size_t element);
  */
 uint64_t wh_hash(const void *bytes, size_t size, uint64_t tag);
 
+/** A hash of an address, for what nobody else can choose. */
+static inline uint64_t wh_hash_pointer(const void *pointer) {
+    return (uint64_t)(uintptr_t)pointer * UINT64_C(0x9E3779B97F4A7C15) >> 32;
+}
+
 #endif

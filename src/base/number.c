@@ -9,11 +9,15 @@
 char *wh_double_format(double number, char text[WH_DOUBLE_TEXT_MAX]) {
     locale_t plain = newlocale(LC_ALL_MASK, "C", (locale_t)0);
     locale_t before = uselocale(plain);
-    snprintf(text, WH_DOUBLE_TEXT_MAX, "%.17g", number);
+    int digits = 15;
+    int size;
+    do {
+        size = snprintf(text, WH_DOUBLE_TEXT_MAX, "%.*g", digits, number);
+    } while (strtod(text, NULL) != number && ++digits <= 17);
     uselocale(before);
     freelocale(plain);
     if (!strpbrk(text, ".e")) {
-        strcat(text, ".0");
+        snprintf(text + size, WH_DOUBLE_TEXT_MAX - (size_t)size, ".0");
     }
     return text;
 }

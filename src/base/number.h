@@ -7,7 +7,7 @@
 /** Bytes that wh_double_format needs, the final zero included. */
 #define WH_DOUBLE_TEXT_MAX 40
 
-/** Writes a finite number with 17 digits, always with a point or an exponent. @return text. */
+/** Writes a finite number with as many digits as it takes to read it back, and a point or an exponent. @return text. */
 char *wh_double_format(double number, char text[WH_DOUBLE_TEXT_MAX]);
 
 /** Reads all of a zero-terminated text as a finite decimal number. @return false where it is none. */

@@ -43,6 +43,21 @@ typedef struct wh_reader {
 /** Reads the head of the next item, and all of a string. */
 wherry_status wh_read_item(wh_reader *reader, wh_item *item);
 
+/**
+ * Takes the next item where it is one byte from `first` on that says a number below 24, as most are in a manifest: what follows spares a call to
+ * the decoder then. @return the number, or -1 where it is anything else, and nothing is taken.
+ */
+static inline int wh_take_byte(wh_reader *reader, unsigned char first) {
+    unsigned number = reader->at < reader->size ? (unsigned)reader->bytes[reader->at] - first : UINT32_MAX;
+    if (number >= 24) {
+        return -1;
+    }
+    reader->item = reader->at++;
+    return (int)number;
+}
+
+enum { WH_BYTE_UINT = 0x00, WH_BYTE_ARRAY = 0x80, WH_BYTE_NULL = 0xF6 };
+
 /** Bytes that are left. */
 static inline size_t wh_reader_left(const wh_reader *reader) {
     return reader->size - reader->at;
@@ -55,7 +70,18 @@ wherry_status wh_read_fault(const wh_reader *reader, wherry_status status, const
 wherry_status wh_read_typed(wh_reader *reader, wh_item_type type, const char *wanted, wh_item *item);
 
 /** An integer from 0 to most; a larger one is WHERRY_MALFORMED. */
-wherry_status wh_read_uint(wh_reader *reader, uint64_t most, const char *wanted, uint64_t *number_p);
+wherry_status wh_read_any_uint(wh_reader *reader, uint64_t most, const char *wanted, uint64_t *number_p);
+
+static inline wherry_status wh_read_uint(wh_reader *reader, uint64_t most, const char *wanted, uint64_t *number_p) {
+    size_t before = reader->at;
+    int number = wh_take_byte(reader, WH_BYTE_UINT);
+    if (number >= 0 && (uint64_t)number <= most) {
+        *number_p = (uint64_t)number;
+        return WHERRY_OK;
+    }
+    reader->at = before;
+    return wh_read_any_uint(reader, most, wanted, number_p);
+}
 
 /** An integer that fits int64_t and is at least `least`. */
 wherry_status wh_read_int(wh_reader *reader, int64_t least, const char *wanted, int64_t *number_p);

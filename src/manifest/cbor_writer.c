@@ -8,8 +8,15 @@
 /** The longest head of an item: a byte and eight more. */
 enum { HEAD_MAX = 9 };
 
-/** Room for a head, or NULL. */
+void wh_writer_reserve(wh_writer *writer, size_t size) {
+    writer->failed = !WH_RESERVE(writer->bytes, writer->capacity, size);
+}
+
+/** Room for so many bytes, or NULL. */
 static unsigned char *room(wh_writer *writer, size_t more) {
+    if (more <= writer->capacity - writer->size && writer->bytes) {
+        return writer->bytes + writer->size;
+    }
     if (writer->failed || more > SIZE_MAX / 2 - writer->size ||
         !WH_GROW(writer->bytes, writer->capacity, writer->size + more)) {
         writer->failed = true;
@@ -28,7 +35,7 @@ void wh_write_bool(wh_writer *writer, bool content) {
     writer->size += at ? cbor_encode_bool(content, at, HEAD_MAX) : 0;
 }
 
-void wh_write_int(wh_writer *writer, int64_t number) {
+void wh_write_any_int(wh_writer *writer, int64_t number) {
     unsigned char *at = room(writer, HEAD_MAX);
     if (at) {
         writer->size += number < 0 ? cbor_encode_negint((uint64_t)(-1 - number), at, HEAD_MAX)
@@ -36,9 +43,11 @@ void wh_write_int(wh_writer *writer, int64_t number) {
     }
 }
 
-void wh_write_array(wh_writer *writer, uint64_t count) {
+void wh_write_any_array(wh_writer *writer, uint64_t count) {
     unsigned char *at = room(writer, HEAD_MAX);
-    writer->size += at ? cbor_encode_array_start(count, at, HEAD_MAX) : 0;
+    if (at) {
+        writer->size += cbor_encode_array_start(count, at, HEAD_MAX);
+    }
 }
 
 void wh_write_tag(wh_writer *writer, uint64_t tag) {

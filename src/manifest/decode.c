@@ -8,6 +8,7 @@
 #include "manifest/decoder.h"
 #include "manifest/format.h"
 #include "state/mesh.h"
+#include "state/storage.h"
 
 void wherry_limits_init(wherry_limits *limits) {
     *limits = (wherry_limits){
@@ -121,9 +122,9 @@ static wherry_status read_extent(wh_decoder *d, uint64_t nbytes, wh_extent *exte
 }
 
 /** Adds an extent to the space, which may not become longer than the limits allow. */
-static wherry_status add_extent(wh_decoder *d, const wh_extent *extent) {
+static wherry_status add_extent(wh_decoder *d, const wherry_extent *extent) {
     wh_space *space = &d->prepared->space;
-    wherry_extent kept = {extent->offset, extent->length, NULL, extent->level_count};
+    wherry_extent kept = *extent;
     uint64_t bytes = extent->length;
     bool fits = true;
     for (uint32_t i = 0; i < extent->level_count; i++) {
@@ -142,7 +143,7 @@ static wherry_status add_extent(wh_decoder *d, const wh_extent *extent) {
         kept.levels = levels;
     }
     if (!wh_space_add_extent(space, &kept)) {
-        wh_free((void *)kept.levels);
+        wh_free((void *)(kept.level_count ? kept.levels : NULL));
         return wh_fail_memory(d->in.error, "an extent");
     }
     return WHERRY_OK;
@@ -155,7 +156,7 @@ static wherry_status read_extents(wh_decoder *d, uint64_t nbytes) {
         return status;
     }
     if (item.type == WH_ITEM_NULL) {
-        wh_extent whole = {.length = nbytes};
+        wherry_extent whole = {0, nbytes, NULL, 0};
         return nbytes ? add_extent(d, &whole)
                       : wh_read_fault(&d->in, WHERRY_NOT_CANONICAL, "null for the extents of an empty storage");
     }
@@ -176,7 +177,7 @@ static wherry_status read_extents(wh_decoder *d, uint64_t nbytes) {
                 return wh_read_fault(&d->in, WHERRY_NOT_CANONICAL, "one extent of all bytes is written as null");
             }
             before = extent.offset;
-            status = add_extent(d, &extent);
+            status = add_extent(d, &borrowed);
         }
     }
     return status;
@@ -198,14 +199,17 @@ static wherry_status read_storage(wh_decoder *d) {
     }
     wherry_storage *storage;
     if (status == WHERRY_OK) {
-        status = wherry_storage_describe(nbytes, device, &storage, d->in.error);
+        status = wh_storage_describe(&d->pool, nbytes, device, &storage, d->in.error);
     }
     if (status != WHERRY_OK) {
         return status;
     }
-    bool added = wh_prepared_add_storage(d->prepared, storage) && wh_space_add_storage(&d->prepared->space);
-    wherry_storage_unref(storage);
-    return added ? read_extents(d, nbytes) : wh_fail_memory(d->in.error, "the storages of a manifest");
+    if (!wh_prepared_take_storage(d->prepared, storage)) {
+        wherry_storage_unref(storage);
+        return wh_fail_memory(d->in.error, "the storages of a manifest");
+    }
+    return wh_space_add_storage(&d->prepared->space) ? read_extents(d, nbytes)
+                                                     : wh_fail_memory(d->in.error, "the storages of a manifest");
 }
 
 /** Reads the numbers and names of a mesh and makes it. `numbers` has room for the ranks, names for the names. */
@@ -344,6 +348,10 @@ static wherry_status read_tables(wh_decoder *d) {
     if (status == WHERRY_OK) {
         status = wh_read_array(&d->in, "the storages", &count);
     }
+    if (status == WHERRY_OK && (!wh_space_reserve(&prepared->space, count) ||
+                                !WH_RESERVE(prepared->storages, prepared->storage_capacity, count))) {
+        status = wh_fail_memory(d->in.error, "the storages of a manifest");
+    }
     for (uint64_t i = 0; i < count && status == WHERRY_OK; i++) {
         status = read_storage(d);
     }
@@ -399,7 +407,9 @@ wherry_status wherry_manifest_decode(const void *bytes, size_t size, const wherr
     if (!d.prepared) {
         return wh_fail_memory(error, "a manifest");
     }
+    d.prepared->owns_storages = true;
     wherry_status status = read_manifest(&d);
+    wh_pool_close(&d.pool);
     if (status != WHERRY_OK) {
         wherry_prepared_destroy(d.prepared);
         return status;

@@ -116,7 +116,7 @@ static wherry_status read_tensor(wh_decoder *d, wherry_value **value_p) {
     if (!wh_prepared_add_tensor(d->prepared, &tensor, storage)) {
         return wh_fail_memory(d->in.error, "a tensor");
     }
-    return wh_decode_created(d, wh_tensor_build(&tensor, WHERRY_OUT_OF_BOUNDS, value_p, d->in.error));
+    return wh_decode_created(d, wh_tensor_build(&d->pool, &tensor, WHERRY_OUT_OF_BOUNDS, value_p, d->in.error));
 }
 
 wherry_status wh_decode_tensor(wh_decoder *decoder, wherry_value **value_p) {
@@ -209,7 +209,8 @@ static wherry_status read_entry(wh_decoder *d, uint32_t depth, wherry_value *dic
         d->in.item = begin;
         status = wh_read_fault(&d->in, WHERRY_MALFORMED, "a %s as the key of a dict", wherry_kind_name(key->kind));
     }
-    if (status == WHERRY_OK && wherry_dict_find(dict, key)) {
+    uint64_t hash = 0;
+    if (status == WHERRY_OK && wh_dict_has(dict, key, &hash)) {
         d->in.item = begin;
         status = wh_read_fault(&d->in, WHERRY_REPEATED_KEY, "a dict has the same key twice");
     }
@@ -217,7 +218,7 @@ static wherry_status read_entry(wh_decoder *d, uint32_t depth, wherry_value *dic
         status = wh_decode_value(d, depth, &item);
     }
     if (status == WHERRY_OK) {
-        status = wh_decode_created(d, wherry_dict_set(dict, key, item, d->in.error));
+        status = wh_dict_add(dict, key, hash, item, d->in.error);
         if (status != WHERRY_OK) {
             wherry_value_destroy(item);
         }
@@ -240,6 +241,8 @@ static wherry_status read_container(wh_decoder *d, uint32_t depth, wherry_kind k
     }
     if (kind != WHERRY_KIND_DICT) {
         status = read_items(d, depth, value, count);
+    } else if (!wh_dict_reserve(value->as.dict, count / 2)) {
+        status = wh_fail_memory(d->in.error, "a dict");
     }
     for (uint64_t i = 0; kind == WHERRY_KIND_DICT && i < count / 2 && status == WHERRY_OK; i++) {
         status = read_entry(d, depth, value);
@@ -368,7 +371,8 @@ wherry_status wh_decode_value(wh_decoder *decoder, uint32_t depth, wherry_value 
     case WH_ITEM_TAG:
         return read_bigint(decoder, item.number, value_p);
     case WH_ITEM_TEXT:
-        return wh_decode_created(decoder, wherry_string_create((const char *)item.bytes, item.number, value_p, error));
+        return wh_decode_created(
+            decoder, wh_string_build(&decoder->pool, (const char *)item.bytes, item.number, value_p, error));
     case WH_ITEM_BYTES:
         return wherry_bytes_create(item.bytes, item.number, value_p, error);
     case WH_ITEM_ARRAY:

@@ -11,6 +11,7 @@ typedef struct wh_decoder {
     wh_reader in;
     wherry_limits limits;
     wherry_prepared *prepared;
+    wh_pool pool;        /**< Storages, tensors and strings are cut from it. */
     uint64_t values;     /**< Read so far. */
     size_t next_storage; /**< Storages named so far: the next new one must have this number. */
     size_t next_mesh;    /**< Likewise for meshes. */

@@ -11,6 +11,9 @@
 #include "state/path.h"
 #include "state/prepare.h"
 
+/** What a manifest takes about, so that it rarely has to grow. */
+enum { BYTES = 4096, BYTES_PER_TENSOR = 72 };
+
 typedef struct encoder {
     wh_writer out;
     const wherry_prepared *prepared;
@@ -291,6 +294,7 @@ wherry_status wherry_manifest_encode(const wherry_prepared *prepared, void **byt
         return wh_fail(error, WHERRY_INVALID_ARGUMENT, "encoding needs a prepared state that still has its state");
     }
     encoder e = {.prepared = prepared};
+    wh_writer_reserve(&e.out, BYTES + BYTES_PER_TENSOR * prepared->tensor_count);
     wh_write_array(&e.out, WH_MANIFEST_ITEMS);
     write_string(&e.out, WH_MANIFEST_MAGIC);
     wh_write_int(&e.out, WHERRY_MANIFEST_VERSION);

@@ -40,8 +40,12 @@ static wherry_status allocate(uint64_t nbytes, wherry_device device, void **data
     if (nbytes >= HUGE_PAGE) {
         return allocate_mapped(nbytes, data_p, error);
     }
-    *data_p = wh_alloc_zeroed(1, nbytes);
-    return *data_p ? WHERRY_OK : wh_fail_memory(error, "a storage");
+    void *data = wh_alloc_zeroed(1, nbytes);
+    if (!data) {
+        return wh_fail_memory(error, "a storage");
+    }
+    *data_p = data;
+    return WHERRY_OK;
 }
 
 static void release(void *data, uint64_t nbytes) {

@@ -61,18 +61,40 @@ static wherry_status fill(wherry_plan *plan, size_t storage, wherry_storage *to,
     return status;
 }
 
+/** A tangled view is copied element by element, as it is; its elements may overlap, but not without end. */
+static wherry_status fill_tangled(wherry_plan *plan, size_t storage, wherry_storage *to, const wh_view *view,
+                                  const wherry_value *about, uint64_t *work, wherry_error *error) {
+    enum { OVERLAP_MAX = 64 };
+    wh_copy_work copy;
+    wh_copy_between_views(view, view, &copy);
+    wh_copy borrowed = wh_copy_borrow(&copy);
+    if (wh_copy_bytes(&borrowed) / OVERLAP_MAX > wh_copy_from_span(&borrowed)) {
+        wherry_status status = wh_fail(error, WHERRY_LIMIT, "the elements of this tensor overlap each other too often");
+        wh_fail_value(error, about);
+        return status;
+    }
+    return wh_plan_add_copy(plan, storage, &borrowed, to, work, about, error);
+}
+
 static wherry_status fill_all(wherry_plan *plan, wherry_storage *const *storages, const wh_grouping *groups,
                               wherry_value *const *tensors, uint64_t *work, wherry_error *error) {
     wherry_status status = WHERRY_OK;
     for (size_t s = 0; s < plan->prepared->storage_count && status == WHERRY_OK; s++) {
         wh_region region = {0};
         bool ok = true;
-        for (size_t i = groups->starts[s]; i < groups->starts[s + 1] && ok; i++) {
-            wh_view view = wh_tensor_view(wherry_tensor_get(tensors[groups->order[i]]));
-            ok = wh_region_add_view(&region, &view, 0);
+        for (size_t i = groups->starts[s]; i < groups->starts[s + 1] && ok && status == WHERRY_OK; i++) {
+            const wherry_value *tensor = tensors[groups->order[i]];
+            wh_view view = wh_tensor_view(wherry_tensor_get(tensor));
+            if (wh_view_is_tangled(&view)) {
+                status = fill_tangled(plan, s, storages[s], &view, tensor, work, error);
+            } else {
+                ok = wh_region_add_view(&region, &view, 0);
+            }
         }
-        status = ok ? fill(plan, s, storages[s], &region, tensors[groups->order[groups->starts[s]]], work, error)
-                    : wh_fail_memory(error, "a plan");
+        if (status == WHERRY_OK) {
+            status = ok ? fill(plan, s, storages[s], &region, tensors[groups->order[groups->starts[s]]], work, error)
+                        : wh_fail_memory(error, "a plan");
+        }
         wh_region_destroy(&region);
     }
     return status;

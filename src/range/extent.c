@@ -5,8 +5,12 @@
 bool wh_extent_of_view(const wh_view *view, wh_extent *extent) {
     extent->offset = view->offset;
     extent->length = view->item;
+    uint32_t ndim = view->ndim;
+    while (ndim > 0 && (uint64_t)view->strides[ndim - 1] * view->item == extent->length && view->shape[ndim - 1] > 0) {
+        extent->length *= (uint64_t)view->shape[--ndim];
+    }
     uint32_t count = 0;
-    for (uint32_t d = 0; d < view->ndim; d++) {
+    for (uint32_t d = 0; d < ndim; d++) {
         if (view->shape[d] == 0) {
             return false;
         }

@@ -45,18 +45,31 @@ static bool append_each(wh_region *region, const wh_extent *extent, uint32_t out
     return true;
 }
 
+/** Whether the first `outer` levels, which interleave with the rest, are too many runs to write out. */
+static bool is_tangled(const wh_extent *extent, uint32_t outer) {
+    uint64_t runs = 1;
+    for (uint32_t i = 0; i < outer && runs <= EXPAND_MAX; i++) {
+        runs = extent->levels[i].count > EXPAND_MAX ? EXPAND_MAX + 1 : runs * extent->levels[i].count;
+    }
+    return runs > EXPAND_MAX;
+}
+
 static bool add(wh_region *region, wh_extent *extent, uint64_t max_gap) {
     uint32_t outer = wh_extent_normalize(extent, max_gap);
     wherry_extent whole = wh_extent_borrow(extent);
     if (outer == 0) {
         return append(region, &whole);
     }
-    wherry_extent repeat = {0, 1, extent->levels, outer};
-    if (max_gap > 0 && wh_extent_runs(&repeat) > EXPAND_MAX) {
+    if (is_tangled(extent, outer)) {
         wherry_extent cover = {whole.offset, wh_extent_span(&whole), NULL, 0};
         return append(region, &cover);
     }
     return append_each(region, extent, outer);
+}
+
+bool wh_view_is_tangled(const wh_view *view) {
+    wh_extent extent;
+    return wh_extent_of_view(view, &extent) && is_tangled(&extent, wh_extent_normalize(&extent, 0));
 }
 
 bool wh_region_add_view(wh_region *region, const wh_view *view, uint64_t max_gap) {
@@ -178,32 +191,30 @@ static uint64_t mark_crossing(const wh_region *region, bool *marks) {
     return runs;
 }
 
-/** Writes the marked extents out as single runs, where these are not too many, and merges those. */
-static bool expand_crossing(wh_region *region, uint64_t max_gap) {
+/** Writes the marked extents out as single runs, where these are not too many, and merges those; *expanded_p says whether. */
+static bool expand_crossing(wh_region *region, uint64_t max_gap, bool *expanded_p) {
     bool *marks = wh_alloc_zeroed(region->count, sizeof(*marks));
     if (!marks) {
         return false;
     }
     uint64_t runs = mark_crossing(region, marks);
-    size_t count = region->count;
+    *expanded_p = runs > 0 && runs <= EXPAND_MAX;
+    size_t count = *expanded_p ? region->count : 0;
     bool ok = true;
-    if (runs > 0 && runs <= EXPAND_MAX) {
-        for (size_t i = 0; i < count && ok; i++) {
-            wherry_extent whole = region->extents[i];
-            for (uint64_t run = 1; ok && marks[i] && run < wh_extent_runs(&whole); run++) {
-                wherry_extent single = {wh_extent_run(&whole, run), whole.length, NULL, 0};
-                ok = append(region, &single);
-            }
-            if (marks[i] && ok) {
-                drop(&whole);
-                region->extents[i].levels = NULL;
-                region->extents[i].level_count = 0;
-            }
+    for (size_t i = 0; i < count && ok; i++) {
+        wherry_extent whole = region->extents[i];
+        for (uint64_t run = 1; ok && marks[i] && run < wh_extent_runs(&whole); run++) {
+            wherry_extent single = {wh_extent_run(&whole, run), whole.length, NULL, 0};
+            ok = append(region, &single);
         }
-        ok = ok && merge(region, max_gap);
+        if (marks[i] && ok) {
+            drop(&whole);
+            region->extents[i].levels = NULL;
+            region->extents[i].level_count = 0;
+        }
     }
     wh_free(marks);
-    return ok;
+    return ok && merge(region, max_gap);
 }
 
 /** Drops strided extents that lie within a contiguous one; the contiguous ones are sorted and come first. */
@@ -242,10 +253,14 @@ bool wh_region_finish(wh_region *region, uint64_t max_gap) {
     if (!merge(region, max_gap)) {
         return false;
     }
-    drop_contained(region);
-    bool strided = region->extents[region->count - 1].level_count > 0;
-    if (strided && region->count > 1 && !expand_crossing(region, max_gap)) {
-        return false;
+    bool expanded = true;
+    while (expanded) {
+        drop_contained(region);
+        expanded = false;
+        bool strided = region->extents[region->count - 1].level_count > 0;
+        if (strided && region->count > 1 && !expand_crossing(region, max_gap, &expanded)) {
+            return false;
+        }
     }
     sort(region, by_offset);
     return true;

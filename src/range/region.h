@@ -20,6 +20,12 @@ typedef struct wh_region {
     size_t capacity;
 } wh_region;
 
+/**
+ * Whether a view's dimensions interleave in so many runs (over 65,536) that they are not written out: the whole span of such a view is covered, gaps
+ * included, whatever max_gap says. Only strides that no slicing gives do that.
+ */
+bool wh_view_is_tangled(const wh_view *view);
+
 /** Adds what a view covers. @return false where there is no memory. */
 bool wh_region_add_view(wh_region *region, const wh_view *view, uint64_t max_gap);
 

@@ -6,6 +6,12 @@
 /** Elements are at most this long, and no chunk cuts one. */
 enum { ELEMENT_MAX = 16 };
 
+bool wh_space_reserve(wh_space *space, size_t count) {
+    return WH_RESERVE(space->firsts, space->first_capacity, count) &&
+           WH_RESERVE(space->extents, space->extent_capacity, count) &&
+           WH_RESERVE(space->begins, space->begin_capacity, count);
+}
+
 bool wh_space_add_storage(wh_space *space) {
     if (!WH_GROW(space->firsts, space->first_capacity, space->storage_count)) {
         return false;
@@ -40,7 +46,7 @@ const wherry_extent *wh_space_extents(const wh_space *space, size_t storage, siz
     size_t first = space->firsts[storage];
     size_t behind = storage + 1 < space->storage_count ? space->firsts[storage + 1] : space->extent_count;
     *count_p = behind - first;
-    return space->extents + first;
+    return *count_p ? space->extents + first : NULL;
 }
 
 uint64_t wh_space_chunk_count(const wh_space *space) {

@@ -28,6 +28,9 @@ typedef struct wh_space {
     size_t first_capacity;
 } wh_space;
 
+/** Makes room for count storages of an extent each. @return false where there is no memory. */
+bool wh_space_reserve(wh_space *space, size_t count);
+
 /** Begins the next storage. @return false where there is no memory. */
 bool wh_space_add_storage(wh_space *space);
 

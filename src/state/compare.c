@@ -52,8 +52,8 @@ static bool has_other(const void *owner, size_t element, const void *key) {
 
 /** Whether the two storages stand for each other, as far as was seen. */
 static wherry_status pair(comparison *c, const wherry_storage *one, const wherry_storage *other, bool *same_p) {
-    uint64_t one_hash = wh_hash(&one, sizeof(one), 0);
-    uint64_t other_hash = wh_hash(&other, sizeof(other), 0);
+    uint64_t one_hash = wh_hash_pointer(one);
+    uint64_t other_hash = wh_hash_pointer(other);
     size_t at = wh_index_find(&c->by_one, one_hash, has_one, c, one);
     if (at != WH_INDEX_NONE || wh_index_find(&c->by_other, other_hash, has_other, c, other) != WH_INDEX_NONE) {
         *same_p = at != WH_INDEX_NONE && c->pairs[at].other == other;

@@ -47,7 +47,7 @@ void wh_value_adopt(wherry_value *container, wherry_value *item) {
 }
 
 static wherry_status create_sequence(wherry_kind kind, wherry_value **value_p, wherry_error *error) {
-    wherry_value *value = wh_value_new(kind, 0);
+    wherry_value *value = wh_value_new(NULL, kind, 0);
     if (!value) {
         return wh_fail_memory(error, "a sequence");
     }
@@ -143,7 +143,7 @@ uint64_t wh_scalar_hash(const wherry_value *value) {
 }
 
 wherry_status wherry_dict_create(wherry_value **value_p, wherry_error *error) {
-    wherry_value *value = wh_value_new(WHERRY_KIND_DICT, sizeof(wh_dict));
+    wherry_value *value = wh_value_new(NULL, WHERRY_KIND_DICT, sizeof(wh_dict));
     if (!value) {
         return wh_fail_memory(error, "a dict");
     }
@@ -180,7 +180,7 @@ static size_t find(const wh_dict *dict, const wherry_value *key, uint64_t hash) 
     return WH_INDEX_NONE;
 }
 
-/** Enters all keys where the dict has just become too large to search from end to end. */
+/** Enters all keys, where the dict has just become too large to search from end to end. */
 static bool build_index(wh_dict *dict) {
     if (!wh_index_reserve(&dict->index, dict->capacity)) {
         return false;
@@ -195,21 +195,30 @@ static bool build_index(wh_dict *dict) {
 }
 
 bool wh_dict_reserve(wh_dict *dict, size_t count) {
-    return count <= dict->capacity || WH_GROW(dict->entries, dict->capacity, count - 1);
+    return WH_RESERVE(dict->entries, dict->capacity, count);
 }
 
-static wherry_status add(wherry_value *value, wherry_value *key, wherry_value *item, wherry_error *error) {
+bool wh_dict_has(const wherry_value *dict, const wherry_value *key, uint64_t *hash_p) {
+    *hash_p = dict->as.dict->index.count ? wh_scalar_hash(key) : 0;
+    return find(dict->as.dict, key, *hash_p) != WH_INDEX_NONE;
+}
+
+wherry_status wh_dict_add(wherry_value *value, wherry_value *key, uint64_t hash, wherry_value *item,
+                          wherry_error *error) {
     wh_dict *dict = value->as.dict;
-    uint64_t hash = dict->count >= INDEX_FROM ? wh_scalar_hash(key) : 0;
-    if (find(dict, key, hash) != WH_INDEX_NONE) {
-        return wh_fail(error, WHERRY_DUPLICATE_KEY, "the dict has that key already");
+    bool indexed = dict->index.count > 0;
+    bool ok = WH_GROW(dict->entries, dict->capacity, dict->count);
+    if (ok && indexed) {
+        ok = wh_index_add(&dict->index, hash, dict->count);
     }
-    if (!wh_dict_reserve(dict, dict->count + 1) ||
-        (dict->count >= INDEX_FROM && !dict->index.count && !build_index(dict)) ||
-        (dict->count >= INDEX_FROM && !wh_index_add(&dict->index, hash, dict->count))) {
+    if (!ok) {
         return wh_fail_memory(error, "a larger dict");
     }
     dict->entries[dict->count++] = (wh_entry){key, item};
+    if (!indexed && dict->count > INDEX_FROM && !build_index(dict)) {
+        dict->count--;
+        return wh_fail_memory(error, "a larger dict");
+    }
     wh_value_adopt(value, item);
     key->parent = value;
     return WHERRY_OK;
@@ -226,7 +235,11 @@ wherry_status wherry_dict_set(wherry_value *dict, wherry_value *key, wherry_valu
     if (status == WHERRY_OK) {
         status = wh_value_check_adopt(dict, item, error);
     }
-    return status == WHERRY_OK ? add(dict, key, item, error) : status;
+    uint64_t hash;
+    if (status == WHERRY_OK && wh_dict_has(dict, key, &hash)) {
+        return wh_fail(error, WHERRY_DUPLICATE_KEY, "the dict has that key already");
+    }
+    return status == WHERRY_OK ? wh_dict_add(dict, key, hash, item, error) : status;
 }
 
 wherry_status wherry_dict_put(wherry_value *dict, const char *name, wherry_value *item, wherry_error *error) {

@@ -89,7 +89,7 @@ wherry_status wherry_dtensor_create(const wherry_dtensor *dtensor, wherry_value 
     for (uint32_t d = 0; d < mesh_ndim; d++) {
         extra += dtensor->placements[d].kind == WHERRY_PARTIAL ? strlen(dtensor->placements[d].reduce_op) + 1 : 0;
     }
-    wherry_value *value = wh_value_new(WHERRY_KIND_DTENSOR, extra);
+    wherry_value *value = wh_value_new(NULL, WHERRY_KIND_DTENSOR, extra);
     if (!value) {
         return wh_fail_memory(error, "a DTensor");
     }

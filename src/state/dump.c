@@ -16,6 +16,10 @@ enum { TEXT_SHOWN = 60 };
 typedef struct dump {
     FILE *out;
     wh_string line;
+    const wherry_storage **storages; /**< Those seen, in their order. */
+    size_t count;
+    size_t capacity;
+    wh_index index; /**< Of the storages. */
 } dump;
 
 static void append_numbers(wh_string *text, const int64_t *numbers, uint32_t count) {
@@ -97,7 +101,8 @@ static void describe_text(wh_string *text, const wherry_value *value) {
     wherry_value cut = *value;
     if (cut.as.text.size > TEXT_SHOWN) {
         cut.as.text.size = TEXT_SHOWN;
-        while (cut.as.text.size > 0 && ((unsigned char)cut.as.text.bytes[cut.as.text.size] & 0xC0) == 0x80) {
+        while (value->kind == WHERRY_KIND_STRING && cut.as.text.size > 0 &&
+               ((unsigned char)cut.as.text.bytes[cut.as.text.size] & 0xC0) == 0x80) {
             cut.as.text.size--;
         }
     }
@@ -137,6 +142,29 @@ void wh_describe_leaf(wh_string *text, const wherry_value *leaf) {
     }
 }
 
+static bool is_storage(const void *owner, size_t element, const void *key) {
+    return ((const dump *)owner)->storages[element] == key;
+}
+
+/** Says which storages a leaf is over, by numbers that tensors of one storage have in common. */
+static void append_storages(dump *d, const wherry_value *leaf) {
+    size_t count = leaf->kind >= WHERRY_KIND_TENSOR ? wh_value_tensor_count(leaf) : 0;
+    for (size_t i = 0; i < count; i++) {
+        const wherry_storage *storage = wh_value_tensor_at(leaf, i)->as.tensor->storage;
+        uint64_t hash = wh_hash_pointer(storage);
+        size_t at = wh_index_find(&d->index, hash, is_storage, d, storage);
+        if (at == WH_INDEX_NONE) {
+            at = d->count;
+            if (!WH_GROW(d->storages, d->capacity, d->count) || !wh_index_add(&d->index, hash, at)) {
+                d->line.failed = true;
+                return;
+            }
+            d->storages[d->count++] = storage;
+        }
+        wh_string_format(&d->line, "%s#%zu", i ? ", " : ", storage ", at);
+    }
+}
+
 static bool dump_value(dump *d, const wherry_value *value, unsigned depth, const wherry_step *step) {
     d->line.size = 0;
     wh_string_format(&d->line, "%*s", 2 * (int)depth, "");
@@ -149,6 +177,7 @@ static bool dump_value(dump *d, const wherry_value *value, unsigned depth, const
         wh_string_format(&d->line, "<%s> ", inside->as.object.type);
     }
     wh_describe_leaf(&d->line, inside);
+    append_storages(d, inside);
     wh_string_append(&d->line, "\n", 1);
     if (d->line.failed || fwrite(d->line.bytes, 1, d->line.size, d->out) != d->line.size) {
         return false;
@@ -169,10 +198,12 @@ wherry_status wherry_value_dump(const wherry_value *value, FILE *out, wherry_err
     }
     dump d = {.out = out};
     errno = 0;
-    bool done = dump_value(&d, value, 0, NULL);
+    bool done = dump_value(&d, value, 0, NULL) && fflush(out) == 0;
     int errnum = errno;
     bool memory = d.line.failed;
     wh_free(d.line.bytes);
+    wh_free(d.storages);
+    wh_index_destroy(&d.index);
     if (!done) {
         return memory ? wh_fail_memory(error, "a line of text")
                       : wh_fail_errno(error, WHERRY_SYSTEM, errnum, "cannot write the tree");

@@ -124,18 +124,30 @@ static wherry_status none_for_leaf(const wherry_value *before, wherry_value **co
     return wherry_none_create(copy_p, error);
 }
 
+/** How many containers and objects of the flat state are around a leaf. */
+static uint32_t depth_of(const wherry_flat *flat, size_t index) {
+    uint32_t depth = 0;
+    for (const wherry_value *at = flat->leaves[index].value; at != flat->state; at = at->parent) {
+        depth++;
+    }
+    return depth;
+}
+
 /** Whether every leaf is a value of its own that no container has, and none makes the tree too deep. */
-static bool leaves_are_free(wherry_value *const *leaves, size_t count, uint32_t height) {
+static bool leaves_are_fit(const wherry_flat *flat, wherry_value *const *leaves) {
     size_t seen = 0;
-    while (seen < count && leaves[seen] && wh_value_claim(leaves[seen])) {
-        if (height + leaves[seen++]->height > WHERRY_DEPTH_MAX) {
-            break;
+    bool fit = true;
+    while (seen < flat->count && fit) {
+        fit = leaves[seen] && wh_value_claim(leaves[seen]);
+        if (fit) {
+            fit = depth_of(flat, seen) + leaves[seen]->height <= WHERRY_DEPTH_MAX;
+            seen++;
         }
     }
     for (size_t i = 0; i < seen; i++) {
         leaves[i]->parent = NULL;
     }
-    return seen == count && (count == 0 || height + leaves[count - 1]->height <= WHERRY_DEPTH_MAX);
+    return fit;
 }
 
 wherry_status wherry_unflatten(const wherry_flat *flat, wherry_value *const *leaves, size_t count,
@@ -144,7 +156,7 @@ wherry_status wherry_unflatten(const wherry_flat *flat, wherry_value *const *lea
         return wh_fail(error, WHERRY_INVALID_ARGUMENT, "%zu leaves were given for the %zu of the flat state", count,
                        flat ? flat->count : 0);
     }
-    if (!leaves_are_free(leaves, count, flat->state->height)) {
+    if (!leaves_are_fit(flat, leaves)) {
         return wh_fail(error, WHERRY_INVALID_ARGUMENT,
                        "each leaf must be a value of its own that no container has, and not too deep");
     }

@@ -52,7 +52,7 @@ void wh_scalar_append(wh_string *text, const wherry_value *scalar) {
     case WHERRY_KIND_BIGINT:
         wh_string_format(text, "%s0x", scalar->as.text.negative ? "-" : "");
         for (size_t i = 0; i < scalar->as.text.size; i++) {
-            wh_string_format(text, "%02x", (unsigned char)scalar->as.text.bytes[i]);
+            wh_string_format(text, i ? "%02x" : "%x", (unsigned char)scalar->as.text.bytes[i]);
         }
         break;
     case WHERRY_KIND_FLOAT:
@@ -271,10 +271,26 @@ size_t wh_child_count(const wherry_value *value) {
     return inside->kind == WHERRY_KIND_DICT ? inside->as.dict->count : wherry_sequence_count(inside);
 }
 
+/** How many children ahead to ask for: far enough that they arrive in time, near enough that they are still there. */
+enum { AHEAD = 8 };
+
+static void prefetch(const wherry_value *value) {
+    __builtin_prefetch(value);
+    __builtin_prefetch((const char *)value + 64);
+}
+
 wherry_value *wh_child_at(const wherry_value *value, size_t index, wherry_step *step_p) {
     if (value->kind == WHERRY_KIND_DICT) {
-        *step_p = (wherry_step){value->as.dict->entries[index].key, 0};
-        return value->as.dict->entries[index].item;
+        const wh_dict *dict = value->as.dict;
+        if (index + AHEAD < dict->count) {
+            prefetch(dict->entries[index + AHEAD].item);
+            prefetch(dict->entries[index + AHEAD].key);
+        }
+        *step_p = (wherry_step){dict->entries[index].key, 0};
+        return dict->entries[index].item;
+    }
+    if (index + AHEAD < value->as.sequence.count) {
+        prefetch(value->as.sequence.items[index + AHEAD]);
     }
     *step_p = (wherry_step){NULL, index};
     return value->as.sequence.items[index];

@@ -184,19 +184,18 @@ static wherry_status read_integer(const parser *p, size_t at, const char *word, 
     }
     digits += 2;
     size -= 2;
-    uint8_t *magnitude = wh_alloc(size / 2 + 1);
+    uint8_t *magnitude = wh_alloc_zeroed(size / 2 + 1, 1);
     if (!magnitude) {
         return wh_fail_memory(p->error, "a path");
     }
-    bool fine = size > 0 && size % 2 == 0;
-    for (size_t i = 0; i < size && fine; i += 2) {
-        int high = hex_digit(digits[i]);
-        int low = hex_digit(digits[i + 1]);
-        fine = high >= 0 && low >= 0;
-        magnitude[i / 2] = (uint8_t)(high * 16 + low);
+    bool fine = size > 0;
+    for (size_t i = 0; i < size && fine; i++) {
+        int digit = hex_digit(digits[size - 1 - i]);
+        fine = digit >= 0;
+        magnitude[size / 2 - i / 2] |= (uint8_t)((unsigned)digit << (i % 2 * 4));
     }
-    wherry_status status = fine ? wherry_bigint_create(negative, magnitude, size / 2, key_p, p->error)
-                                : refuse(p, at, "there is a hexadecimal number of odd length or wrong digits");
+    wherry_status status = fine ? wherry_bigint_create(negative, magnitude, size / 2 + 1, key_p, p->error)
+                                : refuse(p, at, "there is a wrong digit in the hexadecimal number");
     wh_free(magnitude);
     return status;
 }

@@ -29,36 +29,29 @@ typedef struct gathering {
     size_t capacity;
 } gathering;
 
-/** What makes two storages the same: the same memory, or, without memory, the same handle. */
-typedef struct identity {
-    const void *at;
-    uint64_t nbytes;
-    int64_t device;
-    int64_t index;
-} identity;
-
-static identity identify(const wherry_storage *storage) {
+/** Two storages are the same where they are the same memory or, without memory, the same handle. */
+static const void *identity(const wherry_storage *storage) {
     const void *data = wherry_storage_data(storage);
-    wherry_device device = wherry_storage_device(storage);
-    uint64_t nbytes = wherry_storage_nbytes(storage);
-    return (identity){data && nbytes ? data : storage, nbytes, device.kind, device.index};
+    return data && wherry_storage_nbytes(storage) ? data : storage;
 }
 
 static bool is_storage(const void *owner, size_t element, const void *key) {
-    const wherry_prepared *prepared = owner;
-    identity found = identify(prepared->storages[element]);
-    return memcmp(&found, key, sizeof(found)) == 0;
+    const wherry_storage *one = ((const wherry_prepared *)owner)->storages[element];
+    const wherry_storage *other = key;
+    wherry_device a = wherry_storage_device(one);
+    wherry_device b = wherry_storage_device(other);
+    return identity(one) == identity(other) && wherry_storage_nbytes(one) == wherry_storage_nbytes(other) &&
+           a.kind == b.kind && a.index == b.index;
 }
 
 static bool gather_tensor(gathering *g, const wherry_value *value) {
     wherry_prepared *prepared = g->prepared;
     wherry_storage *storage = value->as.tensor->storage;
-    identity wanted = identify(storage);
-    uint64_t hash = wh_hash(&wanted, sizeof(wanted), 0);
-    size_t at = wh_index_find(&g->storages, hash, is_storage, prepared, &wanted);
+    uint64_t hash = wh_hash_pointer(identity(storage));
+    size_t at = wh_index_find(&g->storages, hash, is_storage, prepared, storage);
     if (at == WH_INDEX_NONE) {
         at = prepared->storage_count;
-        if (!wh_prepared_add_storage(prepared, storage) || !wh_index_add(&g->storages, hash, at)) {
+        if (!wh_prepared_take_storage(prepared, storage) || !wh_index_add(&g->storages, hash, at)) {
             return false;
         }
     }

@@ -16,7 +16,8 @@ struct wherry_prepared {
     const wherry_value *state;
     bool owns_state;
     int64_t rank;
-    wherry_storage **storages; /**< Unique, each with a reference. */
+    bool owns_storages;        /**< Else the state, which is borrowed, keeps them alive. */
+    wherry_storage **storages; /**< Unique. */
     size_t storage_count;
     size_t storage_capacity;
     wherry_mesh **meshes; /**< Unique, each with a reference. */
@@ -39,8 +40,8 @@ wherry_prepared *wh_prepared_new(uint32_t chunk_bytes, int64_t rank);
 /** Whether a number may be the size of a chunk. */
 bool wh_chunk_bytes_valid(uint64_t chunk_bytes);
 
-/** Adds a storage, taking a reference. @return false where there is no memory. */
-bool wh_prepared_add_storage(wherry_prepared *prepared, wherry_storage *storage);
+/** Adds a storage; its reference is not counted. @return false where there is no memory. */
+bool wh_prepared_take_storage(wherry_prepared *prepared, wherry_storage *storage);
 
 /** Adds a mesh, taking a reference. @return false where there is no memory. */
 bool wh_prepared_add_mesh(wherry_prepared *prepared, wherry_mesh *mesh);

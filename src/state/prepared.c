@@ -26,7 +26,7 @@ void wherry_prepared_destroy(wherry_prepared *prepared) {
     if (prepared->owns_state) {
         wherry_value_destroy((wherry_value *)prepared->state);
     }
-    for (size_t i = 0; i < prepared->storage_count; i++) {
+    for (size_t i = 0; i < prepared->storage_count && prepared->owns_storages; i++) {
         wherry_storage_unref(prepared->storages[i]);
     }
     for (size_t i = 0; i < prepared->mesh_count; i++) {
@@ -47,12 +47,12 @@ static void add_saturating(uint64_t *sum, uint64_t number) {
     }
 }
 
-bool wh_prepared_add_storage(wherry_prepared *prepared, wherry_storage *storage) {
+bool wh_prepared_take_storage(wherry_prepared *prepared, wherry_storage *storage) {
     if (prepared->storage_count == UINT32_MAX ||
         !WH_GROW(prepared->storages, prepared->storage_capacity, prepared->storage_count)) {
         return false;
     }
-    prepared->storages[prepared->storage_count++] = wherry_storage_ref(storage);
+    prepared->storages[prepared->storage_count++] = storage;
     add_saturating(&prepared->storage_bytes, wherry_storage_nbytes(storage));
     return true;
 }

@@ -171,7 +171,7 @@ wherry_status wherry_sharded_create(const wherry_sharded *sharded, wherry_value 
     if (wh_add_product(infos, sizeof(wherry_shard) + 2 * sizeof(int64_t) * sharded->ndim, &extra) &&
         wh_add_product(places, sizeof(wherry_shard_place), &extra) &&
         wh_add_product(sharded->ndim, sizeof(int64_t), &extra)) {
-        value = wh_value_new(WHERRY_KIND_SHARDED, extra);
+        value = wh_value_new(NULL, WHERRY_KIND_SHARDED, extra);
     }
     if (!value) {
         return wh_fail_memory(error, "a sharded tensor");

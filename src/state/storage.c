@@ -14,10 +14,11 @@ struct wherry_storage {
     const wh_memory_ops *memory; /**< Of memory that the library allocated; else NULL. */
     wherry_release_fn release;
     void *context;
+    uint32_t pool_offset; /**< For wh_pool_free. */
 };
 
-static wherry_status create(void *data, uint64_t nbytes, wherry_device device, wherry_storage **storage_p,
-                            wherry_error *error) {
+static wherry_status create(wh_pool *pool, void *data, uint64_t nbytes, wherry_device device,
+                            wherry_storage **storage_p, wherry_error *error) {
     if (!storage_p) {
         return wh_fail(error, WHERRY_INVALID_ARGUMENT, "storage_p must not be NULL");
     }
@@ -25,11 +26,13 @@ static wherry_status create(void *data, uint64_t nbytes, wherry_device device, w
         return wh_fail(error, WHERRY_INVALID_ARGUMENT, "a storage of %llu bytes is too large",
                        (unsigned long long)nbytes);
     }
-    wherry_storage *storage = wh_alloc(sizeof(*storage));
+    uint32_t offset;
+    wherry_storage *storage = wh_pool_alloc(pool, sizeof(*storage), &offset);
     if (!storage) {
         return wh_fail_memory(error, "a storage");
     }
-    *storage = (wherry_storage){.references = 1, .data = data, .nbytes = nbytes, .device = device};
+    *storage =
+        (wherry_storage){.references = 1, .data = data, .nbytes = nbytes, .device = device, .pool_offset = offset};
     *storage_p = storage;
     return WHERRY_OK;
 }
@@ -40,7 +43,7 @@ wherry_status wherry_storage_wrap(void *data, uint64_t nbytes, wherry_device dev
         return wh_fail(error, WHERRY_INVALID_ARGUMENT, "a storage of %llu bytes cannot be at NULL",
                        (unsigned long long)nbytes);
     }
-    wherry_status status = create(data, nbytes, device, storage_p, error);
+    wherry_status status = create(NULL, data, nbytes, device, storage_p, error);
     if (status == WHERRY_OK) {
         (*storage_p)->release = release;
         (*storage_p)->context = context;
@@ -60,12 +63,12 @@ wherry_status wherry_storage_allocate(uint64_t nbytes, wherry_device device, whe
     if (!storage_p) {
         return wh_fail(error, WHERRY_INVALID_ARGUMENT, "storage_p must not be NULL");
     }
-    wherry_storage *storage;
-    wherry_status status = create(NULL, nbytes, device, &storage, error);
+    wherry_storage *storage = NULL;
+    wherry_status status = create(NULL, NULL, nbytes, device, &storage, error);
     if (status == WHERRY_OK && nbytes > 0) {
         status = memory->allocate(nbytes, device, &storage->data, error);
         if (status != WHERRY_OK) {
-            wh_free(storage);
+            wh_pool_free(storage, storage->pool_offset);
             return status;
         }
         storage->memory = memory;
@@ -78,7 +81,12 @@ wherry_status wherry_storage_allocate(uint64_t nbytes, wherry_device device, whe
 
 wherry_status wherry_storage_describe(uint64_t nbytes, wherry_device device, wherry_storage **storage_p,
                                       wherry_error *error) {
-    return create(NULL, nbytes, device, storage_p, error);
+    return create(NULL, NULL, nbytes, device, storage_p, error);
+}
+
+wherry_status wh_storage_describe(wh_pool *pool, uint64_t nbytes, wherry_device device, wherry_storage **storage_p,
+                                  wherry_error *error) {
+    return create(pool, NULL, nbytes, device, storage_p, error);
 }
 
 wherry_storage *wherry_storage_ref(wherry_storage *storage) {
@@ -96,11 +104,11 @@ void wherry_storage_unref(wherry_storage *storage) {
     if (storage->release) {
         storage->release(storage->context, storage->data);
     }
-    wh_free(storage);
+    wh_pool_free(storage, storage->pool_offset);
 }
 
 void *wherry_storage_data(const wherry_storage *storage) {
-    return storage->data;
+    return storage->nbytes ? storage->data : NULL;
 }
 
 uint64_t wherry_storage_nbytes(const wherry_storage *storage) {

@@ -6,7 +6,13 @@
 
 #include <wherry/storage.h>
 
+#include "base/pool.h"
+
 /** Whether the storage has no memory though it has bytes: it came from a manifest. */
 bool wh_storage_is_bare(const wherry_storage *storage);
+
+/** wherry_storage_describe out of a pool. */
+wherry_status wh_storage_describe(wh_pool *pool, uint64_t nbytes, wherry_device device, wherry_storage **storage_p,
+                                  wherry_error *error);
 
 #endif

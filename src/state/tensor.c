@@ -60,14 +60,16 @@ static wherry_status check_bounds(const wherry_tensor *tensor, wherry_status bou
     bool fits = true;
     bool empty = false;
     for (uint32_t d = 0; d < tensor->ndim; d++) {
+        empty |= tensor->shape[d] == 0;
+    }
+    for (uint32_t d = 0; d < tensor->ndim; d++) {
         uint64_t size = (uint64_t)tensor->shape[d];
-        empty |= size == 0;
-        fits = fits && (size < 2 || wh_add_product(size - 1, (uint64_t)tensor->strides[d], &last));
         fits = fits && (size < 2 || wh_mul(count, size, &count));
+        fits = fits && (size < 2 || empty || wh_add_product(size - 1, (uint64_t)tensor->strides[d], &last));
     }
     uint64_t view;
     fits = fits && wh_mul(count, item, &view);
-    fits = fits && wh_mul(last, item, &end) && wh_add(end, item, &end);
+    fits = fits && wh_mul(last, item, &end) && (empty || wh_add(end, item, &end));
     uint64_t nbytes = wherry_storage_nbytes(tensor->storage);
     if (!fits) {
         return wh_fail(error, bounds, "the tensor's sizes, strides and offset reach beyond 2^63 bytes");
@@ -79,14 +81,14 @@ static wherry_status check_bounds(const wherry_tensor *tensor, wherry_status bou
     return WHERRY_OK;
 }
 
-wherry_status wh_tensor_build(const wherry_tensor *tensor, wherry_status bounds, wherry_value **value_p,
+wherry_status wh_tensor_build(wh_pool *pool, const wherry_tensor *tensor, wherry_status bounds, wherry_value **value_p,
                               wherry_error *error) {
     wherry_status status = check_numbers(tensor, error);
     if (status != WHERRY_OK) {
         return status;
     }
     size_t array = tensor->ndim * sizeof(int64_t);
-    wherry_value *value = wh_value_new(WHERRY_KIND_TENSOR, sizeof(wherry_tensor) + 2 * array);
+    wherry_value *value = wh_value_new(pool, WHERRY_KIND_TENSOR, sizeof(wherry_tensor) + 2 * array);
     if (!value) {
         return wh_fail_memory(error, "a tensor");
     }
@@ -108,7 +110,7 @@ wherry_status wh_tensor_build(const wherry_tensor *tensor, wherry_status bounds,
     status = fits ? check_bounds(kept, bounds, error)
                   : wh_fail(error, bounds, "the tensor's sizes multiply to more than 2^63 elements");
     if (status != WHERRY_OK) {
-        wh_free(value);
+        wh_pool_free(value, value->pool_offset);
         return status;
     }
     wherry_storage_ref(kept->storage);
@@ -121,7 +123,7 @@ wherry_status wherry_tensor_create(const wherry_tensor *tensor, wherry_value **v
     if (!tensor || !value_p) {
         return wh_fail(error, WHERRY_INVALID_ARGUMENT, "tensor and value_p must not be NULL");
     }
-    return wh_tensor_build(tensor, WHERRY_INVALID_ARGUMENT, value_p, error);
+    return wh_tensor_build(NULL, tensor, WHERRY_INVALID_ARGUMENT, value_p, error);
 }
 
 const wherry_tensor *wherry_tensor_get(const wherry_value *value) {

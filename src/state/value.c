@@ -23,11 +23,14 @@ wherry_kind wherry_value_kind(const wherry_value *value) {
     return (wherry_kind)value->kind;
 }
 
-wherry_value *wh_value_new(wherry_kind kind, size_t extra) {
-    wherry_value *value = extra <= SIZE_MAX - sizeof(*value) ? wh_alloc(sizeof(*value) + extra) : NULL;
+wherry_value *wh_value_new(wh_pool *pool, wherry_kind kind, size_t extra) {
+    uint32_t offset;
+    wherry_value *value =
+        extra <= SIZE_MAX - sizeof(*value) ? wh_pool_alloc(pool, sizeof(*value) + extra, &offset) : NULL;
     if (value) {
         memset(value, 0, sizeof(*value));
         value->kind = (uint8_t)kind;
+        value->pool_offset = offset;
     }
     return value;
 }
@@ -62,7 +65,7 @@ void wherry_value_destroy(wherry_value *value) {
     default:
         break;
     }
-    wh_free(value);
+    wh_pool_free(value, value->pool_offset);
 }
 
 static wherry_status deliver(wherry_value *value, wherry_value **value_p, wherry_error *error) {
@@ -74,11 +77,11 @@ static wherry_status deliver(wherry_value *value, wherry_value **value_p, wherry
 }
 
 wherry_status wherry_none_create(wherry_value **value_p, wherry_error *error) {
-    return deliver(wh_value_new(WHERRY_KIND_NONE, 0), value_p, error);
+    return deliver(wh_value_new(NULL, WHERRY_KIND_NONE, 0), value_p, error);
 }
 
 wherry_status wherry_bool_create(bool content, wherry_value **value_p, wherry_error *error) {
-    wherry_value *value = wh_value_new(WHERRY_KIND_BOOL, 0);
+    wherry_value *value = wh_value_new(NULL, WHERRY_KIND_BOOL, 0);
     if (value) {
         value->as.boolean = content;
     }
@@ -86,7 +89,7 @@ wherry_status wherry_bool_create(bool content, wherry_value **value_p, wherry_er
 }
 
 wherry_status wherry_int_create(int64_t content, wherry_value **value_p, wherry_error *error) {
-    wherry_value *value = wh_value_new(WHERRY_KIND_INT, 0);
+    wherry_value *value = wh_value_new(NULL, WHERRY_KIND_INT, 0);
     if (value) {
         value->as.integer = content;
     }
@@ -94,7 +97,7 @@ wherry_status wherry_int_create(int64_t content, wherry_value **value_p, wherry_
 }
 
 wherry_status wherry_float_create(double content, wherry_value **value_p, wherry_error *error) {
-    wherry_value *value = wh_value_new(WHERRY_KIND_FLOAT, 0);
+    wherry_value *value = wh_value_new(NULL, WHERRY_KIND_FLOAT, 0);
     if (value) {
         value->as.numbers[0] = content;
     }
@@ -102,7 +105,7 @@ wherry_status wherry_float_create(double content, wherry_value **value_p, wherry
 }
 
 wherry_status wherry_complex_create(double real, double imaginary, wherry_value **value_p, wherry_error *error) {
-    wherry_value *value = wh_value_new(WHERRY_KIND_COMPLEX, 0);
+    wherry_value *value = wh_value_new(NULL, WHERRY_KIND_COMPLEX, 0);
     if (value) {
         value->as.numbers[0] = real;
         value->as.numbers[1] = imaginary;
@@ -111,8 +114,8 @@ wherry_status wherry_complex_create(double real, double imaginary, wherry_value 
 }
 
 /** A value with a copy of bytes and a zero behind it. */
-static wherry_value *new_text(wherry_kind kind, const void *bytes, size_t size) {
-    wherry_value *value = size < SIZE_MAX ? wh_value_new(kind, size + 1) : NULL;
+static wherry_value *new_text(wh_pool *pool, wherry_kind kind, const void *bytes, size_t size) {
+    wherry_value *value = size < SIZE_MAX ? wh_value_new(pool, kind, size + 1) : NULL;
     if (value) {
         value->as.text.bytes = (char *)(value + 1);
         value->as.text.size = size;
@@ -144,7 +147,7 @@ wherry_status wherry_bigint_create(bool negative, const void *magnitude, size_t 
             return wherry_int_create(negative ? (int64_t)(0 - number) : (int64_t)number, value_p, error);
         }
     }
-    wherry_value *value = new_text(WHERRY_KIND_BIGINT, bytes, size);
+    wherry_value *value = new_text(NULL, WHERRY_KIND_BIGINT, bytes, size);
     if (value) {
         value->as.text.negative = negative;
     }
@@ -152,17 +155,22 @@ wherry_status wherry_bigint_create(bool negative, const void *magnitude, size_t 
 }
 
 wherry_status wherry_string_create(const char *text, size_t size, wherry_value **value_p, wherry_error *error) {
+    return wh_string_build(NULL, text, size, value_p, error);
+}
+
+wherry_status wh_string_build(wh_pool *pool, const char *text, size_t size, wherry_value **value_p,
+                              wherry_error *error) {
     if ((!text && size) || !wh_utf8_valid(text, size)) {
         return wh_fail(error, WHERRY_INVALID_ARGUMENT, "a string must be UTF-8; use bytes for anything else");
     }
-    return deliver(new_text(WHERRY_KIND_STRING, text, size), value_p, error);
+    return deliver(new_text(pool, WHERRY_KIND_STRING, text, size), value_p, error);
 }
 
 wherry_status wherry_bytes_create(const void *bytes, size_t size, wherry_value **value_p, wherry_error *error) {
     if (!bytes && size) {
         return wh_fail(error, WHERRY_INVALID_ARGUMENT, "bytes must not be NULL");
     }
-    return deliver(new_text(WHERRY_KIND_BYTES, bytes, size), value_p, error);
+    return deliver(new_text(NULL, WHERRY_KIND_BYTES, bytes, size), value_p, error);
 }
 
 bool wherry_bool_get(const wherry_value *value) {
@@ -210,7 +218,7 @@ wherry_status wherry_object_create(const char *type_name, wherry_value *payload,
     if (size == 0 || !wh_utf8_valid(type_name, size) || !payload) {
         return wh_fail(error, WHERRY_INVALID_ARGUMENT, "an object needs a type name in UTF-8 and a payload");
     }
-    wherry_value *value = wh_value_new(WHERRY_KIND_OBJECT, size + 1);
+    wherry_value *value = wh_value_new(NULL, WHERRY_KIND_OBJECT, size + 1);
     if (!value) {
         return wh_fail_memory(error, "an object");
     }

@@ -8,6 +8,7 @@
 #include <wherry/value.h>
 
 #include "base/index.h"
+#include "base/pool.h"
 #include "range/copy.h"
 
 typedef struct wh_text {
@@ -43,6 +44,7 @@ typedef struct wh_object {
 struct wherry_value {
     uint8_t kind;         /**< A wherry_kind. */
     uint16_t height;      /**< Containers within each other from here down: 0 for a leaf. */
+    uint32_t pool_offset; /**< For wh_pool_free. */
     wherry_value *parent; /**< Who owns it; NULL: the caller. */
     union {
         bool boolean;
@@ -58,8 +60,12 @@ struct wherry_value {
     } as;
 };
 
-/** A value with `extra` bytes behind it, which begin at value + 1, or NULL where there is no memory. */
-wherry_value *wh_value_new(wherry_kind kind, size_t extra);
+/** A value with `extra` bytes behind it, which begin at value + 1, or NULL where there is no memory. pool may be NULL. */
+wherry_value *wh_value_new(wh_pool *pool, wherry_kind kind, size_t extra);
+
+/** wherry_string_create out of a pool. */
+wherry_status wh_string_build(wh_pool *pool, const char *text, size_t size, wherry_value **value_p,
+                              wherry_error *error);
 
 /** Whether it may be a dict's key. */
 bool wh_value_is_scalar(const wherry_value *value);
@@ -88,6 +94,13 @@ const wherry_value *wh_value_inside(const wherry_value *value);
 /** Makes room for count entries in all. @return false where there is no memory. */
 bool wh_dict_reserve(wh_dict *dict, size_t count);
 
+/** Whether a dict has a key; *hash_p is for wh_dict_add, as long as nothing else is added before. */
+bool wh_dict_has(const wherry_value *dict, const wherry_value *key, uint64_t *hash_p);
+
+/** Adds an entry that was checked: the key is not there, and the dict may take both over. */
+wherry_status wh_dict_add(wherry_value *dict, wherry_value *key, uint64_t hash, wherry_value *item,
+                          wherry_error *error);
+
 /** Destroys what a dict holds. */
 void wh_dict_clear(wh_dict *dict);
 
@@ -98,10 +111,10 @@ bool wh_contiguous_strides(uint32_t ndim, const int64_t *shape, int64_t *strides
 wh_view wh_tensor_view(const wherry_tensor *tensor);
 
 /**
- * wherry_tensor_create, with the status to answer where an element lies outside the storage: an argument of the caller's and
- * bytes of a peer's are different faults.
+ * wherry_tensor_create out of a pool, with the status to answer where an element lies outside the storage: an argument of the caller's
+ * and bytes of a peer's are different faults.
  */
-wherry_status wh_tensor_build(const wherry_tensor *tensor, wherry_status bounds, wherry_value **value_p,
+wherry_status wh_tensor_build(wh_pool *pool, const wherry_tensor *tensor, wherry_status bounds, wherry_value **value_p,
                               wherry_error *error);
 
 /** Whether two DTensors are placed in the same way, whatever their meshes. */

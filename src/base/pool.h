@@ -1,0 +1,37 @@
+/**
+ * @file pool.h  Many small objects from few allocations, each still released on its own.
+ *
+ * Objects are cut from blocks one behind the other. Each keeps how far it lies from the beginning of its block; a block is given back when the
+ * last of its objects is. Decoding builds tens of thousands of values at once, and half of its time would go into the allocator otherwise.
+ */
+#ifndef WH_BASE_POOL_H
+#define WH_BASE_POOL_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+typedef struct wh_pool_block wh_pool_block;
+
+/** Where objects are cut from; starts as {0}. Used by one thread at a time; objects may be released by any. */
+typedef struct wh_pool {
+    wh_pool_block *block; /**< The current one, which the pool keeps alive. */
+    size_t used;
+    size_t size;
+    size_t objects; /**< Cut from the current block. */
+} wh_pool;
+
+/**
+ * Cuts off an object, aligned for pointers and 64-bit numbers.
+ * @param pool      NULL: the object is an allocation of its own.
+ * @param offset_p  what wh_pool_free needs; 0 for an allocation of its own.
+ * @return NULL where there is no memory.
+ */
+void *wh_pool_alloc(wh_pool *pool, size_t size, uint32_t *offset_p);
+
+/** Releases an object. Any thread. */
+void wh_pool_free(void *object, uint32_t offset);
+
+/** Ends cutting; the objects live on. */
+void wh_pool_close(wh_pool *pool);
+
+#endif

@@ -1,0 +1,41 @@
+/* Any text: parsing answers. A path that parses is written to a text that gives the same path, and the same text, again. */
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <wherry/wherry.h>
+
+#define REQUIRE(condition)                                                                                             \
+    do {                                                                                                               \
+        if (!(condition)) {                                                                                            \
+            fprintf(stderr, "%s:%d: not so: %s\n", __FILE__, __LINE__, #condition);                                    \
+            abort();                                                                                                   \
+        }                                                                                                              \
+    } while (0)
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
+    wherry_path *path;
+    wherry_path *again;
+    char *text;
+    char *text_again;
+    wherry_error error;
+    error.message[0] = '\0';
+    wherry_status status = wherry_path_parse((const char *)data, size, &path, &error);
+    if (status != WHERRY_OK) {
+        REQUIRE(status == WHERRY_BAD_PATH && error.offset <= size && error.message[0]);
+        return 0;
+    }
+    REQUIRE(wherry_path_format(path, &text, NULL) == WHERRY_OK);
+    REQUIRE(wherry_path_parse(text, strlen(text), &again, NULL) == WHERRY_OK);
+    REQUIRE(wherry_path_equal(path, again));
+    REQUIRE(wherry_path_format(again, &text_again, NULL) == WHERRY_OK);
+    REQUIRE(strcmp(text, text_again) == 0);
+    wherry_free(text);
+    wherry_free(text_again);
+    wherry_path_destroy(path);
+    wherry_path_destroy(again);
+    return 0;
+}

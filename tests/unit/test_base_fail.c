@@ -1,0 +1,200 @@
+/* The error record: what each way of filling it writes, and how long paths are cut. */
+#include <errno.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "base/fail.h"
+#include "base/utf8.h"
+
+#define ELLIPSIS "\xE2\x80\xA6"
+
+/** A record full of what must not stay. */
+static wherry_error used_record(void) {
+    wherry_error error;
+    memset(&error, 0x5A, sizeof(error));
+    return error;
+}
+
+static void test_plain(void **state) {
+    (void)state;
+    wherry_error error = used_record();
+    assert_int_equal(wh_fail(&error, WHERRY_MISMATCH, "%d of %s", 3, "them"), WHERRY_MISMATCH);
+    assert_int_equal(error.status, WHERRY_MISMATCH);
+    assert_int_equal(error.errnum, 0);
+    assert_int_equal(error.rank, -1);
+    assert_int_equal(error.reserved, 0);
+    assert_true(error.offset == UINT64_MAX);
+    assert_string_equal(error.path, "");
+    assert_string_equal(error.message, "3 of them");
+}
+
+static void test_with_offset(void **state) {
+    (void)state;
+    wherry_error error = used_record();
+    assert_int_equal(wh_fail_at(&error, WHERRY_MALFORMED, 0, "at %s", "once"), WHERRY_MALFORMED);
+    assert_int_equal(error.status, WHERRY_MALFORMED);
+    assert_true(error.offset == 0);
+    assert_string_equal(error.message, "at once");
+    wh_fail_at(&error, WHERRY_MALFORMED, UINT64_C(1) << 40, "far");
+    assert_true(error.offset == UINT64_C(1) << 40);
+    assert_int_equal(error.errnum, 0);
+    assert_int_equal(error.rank, -1);
+    assert_string_equal(error.path, "");
+}
+
+static void test_with_errno(void **state) {
+    (void)state;
+    wherry_error error = used_record();
+    char expected[256];
+    snprintf(expected, sizeof(expected), "cannot open x: %s", strerror(ENOENT));
+    errno = EINTR;
+    assert_int_equal(wh_fail_errno(&error, WHERRY_SYSTEM, ENOENT, "cannot open %s", "x"), WHERRY_SYSTEM);
+    assert_int_equal(error.status, WHERRY_SYSTEM);
+    assert_int_equal(error.errnum, ENOENT);
+    assert_true(error.offset == UINT64_MAX);
+    assert_string_equal(error.message, expected);
+}
+
+static void test_out_of_memory(void **state) {
+    (void)state;
+    wherry_error error = used_record();
+    assert_int_equal(wh_fail_memory(&error, "a plan"), WHERRY_NO_MEMORY);
+    assert_int_equal(error.status, WHERRY_NO_MEMORY);
+    assert_non_null(strstr(error.message, "a plan"));
+    assert_string_equal(error.path, "");
+}
+
+static void test_no_record(void **state) {
+    (void)state;
+    assert_int_equal(wh_fail(NULL, WHERRY_LIMIT, "%s", "x"), WHERRY_LIMIT);
+    assert_int_equal(wh_fail_at(NULL, WHERRY_TRUNCATED, 7, "%s", "x"), WHERRY_TRUNCATED);
+    assert_int_equal(wh_fail_errno(NULL, WHERRY_SYSTEM, ENOENT, "%s", "x"), WHERRY_SYSTEM);
+    assert_int_equal(wh_fail_memory(NULL, "x"), WHERRY_NO_MEMORY);
+    wh_fail_path(NULL, "x");
+}
+
+static void test_long_messages_end_in_time(void **state) {
+    (void)state;
+    for (size_t length = WHERRY_ERROR_MESSAGE_MAX - 40; length < WHERRY_ERROR_MESSAGE_MAX + 40; length++) {
+        char text[WHERRY_ERROR_MESSAGE_MAX + 64];
+        memset(text, 'm', length);
+        text[length] = '\0';
+        wherry_error error = used_record();
+        wh_fail(&error, WHERRY_MISMATCH, "%s", text);
+        size_t kept = length < WHERRY_ERROR_MESSAGE_MAX ? length : WHERRY_ERROR_MESSAGE_MAX - 1;
+        assert_int_equal(strnlen(error.message, sizeof(error.message)), kept);
+        wh_fail_errno(&error, WHERRY_SYSTEM, ENOENT, "%s", text);
+        assert_true(strnlen(error.message, sizeof(error.message)) >= kept);
+        assert_true(strnlen(error.message, sizeof(error.message)) < sizeof(error.message));
+        assert_memory_equal(error.message, text, kept);
+        assert_int_equal(error.errnum, ENOENT);
+    }
+}
+
+/* wherry/error.h says that the message is UTF-8: cutting it must not leave half a character. */
+static void test_long_messages_stay_utf8(void **state) {
+    (void)state;
+    static const char *const characters[] = {"\xC3\xA9", "\xE2\x82\xAC", "\xF0\x9F\x9B\xB6"};
+    for (size_t c = 0; c < 3; c++) {
+        for (size_t shift = 0; shift < 4; shift++) {
+            char text[WHERRY_ERROR_MESSAGE_MAX + 64] = "xxxx";
+            size_t length = shift;
+            while (length < WHERRY_ERROR_MESSAGE_MAX + 8) {
+                memcpy(text + length, characters[c], strlen(characters[c]) + 1);
+                length += strlen(characters[c]);
+            }
+            wherry_error error = used_record();
+            wh_fail(&error, WHERRY_MISMATCH, "%s", text);
+            size_t kept = strlen(error.message);
+            assert_true(kept > WHERRY_ERROR_MESSAGE_MAX - 8);
+            assert_memory_equal(error.message, text, kept);
+            assert_true(wh_utf8_valid(error.message, kept));
+        }
+    }
+}
+
+static void test_path_keeps_the_rest(void **state) {
+    (void)state;
+    wherry_error error = used_record();
+    wh_fail_at(&error, WHERRY_MISMATCH, 5, "why");
+    wh_fail_path(&error, "a.b[3]");
+    assert_string_equal(error.path, "a.b[3]");
+    assert_string_equal(error.message, "why");
+    assert_int_equal(error.status, WHERRY_MISMATCH);
+    assert_true(error.offset == 5);
+    wh_fail_path(&error, "");
+    assert_string_equal(error.path, "");
+}
+
+static void check_cut(const char *path, size_t length) {
+    wherry_error error = used_record();
+    wh_fail(&error, WHERRY_MISMATCH, "why");
+    wh_fail_path(&error, path);
+    size_t size = strnlen(error.path, sizeof(error.path));
+    assert_true(size < sizeof(error.path));
+    if (length < sizeof(error.path)) {
+        assert_string_equal(error.path, path);
+        return;
+    }
+    assert_true(wh_utf8_valid(error.path, size));
+    const char *middle = strstr(error.path, ELLIPSIS);
+    assert_non_null(middle);
+    size_t head = (size_t)(middle - error.path);
+    size_t tail = size - head - strlen(ELLIPSIS);
+    assert_memory_equal(error.path, path, head);
+    assert_memory_equal(middle + strlen(ELLIPSIS), path + length - tail, tail);
+    /* At most three bytes of a character are lost on each side, and both sides get their half. */
+    assert_true(size + 6 >= sizeof(error.path) - 1);
+    assert_true(head >= 120 && tail >= 120);
+    assert_string_equal(error.message, "why");
+}
+
+static void test_long_paths_keep_both_ends_and_whole_characters(void **state) {
+    (void)state;
+    static const char *const characters[] = {"a", "\xC3\xA9", "\xE2\x82\xAC", "\xF0\x9F\x9B\xB6"};
+    for (size_t c = 0; c < 4; c++) {
+        for (size_t shift = 0; shift < 4; shift++) {
+            char path[1024] = "wxyz";
+            size_t length = shift;
+            path[length] = '\0';
+            while (length < 900) {
+                memcpy(path + length, characters[c], strlen(characters[c]) + 1);
+                length += strlen(characters[c]);
+                check_cut(path, length);
+            }
+        }
+    }
+}
+
+/* Paths are UTF-8, but bytes that are not must at least stay within the record. */
+static void test_paths_of_stray_bytes(void **state) {
+    (void)state;
+    char path[600];
+    memset(path, 0x80, sizeof(path) - 1);
+    path[sizeof(path) - 1] = '\0';
+    wherry_error error = used_record();
+    wh_fail_path(&error, path);
+    assert_true(strnlen(error.path, sizeof(error.path)) < sizeof(error.path));
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_plain),
+        cmocka_unit_test(test_with_offset),
+        cmocka_unit_test(test_with_errno),
+        cmocka_unit_test(test_out_of_memory),
+        cmocka_unit_test(test_no_record),
+        cmocka_unit_test(test_long_messages_end_in_time),
+        cmocka_unit_test(test_long_messages_stay_utf8),
+        cmocka_unit_test(test_path_keeps_the_rest),
+        cmocka_unit_test(test_long_paths_keep_both_ends_and_whole_characters),
+        cmocka_unit_test(test_paths_of_stray_bytes),
+    };
+    return cmocka_run_group_tests_name("base_fail", tests, NULL, NULL);
+}

@@ -1,0 +1,157 @@
+/* Targets that overlap: accepted only where their sources overlap in the same way. */
+#include "support/build.h"
+
+#define SHAPE(...) ((int64_t[]){__VA_ARGS__})
+
+static wherry_error error;
+
+/** A dict of two views of one storage, or of the same memory wrapped twice. */
+typedef struct two_views {
+    int64_t offset[2];
+    int64_t strides[2][2];
+    int64_t shape[2][2];
+} two_views;
+
+static wherry_value *build_pair(const two_views *views, int storages) {
+    wherry_storage *one = build_storage(400, 1);
+    wherry_storage *other = storages == 1 ? wherry_storage_ref(one) : build_storage(400, 2);
+    wherry_value *state =
+        build_dict("a", build_tensor(one, WHERRY_F32, views->offset[0], 2, views->shape[0], views->strides[0]), "b",
+                   build_tensor(other, WHERRY_F32, views->offset[1], 2, views->shape[1], views->strides[1]), NULL);
+    return state;
+}
+
+static wherry_status plan_status(const wherry_value *source, const wherry_value *target, uint64_t *bytes_p) {
+    wherry_prepared *sent;
+    wherry_prepared *received;
+    wherry_plan *plan;
+    wherry_plan_summary summary;
+    void *bytes;
+    size_t size;
+    must(wherry_prepare(source, NULL, &sent, &error));
+    must(wherry_manifest_encode(sent, &bytes, &size, &error));
+    must(wherry_manifest_decode(bytes, size, NULL, &received, &error));
+    wherry_prepared_destroy(sent);
+    wherry_free(bytes);
+    wherry_status status = wherry_plan_create(received, target, NULL, &plan, &error);
+    if (status != WHERRY_OK) {
+        wherry_prepared_destroy(received);
+        return status;
+    }
+    wherry_plan_summarize(plan, &summary);
+    *bytes_p = summary.bytes;
+    wherry_plan_destroy(plan);
+    return status;
+}
+
+static void expect(const two_views *from, int from_storages, const two_views *to, int to_storages,
+                   wherry_status expected, uint64_t bytes) {
+    wherry_value *source = build_pair(from, from_storages);
+    wherry_value *target = build_pair(to, to_storages);
+    uint64_t written = 0;
+    wherry_status status = plan_status(source, target, &written);
+    if (status != expected) {
+        fail_msg("%s: %s", wherry_status_name(status), status ? error.message : "");
+    }
+    assert_int_equal(written, bytes);
+    if (status != WHERRY_OK) {
+        assert_string_equal(error.path, "b");
+        assert_non_null(strstr(error.message, "'a' and 'b' share memory"));
+    }
+    wherry_value_destroy(source);
+    wherry_value_destroy(target);
+}
+
+static const two_views tied = {{0, 0}, {{3, 1}, {3, 1}}, {{2, 3}, {2, 3}}};
+static const two_views shifted = {{0, 3}, {{3, 1}, {3, 1}}, {{2, 3}, {2, 3}}};
+static const two_views turned = {{0, 0}, {{3, 1}, {1, 2}}, {{2, 3}, {2, 3}}};
+static const two_views columns = {{0, 3}, {{6, 1}, {6, 1}}, {{4, 3}, {4, 3}}};
+static const two_views rows = {{0, 12}, {{3, 1}, {3, 1}}, {{4, 3}, {4, 3}}};
+static const two_views squares = {{0, 0}, {{3, 1}, {1, 3}}, {{3, 3}, {3, 3}}};
+
+static void test_tied(void **state) {
+    (void)state;
+    expect(&tied, 1, &tied, 1, WHERRY_OK, 24);
+    expect(&tied, 1, &tied, 2, WHERRY_OK, 48);
+    expect(&tied, 2, &tied, 1, WHERRY_MISMATCH, 0);
+    expect(&tied, 2, &tied, 2, WHERRY_OK, 48);
+}
+
+static void test_partly_shared(void **state) {
+    (void)state;
+    expect(&shifted, 1, &shifted, 1, WHERRY_OK, 48);
+    expect(&tied, 1, &shifted, 1, WHERRY_MISMATCH, 0);
+    expect(&shifted, 1, &tied, 1, WHERRY_MISMATCH, 0);
+    expect(&shifted, 2, &shifted, 1, WHERRY_MISMATCH, 0);
+    expect(&shifted, 1, &turned, 1, WHERRY_MISMATCH, 0);
+}
+
+/** W and its transpose: the same memory twice, in another order. */
+static void test_transposed(void **state) {
+    (void)state;
+    two_views plain = squares;
+    memcpy(plain.strides[1], plain.strides[0], sizeof(plain.strides[1]));
+    expect(&squares, 1, &squares, 1, WHERRY_OK, 36);
+    expect(&squares, 1, &plain, 1, WHERRY_MISMATCH, 0);
+}
+
+/** Columns of one matrix interleave, but share nothing. */
+static void test_interleaved(void **state) {
+    (void)state;
+    expect(&rows, 2, &columns, 1, WHERRY_OK, 96);
+    expect(&columns, 1, &columns, 1, WHERRY_OK, 96);
+    expect(&rows, 1, &columns, 1, WHERRY_OK, 96);
+    two_views crossing = columns;
+    crossing.offset[1] = 2;
+    expect(&rows, 2, &crossing, 1, WHERRY_MISMATCH, 0);
+}
+
+static void test_memory_wrapped_twice(void **state) {
+    (void)state;
+    static char memory[24];
+    wherry_storage *one;
+    wherry_storage *other;
+    uint64_t bytes;
+    must(wherry_storage_wrap(memory, 24, wherry_device_cpu(), NULL, NULL, &one, &error));
+    must(wherry_storage_wrap(memory, 20, wherry_device_cpu(), NULL, NULL, &other, &error));
+    wherry_value *target = build_dict("a", build_tensor(one, WHERRY_F32, 0, 2, SHAPE(2, 3), NULL), "b",
+                                      build_tensor(other, WHERRY_F32, 0, 2, SHAPE(1, 3), NULL), NULL);
+    wherry_value *source = build_dict("a", build_tensor(build_storage(24, 1), WHERRY_F32, 0, 2, SHAPE(2, 3), NULL), "b",
+                                      build_tensor(build_storage(24, 1), WHERRY_F32, 0, 2, SHAPE(1, 3), NULL), NULL);
+    assert_int_equal(plan_status(source, target, &bytes), WHERRY_MISMATCH);
+    wherry_value_destroy(source);
+    wherry_value_destroy(target);
+}
+
+/** A target whose own elements share memory needs a source whose elements share it in the same way. */
+static void test_one_tensor_over_itself(void **state) {
+    (void)state;
+    uint64_t bytes = 0;
+    wherry_value *whole = build_tensor(build_storage(24, 1), WHERRY_F32, 0, 2, SHAPE(2, 3), NULL);
+    wherry_value *expanded = build_tensor(build_storage(24, 1), WHERRY_F32, 0, 2, SHAPE(2, 3), SHAPE(0, 1));
+    wherry_value *window = build_tensor(build_storage(24, 1), WHERRY_F32, 0, 2, SHAPE(2, 3), SHAPE(1, 1));
+    assert_int_equal(plan_status(whole, expanded, &bytes), WHERRY_MISMATCH);
+    assert_non_null(strstr(error.message, "share memory"));
+    assert_int_equal(plan_status(whole, window, &bytes), WHERRY_MISMATCH);
+    assert_int_equal(plan_status(expanded, window, &bytes), WHERRY_MISMATCH);
+    assert_int_equal(plan_status(expanded, whole, &bytes), WHERRY_OK);
+    assert_int_equal(bytes, 24);
+    assert_int_equal(plan_status(expanded, expanded, &bytes), WHERRY_OK);
+    assert_int_equal(bytes, 12);
+    assert_int_equal(plan_status(window, window, &bytes), WHERRY_OK);
+    wherry_value_destroy(whole);
+    wherry_value_destroy(expanded);
+    wherry_value_destroy(window);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_tied),
+        cmocka_unit_test(test_partly_shared),
+        cmocka_unit_test(test_transposed),
+        cmocka_unit_test(test_interleaved),
+        cmocka_unit_test(test_memory_wrapped_twice),
+        cmocka_unit_test(test_one_tensor_over_itself),
+    };
+    return cmocka_run_group_tests_name("plan_alias", tests, NULL, NULL);
+}

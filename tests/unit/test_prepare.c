@@ -1,0 +1,354 @@
+/* Preparing: unique storages, the bytes that are covered, and the chunks that these are cut into. */
+#include "../support/build.h"
+
+#include <stdlib.h>
+
+static const uint64_t GIB = UINT64_C(1) << 30;
+static const uint64_t MIB = UINT64_C(1) << 20;
+
+static wherry_prepared *prepare(const wherry_value *state, uint32_t chunk_bytes, uint32_t max_gap) {
+    wherry_prepare_options options;
+    wherry_prepare_options_init(&options);
+    options.chunk_bytes = chunk_bytes;
+    options.max_gap = max_gap;
+    wherry_prepared *prepared;
+    must(wherry_prepare(state, &options, &prepared, NULL));
+    return prepared;
+}
+
+static wherry_prepared_summary summarize(const wherry_value *state, const wherry_prepare_options *options) {
+    wherry_prepared *prepared;
+    wherry_prepared_summary summary;
+    must(wherry_prepare(state, options, &prepared, NULL));
+    wherry_prepared_summarize(prepared, &summary);
+    wherry_prepared_destroy(prepared);
+    return summary;
+}
+
+static void test_options(void **state) {
+    (void)state;
+    wherry_prepare_options options;
+    memset(&options, 0xEE, sizeof(options));
+    wherry_prepare_options_init(&options);
+    assert_true(options.struct_size == sizeof(options) && options.chunk_bytes == 4 * MIB && options.max_gap == 4095);
+    assert_true(options.reserved == 0 && options.rank == -1);
+    wherry_value *value = build_int(1);
+    for (uint32_t chunk_bytes = 4096; chunk_bytes <= GIB; chunk_bytes *= 2) {
+        options.chunk_bytes = chunk_bytes;
+        options.rank = (int64_t)chunk_bytes;
+        wherry_prepared *prepared;
+        wherry_prepared_summary summary;
+        must(wherry_prepare(value, &options, &prepared, NULL));
+        wherry_prepared_summarize(prepared, &summary);
+        assert_int_equal(summary.chunk_bytes, chunk_bytes);
+        assert_int_equal(wherry_prepared_rank(prepared), chunk_bytes);
+        assert_ptr_equal(wherry_prepared_state(prepared), value);
+        wherry_prepared_destroy(prepared);
+    }
+    wherry_value_destroy(value);
+}
+
+static void test_options_refused(void **state) {
+    (void)state;
+    static const uint32_t sizes[] = {0, 1, 2048, 4095, 4097, 12288, 3 << 20, UINT32_C(1) << 31, UINT32_MAX};
+    wherry_value *value = build_int(1);
+    wherry_error error;
+    wherry_prepared *prepared = NULL;
+    wherry_prepare_options options;
+    for (size_t i = 0; i < sizeof(sizes) / sizeof(*sizes); i++) {
+        wherry_prepare_options_init(&options);
+        options.chunk_bytes = sizes[i];
+        must_fail(WHERRY_INVALID_ARGUMENT, error, wherry_prepare(value, &options, &prepared, &error));
+    }
+    wherry_prepare_options_init(&options);
+    options.rank = -2;
+    must_fail(WHERRY_INVALID_ARGUMENT, error, wherry_prepare(value, &options, &prepared, &error));
+    must_fail(WHERRY_INVALID_ARGUMENT, error, wherry_prepare(NULL, NULL, &prepared, &error));
+    must_fail(WHERRY_INVALID_ARGUMENT, error, wherry_prepare(value, NULL, NULL, &error));
+    assert_null(prepared);
+    wherry_value_destroy(value);
+}
+
+/** A struct of an older version is shorter, and what it lacks has its default; one of a newer version is refused. */
+static void test_struct_size(void **state) {
+    (void)state;
+    wherry_value *value = build_int(1);
+    struct {
+        wherry_prepare_options options;
+        uint64_t newer;
+    } given;
+    memset(&given, 0xEE, sizeof(given));
+    given.options.struct_size = 8;
+    given.options.chunk_bytes = 8192;
+    wherry_prepared *prepared;
+    must(wherry_prepare(value, &given.options, &prepared, NULL));
+    assert_int_equal(wherry_prepared_rank(prepared), -1);
+    wherry_prepared_summary summary;
+    wherry_prepared_summarize(prepared, &summary);
+    assert_int_equal(summary.chunk_bytes, 8192);
+    wherry_prepared_destroy(prepared);
+    given.options.struct_size = 4;
+    assert_int_equal(summarize(value, &given.options).chunk_bytes, 4 * MIB);
+    static const uint32_t bad[] = {0, 1, 3, sizeof(given.options) + 1, sizeof(given.options) + 8, UINT32_MAX};
+    for (size_t i = 0; i < sizeof(bad) / sizeof(*bad); i++) {
+        wherry_error error;
+        wherry_prepare_options_init(&given.options);
+        given.options.struct_size = bad[i];
+        prepared = NULL;
+        must_fail(WHERRY_INVALID_ARGUMENT, error, wherry_prepare(value, &given.options, &prepared, &error));
+        assert_null(prepared);
+    }
+    wherry_value_destroy(value);
+}
+
+static void test_empty_states(void **state) {
+    (void)state;
+    static const int64_t none[] = {0, 5};
+    wherry_value *values[] = {build_none(), build_dict(NULL, NULL), build_object("T", build_list(NULL)),
+                              build_tensor(build_storage(0, 0), WHERRY_F32, 0, 2, none, NULL),
+                              build_tensor(build_storage(100, 0), WHERRY_F32, 3, 2, none, NULL)};
+    for (int i = 0; i < 5; i++) {
+        wherry_prepared *prepared;
+        wherry_prepared_summary summary;
+        must(wherry_prepare(values[i], NULL, &prepared, NULL));
+        wherry_prepared_summarize(prepared, &summary);
+        assert_true(summary.tensors == (i > 2) && summary.storages == (i > 2) && summary.extents == 0);
+        assert_true(summary.bytes == 0 && summary.chunks == 0 && summary.view_bytes == 0);
+        assert_int_equal(summary.storage_bytes, i == 4 ? 100 : 0);
+        uint64_t begin = 9;
+        uint64_t length = 9;
+        wherry_prepared_chunk(prepared, 0, &begin, &length);
+        assert_true(begin == 0 && length == 0);
+        size_t count = 9;
+        wherry_prepared_extents(prepared, 0, &count);
+        assert_int_equal(count, 0);
+        assert_null(wherry_prepared_storage(prepared, summary.storages));
+        assert_int_equal(wherry_prepared_visit_chunk(prepared, 0, NULL, NULL), 0);
+        wherry_prepared_destroy(prepared);
+        wherry_value_destroy(values[i]);
+    }
+    wherry_prepared_destroy(NULL);
+}
+
+static void test_unique_storages(void **state) {
+    (void)state;
+    static const int64_t shape[] = {16};
+    static uint8_t memory[32];
+    wherry_device cpu = wherry_device_cpu();
+    wherry_storage *storages[5];
+    must(wherry_storage_wrap(memory, 32, cpu, NULL, NULL, &storages[0], NULL));
+    must(wherry_storage_wrap(memory, 32, cpu, NULL, NULL, &storages[1], NULL));
+    storages[2] = build_storage(32, 0);
+    storages[3] = build_bare(32);
+    storages[4] = build_bare(32);
+    wherry_value *list = build_list(NULL);
+    static const int order[] = {2, 0, 1, 0, 3, 4, 3, 2};
+    for (int i = 0; i < 8; i++) {
+        must(wherry_sequence_append(list, build_view(storages[order[i]], WHERRY_U8, i, 1, shape, NULL), NULL));
+    }
+    wherry_prepared *prepared = prepare(list, 4096, 0);
+    wherry_prepared_summary summary;
+    wherry_prepared_summarize(prepared, &summary);
+    assert_true(summary.tensors == 8 && summary.storages == 4 && summary.storage_bytes == 128);
+    assert_int_equal(summary.view_bytes, 8 * 16);
+    assert_ptr_equal(wherry_prepared_storage(prepared, 0), storages[2]);
+    assert_ptr_equal(wherry_prepared_storage(prepared, 1), storages[0]);
+    assert_ptr_equal(wherry_prepared_storage(prepared, 2), storages[3]);
+    assert_ptr_equal(wherry_prepared_storage(prepared, 3), storages[4]);
+    assert_null(wherry_prepared_storage(prepared, 4));
+    size_t count;
+    const wherry_extent *extents = wherry_prepared_extents(prepared, 1, &count);
+    assert_true(count == 1 && extents->offset == 1 && extents->length == 18 && extents->level_count == 0);
+    assert_null(wherry_prepared_extents(prepared, 4, &count));
+    assert_int_equal(count, 0);
+    for (int i = 0; i < 5; i++) {
+        wherry_storage_unref(storages[i]);
+    }
+    wherry_prepared_destroy(prepared);
+    wherry_value_destroy(list);
+}
+
+/** Local tensors of DTensors and ShardedTensors count; so do tensors within objects. */
+static void test_where_tensors_are(void **state) {
+    (void)state;
+    static const int64_t shape[] = {4};
+    static const int64_t offset[] = {0};
+    static const int64_t one[] = {1};
+    static const wherry_placement placement = {.kind = WHERRY_REPLICATE};
+    wherry_dtensor dtensor = {.local = build_tensor(build_storage(4, 0), WHERRY_U8, 0, 1, shape, NULL),
+                              .mesh = build_mesh(1, one),
+                              .placements = &placement,
+                              .dtype = WHERRY_U8,
+                              .ndim = 1,
+                              .shape = shape,
+                              .strides = one};
+    wherry_value *first;
+    must(wherry_dtensor_create(&dtensor, &first, NULL));
+    wherry_mesh_unref(dtensor.mesh);
+    wherry_shard shards[2];
+    for (int i = 0; i < 2; i++) {
+        shards[i] = (wherry_shard){build_tensor(build_storage(4, 0), WHERRY_U8, 0, 1, shape, NULL),
+                                   {offset, shape, {0, {WHERRY_DEVICE_CPU, -1}}}};
+    }
+    wherry_sharded sharded = {.dtype = WHERRY_U8, .ndim = 1, .shape = shape, .shard_count = 2, .shards = shards};
+    wherry_value *second;
+    must(wherry_sharded_create(&sharded, &second, NULL));
+    wherry_value *third = build_tensor(build_storage(4, 0), WHERRY_U8, 0, 1, shape, NULL);
+    wherry_value *tree = build_list(first, second, build_object("T", build_dict("x", third, NULL)), NULL);
+    wherry_prepared_summary summary = summarize(tree, NULL);
+    assert_true(summary.tensors == 4 && summary.storages == 4 && summary.bytes == 16 && summary.chunks == 1);
+    wherry_value_destroy(tree);
+}
+
+/** Eight views of one storage of 1 GiB want it once; a slice of 4 KiB wants 4 KiB. */
+static void test_views_of_a_large_storage(void **state) {
+    (void)state;
+    static const int64_t shape[] = {1 << 14, 1 << 14};
+    static const int64_t transposed[] = {1, 1 << 14};
+    static const int64_t slice[] = {1024};
+    wherry_storage *storage = build_bare(GIB);
+    wherry_value *views = build_list(NULL);
+    for (int i = 0; i < 8; i++) {
+        must(wherry_sequence_append(views, build_view(storage, WHERRY_F32, 0, 2, shape, i % 2 ? transposed : NULL),
+                                    NULL));
+    }
+    wherry_prepared_summary summary = summarize(views, NULL);
+    assert_true(summary.tensors == 8 && summary.storages == 1 && summary.extents == 1);
+    assert_true(summary.bytes == GIB && summary.view_bytes == 8 * GIB && summary.chunks == 256);
+    wherry_value_destroy(views);
+    wherry_value *part = build_view(storage, WHERRY_F32, 12345678, 1, slice, NULL);
+    summary = summarize(part, NULL);
+    assert_true(summary.bytes == 4096 && summary.storage_bytes == GIB && summary.chunks == 1);
+    wherry_value_destroy(part);
+    wherry_storage_unref(storage);
+}
+
+/** A column of a matrix costs at most a page a run beyond its own bytes, and nothing where gaps are forbidden. */
+static void test_columns(void **state) {
+    (void)state;
+    static const int64_t columns[] = {1, 16, 256, 1023};
+    static const int64_t widths[] = {1024, 1536, 4096};
+    for (int w = 0; w < 3; w++) {
+        for (int c = 0; c < 4; c++) {
+            for (int turned = 0; turned < 2; turned++) {
+                int64_t shape[2];
+                int64_t strides[2];
+                shape[turned] = 1024;
+                strides[turned] = widths[w];
+                shape[!turned] = columns[c];
+                strides[!turned] = 1;
+                uint64_t useful = 4096 * (uint64_t)columns[c];
+                wherry_value *view =
+                    build_tensor(build_bare(4096 * (uint64_t)widths[w]), WHERRY_F32, 1, 2, shape, strides);
+                wherry_prepared_summary summary = summarize(view, NULL);
+                assert_true(summary.bytes >= useful && summary.bytes <= useful + 1024 * 4096);
+                assert_int_equal(summary.extents, 1);
+                assert_int_equal(summary.view_bytes, useful);
+                wherry_prepare_options options;
+                wherry_prepare_options_init(&options);
+                options.max_gap = 0;
+                summary = summarize(view, &options);
+                assert_true(summary.bytes == useful && summary.extents == 1);
+                wherry_value_destroy(view);
+            }
+        }
+    }
+}
+
+/** Columns of 1024 bytes, 3072 apart: that gap travels along where it is allowed, and no narrower one. */
+static void test_max_gap(void **state) {
+    (void)state;
+    static const int64_t shape[] = {100, 256};
+    static const int64_t strides[] = {1024, 1};
+    static const struct {
+        uint64_t bytes;
+        uint32_t max_gap;
+        uint32_t levels;
+    } cases[] = {{100 * 1024, 3071, 1}, {99 * 4096 + 1024, 3072, 0}, {100 * 1024, 0, 1}, {99 * 4096 + 1024, 4095, 0}};
+    wherry_value *view = build_tensor(build_bare(100 * 4096), WHERRY_F32, 0, 2, shape, strides);
+    for (size_t i = 0; i < sizeof(cases) / sizeof(*cases); i++) {
+        wherry_prepared *prepared = prepare(view, 4096, cases[i].max_gap);
+        wherry_prepared_summary summary;
+        wherry_prepared_summarize(prepared, &summary);
+        size_t count;
+        const wherry_extent *extent = wherry_prepared_extents(prepared, 0, &count);
+        assert_int_equal(summary.bytes, cases[i].bytes);
+        assert_true(count == 1 && extent->offset == 0 && extent->level_count == cases[i].levels);
+        wherry_prepared_destroy(prepared);
+    }
+    wherry_value_destroy(view);
+}
+
+/** The same between two views: 50 bytes, a gap of 100, 50 bytes. */
+static void test_max_gap_between_views(void **state) {
+    (void)state;
+    static const int64_t shape[] = {50};
+    static const struct {
+        uint32_t max_gap;
+        uint64_t bytes;
+        uint64_t extents;
+    } cases[] = {{99, 100, 2}, {100, 200, 1}, {0, 100, 2}, {4095, 200, 1}};
+    wherry_storage *storage = build_bare(300);
+    wherry_value *views = build_list(build_view(storage, WHERRY_U8, 160, 1, shape, NULL),
+                                     build_view(storage, WHERRY_U8, 10, 1, shape, NULL), NULL);
+    for (size_t i = 0; i < sizeof(cases) / sizeof(*cases); i++) {
+        wherry_prepared *prepared = prepare(views, 4096, cases[i].max_gap);
+        wherry_prepared_summary summary;
+        wherry_prepared_summarize(prepared, &summary);
+        size_t count;
+        assert_true(summary.bytes == cases[i].bytes && summary.extents == cases[i].extents);
+        assert_int_equal(wherry_prepared_extents(prepared, 0, &count)->offset, 10);
+        wherry_prepared_destroy(prepared);
+    }
+    wherry_storage_unref(storage);
+    wherry_value_destroy(views);
+}
+
+static void test_too_large(void **state) {
+    (void)state;
+    static const int64_t shape[] = {1};
+    wherry_value *list = build_list(build_tensor(build_bare(INT64_MAX), WHERRY_U8, 0, 1, shape, NULL), NULL);
+    wherry_prepared_summary summary = summarize(list, NULL);
+    assert_true(summary.storage_bytes == INT64_MAX && summary.bytes == 1);
+    must(wherry_sequence_append(list, build_tensor(build_bare(1), WHERRY_U8, 0, 1, shape, NULL), NULL));
+    wherry_error error;
+    wherry_prepared *prepared = NULL;
+    must_fail(WHERRY_INVALID_ARGUMENT, error, wherry_prepare(list, NULL, &prepared, &error));
+    must(wherry_sequence_append(list, build_tensor(build_bare(INT64_MAX), WHERRY_U8, 0, 1, shape, NULL), NULL));
+    must(wherry_sequence_append(list, build_tensor(build_bare(INT64_MAX), WHERRY_U8, 0, 1, shape, NULL), NULL));
+    must_fail(WHERRY_INVALID_ARGUMENT, error, wherry_prepare(list, NULL, &prepared, &error));
+    assert_null(prepared);
+    wherry_value_destroy(list);
+}
+
+/** A prepared state keeps its storages alive by references of its own. */
+static void test_references(void **state) {
+    (void)state;
+    static const int64_t shape[] = {8};
+    wherry_value *tensor = build_tensor(build_storage(8, 3), WHERRY_U8, 0, 1, shape, NULL);
+    wherry_prepared *prepared;
+    must(wherry_prepare(tensor, NULL, &prepared, NULL));
+    wherry_storage *storage = wherry_storage_ref(wherry_prepared_storage(prepared, 0));
+    wherry_prepared_destroy(prepared);
+    wherry_value_destroy(tensor);
+    assert_int_equal(*(uint8_t *)wherry_storage_data(storage), 3);
+    wherry_storage_unref(storage);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_options),
+        cmocka_unit_test(test_options_refused),
+        cmocka_unit_test(test_struct_size),
+        cmocka_unit_test(test_empty_states),
+        cmocka_unit_test(test_unique_storages),
+        cmocka_unit_test(test_where_tensors_are),
+        cmocka_unit_test(test_views_of_a_large_storage),
+        cmocka_unit_test(test_columns),
+        cmocka_unit_test(test_max_gap),
+        cmocka_unit_test(test_max_gap_between_views),
+        cmocka_unit_test(test_too_large),
+        cmocka_unit_test(test_references),
+    };
+    return cmocka_run_group_tests_name("prepare", tests, NULL, NULL);
+}

@@ -1,0 +1,350 @@
+/*
+ * Random states: each is encoded, decoded and compared; then received anew and in place by executing the plan, and every
+ * element is compared with a loop over indices that knows nothing of extents, chunks or copies. WHERRY_PROPERTY_SEED repeats
+ * one state, WHERRY_PROPERTY_STATES sets how many there are.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <wherry/wherry.h>
+#include <cmocka.h>
+
+#include "support/random_state.h"
+
+enum { STATES = 10000, CANARY = 0xA5 };
+
+static uint64_t current_seed;
+
+#define CHECK(condition, ...)                                                                                          \
+    do {                                                                                                               \
+        if (!(condition)) {                                                                                            \
+            print_error("seed %llu: ", (unsigned long long)current_seed);                                              \
+            fail_msg(__VA_ARGS__);                                                                                     \
+        }                                                                                                              \
+    } while (0)
+
+/** Calls fn for each tensor of a state, local ones included. */
+typedef void (*tensor_fn)(void *context, size_t number, const wherry_tensor *tensor);
+
+static void each_tensor(const wherry_value *state, tensor_fn fn, void *context) {
+    wherry_flat *flat;
+    assert_int_equal(wherry_flatten(state, &flat, NULL), WHERRY_OK);
+    size_t number = 0;
+    for (size_t i = 0; i < wherry_flat_count(flat); i++) {
+        const wherry_value *leaf = wherry_flat_leaf(flat, i);
+        const wherry_sharded *sharded = wherry_sharded_get(leaf);
+        if (wherry_tensor_get(leaf)) {
+            fn(context, number++, wherry_tensor_get(leaf));
+        } else if (wherry_dtensor_get(leaf)) {
+            fn(context, number++, wherry_tensor_get(wherry_dtensor_get(leaf)->local));
+        }
+        for (uint32_t s = 0; sharded && s < sharded->shard_count; s++) {
+            fn(context, number++, wherry_tensor_get(sharded->shards[s].tensor));
+        }
+    }
+    wherry_flat_destroy(flat);
+}
+
+/** The byte offset of element number `number`, counted with the last dimension fastest. */
+static uint64_t element_offset(const wherry_tensor *tensor, uint64_t number) {
+    uint64_t at = (uint64_t)tensor->offset;
+    for (uint32_t d = tensor->ndim; d-- > 0;) {
+        at += number % (uint64_t)tensor->shape[d] * (uint64_t)tensor->strides[d];
+        number /= (uint64_t)tensor->shape[d];
+    }
+    return at * wherry_dtype_describe(tensor->dtype)->bytes;
+}
+
+static uint64_t element_count(const wherry_tensor *tensor) {
+    uint64_t count = 1;
+    for (uint32_t d = 0; d < tensor->ndim; d++) {
+        count *= (uint64_t)tensor->shape[d];
+    }
+    return count;
+}
+
+/** Which bytes of which storages some element covers. */
+typedef struct coverage {
+    const wherry_storage *storages[1024];
+    unsigned char *marks[1024];
+    size_t count;
+} coverage;
+
+static unsigned char *marks_of(coverage *covered, const wherry_storage *storage) {
+    for (size_t i = 0; i < covered->count; i++) {
+        if (covered->storages[i] == storage) {
+            return covered->marks[i];
+        }
+    }
+    assert_true(covered->count < 1024);
+    covered->storages[covered->count] = storage;
+    return covered->marks[covered->count++] = calloc(1, wherry_storage_nbytes(storage) + 1);
+}
+
+static void cover_tensor(void *context, size_t number, const wherry_tensor *tensor) {
+    (void)number;
+    unsigned char *marks = marks_of(context, tensor->storage);
+    for (uint64_t i = 0; i < element_count(tensor); i++) {
+        memset(marks + element_offset(tensor, i), 1, wherry_dtype_describe(tensor->dtype)->bytes);
+    }
+}
+
+static void release_coverage(coverage *covered) {
+    for (size_t i = 0; i < covered->count; i++) {
+        free(covered->marks[i]);
+    }
+}
+
+/** The tensors of a state in order. */
+typedef struct listing {
+    const wherry_tensor *tensors[4096];
+    size_t count;
+} listing;
+
+static void list_tensor(void *context, size_t number, const wherry_tensor *tensor) {
+    listing *list = context;
+    assert_true(number < 4096);
+    list->tensors[number] = tensor;
+    list->count = number + 1;
+}
+
+static wherry_prepared *prepare(const wherry_value *state, wh_random *random, int max_gap) {
+    wherry_prepare_options options;
+    wherry_prepare_options_init(&options);
+    options.chunk_bytes = UINT32_C(4096) << wh_random_below(random, 3);
+    options.max_gap = (uint32_t)max_gap;
+    options.rank = (int64_t)wh_random_below(random, 4) - 1;
+    wherry_prepared *prepared;
+    wherry_error error;
+    CHECK(wherry_prepare(state, &options, &prepared, &error) == WHERRY_OK, "prepare: %s", error.message);
+    return prepared;
+}
+
+static wherry_prepared *round_trip(const wherry_prepared *sent) {
+    void *bytes;
+    void *again;
+    size_t size;
+    size_t again_size;
+    wherry_prepared *received;
+    wherry_error error;
+    CHECK(wherry_manifest_encode(sent, &bytes, &size, &error) == WHERRY_OK, "encode: %s", error.message);
+    CHECK(wherry_manifest_decode(bytes, size, NULL, &received, &error) == WHERRY_OK, "decode: %s", error.message);
+    CHECK(wherry_manifest_encode(received, &again, &again_size, &error) == WHERRY_OK, "encode: %s", error.message);
+    CHECK(size == again_size && memcmp(bytes, again, size) == 0, "encoded again it is not the same");
+    CHECK(wherry_value_compare(wherry_prepared_state(sent), wherry_prepared_state(received), WHERRY_COMPARE_NO_CONTENT,
+                               &error) == WHERRY_OK,
+          "decoded at '%s': %s", error.path, error.message);
+    wherry_free(bytes);
+    wherry_free(again);
+    return received;
+}
+
+/** The bytes of a chunk, end to end, as the source has them. */
+typedef struct payload {
+    unsigned char bytes[1 << 15];
+    uint64_t size;
+} payload;
+
+static int add_piece(void *context, const wherry_piece *piece) {
+    payload *to = context;
+    for (uint64_t i = 0; i < piece->count; i++) {
+        assert_true(to->size + piece->length <= sizeof(to->bytes));
+        assert_true(piece->offset + i * piece->stride + piece->length <= wherry_storage_nbytes(piece->storage));
+        memcpy(to->bytes + to->size,
+               (const char *)wherry_storage_data(piece->storage) + piece->offset + i * piece->stride, piece->length);
+        to->size += piece->length;
+    }
+    return 0;
+}
+
+/** Checks what is promised of a direct chunk. */
+typedef struct direct_check {
+    uint64_t behind;
+    uint64_t copies;
+    int direct;
+} direct_check;
+
+static int check_copy(void *context, const wherry_copy *copy) {
+    direct_check *check = context;
+    check->copies++;
+    if (check->direct && (copy->count != 1 || copy->chunk_offset < check->behind)) {
+        return 1;
+    }
+    check->behind = copy->chunk_offset + copy->length;
+    return 0;
+}
+
+static void execute(const wherry_prepared *sent, const wherry_plan *plan) {
+    size_t count;
+    const wherry_interval *intervals = wherry_plan_intervals(plan, &count);
+    uint64_t behind = 0;
+    wherry_error error;
+    for (size_t i = 0; i < count; i++) {
+        CHECK(intervals[i].count > 0 && (i == 0 || intervals[i].first > behind), "intervals touch");
+        behind = intervals[i].first + intervals[i].count;
+        for (uint64_t chunk = intervals[i].first; chunk < behind; chunk++) {
+            payload bytes = {.size = 0};
+            wherry_prepared_visit_chunk(sent, chunk, add_piece, &bytes);
+            CHECK(wherry_plan_place(plan, chunk, bytes.bytes, bytes.size, &error) == WHERRY_OK, "%s", error.message);
+            direct_check check = {.direct = wherry_plan_chunk_is_direct(plan, chunk)};
+            CHECK(wherry_plan_visit_chunk(plan, chunk, check_copy, &check) == 0, "chunk is not direct");
+            CHECK(check.copies > 0, "a chunk is asked for and not needed");
+        }
+    }
+}
+
+/** Storages filled with the canary, for memory that a plan asks for. */
+static wherry_status allocate_canary(void *context, uint64_t nbytes, wherry_device device, wherry_storage **storage_p) {
+    (void)context;
+    wherry_status status = wherry_storage_allocate(nbytes, device, storage_p, NULL);
+    if (status == WHERRY_OK) {
+        memset(wherry_storage_data(*storage_p), CANARY, nbytes);
+    }
+    return status;
+}
+
+static void check_elements(const wherry_value *source, const wherry_value *received) {
+    listing *from = calloc(1, sizeof(*from));
+    listing *to = calloc(1, sizeof(*to));
+    each_tensor(source, list_tensor, from);
+    each_tensor(received, list_tensor, to);
+    CHECK(from->count == to->count, "%zu tensors became %zu", from->count, to->count);
+    for (size_t t = 0; t < from->count; t++) {
+        const wherry_tensor *a = from->tensors[t];
+        const wherry_tensor *b = to->tensors[t];
+        for (uint64_t i = 0; i < element_count(a); i++) {
+            const char *x = (const char *)wherry_storage_data(a->storage) + element_offset(a, i);
+            const char *y = (const char *)wherry_storage_data(b->storage) + element_offset(b, i);
+            CHECK(memcmp(x, y, wherry_dtype_describe(a->dtype)->bytes) == 0, "element %llu of tensor %zu differs",
+                  (unsigned long long)i, t);
+        }
+    }
+    free(from);
+    free(to);
+}
+
+static void check_new(const wherry_value *source, const wherry_prepared *sent, wherry_prepared *received) {
+    wherry_plan_options options;
+    wherry_plan_options_init(&options);
+    options.allocate = allocate_canary;
+    wherry_plan *plan;
+    wherry_value *state;
+    wherry_error error;
+    CHECK(wherry_plan_create(received, NULL, &options, &plan, &error) == WHERRY_OK, "plan: %s", error.message);
+    execute(sent, plan);
+    assert_int_equal(wherry_plan_take_state(plan, &state, &error), WHERRY_OK);
+    wherry_plan_destroy(plan);
+    check_elements(source, state);
+    coverage *covered = calloc(1, sizeof(*covered));
+    each_tensor(state, cover_tensor, covered);
+    for (size_t s = 0; s < covered->count; s++) {
+        const unsigned char *bytes = wherry_storage_data(covered->storages[s]);
+        for (uint64_t i = 0; i < wherry_storage_nbytes(covered->storages[s]); i++) {
+            CHECK(covered->marks[s][i] || bytes[i] == CANARY, "a byte outside all views was written");
+        }
+    }
+    release_coverage(covered);
+    free(covered);
+    wherry_value_destroy(state);
+}
+
+/** Copies of the target's storages before the receive. */
+static void check_untouched(const wherry_value *target, coverage *covered, unsigned char **before) {
+    (void)target;
+    for (size_t s = 0; s < covered->count; s++) {
+        const unsigned char *bytes = wherry_storage_data(covered->storages[s]);
+        for (uint64_t i = 0; i < wherry_storage_nbytes(covered->storages[s]); i++) {
+            CHECK(covered->marks[s][i] || bytes[i] == before[s][i], "a byte outside the target's views was written");
+        }
+    }
+}
+
+static void check_in_place(wh_random *random, const wherry_value *source, const wherry_prepared *sent,
+                           wherry_prepared *received, int alike) {
+    wherry_value *target = wh_random_target(random, source, alike);
+    coverage *covered = calloc(1, sizeof(*covered));
+    each_tensor(target, cover_tensor, covered);
+    unsigned char **before = calloc(covered->count + 1, sizeof(*before));
+    for (size_t s = 0; s < covered->count; s++) {
+        uint64_t nbytes = wherry_storage_nbytes(covered->storages[s]);
+        before[s] = malloc(nbytes + 1);
+        if (nbytes) {
+            memcpy(before[s], wherry_storage_data(covered->storages[s]), nbytes);
+        }
+    }
+    wherry_plan *plan;
+    wherry_value *state;
+    wherry_error error;
+    CHECK(wherry_plan_create(received, target, NULL, &plan, &error) == WHERRY_OK, "plan in place: %s", error.message);
+    execute(sent, plan);
+    check_elements(source, target);
+    check_untouched(target, covered, before);
+    assert_int_equal(wherry_plan_take_state(plan, &state, &error), WHERRY_OK);
+    wherry_plan_destroy(plan);
+    check_elements(target, state);
+    for (size_t s = 0; s < covered->count; s++) {
+        free(before[s]);
+    }
+    free(before);
+    release_coverage(covered);
+    free(covered);
+    wherry_value_destroy(state);
+    wherry_value_destroy(target);
+}
+
+/** With gaps forbidden the space is the covered bytes, each once; with gaps it is never less. */
+static void check_space(const wherry_value *source, const wherry_prepared *exact, const wherry_prepared *loose) {
+    coverage *covered = calloc(1, sizeof(*covered));
+    each_tensor(source, cover_tensor, covered);
+    uint64_t bytes = 0;
+    for (size_t s = 0; s < covered->count; s++) {
+        for (uint64_t i = 0; i < wherry_storage_nbytes(covered->storages[s]); i++) {
+            bytes += covered->marks[s][i];
+        }
+    }
+    wherry_prepared_summary summary;
+    wherry_prepared_summarize(exact, &summary);
+    CHECK(summary.bytes == bytes, "views cover %llu bytes, the space has %llu", (unsigned long long)bytes,
+          (unsigned long long)summary.bytes);
+    wherry_prepared_summarize(loose, &summary);
+    CHECK(summary.bytes >= bytes, "the space lacks bytes");
+    release_coverage(covered);
+    free(covered);
+}
+
+static void check_state(uint64_t seed) {
+    wh_random random = {seed};
+    current_seed = seed;
+    wherry_value *source = wh_random_state(&random);
+    wherry_prepared *exact = prepare(source, &random, 0);
+    wherry_prepared *loose = prepare(source, &random, (int)wh_random_below(&random, 4096));
+    check_space(source, exact, loose);
+    check_new(source, exact, round_trip(exact));
+    check_new(source, loose, round_trip(loose));
+    check_in_place(&random, source, loose, round_trip(loose), 0);
+    check_in_place(&random, source, exact, round_trip(exact), 1);
+    wherry_prepared_destroy(exact);
+    wherry_prepared_destroy(loose);
+    wherry_value_destroy(source);
+}
+
+static void test_random_states(void **state) {
+    (void)state;
+    const char *seed = getenv("WHERRY_PROPERTY_SEED");
+    const char *wanted = getenv("WHERRY_PROPERTY_STATES");
+    uint64_t count = wanted ? strtoull(wanted, NULL, 10) : STATES;
+    uint64_t first = seed ? strtoull(seed, NULL, 10) : 1;
+    for (uint64_t i = 0; i < (seed ? 1 : count); i++) {
+        check_state(first + i);
+    }
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_random_states)};
+    return cmocka_run_group_tests_name("property", tests, NULL, NULL);
+}

@@ -1,0 +1,282 @@
+/* Copies against a loop over elements, in windows of what is read. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "../support/random_range.h"
+
+enum { STORAGE = 1024, CASES = 3000, WINDOWS = 6 };
+
+/** A view of the same shape and element size with other strides, as long as it needs to be; 0 on one side at most. */
+static void random_like(dice *d, const random_view *view, random_view *result) {
+    result->view = view->view;
+    memcpy(result->shape, view->shape, sizeof(result->shape));
+    random_strides(d, view->view.ndim, result->shape, result->strides);
+    for (uint32_t i = 0; i < view->view.ndim; i++) {
+        if (view->strides[i] == 0 && result->strides[i] == 0) {
+            result->strides[i] = between(d, 1, 9);
+        }
+    }
+    result->view.shape = result->shape;
+    result->view.strides = result->strides;
+    result->view.offset = below(d, 100) * view->view.item;
+}
+
+static void check_window(uint64_t seed, const wh_copy *copy, pairs expected, uint64_t begin, uint64_t end) {
+    pairs visited = {0, 0};
+    assert_int_equal(wh_copy_visit(copy, begin, end, pairs_visit, &visited), 0);
+    if (visited.count != expected.count || visited.sum != expected.sum) {
+        fail_msg("seed %llu: [%llu, %llu) copies %llu bytes instead of %llu, or others", (unsigned long long)seed,
+                 (unsigned long long)begin, (unsigned long long)end, (unsigned long long)visited.count,
+                 (unsigned long long)expected.count);
+    }
+}
+
+static void check_windows(dice *d, uint64_t seed, const random_view *from, const random_view *to, const wh_copy *copy) {
+    for (int i = 0; i < WINDOWS; i++) {
+        uint64_t begin = i ? below(d, STORAGE) : 0;
+        uint64_t end = i ? begin + below(d, i < WINDOWS / 2 ? 40 : STORAGE) : UINT64_MAX;
+        check_window(seed, copy, pairs_of_views(&from->view, &to->view, begin, end), begin, end);
+    }
+}
+
+static void check_figures(uint64_t seed, const wh_copy *copy, const random_view *from, const random_view *to) {
+    if (wh_copy_from_span(copy) != view_span(&from->view) || wh_copy_to_span(copy) != view_span(&to->view)) {
+        fail_msg("seed %llu: the spans are wrong", (unsigned long long)seed);
+    }
+}
+
+static void test_views(void **state) {
+    (void)state;
+    int merged = 0;
+    for (uint64_t seed = 1; seed <= CASES; seed++) {
+        dice d = {seed};
+        random_view from;
+        random_view to;
+        random_view_make(&d, STORAGE, &from);
+        random_like(&d, &from, &to);
+        wh_copy_work work;
+        bool some = wh_copy_between_views(&from.view, &to.view, &work);
+        assert_int_equal(some, view_elements(&from.view) > 0);
+        if (some) {
+            wh_copy copy = wh_copy_borrow(&work);
+            check_windows(&d, seed, &from, &to, &copy);
+            check_figures(seed, &copy, &from, &to);
+            merged += work.length > from.view.item;
+        }
+    }
+    assert_true(merged > CASES / 20);
+}
+
+typedef struct memories {
+    uint8_t source[STORAGE];
+    uint8_t target[1 << 17];
+    uint8_t expected[1 << 17];
+} memories;
+
+static int carry(void *context, const wh_copy_runs *runs) {
+    memories *m = context;
+    for (uint64_t i = 0; i < runs->count; i++) {
+        memcpy(m->target + runs->to + i * runs->to_step, m->source + runs->from + i * runs->from_step, runs->length);
+    }
+    return 0;
+}
+
+/* The bytes themselves, window by window, into memory whose elements lie apart. */
+static void test_bytes_arrive(void **state) {
+    (void)state;
+    static memories m;
+    for (uint64_t seed = 1; seed <= CASES / 10; seed++) {
+        dice d = {seed};
+        random_view from;
+        random_view to;
+        random_view_make(&d, STORAGE, &from);
+        random_like(&d, &from, &to);
+        random_dense_strides(&d, to.view.ndim, to.shape, 1, to.strides);
+        memset(m.expected, 0, sizeof(m.expected));
+        memset(m.target, 0, sizeof(m.target));
+        for (size_t i = 0; i < STORAGE; i++) {
+            m.source[i] = (uint8_t)roll(&d);
+        }
+        uint64_t count = view_elements(&from.view);
+        for (uint64_t i = 0; i < count; i++) {
+            memcpy(m.expected + view_element(&to.view, i), m.source + view_element(&from.view, i), from.view.item);
+        }
+        wh_copy_work work;
+        if (wh_copy_between_views(&from.view, &to.view, &work)) {
+            wh_copy copy = wh_copy_borrow(&work);
+            uint64_t size = 1 + below(&d, 100);
+            for (uint64_t begin = 0; begin < STORAGE; begin += size) {
+                assert_int_equal(wh_copy_visit(&copy, begin, begin + size, carry, &m), 0);
+            }
+        }
+        if (memcmp(m.target, m.expected, sizeof(m.target)) != 0) {
+            fail_msg("seed %llu: other bytes", (unsigned long long)seed);
+        }
+    }
+}
+
+/** A copy of random levels in random order: steps of 0, overlapping, the same twice. */
+static void random_copy(dice *d, wh_copy_work *work) {
+    *work = (wh_copy_work){.from = below(d, 50), .to = below(d, 50), .length = 1 + below(d, 9)};
+    work->level_count = (uint32_t)below(d, 5);
+    for (uint32_t i = 0; i < work->level_count; i++) {
+        uint64_t step = below(d, 3) ? below(d, 40) : work->length << below(d, 3);
+        work->levels[i] = (wh_copy_level){2 + below(d, 4), step, below(d, 2) ? step : below(d, 40)};
+    }
+}
+
+static void test_levels_in_any_order(void **state) {
+    (void)state;
+    for (uint64_t seed = 1; seed <= CASES; seed++) {
+        dice d = {seed};
+        wh_copy_work work;
+        random_copy(&d, &work);
+        wh_copy copy = wh_copy_borrow(&work);
+        for (int i = 0; i < WINDOWS; i++) {
+            uint64_t begin = below(&d, 200);
+            uint64_t end = begin + below(&d, 200);
+            check_window(seed, &copy, pairs_of_copy(&copy, begin, end), begin, end);
+        }
+        pairs all = pairs_of_copy(&copy, 0, UINT64_MAX);
+        if (all.count != wh_copy_bytes(&copy)) {
+            fail_msg("seed %llu: %llu bytes", (unsigned long long)seed, (unsigned long long)wh_copy_bytes(&copy));
+        }
+        uint32_t before = work.level_count;
+        wh_copy_simplify(&work);
+        copy = wh_copy_borrow(&work);
+        pairs after = pairs_of_copy(&copy, 0, UINT64_MAX);
+        if (after.count != all.count || after.sum != all.sum || work.level_count > before) {
+            fail_msg("seed %llu: simplified it is another copy", (unsigned long long)seed);
+        }
+    }
+}
+
+static void test_contiguous_is_one_run(void **state) {
+    (void)state;
+    const int64_t shape[] = {3, 4, 5, 6};
+    const int64_t strides[] = {120, 30, 6, 1};
+    const wh_view view = {32, 4, 4, shape, strides};
+    wh_copy_work work;
+    assert_true(wh_copy_between_views(&view, &(wh_view){0, 4, 4, shape, strides}, &work));
+    assert_int_equal(work.level_count, 0);
+    assert_int_equal(work.length, 360 * 4);
+    assert_int_equal(work.from, 32);
+    assert_int_equal(work.to, 0);
+    const int64_t turned[] = {5, 4, 6, 3};
+    const int64_t turned_strides[] = {6, 30, 1, 120};
+    const wh_view transposed = {32, 4, 4, turned, turned_strides};
+    assert_true(wh_copy_between_views(&transposed, &transposed, &work));
+    assert_int_equal(work.level_count, 0);
+    assert_int_equal(work.length, 360 * 4);
+}
+
+static void test_rows_are_joined(void **state) {
+    (void)state;
+    const int64_t shape[] = {3, 4, 5, 6};
+    const int64_t strides[] = {120, 30, 6, 1};
+    const int64_t wide[] = {160, 40, 8, 1};
+    wh_copy_work work;
+    assert_true(wh_copy_between_views(&(wh_view){0, 4, 4, shape, strides}, &(wh_view){0, 4, 4, shape, wide}, &work));
+    assert_int_equal(work.level_count, 1);
+    assert_int_equal(work.length, 24);
+    const wh_copy_level expected = {60, 24, 32};
+    assert_memory_equal(work.levels, &expected, sizeof(expected));
+}
+
+/* A dimension that is expanded on both sides would copy the same bytes to the same place again. */
+static void test_expanded_on_both_sides(void **state) {
+    (void)state;
+    const int64_t shape[] = {3, INT64_C(1) << 40};
+    const int64_t strides[] = {7, 0};
+    wh_copy_work work;
+    const wh_view view = {0, 4, 2, shape, strides};
+    assert_true(wh_copy_between_views(&view, &view, &work));
+    assert_int_equal(work.level_count, 1);
+    assert_int_equal(work.length, 4);
+    const wh_copy_level expected = {3, 28, 28};
+    assert_memory_equal(work.levels, &expected, sizeof(expected));
+}
+
+static void test_extent_onto_itself(void **state) {
+    (void)state;
+    const wherry_level levels[] = {{3, 100}, {4, 10}};
+    const wherry_extent extent = {7, 3, levels, 2};
+    wh_copy_work work;
+    wh_copy_of_extent(&extent, &work);
+    wh_copy copy = wh_copy_borrow(&work);
+    pairs expected = {0, 0};
+    for (uint64_t run = 0; run < 12; run++) {
+        for (uint64_t b = 0; b < 3; b++) {
+            pairs_add(&expected, slow_run(&extent, run) + b, slow_run(&extent, run) + b);
+        }
+    }
+    check_window(0, &copy, expected, 0, UINT64_MAX);
+    assert_int_equal(wh_copy_from_span(&copy), 233);
+    assert_int_equal(wh_copy_to_span(&copy), 233);
+}
+
+typedef struct stopping {
+    int calls;
+    int stop_at;
+} stopping;
+
+static int stop(void *context, const wh_copy_runs *runs) {
+    stopping *s = context;
+    assert_true(runs->length > 0 && runs->count > 0);
+    return ++s->calls == s->stop_at ? -7 : 0;
+}
+
+static void test_visitor_ends_the_visit(void **state) {
+    (void)state;
+    for (uint64_t seed = 1; seed <= CASES; seed++) {
+        dice d = {seed};
+        wh_copy_work work;
+        random_copy(&d, &work);
+        wh_copy copy = wh_copy_borrow(&work);
+        uint64_t begin = below(&d, 100);
+        uint64_t end = begin + below(&d, 100);
+        stopping all = {0, 0};
+        assert_int_equal(wh_copy_visit(&copy, begin, end, stop, &all), 0);
+        if (all.calls) {
+            stopping some = {0, (int)between(&d, 1, all.calls)};
+            int result = wh_copy_visit(&copy, begin, end, stop, &some);
+            if (result != -7 || some.calls != some.stop_at) {
+                fail_msg("seed %llu: %d after %d of %d calls", (unsigned long long)seed, result, some.calls, all.calls);
+            }
+        }
+    }
+}
+
+/* A window of a huge copy is found without walking to it. */
+static void test_window_of_a_huge_copy(void **state) {
+    (void)state;
+    const wh_copy_level levels[] = {{UINT64_C(1) << 30, UINT64_C(1) << 30, 8}, {UINT64_C(1) << 20, 1 << 9, 1}};
+    const wh_copy copy = {5, 9, 8, levels, 2};
+    const uint64_t begin = 5 + (UINT64_C(123456789) << 30) + (UINT64_C(7777) << 9) + 2;
+    pairs expected = {0, 0};
+    for (uint64_t b = 0; b < 6; b++) {
+        pairs_add(&expected, begin + b, 9 + 123456789 * UINT64_C(8) + 7777 + 2 + b);
+    }
+    check_window(0, &copy, expected, begin, begin + 500);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_views),
+        cmocka_unit_test(test_bytes_arrive),
+        cmocka_unit_test(test_levels_in_any_order),
+        cmocka_unit_test(test_contiguous_is_one_run),
+        cmocka_unit_test(test_rows_are_joined),
+        cmocka_unit_test(test_expanded_on_both_sides),
+        cmocka_unit_test(test_extent_onto_itself),
+        cmocka_unit_test(test_visitor_ends_the_visit),
+        cmocka_unit_test(test_window_of_a_huge_copy),
+    };
+    return cmocka_run_group_tests_name("range_copy", tests, NULL, NULL);
+}

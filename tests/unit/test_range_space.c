@@ -1,0 +1,257 @@
+/* The space against a list of its positions: chunk borders as docs/wire-format.md has them, and visits in order. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "../support/counting_allocator.h"
+#include "../support/random_space.h"
+
+enum { CASES = 1000, WINDOWS = 10 };
+
+static uint64_t slow_chunk_begin(const random_space *s, uint64_t chunk) {
+    uint64_t position = chunk * s->space.chunk_bytes;
+    if (position >= s->bytes) {
+        return s->bytes;
+    }
+    uint64_t x = s->places[position].byte;
+    uint64_t r = s->places[position].run;
+    return position - (x % 16 < x - r ? x % 16 : x - r);
+}
+
+static void check_chunks(uint64_t seed, const random_space *s) {
+    uint64_t count = (s->bytes + s->space.chunk_bytes - 1) / s->space.chunk_bytes;
+    if (s->space.bytes != s->bytes || wh_space_chunk_count(&s->space) != count) {
+        fail_msg("seed %llu: %llu chunks", (unsigned long long)seed,
+                 (unsigned long long)wh_space_chunk_count(&s->space));
+    }
+    uint64_t position = 0;
+    for (uint64_t chunk = 0; chunk < count; chunk++) {
+        uint64_t begin = wh_space_chunk_begin(&s->space, chunk);
+        uint64_t end = wh_space_chunk_begin(&s->space, chunk + 1);
+        if (begin != slow_chunk_begin(s, chunk) || end != slow_chunk_begin(s, chunk + 1) || begin != position) {
+            fail_msg("seed %llu: chunk %llu begins at %llu, not at %llu", (unsigned long long)seed,
+                     (unsigned long long)chunk, (unsigned long long)begin,
+                     (unsigned long long)slow_chunk_begin(s, chunk));
+        }
+        for (; position < end; position++) {
+            if (wh_space_chunk_of(&s->space, position) != chunk) {
+                fail_msg("seed %llu: position %llu is in chunk %llu, not %llu", (unsigned long long)seed,
+                         (unsigned long long)position, (unsigned long long)wh_space_chunk_of(&s->space, position),
+                         (unsigned long long)chunk);
+            }
+        }
+    }
+    assert_int_equal(position, s->bytes);
+    assert_int_equal(wh_space_chunk_begin(&s->space, UINT64_MAX), s->bytes);
+    assert_int_equal(wh_space_chunk_begin(&s->space, UINT64_MAX / 32 + 2), s->bytes);
+}
+
+static void test_chunks(void **state) {
+    (void)state;
+    static random_space s;
+    int moved = 0;
+    for (uint64_t seed = 1; seed <= CASES; seed++) {
+        dice d = {seed};
+        assert_true(random_space_make(&d, &s));
+        check_chunks(seed, &s);
+        moved += slow_chunk_begin(&s, 1) % s.space.chunk_bytes != 0 && slow_chunk_begin(&s, 1) < s.bytes;
+        wh_space_destroy(&s.space);
+    }
+    assert_true(moved > CASES / 20);
+}
+
+/* No chunk cuts an element: of 16 bytes where the run is aligned, and never one at a run's own alignment. */
+static void test_chunks_move_back(void **state) {
+    (void)state;
+    static const struct {
+        uint64_t offset;
+        uint64_t begin;
+    } rows[] = {{0, 64}, {1, 63}, {8, 56}, {15, 49}, {16, 64}, {60, 52}, {63, 49}};
+    for (size_t i = 0; i < sizeof(rows) / sizeof(*rows); i++) {
+        wh_space space = {.chunk_bytes = 64};
+        assert_true(wh_space_add_storage(&space));
+        assert_true(wh_space_add_extent(&space, &(wherry_extent){rows[i].offset, 100, NULL, 0}));
+        assert_int_equal(wh_space_chunk_begin(&space, 0), 0);
+        assert_int_equal(wh_space_chunk_begin(&space, 1), rows[i].begin);
+        assert_int_equal(wh_space_chunk_begin(&space, 2), 100);
+        wh_space_destroy(&space);
+    }
+    wh_space space = {.chunk_bytes = 64};
+    assert_true(wh_space_add_storage(&space));
+    assert_true(wh_space_add_extent(&space, &(wherry_extent){0, 62, NULL, 0}));
+    assert_true(wh_space_add_storage(&space));
+    assert_true(wh_space_add_extent(&space, &(wherry_extent){13, 62, NULL, 0}));
+    assert_int_equal(wh_space_chunk_begin(&space, 1), 62);
+    wh_space_destroy(&space);
+}
+
+typedef struct walk {
+    const random_space *s;
+    uint64_t position;
+    uint64_t end;
+    int pieces;
+    int stop_at;
+} walk;
+
+static int step(void *context, const wh_piece *piece) {
+    walk *w = context;
+    if (++w->pieces == w->stop_at) {
+        return 9;
+    }
+    bool tidy = piece->length > 0 && piece->count > 0 && (piece->count == 1) == (piece->stride == 0);
+    for (uint64_t i = 0; i < piece->count; i++) {
+        for (uint64_t b = 0; b < piece->length; b++) {
+            const place *at = w->s->places + w->position;
+            if (!tidy || w->position >= w->end || at->storage != piece->storage ||
+                at->byte != piece->offset + i * piece->stride + b) {
+                return -1;
+            }
+            w->position++;
+        }
+    }
+    return 0;
+}
+
+static void check_visit(uint64_t seed, dice *d, const random_space *s, uint64_t begin, uint64_t end) {
+    walk all = {s, begin, end, 0, 0};
+    int result = wh_space_visit(&s->space, begin, end, step, &all);
+    if (result != 0 || all.position != end) {
+        fail_msg("seed %llu: [%llu, %llu) is wrong at %llu", (unsigned long long)seed, (unsigned long long)begin,
+                 (unsigned long long)end, (unsigned long long)all.position);
+    }
+    if (all.pieces) {
+        walk some = {s, begin, end, 0, (int)between(d, 1, all.pieces)};
+        result = wh_space_visit(&s->space, begin, end, step, &some);
+        if (result != 9 || some.pieces != some.stop_at) {
+            fail_msg("seed %llu: a visit that was ended goes on", (unsigned long long)seed);
+        }
+    }
+}
+
+static void test_visits(void **state) {
+    (void)state;
+    static random_space s;
+    for (uint64_t seed = 1; seed <= CASES; seed++) {
+        dice d = {seed};
+        assert_true(random_space_make(&d, &s));
+        check_visit(seed, &d, &s, 0, s.bytes);
+        for (int i = 0; i < WINDOWS && s.bytes; i++) {
+            uint64_t begin = below(&d, s.bytes);
+            check_visit(seed, &d, &s, begin, begin + below(&d, s.bytes - begin + 1));
+        }
+        for (uint64_t chunk = 0; chunk < wh_space_chunk_count(&s.space); chunk++) {
+            check_visit(seed, &d, &s, wh_space_chunk_begin(&s.space, chunk), wh_space_chunk_begin(&s.space, chunk + 1));
+        }
+        walk none = {&s, 0, 0, 0, 1};
+        assert_int_equal(wh_space_visit(&s.space, 0, s.bytes + 1, step, &none), 0);
+        assert_int_equal(wh_space_visit(&s.space, s.bytes, s.bytes, step, &none), 0);
+        wh_space_destroy(&s.space);
+    }
+}
+
+/* Whole runs of the innermost level come as one piece: chunks of columns are not a call a row. */
+static void test_runs_come_together(void **state) {
+    (void)state;
+    static random_space s;
+    wherry_level *levels = wh_alloc_array(2, sizeof(*levels));
+    assert_non_null(levels);
+    levels[0] = (wherry_level){3, 200};
+    levels[1] = (wherry_level){10, 16};
+    s.space = (wh_space){.chunk_bytes = 64};
+    assert_true(wh_space_add_storage(&s.space));
+    assert_true(wh_space_add_extent(&s.space, &(wherry_extent){0, 8, levels, 2}));
+    random_space_list(&s);
+    walk w = {&s, 0, 240, 0, 0};
+    assert_int_equal(wh_space_visit(&s.space, 0, 240, step, &w), 0);
+    assert_int_equal(w.pieces, 3);
+    w = (walk){&s, 4, 236, 0, 0};
+    assert_int_equal(wh_space_visit(&s.space, 4, 236, step, &w), 0);
+    assert_int_equal(w.pieces, 5);
+    wh_space_destroy(&s.space);
+}
+
+static void test_extents_of_a_storage(void **state) {
+    (void)state;
+    wh_space space = {.chunk_bytes = 4096};
+    const size_t counts[] = {0, 3, 0, 0, 2, 0};
+    for (size_t storage = 0; storage < 6; storage++) {
+        assert_true(wh_space_add_storage(&space));
+        for (uint64_t i = 0; i < counts[storage]; i++) {
+            assert_true(wh_space_add_extent(&space, &(wherry_extent){storage * 100 + i, 1, NULL, 0}));
+        }
+    }
+    for (size_t storage = 0; storage < 6; storage++) {
+        size_t count;
+        const wherry_extent *extents = wh_space_extents(&space, storage, &count);
+        assert_int_equal(count, counts[storage]);
+        for (size_t i = 0; i < count; i++) {
+            assert_int_equal(extents[i].offset, storage * 100 + i);
+        }
+    }
+    assert_int_equal(space.bytes, 5);
+    assert_int_equal(wh_space_chunk_count(&space), 1);
+    wh_space_destroy(&space);
+    assert_int_equal(space.bytes, 0);
+}
+
+static void test_reserve(void **state) {
+    (void)state;
+    counting count;
+    counting_begin(&count);
+    wh_space space = {.chunk_bytes = 4096};
+    assert_true(wh_space_reserve(&space, 100));
+    uint64_t calls = count.calls;
+    for (uint64_t i = 0; i < 99; i++) {
+        assert_true(wh_space_add_storage(&space));
+        assert_true(wh_space_add_extent(&space, &(wherry_extent){i, 10, NULL, 0}));
+    }
+    assert_int_equal(count.calls, calls);
+    assert_int_equal(space.bytes, 990);
+    wh_space_destroy(&space);
+    count.fail = count.calls + 2;
+    assert_false(wh_space_reserve(&space, 100));
+    wh_space_destroy(&space);
+    assert_int_equal(count.held, 0);
+    wherry_allocator_set(NULL);
+}
+
+static void test_no_memory(void **state) {
+    (void)state;
+    counting count;
+    bool made = false;
+    for (uint64_t fail = 1; !made; fail++) {
+        counting_begin(&count);
+        count.fail = fail;
+        wh_space space = {.chunk_bytes = 4096};
+        made = true;
+        for (uint64_t i = 0; i < 20 && made; i++) {
+            uint64_t before = space.bytes;
+            made = wh_space_add_storage(&space) && wh_space_add_extent(&space, &(wherry_extent){i, 10, NULL, 0});
+            assert_int_equal(space.bytes, made ? before + 10 : before);
+        }
+        wh_space_destroy(&space);
+        assert_int_equal(count.held, 0);
+        assert_int_equal(count.wrong, 0);
+        assert_true(fail < 1000);
+    }
+    wherry_allocator_set(NULL);
+    assert_true(count.calls >= 9);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_chunks),
+        cmocka_unit_test(test_chunks_move_back),
+        cmocka_unit_test(test_visits),
+        cmocka_unit_test(test_runs_come_together),
+        cmocka_unit_test(test_extents_of_a_storage),
+        cmocka_unit_test(test_reserve),
+        cmocka_unit_test(test_no_memory),
+    };
+    return cmocka_run_group_tests_name("range_space", tests, NULL, NULL);
+}

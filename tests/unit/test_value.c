@@ -1,0 +1,333 @@
+/* Scalars and objects: what is put in comes out, bit by bit. */
+#include "../support/build.h"
+
+static uint64_t bits_of(double number) {
+    uint64_t bits;
+    memcpy(&bits, &number, sizeof(bits));
+    return bits;
+}
+
+static const uint64_t doubles[] = {
+    0,
+    UINT64_C(1) << 63,
+    1,
+    0x3FF0000000000000,
+    0x7FF0000000000000,
+    0xFFF0000000000000,
+    0x7FF8000000000000,
+    0x7FF8000000000001,
+    0x7FF0000000000001,
+    0xFFF80000DEADBEEF,
+    0x7FEFFFFFFFFFFFFF,
+    0x8000000000000001,
+};
+enum { DOUBLES = sizeof(doubles) / sizeof(*doubles) };
+
+static void test_kind_names(void **state) {
+    (void)state;
+    static const char *const names[] = {"none",    "bool",   "int",    "bigint",  "float",
+                                        "complex", "string", "bytes",  "list",    "tuple",
+                                        "dict",    "object", "tensor", "dtensor", "sharded tensor"};
+    for (int i = 0; i < 15; i++) {
+        assert_string_equal(wherry_kind_name((wherry_kind)i), names[i]);
+    }
+    assert_string_equal(wherry_kind_name((wherry_kind)15), "?");
+    assert_string_equal(wherry_kind_name((wherry_kind)-1), "?");
+}
+
+static void test_simple_scalars(void **state) {
+    (void)state;
+    wherry_value *none = build_none();
+    wherry_value *yes = build_bool(true);
+    wherry_value *no = build_bool(false);
+    assert_int_equal(wherry_value_kind(none), WHERRY_KIND_NONE);
+    assert_int_equal(wherry_value_kind(yes), WHERRY_KIND_BOOL);
+    assert_true(wherry_bool_get(yes) && !wherry_bool_get(no) && !wherry_bool_get(none));
+    static const int64_t integers[] = {0, 1, -1, INT64_MAX, INT64_MIN};
+    for (int i = 0; i < 5; i++) {
+        wherry_value *value = build_int(integers[i]);
+        assert_int_equal(wherry_value_kind(value), WHERRY_KIND_INT);
+        assert_true(wherry_int_get(value) == integers[i]);
+        wherry_value_destroy(value);
+    }
+    wherry_value_destroy(none);
+    wherry_value_destroy(yes);
+    wherry_value_destroy(no);
+    wherry_value_destroy(NULL);
+}
+
+static void test_floats_keep_every_bit(void **state) {
+    (void)state;
+    for (int i = 0; i < DOUBLES; i++) {
+        double number = build_double(doubles[i]);
+        wherry_value *value = build_float(number);
+        assert_int_equal(wherry_value_kind(value), WHERRY_KIND_FLOAT);
+        assert_true(bits_of(wherry_float_get(value)) == doubles[i]);
+        wherry_value *pair = build_complex(number, build_double(doubles[(i + 5) % DOUBLES]));
+        double real;
+        double imaginary;
+        wherry_complex_get(pair, &real, &imaginary);
+        assert_int_equal(wherry_value_kind(pair), WHERRY_KIND_COMPLEX);
+        assert_true(bits_of(real) == doubles[i] && bits_of(imaginary) == doubles[(i + 5) % DOUBLES]);
+        wherry_value *copy;
+        must(wherry_value_copy(pair, &copy, NULL));
+        must(wherry_value_compare(pair, copy, WHERRY_COMPARE_ALL, NULL));
+        wherry_value_destroy(copy);
+        wherry_value_destroy(value);
+        wherry_value_destroy(pair);
+    }
+}
+
+static void check_bigint(bool negative, const char *magnitude, size_t size, wherry_kind kind, int64_t small) {
+    wherry_value *value;
+    must(wherry_bigint_create(negative, magnitude, size, &value, NULL));
+    assert_int_equal(wherry_value_kind(value), kind);
+    bool sign;
+    size_t got;
+    const uint8_t *bytes = wherry_bigint_get(value, &sign, &got);
+    if (kind == WHERRY_KIND_INT) {
+        assert_true(wherry_int_get(value) == small);
+        assert_null(bytes);
+        assert_true(!sign && got == 0);
+    } else {
+        while (*magnitude == 0) {
+            magnitude++;
+            size--;
+        }
+        assert_int_equal(got, size);
+        assert_int_equal(sign, negative);
+        assert_memory_equal(bytes, magnitude, size);
+        assert_int_equal(wherry_int_get(value), 0);
+    }
+    wherry_value_destroy(value);
+}
+
+static void test_bigint_borders(void **state) {
+    (void)state;
+    check_bigint(false, NULL, 0, WHERRY_KIND_INT, 0);
+    check_bigint(true, "\0\0", 2, WHERRY_KIND_INT, 0);
+    check_bigint(true, "\0\1", 2, WHERRY_KIND_INT, -1);
+    check_bigint(false, "\x01\x00", 2, WHERRY_KIND_INT, 256);
+    check_bigint(false, "\x7f\xff\xff\xff\xff\xff\xff\xff", 8, WHERRY_KIND_INT, INT64_MAX);
+    check_bigint(false, "\x80\0\0\0\0\0\0\0", 8, WHERRY_KIND_BIGINT, 0);
+    check_bigint(true, "\x80\0\0\0\0\0\0\0", 8, WHERRY_KIND_INT, INT64_MIN);
+    check_bigint(true, "\x80\0\0\0\0\0\0\1", 8, WHERRY_KIND_BIGINT, 0);
+    check_bigint(true, "\0\0\0\x80\0\0\0\0\0\0\0", 11, WHERRY_KIND_INT, INT64_MIN);
+    check_bigint(false, "\0\xff\xff\xff\xff\xff\xff\xff\xff", 9, WHERRY_KIND_BIGINT, 0);
+    check_bigint(false, "\1\0\0\0\0\0\0\0\0", 9, WHERRY_KIND_BIGINT, 0);
+    check_bigint(true, "\1\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0", 17, WHERRY_KIND_BIGINT, 0);
+    wherry_error error;
+    wherry_value *value = NULL;
+    must_fail(WHERRY_INVALID_ARGUMENT, error, wherry_bigint_create(false, NULL, 1, &value, &error));
+    assert_null(value);
+}
+
+static void test_strings(void **state) {
+    (void)state;
+    static const struct {
+        const char *text;
+        size_t size;
+    } good[] = {
+        {"", 0},
+        {"a\0b", 3},
+        {"\xC3\xA9", 2},
+        {"\xE2\x82\xAC", 3},
+        {"\xF0\x9F\x9A\xA3", 4},
+        {"\xF4\x8F\xBF\xBF", 4},
+        {"\x7F", 1},
+        {"\xED\x9F\xBF", 3},
+        {"\xEE\x80\x80", 3},
+        {"\xEF\xBF\xBF", 3},
+        {"\0", 1},
+    };
+    for (size_t i = 0; i < sizeof(good) / sizeof(*good); i++) {
+        wherry_value *value;
+        size_t size;
+        must(wherry_string_create(good[i].text, good[i].size, &value, NULL));
+        const char *text = wherry_string_get(value, &size);
+        assert_int_equal(size, good[i].size);
+        assert_memory_equal(text, good[i].text, size + 1);
+        assert_ptr_equal(wherry_string_get(value, NULL), text);
+        assert_ptr_not_equal(text, good[i].text);
+        assert_null(wherry_bytes_get(value, &size));
+        assert_int_equal(size, 0);
+        wherry_value_destroy(value);
+    }
+}
+
+static void test_strings_refused(void **state) {
+    (void)state;
+    static const char *const bad[] = {
+        "\x80",
+        "a\xFF",
+        "\xC3",
+        "\xC0\x80",
+        "\xC1\xBF",
+        "\xE2\x82",
+        "\xE0\x80\x80",
+        "\xED\xA0\x80",
+        "\xED\xBF\xBF",
+        "\xF0\x80\x80\x80",
+        "\xF4\x90\x80\x80",
+        "\xF5\x80\x80\x80",
+        "\xC3\x28",
+        "\xF0\x9F\x9A",
+        "abc\xE2\x28\xA1",
+    };
+    wherry_value *const untouched = (wherry_value *)&bad;
+    wherry_error error;
+    for (size_t i = 0; i < sizeof(bad) / sizeof(*bad); i++) {
+        wherry_value *value = untouched;
+        must_fail(WHERRY_INVALID_ARGUMENT, error, wherry_string_create(bad[i], strlen(bad[i]), &value, &error));
+        assert_ptr_equal(value, untouched);
+    }
+    wherry_value *value = untouched;
+    must_fail(WHERRY_INVALID_ARGUMENT, error, wherry_string_create("\xC3\xA9", 1, &value, &error));
+    must_fail(WHERRY_INVALID_ARGUMENT, error, wherry_string_create(NULL, 1, &value, &error));
+    assert_ptr_equal(value, untouched);
+}
+
+static void test_bytes(void **state) {
+    (void)state;
+    char content[256];
+    for (int i = 0; i < 256; i++) {
+        content[i] = (char)i;
+    }
+    wherry_value *value = build_bytes(content, sizeof(content));
+    wherry_value *empty = build_bytes(NULL, 0);
+    content[3] = 'x';
+    size_t size;
+    const char *bytes = wherry_bytes_get(value, &size);
+    assert_int_equal(size, 256);
+    for (int i = 0; i < 256; i++) {
+        assert_int_equal((unsigned char)bytes[i], i);
+    }
+    assert_non_null(wherry_bytes_get(empty, &size));
+    assert_int_equal(size, 0);
+    assert_null(wherry_string_get(value, NULL));
+    wherry_error error;
+    wherry_value *none = NULL;
+    must_fail(WHERRY_INVALID_ARGUMENT, error, wherry_bytes_create(NULL, 1, &none, &error));
+    assert_null(none);
+    wherry_value_destroy(value);
+    wherry_value_destroy(empty);
+}
+
+static void check_wrong_kind(const wherry_value *value) {
+    double real = 1;
+    double imaginary = 1;
+    bool negative = true;
+    size_t size = 1;
+    if (wherry_value_kind(value) != WHERRY_KIND_BOOL) {
+        assert_false(wherry_bool_get(value));
+    }
+    if (wherry_value_kind(value) != WHERRY_KIND_INT) {
+        assert_int_equal(wherry_int_get(value), 0);
+    }
+    if (wherry_value_kind(value) != WHERRY_KIND_FLOAT) {
+        assert_true(wherry_float_get(value) == 0);
+    }
+    if (wherry_value_kind(value) != WHERRY_KIND_COMPLEX) {
+        wherry_complex_get(value, &real, &imaginary);
+        assert_true(real == 0 && imaginary == 0);
+    }
+    if (wherry_value_kind(value) != WHERRY_KIND_BIGINT) {
+        assert_null(wherry_bigint_get(value, &negative, &size));
+        assert_true(!negative && size == 0);
+    }
+    if (wherry_value_kind(value) != WHERRY_KIND_STRING) {
+        size = 1;
+        assert_null(wherry_string_get(value, &size));
+        assert_int_equal(size, 0);
+    }
+    if (wherry_value_kind(value) != WHERRY_KIND_OBJECT) {
+        assert_null(wherry_object_type(value));
+        assert_null(wherry_object_payload(value));
+    }
+    assert_null(wherry_tensor_get(value));
+    assert_null(wherry_dtensor_get(value));
+    assert_null(wherry_sharded_get(value));
+}
+
+static void test_reading_another_kind(void **state) {
+    (void)state;
+    wherry_value *all = build_list(build_none(), build_bool(true), build_int(-1), build_bigint(true, 0xFF, 9),
+                                   build_float(1.5), build_complex(1, 2), build_string("text"), build_bytes("bytes", 5),
+                                   build_list(build_int(1), NULL), build_tuple(build_int(1), NULL),
+                                   build_dict("a", build_int(1), NULL), build_object("type", build_int(1)), NULL);
+    for (size_t i = 0; i < wherry_sequence_count(all); i++) {
+        const wherry_value *value = wherry_sequence_at(all, i);
+        assert_int_equal(wherry_value_kind(value), i);
+        check_wrong_kind(value);
+    }
+    wherry_value_destroy(all);
+}
+
+static void test_objects(void **state) {
+    (void)state;
+    char type[] = "collections.OrderedDict";
+    wherry_value *payload = build_dict("a", build_int(1), NULL);
+    wherry_value *object = build_object(type, payload);
+    type[0] = 'X';
+    assert_int_equal(wherry_value_kind(object), WHERRY_KIND_OBJECT);
+    assert_string_equal(wherry_object_type(object), "collections.OrderedDict");
+    assert_ptr_equal(wherry_object_payload(object), payload);
+    wherry_value *outer = build_object("\xC3\xA9", object);
+    assert_ptr_equal(wherry_object_payload(outer), object);
+    wherry_value_destroy(outer);
+}
+
+static void test_objects_refused(void **state) {
+    (void)state;
+    wherry_error error;
+    wherry_value *payload = build_int(1);
+    wherry_value *object = NULL;
+    must_fail(WHERRY_INVALID_ARGUMENT, error, wherry_object_create("", payload, &object, &error));
+    must_fail(WHERRY_INVALID_ARGUMENT, error, wherry_object_create(NULL, payload, &object, &error));
+    must_fail(WHERRY_INVALID_ARGUMENT, error, wherry_object_create("\xFF", payload, &object, &error));
+    must_fail(WHERRY_INVALID_ARGUMENT, error, wherry_object_create("type", NULL, &object, &error));
+    wherry_value *list = build_list(payload, NULL);
+    must_fail(WHERRY_INVALID_ARGUMENT, error, wherry_object_create("type", payload, &object, &error));
+    assert_null(object);
+    wherry_value *deep = build_nest(WHERRY_DEPTH_MAX, NULL);
+    must_fail(WHERRY_INVALID_ARGUMENT, error, wherry_object_create("type", deep, &object, &error));
+    assert_null(object);
+    wherry_value_destroy(deep);
+    wherry_value_destroy(list);
+}
+
+/** A success leaves the error record alone. */
+static void test_error_after_success(void **state) {
+    (void)state;
+    wherry_error error;
+    wherry_error before;
+    memset(&error, 0x5A, sizeof(error));
+    memset(&before, 0x5A, sizeof(before));
+    wherry_value *value;
+    must(wherry_string_create("a", 1, &value, &error));
+    wherry_value *list = build_list(value, NULL);
+    wherry_value *copy;
+    must(wherry_value_copy(list, &copy, &error));
+    must(wherry_value_compare(list, copy, WHERRY_COMPARE_ALL, &error));
+    must(wherry_value_find(list, "[0]", &value, &error));
+    assert_memory_equal(&error, &before, sizeof(error));
+    wherry_value_destroy(copy);
+    wherry_value_destroy(list);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_kind_names),
+        cmocka_unit_test(test_simple_scalars),
+        cmocka_unit_test(test_floats_keep_every_bit),
+        cmocka_unit_test(test_bigint_borders),
+        cmocka_unit_test(test_strings),
+        cmocka_unit_test(test_strings_refused),
+        cmocka_unit_test(test_bytes),
+        cmocka_unit_test(test_reading_another_kind),
+        cmocka_unit_test(test_objects),
+        cmocka_unit_test(test_objects_refused),
+        cmocka_unit_test(test_error_after_success),
+    };
+    return cmocka_run_group_tests_name("value", tests, NULL, NULL);
+}
