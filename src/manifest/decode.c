@@ -165,6 +165,7 @@ static wherry_status read_extents(wh_decoder *d, uint64_t nbytes) {
                              "the extents of a storage are neither null nor an array that fits");
     }
     uint64_t before = 0;
+    uint64_t behind = 0; /* the last extent without levels, and one more */
     for (uint64_t i = 0; i < item.number && status == WHERRY_OK; i++) {
         wh_extent extent;
         status = read_extent(d, nbytes, &extent);
@@ -176,7 +177,11 @@ static wherry_status read_extents(wh_decoder *d, uint64_t nbytes) {
             if (wh_extents_are_whole(&borrowed, item.number, nbytes)) {
                 return wh_read_fault(&d->in, WHERRY_NOT_CANONICAL, "one extent of all bytes is written as null");
             }
+            if (extent.level_count == 0 && extent.offset < behind) {
+                return wh_read_fault(&d->in, WHERRY_NOT_CANONICAL, "two extents that are one");
+            }
             before = extent.offset;
+            behind = extent.level_count ? behind : extent.offset + extent.length + 1;
             status = add_extent(d, &borrowed);
         }
     }

@@ -49,7 +49,7 @@ static bool list_leaf(void *context, wherry_value *leaf) {
 static wherry_status fill(wherry_plan *plan, size_t storage, wherry_storage *to, wh_region *region,
                           const wherry_value *about, uint64_t *work, wherry_error *error) {
     wherry_status status = WHERRY_OK;
-    if (!wh_region_finish(region, 0)) {
+    if (!wh_region_merge(region, 0)) {
         return wh_fail_memory(error, "a plan");
     }
     for (size_t i = 0; i < region->count && status == WHERRY_OK; i++) {
@@ -61,9 +61,12 @@ static wherry_status fill(wherry_plan *plan, size_t storage, wherry_storage *to,
     return status;
 }
 
-/** A tangled view is copied element by element, as it is; its elements may overlap, but not without end. */
-static wherry_status fill_tangled(wherry_plan *plan, size_t storage, wherry_storage *to, const wh_view *view,
-                                  const wherry_value *about, uint64_t *work, wherry_error *error) {
+/**
+ * A view that interleaves is copied as it is: writing it out as extents could take memory out of all proportion to the manifest. Its elements may
+ * overlap, but not without end.
+ */
+static wherry_status fill_interleaved(wherry_plan *plan, size_t storage, wherry_storage *to, const wh_view *view,
+                                      const wherry_value *about, uint64_t *work, wherry_error *error) {
     enum { OVERLAP_MAX = 64 };
     wh_copy_work copy;
     wh_copy_between_views(view, view, &copy);
@@ -85,8 +88,8 @@ static wherry_status fill_all(wherry_plan *plan, wherry_storage *const *storages
         for (size_t i = groups->starts[s]; i < groups->starts[s + 1] && ok && status == WHERRY_OK; i++) {
             const wherry_value *tensor = tensors[groups->order[i]];
             wh_view view = wh_tensor_view(wherry_tensor_get(tensor));
-            if (wh_view_is_tangled(&view)) {
-                status = fill_tangled(plan, s, storages[s], &view, tensor, work, error);
+            if (wh_view_interleaves(&view)) {
+                status = fill_interleaved(plan, s, storages[s], &view, tensor, work, error);
             } else {
                 ok = wh_region_add_view(&region, &view, 0);
             }

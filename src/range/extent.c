@@ -2,6 +2,21 @@
 
 #include <string.h>
 
+/** Adds a level in its place. Two of equal stride cover together what one of as many steps covers. */
+static void insert_level(wh_extent *extent, wherry_level level) {
+    uint32_t at = extent->level_count;
+    while (at > 0 && extent->levels[at - 1].stride < level.stride) {
+        at--;
+    }
+    if (at > 0 && extent->levels[at - 1].stride == level.stride) {
+        extent->levels[at - 1].count += level.count - 1;
+        return;
+    }
+    memmove(extent->levels + at + 1, extent->levels + at, (extent->level_count - at) * sizeof(level));
+    extent->levels[at] = level;
+    extent->level_count++;
+}
+
 bool wh_extent_of_view(const wh_view *view, wh_extent *extent) {
     extent->offset = view->offset;
     extent->length = view->item;
@@ -9,7 +24,7 @@ bool wh_extent_of_view(const wh_view *view, wh_extent *extent) {
     while (ndim > 0 && (uint64_t)view->strides[ndim - 1] * view->item == extent->length && view->shape[ndim - 1] > 0) {
         extent->length *= (uint64_t)view->shape[--ndim];
     }
-    uint32_t count = 0;
+    extent->level_count = 0;
     for (uint32_t d = 0; d < ndim; d++) {
         if (view->shape[d] == 0) {
             return false;
@@ -18,14 +33,8 @@ bool wh_extent_of_view(const wh_view *view, wh_extent *extent) {
             continue;
         }
         wherry_level level = {(uint64_t)view->shape[d], (uint64_t)view->strides[d] * view->item};
-        uint32_t at = count++;
-        while (at > 0 && extent->levels[at - 1].stride < level.stride) {
-            extent->levels[at] = extent->levels[at - 1];
-            at--;
-        }
-        extent->levels[at] = level;
+        insert_level(extent, level);
     }
-    extent->level_count = count;
     return true;
 }
 

@@ -67,9 +67,9 @@ static bool add(wh_region *region, wh_extent *extent, uint64_t max_gap) {
     return append_each(region, extent, outer);
 }
 
-bool wh_view_is_tangled(const wh_view *view) {
+bool wh_view_interleaves(const wh_view *view) {
     wh_extent extent;
-    return wh_extent_of_view(view, &extent) && is_tangled(&extent, wh_extent_normalize(&extent, 0));
+    return wh_extent_of_view(view, &extent) && wh_extent_normalize(&extent, 0) > 0;
 }
 
 bool wh_region_add_view(wh_region *region, const wh_view *view, uint64_t max_gap) {
@@ -246,21 +246,29 @@ static void drop_contained(wh_region *region) {
     region->count = kept;
 }
 
-bool wh_region_finish(wh_region *region, uint64_t max_gap) {
+bool wh_region_merge(wh_region *region, uint64_t max_gap) {
     if (region->count < 2) {
         return true;
     }
     if (!merge(region, max_gap)) {
         return false;
     }
-    bool expanded = true;
+    drop_contained(region);
+    return true;
+}
+
+bool wh_region_finish(wh_region *region, uint64_t max_gap) {
+    bool expanded = region->count > 1;
+    if (!wh_region_merge(region, max_gap)) {
+        return false;
+    }
     while (expanded) {
-        drop_contained(region);
         expanded = false;
         bool strided = region->extents[region->count - 1].level_count > 0;
         if (strided && region->count > 1 && !expand_crossing(region, max_gap, &expanded)) {
             return false;
         }
+        drop_contained(region);
     }
     sort(region, by_offset);
     return true;

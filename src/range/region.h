@@ -20,14 +20,17 @@ typedef struct wh_region {
     size_t capacity;
 } wh_region;
 
-/**
- * Whether a view's dimensions interleave in so many runs (over 65,536) that they are not written out: the whole span of such a view is covered, gaps
- * included, whatever max_gap says. Only strides that no slicing gives do that.
- */
-bool wh_view_is_tangled(const wh_view *view);
+/** Whether a view's dimensions interleave, so that it is more than one normal extent. Only strides that no slicing gives do that. */
+bool wh_view_interleaves(const wh_view *view);
 
-/** Adds what a view covers. @return false where there is no memory. */
+/**
+ * Adds what a view covers. One that interleaves in over EXPAND_MAX runs is covered as a whole, gaps included, whatever max_gap says.
+ * @return false where there is no memory.
+ */
 bool wh_region_add_view(wh_region *region, const wh_view *view, uint64_t max_gap);
+
+/** Merges what touches, and nothing more: where extents cross, bytes stay in both. Never more extents than were added. @return as below. */
+bool wh_region_merge(wh_region *region, uint64_t max_gap);
 
 /** Merges and sorts. @return false where there is no memory; the region is then fit only to be destroyed. */
 bool wh_region_finish(wh_region *region, uint64_t max_gap);

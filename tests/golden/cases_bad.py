@@ -215,7 +215,7 @@ def count_cases():
         "storage_64_tib_and_1": (one(TENSOR, [changed(STORAGE, {(0,): 2**46 + 1})]), LIMIT),
         "storages_over_64_tib": (
             one([8, TENSOR, changed(TENSOR, {(1,): 1})], [[2**45, 0, -1, []], [2**45 + 1, 0, -1, []]]), LIMIT),
-        "space_over_64_tib": (one(TENSOR, [[2**46, 0, -1, [[0, 2**46], [0, 1]]]]), LIMIT),
+        "space_over_64_tib": (one(TENSOR, [[2**46, 0, -1, [[0, 2**46], [0, 1, [2, 8]]]]]), LIMIT),
     }
 
 
@@ -307,6 +307,11 @@ def storage_cases():
         "extent_levels_inner_first": (extents([0, 2, [2, 4, 2, 12]]), MALFORMED),
         "extent_level_stride_0_at_end": (extents([20, 4, [2, 0]]), MALFORMED),
         "extents_descending": (extents([8, 4], [0, 4]), NOT_CANONICAL),
+        "extents_touching": (extents([0, 4], [4, 4]), NOT_CANONICAL),
+        "extents_overlapping": (extents([0, 8], [4, 8]), NOT_CANONICAL),
+        "extents_equal": (extents([0, 4], [0, 4]), NOT_CANONICAL),
+        "extents_touching_around_levels": (extents([0, 4], [2, 1, [2, 4]], [4, 4]), NOT_CANONICAL),
+        "device_index_2_31": (one(TENSOR, [changed(STORAGE, {(2,): 2**31})]), MALFORMED),
         "extents_descending_late": (extents([0, 4], [8, 4], [7, 4]), NOT_CANONICAL),
         "storage_unused": (one(TENSOR, [STORAGE, STORAGE]), NOT_CANONICAL),
         "storage_unused_alone": (one(None, [STORAGE]), NOT_CANONICAL),
@@ -385,6 +390,8 @@ def dtensor_cases():
         "mesh_device_kind_11": (mesh({0: 11}), MALFORMED),
         "placements_too_few": (dtensor({(2,): []}), MALFORMED),
         "placements_too_many": (dtensor({(2,): [[0], [0]]}), MALFORMED),
+        "placement_reduction_zero_byte": (dtensor({(2,): [[3, "a\0b"]]}), MALFORMED),
+        "mesh_name_zero_byte": (mesh({3: ["a\0b"]}), MALFORMED),
         "placement_empty": (dtensor({(2,): [[]]}), MALFORMED),
         "placement_kind_4": (dtensor({(2,): [[4]]}), MALFORMED),
         "placement_replicate_2_items": (dtensor({(2,): [[0, 0]]}), MALFORMED),

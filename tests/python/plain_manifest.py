@@ -139,6 +139,12 @@ class _Reader:
     def text(self, what: str) -> str:
         return self.utf8(*self.expect(TEXT, what), what)
 
+    def name(self, what: str) -> str:
+        start, name = self.at, self.text(what)
+        if "\0" in name:
+            raise ManifestError(MALFORMED, start, f"{what} has a zero byte in it")
+        return name
+
     def octets(self, what: str, size: int) -> bytes:
         start, length = self.expect(BYTES, what)
         content = self.content(start, length, what)
@@ -211,7 +217,7 @@ class _Decoder(_Reader):
         return self.uint("the kind of a device", len(DEVICES) - 1)
 
     def device(self) -> Tup[int, int]:
-        return self.device_kind(), self.integer("the number of a device", -1)
+        return self.device_kind(), self.integer("the number of a device", -1, 2**31 - 1)
 
     def storage(self) -> Storage:
         self.array("a storage", (4,))
@@ -229,7 +235,11 @@ class _Decoder(_Reader):
         else:
             extents = []
             for _ in range(self.array("the extents")):
+                start = self.at
                 extents.append(self.extent(nbytes, extents[-1].offset if extents else 0))
+                whole = [extent for extent in extents if not extent.levels][-2:]
+                if not extents[-1].levels and len(whole) == 2 and whole[1].offset <= whole[0].offset + whole[0].length:
+                    raise ManifestError(NOT_CANONICAL, start, "two extents that are one")
             if extents == [Extent(0, nbytes)]:
                 raise ManifestError(NOT_CANONICAL, at, "one extent of the whole storage is written as null")
         return Storage(nbytes, device, extents)
@@ -277,7 +287,7 @@ class _Decoder(_Reader):
         names = None
         if not self.null():
             self.array("the names of a mesh", (len(sizes),))
-            names = [self.text("the name of a dimension") for _ in sizes]
+            names = [self.name("the name of a dimension") for _ in sizes]
         return Mesh(device_kind, sizes, ranks, names)
 
     # Values.
@@ -348,9 +358,9 @@ class _Decoder(_Reader):
         return key
 
     def object_name(self) -> str:
-        start, name = self.at, self.text("the name of a type")
-        if not name or "\0" in name:
-            raise ManifestError(MALFORMED, start, "the name of a type is empty or holds a zero byte")
+        start, name = self.at, self.name("the name of a type")
+        if not name:
+            raise ManifestError(MALFORMED, start, "the name of a type is empty")
         return name
 
     # Tensors.
@@ -424,7 +434,7 @@ class _Decoder(_Reader):
         if count != (1, 2, 3, 2)[kind]:
             raise ManifestError(MALFORMED, start, f"a placement of kind {kind} has {count} items")
         if kind == 3:
-            return Placement(kind, reduction=self.text("the reduction of a placement"))
+            return Placement(kind, reduction=self.name("the reduction of a placement"))
         dim = self.uint("the dimension of a placement") if kind else None
         return Placement(kind, dim, self.uint("a split factor", low=1) if kind == 2 else None)
 
