@@ -54,7 +54,7 @@ static void print_list(const char *name, const double *seconds, int count) {
 
 int main(int argc, char **argv) {
     size_t tensors = argc > 1 ? strtoull(argv[1], NULL, 10) : 20000;
-    int repeats = argc > 2 ? atoi(argv[2]) : 9;
+    int repeats = argc > 2 ? (int)strtol(argv[2], NULL, 10) : 9;
     double encode[REPEATS_MAX];
     double decode[REPEATS_MAX];
     size_t size = 0;

@@ -308,7 +308,7 @@ wherry_status wh_read_name(wh_reader *reader, const char *wanted, char **name_p)
     if (status != WHERRY_OK) {
         return status;
     }
-    if (item.number && memchr(item.bytes, 0, item.number)) {
+    if (item.bytes && memchr(item.bytes, 0, item.number)) {
         return wh_read_fault(reader, WHERRY_MALFORMED, "%s has a zero byte in it", wanted);
     }
     char *name = wh_copy_text((const char *)item.bytes, item.number);

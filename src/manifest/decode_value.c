@@ -185,7 +185,7 @@ static wherry_status read_bigint(wh_decoder *d, uint64_t tag, wherry_value **val
 static wherry_status read_items(wh_decoder *d, uint32_t depth, wherry_value *list, uint64_t count) {
     wherry_status status = WHERRY_OK;
     for (uint64_t i = 0; i < count && status == WHERRY_OK; i++) {
-        wherry_value *item;
+        wherry_value *item = NULL;
         status = wh_decode_value(d, depth, &item);
         if (status == WHERRY_OK) {
             status = wh_decode_created(d, wherry_sequence_append(list, item, d->in.error));
@@ -198,8 +198,8 @@ static wherry_status read_items(wh_decoder *d, uint32_t depth, wherry_value *lis
 }
 
 static wherry_status read_entry(wh_decoder *d, uint32_t depth, wherry_value *dict) {
-    wherry_value *key;
-    wherry_value *item;
+    wherry_value *key = NULL;
+    wherry_value *item = NULL;
     size_t begin = d->in.at;
     wherry_status status = wh_decode_value(d, depth, &key);
     if (status != WHERRY_OK) {
@@ -257,7 +257,7 @@ static wherry_status read_container(wh_decoder *d, uint32_t depth, wherry_kind k
 
 static wherry_status read_object(wh_decoder *d, uint32_t depth, wherry_value **value_p) {
     char *name = NULL;
-    wherry_value *payload;
+    wherry_value *payload = NULL;
     wherry_status status = wh_read_name(&d->in, "the type of an object", &name);
     if (status == WHERRY_OK && !*name) {
         status = wh_read_fault(&d->in, WHERRY_MALFORMED, "an object without the name of its type");

@@ -1,5 +1,6 @@
 #include "range/box.h"
 
+#include <assert.h>
 #include <string.h>
 
 bool wh_box_equal(const wh_box *one, const wh_box *other) {
@@ -46,6 +47,7 @@ static wh_view narrow(const wh_view *view, const wh_box *box, const wh_box *comm
 
 bool wh_copy_between_boxes(const wh_box *from, const wh_view *from_view, const wh_box *to, const wh_view *to_view,
                            wh_copy_work *copy) {
+    assert(from->ndim == to->ndim);
     wh_box common;
     if (!wh_box_intersect(from, to, &common)) {
         return false;

@@ -17,7 +17,7 @@ static bool append(wh_region *region, const wherry_extent *extent) {
     }
     wherry_extent kept = *extent;
     kept.levels = NULL;
-    if (extent->level_count) {
+    if (extent->levels) {
         wherry_level *levels = wh_alloc_array(extent->level_count, sizeof(*levels));
         if (!levels) {
             return false;
@@ -81,7 +81,7 @@ static int compare_levels(const wherry_extent *a, const wherry_extent *b) {
     if (a->level_count != b->level_count) {
         return a->level_count < b->level_count ? -1 : 1;
     }
-    return a->level_count ? memcmp(a->levels, b->levels, a->level_count * sizeof(*a->levels)) : 0;
+    return a->levels && b->levels ? memcmp(a->levels, b->levels, a->level_count * sizeof(*a->levels)) : 0;
 }
 
 static int compare_offsets(const wherry_extent *a, const wherry_extent *b) {

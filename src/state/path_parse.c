@@ -112,7 +112,7 @@ static wherry_status add_string(parser *p, size_t at, const char *bytes, size_t 
     if (!wh_utf8_valid(bytes, size)) {
         return refuse(p, at, "there is a string that is not UTF-8");
     }
-    wherry_value *key;
+    wherry_value *key = NULL;
     wherry_status status = wherry_string_create(bytes, size, &key, p->error);
     return status == WHERRY_OK ? add_step(p, key, 0) : status;
 }
@@ -235,7 +235,7 @@ static wherry_status read_word(const parser *p, size_t at, char *word, wherry_va
 
 static wherry_status parse_brace(parser *p) {
     size_t begin = p->at;
-    wherry_value *key;
+    wherry_value *key = NULL;
     wherry_status status;
     if (take(p, 'b')) {
         wh_string content = {0};

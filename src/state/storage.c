@@ -17,14 +17,20 @@ struct wherry_storage {
     uint32_t pool_offset; /**< For wh_pool_free. */
 };
 
+static wherry_status check_size(uint64_t nbytes, wherry_error *error) {
+    return nbytes <= INT64_MAX ? WHERRY_OK
+                               : wh_fail(error, WHERRY_INVALID_ARGUMENT, "a storage of %llu bytes is too large",
+                                         (unsigned long long)nbytes);
+}
+
 static wherry_status create(wh_pool *pool, void *data, uint64_t nbytes, wherry_device device,
                             wherry_storage **storage_p, wherry_error *error) {
     if (!storage_p) {
         return wh_fail(error, WHERRY_INVALID_ARGUMENT, "storage_p must not be NULL");
     }
-    if (nbytes > INT64_MAX) {
-        return wh_fail(error, WHERRY_INVALID_ARGUMENT, "a storage of %llu bytes is too large",
-                       (unsigned long long)nbytes);
+    wherry_status status = check_size(nbytes, error);
+    if (status != WHERRY_OK) {
+        return status;
     }
     uint32_t offset;
     wherry_storage *storage = wh_pool_alloc(pool, sizeof(*storage), &offset);
@@ -63,18 +69,19 @@ wherry_status wherry_storage_allocate(uint64_t nbytes, wherry_device device, whe
     if (!storage_p) {
         return wh_fail(error, WHERRY_INVALID_ARGUMENT, "storage_p must not be NULL");
     }
-    wherry_storage *storage = NULL;
-    wherry_status status = create(NULL, NULL, nbytes, device, &storage, error);
-    if (status == WHERRY_OK && nbytes > 0) {
-        status = memory->allocate(nbytes, device, &storage->data, error);
-        if (status != WHERRY_OK) {
-            wh_pool_free(storage, storage->pool_offset);
-            return status;
-        }
-        storage->memory = memory;
+    void *data = NULL;
+    wherry_status status = check_size(nbytes, error);
+    if (status == WHERRY_OK && nbytes) {
+        status = memory->allocate(nbytes, device, &data, error);
     }
+    if (status != WHERRY_OK) {
+        return status;
+    }
+    status = create(NULL, data, nbytes, device, storage_p, error);
     if (status == WHERRY_OK) {
-        *storage_p = storage;
+        (*storage_p)->memory = data ? memory : NULL;
+    } else if (data) {
+        memory->release(data, nbytes);
     }
     return status;
 }

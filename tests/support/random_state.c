@@ -56,7 +56,7 @@ uint64_t wh_tensor_needs(const wherry_tensor *tensor) {
 
 /** Strides of a tensor whose dimensions lie in random order, each with some room behind it: nothing overlaps. */
 static void loose_strides(wh_random *random, uint32_t ndim, const int64_t *shape, int64_t *strides) {
-    uint32_t order[WHERRY_NDIM_MAX];
+    uint32_t order[WHERRY_NDIM_MAX] = {0};
     for (uint32_t i = 0; i < ndim; i++) {
         uint32_t j = (uint32_t)wh_random_below(random, i + 1);
         order[i] = order[j];
@@ -107,7 +107,7 @@ static wherry_storage *storage_for(wh_random *random, pool *shared, uint64_t nee
 
 static wherry_value *random_tensor_of(wh_random *random, pool *shared, wherry_dtype dtype, uint32_t ndim,
                                       const int64_t *shape) {
-    int64_t strides[WHERRY_NDIM_MAX];
+    int64_t strides[WHERRY_NDIM_MAX] = {0};
     wherry_tensor tensor = {.dtype = dtype, .ndim = ndim, .shape = shape, .strides = strides};
     random_strides(random, ndim, shape, strides);
     tensor.flags = (uint32_t)(wh_random_below(random, 4) ? 0 : wh_random_below(random, WHERRY_TENSOR_FLAGS + 1));
@@ -125,7 +125,7 @@ static wherry_dtype random_dtype(wh_random *random) {
 }
 
 static wherry_value *random_tensor(wh_random *random, pool *shared) {
-    int64_t shape[WHERRY_NDIM_MAX];
+    int64_t shape[WHERRY_NDIM_MAX] = {0};
     uint32_t ndim = wh_random_shape(random, 4, shape);
     return random_tensor_of(random, shared, random_dtype(random), ndim, shape);
 }
@@ -147,9 +147,9 @@ static wherry_value *random_dtensor(wh_random *random, pool *shared) {
         wherry_mesh_unref(shared->mesh);
         must(wherry_mesh_create(&info, &shared->mesh, &error), &error);
     }
-    int64_t local[WHERRY_NDIM_MAX];
-    int64_t global[WHERRY_NDIM_MAX];
-    int64_t strides[WHERRY_NDIM_MAX];
+    int64_t local[WHERRY_NDIM_MAX] = {0};
+    int64_t global[WHERRY_NDIM_MAX] = {0};
+    int64_t strides[WHERRY_NDIM_MAX] = {0};
     wherry_dtensor dtensor = {.mesh = shared->mesh, .dtype = random_dtype(random), .shape = global, .strides = strides};
     dtensor.ndim = wh_random_shape(random, 3, local);
     for (uint32_t d = 0; d < dtensor.ndim; d++) {
@@ -334,7 +334,7 @@ static wherry_storage *clone_of(wh_random *random, clones *all, const wherry_sto
 }
 
 static wherry_value *target_tensor(wh_random *random, const wherry_value *source, clones *all) {
-    int64_t strides[WHERRY_NDIM_MAX];
+    int64_t strides[WHERRY_NDIM_MAX] = {0};
     wherry_tensor tensor = *wherry_tensor_get(source);
     if (all) {
         tensor.storage = clone_of(random, all, tensor.storage);
