@@ -272,7 +272,7 @@ size_t wh_child_count(const wherry_value *value) {
 }
 
 /** How many children ahead to ask for: far enough that they arrive in time, near enough that they are still there. */
-enum { AHEAD = 8 };
+enum { AHEAD = 8, HALFWAY = 4 };
 
 static void prefetch(const wherry_value *value) {
     __builtin_prefetch(value);
@@ -285,6 +285,10 @@ wherry_value *wh_child_at(const wherry_value *value, size_t index, wherry_step *
         if (index + AHEAD < dict->count) {
             prefetch(dict->entries[index + AHEAD].item);
             prefetch(dict->entries[index + AHEAD].key);
+            const wherry_value *halfway = dict->entries[index + HALFWAY].item;
+            if (halfway->kind == WHERRY_KIND_TENSOR) {
+                __builtin_prefetch(halfway->as.tensor->storage);
+            }
         }
         *step_p = (wherry_step){dict->entries[index].key, 0};
         return dict->entries[index].item;
