@@ -5,7 +5,7 @@
 #include "base/alloc.h"
 
 /** Blocks grow to this size; what is larger than a quarter of it is an allocation of its own. */
-enum { BLOCK_MIN = 1 << 10, BLOCK_MAX = 1 << 16, ALIGNMENT = 8 };
+enum { BLOCK_MIN = 1 << 10, BLOCK_MAX = 64 << 10, RESERVE_MAX = 256 << 20, ALIGNMENT = 8 };
 
 /** The count starts at CUTTING, so that no object is the last while more are cut, and is put right when the block is full. */
 #define CUTTING (SIZE_MAX / 2)
@@ -20,16 +20,19 @@ static void leave(wh_pool_block *block, size_t users) {
     }
 }
 
-static int begin_block(wh_pool *pool) {
-    size_t size = pool->size == 0 ? BLOCK_MIN : pool->size < BLOCK_MAX ? 2 * pool->size : BLOCK_MAX;
+static bool begin_block(wh_pool *pool, size_t size) {
     wh_pool_block *block = wh_alloc(size);
     if (!block) {
-        return 0;
+        return false;
     }
     atomic_init(&block->users, CUTTING);
     wh_pool_close(pool);
     *pool = (wh_pool){block, sizeof(*block), size, 0};
-    return 1;
+    return true;
+}
+
+bool wh_pool_reserve(wh_pool *pool, size_t size) {
+    return size <= BLOCK_MIN || begin_block(pool, size < RESERVE_MAX ? size : RESERVE_MAX);
 }
 
 void *wh_pool_alloc(wh_pool *pool, size_t size, uint32_t *offset_p) {
@@ -39,7 +42,8 @@ void *wh_pool_alloc(wh_pool *pool, size_t size, uint32_t *offset_p) {
     }
     size_t rounded = (size + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
     while (!pool->block || rounded > pool->size - pool->used) {
-        if (!begin_block(pool)) {
+        size_t next = pool->size == 0 ? BLOCK_MIN : pool->size < BLOCK_MAX ? 2 * pool->size : BLOCK_MAX;
+        if (!begin_block(pool, next)) {
             return NULL;
         }
     }

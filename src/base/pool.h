@@ -7,6 +7,7 @@
 #ifndef WH_BASE_POOL_H
 #define WH_BASE_POOL_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -19,6 +20,9 @@ typedef struct wh_pool {
     size_t size;
     size_t objects; /**< Cut from the current block. */
 } wh_pool;
+
+/** Begins with a block of about that size, for what is known to be many objects. @return false where there is no memory. */
+bool wh_pool_reserve(wh_pool *pool, size_t size);
 
 /**
  * Cuts off an object, aligned for pointers and 64-bit numbers.

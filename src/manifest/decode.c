@@ -10,6 +10,9 @@
 #include "state/mesh.h"
 #include "state/storage.h"
 
+/** Values take about this many bytes of memory for each byte of the manifest. */
+enum { VALUE_BYTES = 5 };
+
 void wherry_limits_init(wherry_limits *limits) {
     *limits = (wherry_limits){
         .struct_size = sizeof(*limits),
@@ -413,7 +416,9 @@ wherry_status wherry_manifest_decode(const void *bytes, size_t size, const wherr
         return wh_fail_memory(error, "a manifest");
     }
     d.prepared->owns_storages = true;
-    wherry_status status = read_manifest(&d);
+    wherry_status status = wh_pool_reserve(&d.pool, size < SIZE_MAX / VALUE_BYTES ? size * VALUE_BYTES : size)
+                               ? read_manifest(&d)
+                               : wh_fail_memory(error, "the values of a manifest");
     wh_pool_close(&d.pool);
     if (status != WHERRY_OK) {
         wherry_prepared_destroy(d.prepared);
