@@ -39,7 +39,8 @@ WHERRY_API void wherry_limits_init(wherry_limits *limits);
  * Writes the manifest of a prepared state.
  * @param bytes_p  the manifest; release with wherry_free.
  * @param size_p   its length.
- * @return WHERRY_OK; WHERRY_NO_MEMORY.
+ * @return WHERRY_OK; WHERRY_NO_MEMORY; WHERRY_INVALID_ARGUMENT where a plan has given its state away, or was made of it to
+ * receive in place.
  */
 WHERRY_API wherry_status wherry_manifest_encode(const wherry_prepared *prepared, void **bytes_p, size_t *size_p,
                                                 wherry_error *error);

@@ -67,9 +67,12 @@ WHERRY_API void wherry_plan_options_init(wherry_plan_options *options);
  * @param plan_p    belongs to the caller: wherry_plan_destroy.
  * @return WHERRY_OK; WHERRY_NO_MEMORY; WHERRY_INVALID_ARGUMENT; WHERRY_MISMATCH where the two sides differ in a path, a
  * kind, a dtype, a shape, a flag, a device or a box, or where targets overlap and their sources do not in the same way
- * (the error has the path and both sides); WHERRY_UNSUPPORTED where memory of that device cannot be had or written here;
- * WHERRY_OUT_OF_BOUNDS where a tensor of the manifest lies outside the extents that it offers; what `allocate` returned.
- * On failure nothing was written and prepared is still the caller's.
+ * (the error has the path and both sides); WHERRY_UNSUPPORTED where memory of that device cannot be had or written here, or
+ * where more targets lie across each other than can be checked; WHERRY_OUT_OF_BOUNDS where a tensor of the manifest lies
+ * outside the extents that it offers; WHERRY_LIMIT where its views are so tangled that the plan would take more time or
+ * memory than such a manifest may; what `allocate` returned. On failure nothing was written and prepared is still the caller's.
+ *
+ * Whether targets overlap is decided on the safe side: elements of one target whose strides interleave count as overlapping.
  */
 WHERRY_API wherry_status wherry_plan_create(wherry_prepared *prepared, const wherry_value *target,
                                             const wherry_plan_options *options, wherry_plan **plan_p,
@@ -78,7 +81,7 @@ WHERRY_API wherry_status wherry_plan_create(wherry_prepared *prepared, const whe
 /** Destroys a plan, and the state with it where it was not taken. plan may be NULL. */
 WHERRY_API void wherry_plan_destroy(wherry_plan *plan);
 
-/** The prepared state that the plan was made of, borrowed. */
+/** The prepared state that the plan was made of, borrowed. Its tensors are where they are received by now. */
 WHERRY_API const wherry_prepared *wherry_plan_prepared(const wherry_plan *plan);
 
 /**
@@ -146,7 +149,8 @@ WHERRY_API int wherry_plan_visit_chunk(const wherry_plan *plan, uint64_t chunk, 
 WHERRY_API bool wherry_plan_chunk_is_direct(const wherry_plan *plan, uint64_t chunk);
 
 /**
- * Copies the bytes of a chunk to where they belong. Different chunks may be placed by different threads at once.
+ * Copies the bytes of a chunk to where they belong. Different chunks may be placed by different threads at once; where tensors
+ * share bytes, two of them may write the same values to the same place.
  * @param bytes  as many as the chunk has.
  * @return WHERRY_OK; WHERRY_INVALID_ARGUMENT where the plan does not ask for that chunk or size is not its length;
  * WHERRY_UNSUPPORTED where a destination is not in host memory.

@@ -35,6 +35,11 @@ extern "C" {
     X(OUT_OF_BOUNDS, -305, BYTES, "a range lies outside what it is a part of")                                         \
     X(REPEATED_KEY, -306, BYTES, "a dict in the bytes has the same key twice")                                         \
     X(TRAILING_BYTES, -307, BYTES, "there are bytes after the end")                                                    \
+    X(REFUSED, -400, PEER, "the other side refused")                                                                   \
+    X(BAD_SECRET, -401, PEER, "the secrets differ")                                                                    \
+    X(PEER_LOST, -402, PEER, "a rank died, or cannot be reached")                                                      \
+    X(TIMED_OUT, -500, DEADLINE, "timed out")                                                                          \
+    X(CLOSED, -600, GROUP, "the group was left, or another incarnation took the place")                                \
     X(INTERNAL, -900, BUG, "a bug in Wherry")
 
 /** The status of a call. Since 0.1. */
@@ -50,6 +55,9 @@ typedef enum wherry_status_group {
     WHERRY_GROUP_ARGUMENT = 1, /**< The call is wrong: change it and call again. Nothing was changed. */
     WHERRY_GROUP_RESOURCE = 2, /**< This machine lacks something: free it, then call again. */
     WHERRY_GROUP_BYTES = 3,    /**< Bytes from elsewhere are bad: ask for them anew, or from somebody else. */
+    WHERRY_GROUP_PEER = 4, /**< Another rank, or the way to it, is at fault: go on with the others, or wait for it. */
+    WHERRY_GROUP_DEADLINE = 5, /**< There was no answer in time: call again with more time, or ask another rank. */
+    WHERRY_GROUP_GROUP = 6,    /**< The group is of no more use here: join it again. */
     WHERRY_GROUP_BUG = 9,      /**< Wherry's own fault: report it, with the message. */
 } wherry_status_group;
 

@@ -18,14 +18,26 @@ typedef struct kept_block {
     struct kept_block *next;
 } kept_block;
 
+/* Only ever tried: the child of a fork may find it taken for good, and then does without. */
 static pthread_mutex_t kept_lock = PTHREAD_MUTEX_INITIALIZER;
 static kept_block *kept_blocks;
 static size_t kept_bytes;
 
+/* Under a sanitizer nothing is kept, so that a use after release is seen. */
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define KEEP_BLOCKS false
+#elif defined(__has_feature)
+#define KEEP_BLOCKS (!__has_feature(address_sanitizer) && !__has_feature(thread_sanitizer))
+#else
+#define KEEP_BLOCKS true
+#endif
+
 /** A kept block that is not much larger than what is asked for, or NULL. */
 static void *take_kept(size_t size) {
     kept_block *found = NULL;
-    pthread_mutex_lock(&kept_lock);
+    if (!KEEP_BLOCKS || pthread_mutex_trylock(&kept_lock) != 0) {
+        return NULL;
+    }
     for (kept_block **at = &kept_blocks; *at && !found; at = &(*at)->next) {
         size_t usable = malloc_usable_size(*at);
         if (usable >= size && usable / 2 <= size) {
@@ -41,7 +53,9 @@ static void *take_kept(size_t size) {
 
 /** Keeps a block, unless enough are kept. */
 static bool keep(void *memory, size_t usable) {
-    pthread_mutex_lock(&kept_lock);
+    if (!KEEP_BLOCKS || pthread_mutex_trylock(&kept_lock) != 0) {
+        return false;
+    }
     bool fits = usable <= KEPT_BYTES - kept_bytes;
     if (fits) {
         kept_block *block = memory;

@@ -10,8 +10,8 @@
 #include "state/mesh.h"
 #include "state/storage.h"
 
-/** Values take about this many bytes of memory for each byte of the manifest. */
-enum { VALUE_BYTES = 5 };
+/** Values take about this many bytes of memory for each byte of the manifest; a storage takes at least so many bytes of it. */
+enum { VALUE_BYTES = 5, STORAGE_BYTES = 5 };
 
 void wherry_limits_init(wherry_limits *limits) {
     *limits = (wherry_limits){
@@ -356,8 +356,9 @@ static wherry_status read_tables(wh_decoder *d) {
     if (status == WHERRY_OK) {
         status = wh_read_array(&d->in, "the storages", &count);
     }
-    if (status == WHERRY_OK && (!wh_space_reserve(&prepared->space, count) ||
-                                !WH_RESERVE(prepared->storages, prepared->storage_capacity, count))) {
+    size_t likely = wh_min(count, wh_reader_left(&d->in) / STORAGE_BYTES);
+    if (status == WHERRY_OK && (!wh_space_reserve(&prepared->space, likely) ||
+                                !WH_RESERVE(prepared->storages, prepared->storage_capacity, likely))) {
         status = wh_fail_memory(d->in.error, "the storages of a manifest");
     }
     for (uint64_t i = 0; i < count && status == WHERRY_OK; i++) {

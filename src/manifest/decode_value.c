@@ -8,6 +8,9 @@
 #include "manifest/decoder.h"
 #include "manifest/format.h"
 
+/** Room that is made on the word of an array's head alone: the heads within each other may each claim all that is left. */
+enum { RESERVE_MAX = 256 };
+
 wherry_status wh_decode_reference(wh_decoder *decoder, size_t count, size_t *next, const char *wanted,
                                   size_t *number_p) {
     uint64_t number = 0;
@@ -241,7 +244,7 @@ static wherry_status read_container(wh_decoder *d, uint32_t depth, wherry_kind k
     }
     if (kind != WHERRY_KIND_DICT) {
         status = read_items(d, depth, value, count);
-    } else if (!wh_dict_reserve(value->as.dict, count / 2)) {
+    } else if (!wh_dict_reserve(value->as.dict, wh_min(count / 2, RESERVE_MAX))) {
         status = wh_fail_memory(d->in.error, "a dict");
     }
     for (uint64_t i = 0; kind == WHERRY_KIND_DICT && i < count / 2 && status == WHERRY_OK; i++) {

@@ -290,8 +290,9 @@ static void write_value(encoder *e, const wherry_value *value) {
 
 wherry_status wherry_manifest_encode(const wherry_prepared *prepared, void **bytes_p, size_t *size_p,
                                      wherry_error *error) {
-    if (!prepared || !prepared->state || !bytes_p || !size_p) {
-        return wh_fail(error, WHERRY_INVALID_ARGUMENT, "encoding needs a prepared state that still has its state");
+    if (!prepared || !prepared->state || prepared->adopted || !bytes_p || !size_p) {
+        return wh_fail(error, WHERRY_INVALID_ARGUMENT,
+                       "encoding needs a prepared state that still has its state, and not one planned in place");
     }
     encoder e = {.prepared = prepared};
     wh_writer_reserve(&e.out, BYTES + BYTES_PER_TENSOR * prepared->tensor_count);

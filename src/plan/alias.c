@@ -4,6 +4,7 @@
  * over the same memory.
  */
 #include <stdlib.h>
+#include <string.h>
 
 #include "base/alloc.h"
 #include "base/fail.h"
@@ -34,6 +35,9 @@ static bool extent_of_target(const wherry_tensor *tensor, wh_extent *extent) {
     bool once = true;
     for (uint32_t d = 0; d < tensor->ndim; d++) {
         once = once && (tensor->shape[d] == 1 || tensor->strides[d] > 0);
+        for (uint32_t e = 0; e < d; e++) {
+            once = once && (tensor->shape[d] == 1 || tensor->shape[e] == 1 || tensor->strides[d] != tensor->strides[e]);
+        }
     }
     uint64_t span = extent->length;
     for (uint32_t i = extent->level_count; i-- > 0;) {
@@ -63,8 +67,25 @@ static uint64_t distance(const wh_match *match) {
     return (uintptr_t)wherry_storage_data(to->storage) + ((uint64_t)to->offset - (uint64_t)from->offset) * item;
 }
 
+/** Whether two tensors are the same view, but for what lies under it. */
+static bool same_view(const wherry_tensor *a, const wherry_tensor *b) {
+    size_t array = a->ndim * sizeof(*a->shape);
+    return a->dtype == b->dtype && a->ndim == b->ndim && a->offset == b->offset &&
+           (array == 0 || (memcmp(a->shape, b->shape, array) == 0 && memcmp(a->strides, b->strides, array) == 0));
+}
+
+/** Whether both sources are one view and both targets are one view: tied weights, whatever the strides of the two sides. */
+static bool tied_on_both_sides(const wh_match *a, const wh_match *b) {
+    const wherry_tensor *a_to = a->target->as.tensor;
+    const wherry_tensor *b_to = b->target->as.tensor;
+    return same_view(a->source->as.tensor, b->source->as.tensor) && same_view(a_to, b_to) &&
+           wherry_storage_data(a_to->storage) == wherry_storage_data(b_to->storage);
+}
+
+/** Whether each byte that both targets have is the same byte of the source for both, as far as that can be told at a glance. */
 static bool sources_alias_alike(const wh_match *a, const wh_match *b) {
-    return a->storage == b->storage && same_layout(a) && same_layout(b) && distance(a) == distance(b);
+    bool moved_as_one = same_layout(a) && same_layout(b) && distance(a) == distance(b);
+    return a->storage == b->storage && (moved_as_one || tied_on_both_sides(a, b));
 }
 
 static bool targets_overlap(const wh_match *a, const wh_match *b, int64_t *work) {
@@ -74,7 +95,7 @@ static bool targets_overlap(const wh_match *a, const wh_match *b, int64_t *work)
     normal = extent_of_target(b->target->as.tensor, &other) && normal;
     wherry_extent x = wh_extent_borrow(&one);
     wherry_extent y = wh_extent_borrow(&other);
-    return !normal || wh_extents_cross(&x, &y, work) || *work <= 0;
+    return !normal || wh_extents_cross(&x, &y, work);
 }
 
 static wherry_status refuse(const wh_match *a, const wh_match *b, wherry_error *error) {

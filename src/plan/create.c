@@ -119,6 +119,7 @@ static wherry_status plan_in_place(wherry_plan *plan, const wherry_value *target
     }
     if (status == WHERRY_OK) {
         plan->tensor_count = matches.count;
+        plan->prepared->adopted = true;
         adopt_targets(&matches);
     }
     wh_free(matches.items);
@@ -138,6 +139,12 @@ static wherry_status plan_fresh(wherry_plan *plan, uint64_t *work, wherry_error 
     }
     if (status == WHERRY_OK && !wh_plan_finish_moves(plan)) {
         status = wh_fail_memory(error, "a plan");
+    }
+    if (status == WHERRY_OK && plan->bytes / WH_PLAN_OVERLAP > plan->prepared->space.bytes) {
+        status = wh_fail(error, WHERRY_LIMIT,
+                         "the manifest's tensors cross each other so often that %llu bytes would "
+                         "be copied for the %llu that it offers",
+                         (unsigned long long)plan->bytes, (unsigned long long)plan->prepared->space.bytes);
     }
     if (status == WHERRY_OK) {
         rebinding r = {plan, storages, 0};

@@ -67,11 +67,10 @@ static wherry_status fill(wherry_plan *plan, size_t storage, wherry_storage *to,
  */
 static wherry_status fill_interleaved(wherry_plan *plan, size_t storage, wherry_storage *to, const wh_view *view,
                                       const wherry_value *about, uint64_t *work, wherry_error *error) {
-    enum { OVERLAP_MAX = 64 };
     wh_copy_work copy;
     wh_copy_between_views(view, view, &copy);
     wh_copy borrowed = wh_copy_borrow(&copy);
-    if (wh_copy_bytes(&borrowed) / OVERLAP_MAX > wh_copy_from_span(&borrowed)) {
+    if (wh_copy_bytes(&borrowed) / WH_PLAN_OVERLAP > wh_copy_from_span(&borrowed)) {
         wherry_status status = wh_fail(error, WHERRY_LIMIT, "the elements of this tensor overlap each other too often");
         wh_fail_value(error, about);
         return status;

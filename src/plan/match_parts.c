@@ -72,14 +72,21 @@ wherry_status wh_match_dtensor(const wherry_plan *plan, wherry_value *source, co
     return wh_match_tensor(plan, from->local, to->local, number, matches, error);
 }
 
-/** The target's shard that is the same box as shard number `number` of the source; the same number is tried first. */
+/**
+ * The target's shard that is the same box as shard number `number` of the source, and no other's yet; the same number is tried first.
+ */
 static const wherry_shard *find_shard(const wherry_sharded *from, uint32_t number, const wherry_sharded *to,
-                                      bool any_box) {
+                                      bool any_box, bool *used) {
     const wherry_shard_info *wanted = &from->shards[number].info;
     for (uint32_t i = 0; i < to->shard_count; i++) {
-        const wherry_shard *shard = to->shards + (number + i) % to->shard_count;
+        uint32_t candidate = (number + i) % to->shard_count;
+        const wherry_shard *shard = to->shards + candidate;
+        if (used[candidate]) {
+            continue;
+        }
         if (any_box || (same_sizes(from->ndim, wanted->offsets, to->ndim, shard->info.offsets) &&
                         same_sizes(from->ndim, wanted->sizes, to->ndim, shard->info.sizes))) {
+            used[candidate] = true;
             return shard;
         }
     }
@@ -98,15 +105,21 @@ wherry_status wh_match_sharded(const wherry_plan *plan, wherry_value *source, co
     if (from->dtype != to->dtype || (!any_box && !same_sizes(from->ndim, from->shape, to->ndim, to->shape))) {
         return wh_mismatch(source, target, error, "the dtypes or the global shapes differ");
     }
+    bool *used = wh_alloc_zeroed(to->shard_count, sizeof(*used));
+    if (!used) {
+        return wh_fail_memory(error, "matching shards");
+    }
     wherry_status status = WHERRY_OK;
     for (uint32_t i = 0; i < from->shard_count && status == WHERRY_OK; i++) {
-        const wherry_shard *shard = find_shard(from, i, to, any_box);
-        if (!shard) {
+        const wherry_shard *shard = find_shard(from, i, to, any_box, used);
+        if (shard) {
+            status = wh_match_tensor(plan, from->shards[i].tensor, shard->tensor, first + i, matches, error);
+        } else {
             char what[64];
             snprintf(what, sizeof(what), "local shard %u of the source has no box like it", i);
-            return wh_mismatch(source, target, error, what);
+            status = wh_mismatch(source, target, error, what);
         }
-        status = wh_match_tensor(plan, from->shards[i].tensor, shard->tensor, first + i, matches, error);
     }
+    wh_free(used);
     return status;
 }

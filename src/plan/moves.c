@@ -7,9 +7,14 @@
 #include "plan/plan.h"
 #include "state/path.h"
 
+/** A move counts as so much work: one tensor may be cut into many, which take memory that the manifest does not account for. */
+enum { MOVE_WORK = 32 };
+
 typedef struct adding {
     wherry_plan *plan;
     wherry_storage *storage;
+    uint64_t *work;
+    bool exhausted;
 } adding;
 
 static bool append(wherry_plan *plan, const wh_copy *copy, wherry_storage *storage) {
@@ -56,14 +61,20 @@ static bool add_located(void *context, const wh_copy *copy) {
         }
         return true;
     }
+    if (*a->work < MOVE_WORK) {
+        a->exhausted = true;
+        return false;
+    }
+    *a->work -= MOVE_WORK;
     return extend_last(a->plan, copy, a->storage) || append(a->plan, copy, a->storage);
 }
 
 wherry_status wh_plan_add_copy(wherry_plan *plan, size_t from, const wh_copy *copy, wherry_storage *to, uint64_t *work,
                                const wherry_value *about, wherry_error *error) {
-    adding a = {plan, to};
+    adding a = {plan, to, work, false};
     wherry_status status = WHERRY_OK;
-    switch (wh_space_locate(&plan->prepared->space, from, copy, work, add_located, &a)) {
+    wh_located located = wh_space_locate(&plan->prepared->space, from, copy, work, add_located, &a);
+    switch (a.exhausted ? WH_LOCATE_EXHAUSTED : located) {
     case WH_LOCATED:
         return WHERRY_OK;
     case WH_LOCATE_STOPPED:
@@ -138,6 +149,11 @@ static bool add_chunks(wh_intervals *intervals, uint64_t first, uint64_t last) {
     return true;
 }
 
+static uint64_t saturating_sum(uint64_t a, uint64_t b) {
+    uint64_t sum;
+    return __builtin_add_overflow(a, b, &sum) ? UINT64_MAX : sum;
+}
+
 bool wh_plan_finish_moves(wherry_plan *plan) {
     const wh_space *space = &plan->prepared->space;
     sort_moves(plan);
@@ -163,7 +179,7 @@ bool wh_plan_finish_moves(wherry_plan *plan) {
         }
         reach = move->end > reach ? move->end : reach;
         plan->reach[i] = reach;
-        plan->bytes += wh_copy_bytes(&move->copy);
+        plan->bytes = saturating_sum(plan->bytes, wh_copy_bytes(&move->copy));
     }
     return true;
 }

@@ -51,8 +51,11 @@ struct wherry_plan {
 };
 
 /** How much work finding positions may take, beyond a share for each tensor, before a manifest is refused. */
-#define WH_PLAN_WORK (UINT64_C(1) << 26)
+#define WH_PLAN_WORK (UINT64_C(1) << 25)
 #define WH_PLAN_WORK_PER_TENSOR UINT64_C(4096)
+
+/** How many times over a byte may be copied into new memory because tensors cross each other. */
+#define WH_PLAN_OVERLAP 64
 
 /** Keeps a storage alive as long as the plan. @return false where there is no memory. */
 bool wh_plan_keep(wherry_plan *plan, wherry_storage *storage);

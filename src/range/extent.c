@@ -159,8 +159,33 @@ static bool spans_overlap(const wherry_extent *a, const wherry_extent *b) {
     return a->offset < b->offset + wh_extent_span(b) && b->offset < a->offset + wh_extent_span(a);
 }
 
+/** Whether all strides are multiples of the innermost one. */
+static bool is_regular(const wherry_extent *extent, uint64_t innermost) {
+    for (uint32_t i = 0; i < extent->level_count; i++) {
+        if (extent->levels[i].stride % innermost != 0) {
+            return false;
+        }
+    }
+    return true;
+}
+
+/** Whether two extents are columns of one matrix that do not touch: runs of both, modulo the rows, keep apart. */
+static bool are_apart(const wherry_extent *a, const wherry_extent *b) {
+    if (a->level_count == 0 || b->level_count == 0) {
+        return false;
+    }
+    uint64_t stride = a->levels[a->level_count - 1].stride;
+    if (stride != b->levels[b->level_count - 1].stride || !is_regular(a, stride) || !is_regular(b, stride)) {
+        return false;
+    }
+    uint64_t a_phase = a->offset % stride;
+    uint64_t b_phase = b->offset % stride;
+    uint64_t from_a = (b_phase + stride - a_phase) % stride;
+    return from_a >= a->length && stride - from_a >= b->length;
+}
+
 bool wh_extents_cross(const wherry_extent *a, const wherry_extent *b, int64_t *work) {
-    if (!spans_overlap(a, b)) {
+    if (!spans_overlap(a, b) || are_apart(a, b)) {
         return false;
     }
     uint64_t runs = wh_extent_runs(a);
@@ -170,7 +195,11 @@ bool wh_extents_cross(const wherry_extent *a, const wherry_extent *b, int64_t *w
         b = swap;
         runs = wh_extent_runs(a);
     }
-    for (uint64_t i = 0; i<runs && * work> 0; i++, --*work) {
+    for (uint64_t i = 0; i < runs; i++) {
+        if (*work <= 0) {
+            return false;
+        }
+        --*work;
         uint64_t begin = wh_extent_run(a, i);
         if (wh_extent_touches(b, begin, begin + a->length)) {
             return true;

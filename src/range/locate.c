@@ -82,10 +82,20 @@ static size_t extents_before(const search *s, uint64_t offset) {
     return low;
 }
 
+/** Takes units off the work that is left. @return false where there are not so many. */
+static bool spend(const search *s, uint64_t units) {
+    bool enough = *s->work >= units;
+    *s->work = enough ? *s->work - units : 0;
+    return enough;
+}
+
 /** Tries the extents that may hold the copy, the nearest first. */
 static bool locate_whole(const search *s, const wh_copy *copy, wh_copy_work *result) {
-    for (size_t i = extents_before(s, copy->from); i-- > 0 && *s->work > 0; --*s->work) {
+    for (size_t i = extents_before(s, copy->from); i-- > 0;) {
         const wherry_extent *extent = s->space->extents + s->first + i;
+        if (!spend(s, 1 + (uint64_t)extent->level_count * (1 + copy->level_count))) {
+            return false;
+        }
         if (locate_within(extent, s->space->begins[s->first + i], copy, result)) {
             return true;
         }
@@ -111,16 +121,13 @@ static wh_located locate(const search *s, const wh_copy *copy) {
     }
     wh_copy_level level = copy->levels[0];
     wh_copy inner = {copy->from, copy->to, copy->length, copy->levels + 1, copy->level_count - 1};
-    for (uint64_t i = 0; i<level.count && * s->work> 0; i++) {
-        --*s->work;
-        wh_located located = locate(s, &inner);
-        if (located != WH_LOCATED) {
-            return located;
-        }
+    wh_located located = WH_LOCATED;
+    for (uint64_t i = 0; i < level.count && located == WH_LOCATED; i++) {
+        located = spend(s, 1) ? locate(s, &inner) : WH_LOCATE_EXHAUSTED;
         inner.from += level.from_step;
         inner.to += level.to_step;
     }
-    return *s->work > 0 ? WH_LOCATED : WH_LOCATE_EXHAUSTED;
+    return located;
 }
 
 wh_located wh_space_locate(const wh_space *space, size_t storage, const wh_copy *copy, uint64_t *work,

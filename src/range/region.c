@@ -120,6 +120,16 @@ static void drop(wherry_extent *extent) {
     wh_free((void *)extent->levels);
 }
 
+/** Whether an extent would still be normal with longer runs; longer ones can reach into what repeats them. */
+static bool stays_normal(const wherry_extent *extent, uint64_t length, uint64_t max_gap) {
+    if (extent->level_count == 0 || length == extent->length) {
+        return true;
+    }
+    wh_extent work = {.offset = extent->offset, .length = length, .level_count = extent->level_count};
+    memcpy(work.levels, extent->levels, extent->level_count * sizeof(*extent->levels));
+    return wh_extent_normalize(&work, max_gap) == 0;
+}
+
 /** Merges neighbours of equal levels; true where a strided one grew, so that it may have become simpler. */
 static bool merge_neighbours(wh_region *region, uint64_t max_gap) {
     bool grew = false;
@@ -128,8 +138,8 @@ static bool merge_neighbours(wh_region *region, uint64_t max_gap) {
         wherry_extent *last = region->extents + kept;
         wherry_extent *next = region->extents + i;
         uint64_t end = last->offset + last->length;
-        if (compare_levels(last, next) == 0 && next->offset <= end + max_gap) {
-            uint64_t length = wh_max(end, next->offset + next->length) - last->offset;
+        uint64_t length = wh_max(end, next->offset + next->length) - last->offset;
+        if (compare_levels(last, next) == 0 && next->offset <= end + max_gap && stays_normal(last, length, max_gap)) {
             grew |= last->level_count && length != last->length;
             last->length = length;
             drop(next);
@@ -246,6 +256,26 @@ static void drop_contained(wh_region *region) {
     region->count = kept;
 }
 
+/** Extents that still cross may add up to more than all bytes from the first to the last: then those are taken, each once. */
+static void flatten_excess(wh_region *region) {
+    uint64_t begin = UINT64_MAX;
+    uint64_t end = 0;
+    uint64_t bytes = 0;
+    for (size_t i = 0; i < region->count; i++) {
+        const wherry_extent *extent = region->extents + i;
+        begin = wh_min(begin, extent->offset);
+        end = wh_max(end, extent->offset + wh_extent_span(extent));
+        bytes += wh_extent_bytes(extent);
+    }
+    if (region->count > 1 && bytes > end - begin) {
+        for (size_t i = 0; i < region->count; i++) {
+            drop(region->extents + i);
+        }
+        region->extents[0] = (wherry_extent){begin, end - begin, NULL, 0};
+        region->count = 1;
+    }
+}
+
 bool wh_region_merge(wh_region *region, uint64_t max_gap) {
     if (region->count < 2) {
         return true;
@@ -270,6 +300,7 @@ bool wh_region_finish(wh_region *region, uint64_t max_gap) {
         }
         drop_contained(region);
     }
+    flatten_excess(region);
     sort(region, by_offset);
     return true;
 }

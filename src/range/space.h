@@ -84,7 +84,7 @@ typedef enum wh_located {
  * Finds where in the space a copy out of a storage reads: as one copy nearly always, as several where it runs through several
  * extents.
  * @param copy  its `from` side is bytes of that storage.
- * @param work  how many extents may still be looked at: made up views must not take for ever. Counted down.
+ * @param work  how many levels of extents may still be looked at: made up views must not take for ever. Counted down.
  */
 wh_located wh_space_locate(const wh_space *space, size_t storage, const wh_copy *copy, uint64_t *work,
                            wh_locate_fn found, void *context);

@@ -182,7 +182,7 @@ static size_t find(const wh_dict *dict, const wherry_value *key, uint64_t hash) 
 
 /** Enters all keys, where the dict has just become too large to search from end to end. */
 static bool build_index(wh_dict *dict) {
-    if (!wh_index_reserve(&dict->index, dict->capacity)) {
+    if (!wh_index_reserve(&dict->index, 2 * dict->count)) {
         return false;
     }
     for (size_t i = 0; i < dict->count; i++) {

@@ -15,6 +15,7 @@
 struct wherry_prepared {
     const wherry_value *state;
     bool owns_state;
+    bool adopted; /**< Its tensors are a target's by now, and no longer what the tables below describe. */
     int64_t rank;
     bool owns_storages;        /**< Else the state, which is borrowed, keeps them alive. */
     wherry_storage **storages; /**< Unique. */

@@ -9,7 +9,7 @@
 
 #include <wherry/wherry.h>
 
-enum { MEMORY = 1 << 20, CHUNKS = 64 };
+enum { MEMORY = 1 << 30, CHUNKS = 64 };
 
 #define REQUIRE(condition)                                                                                             \
     do {                                                                                                               \
@@ -77,6 +77,22 @@ static void check_again(const wherry_prepared *prepared, const uint8_t *data, si
     wherry_free(bytes);
 }
 
+/** The same manifest again, into what the first plan made of it. */
+static void check_in_place(const uint8_t *data, size_t size, const wherry_value *target) {
+    wherry_prepared *prepared;
+    wherry_plan *plan;
+    wherry_plan_options options;
+    wherry_plan_options_init(&options);
+    options.flags = WHERRY_PLAN_ANY_DEVICE;
+    REQUIRE(wherry_manifest_decode(data, size, NULL, &prepared, NULL) == WHERRY_OK);
+    if (wherry_plan_create(prepared, target, &options, &plan, NULL) == WHERRY_OK) {
+        check_chunks(plan);
+        wherry_plan_destroy(plan);
+    } else {
+        wherry_prepared_destroy(prepared);
+    }
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
@@ -98,11 +114,15 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     options.allocate = allocate;
     options.context = &left;
     wherry_plan *plan;
-    if (wherry_plan_create(prepared, NULL, &options, &plan, &error) == WHERRY_OK) {
-        check_chunks(plan);
-        wherry_plan_destroy(plan);
-    } else {
+    if (wherry_plan_create(prepared, NULL, &options, &plan, &error) != WHERRY_OK) {
         wherry_prepared_destroy(prepared);
+        return 0;
     }
+    wherry_value *state;
+    check_chunks(plan);
+    REQUIRE(wherry_plan_take_state(plan, &state, NULL) == WHERRY_OK);
+    wherry_plan_destroy(plan);
+    check_in_place(data, size, state);
+    wherry_value_destroy(state);
     return 0;
 }

@@ -307,6 +307,10 @@ static void test_shards_are_matched_by_their_boxes(void **state) {
     options.rank = 3;
     refused_with(source, other, &options, WHERRY_MISMATCH, "", "no box like it");
     must(wherry_plan_create(receive(source, -1), target, &options, &plan, &error));
+    void *bytes;
+    size_t size;
+    must_fail(WHERRY_INVALID_ARGUMENT, error,
+              wherry_manifest_encode(wherry_plan_prepared(plan), &bytes, &size, &error));
     execute(source, plan);
     assert_memory_equal(shard_bytes(target, 0), shard_bytes(source, 1), 16);
     assert_memory_equal(shard_bytes(target, 1), shard_bytes(source, 0), 16);

@@ -257,15 +257,31 @@ static void test_cross(void **state) {
 
 static void test_cross_gives_up(void **state) {
     (void)state;
-    const wherry_level even = {UINT64_C(1) << 40, 2};
+    const wherry_level even = {UINT64_C(1) << 40, 4};
+    const wherry_level odd = {UINT64_C(1) << 40, 6};
     wherry_extent a = {0, 1, &even, 1};
-    wherry_extent b = {1, 1, &even, 1};
+    wherry_extent b = {1, 1, &odd, 1};
     int64_t work = 1000;
     assert_false(wh_extents_cross(&a, &b, &work));
     assert_int_equal(work, 0);
     assert_false(wh_extents_cross(&a, &a, &work));
     work = 1;
     assert_true(wh_extents_cross(&a, &a, &work));
+}
+
+/** Columns of one matrix are told apart without walking down them. */
+static void test_columns_are_apart_at_once(void **state) {
+    (void)state;
+    const wherry_level rows[] = {{UINT64_C(1) << 20, 102400}, {1024, 100}};
+    wherry_extent a = {7, 10, rows, 2};
+    wherry_extent b = {17, 90, rows, 2};
+    int64_t work = 1;
+    assert_false(wh_extents_cross(&a, &b, &work));
+    assert_false(wh_extents_cross(&b, &a, &work));
+    assert_int_equal(work, 1);
+    b.length = 91;
+    work = 1 << 20;
+    assert_true(wh_extents_cross(&a, &b, &work));
 }
 
 /* The extent of fewer runs is the one that is walked. */
@@ -293,6 +309,7 @@ int main(void) {
         cmocka_unit_test(test_touches),
         cmocka_unit_test(test_cross),
         cmocka_unit_test(test_cross_gives_up),
+        cmocka_unit_test(test_columns_are_apart_at_once),
         cmocka_unit_test(test_cross_walks_the_shorter),
     };
     return cmocka_run_group_tests_name("range_extent", tests, NULL, NULL);

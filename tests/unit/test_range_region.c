@@ -289,6 +289,24 @@ static void test_no_memory(void **state) {
     assert_in_range(count.calls, 15, 10000);
 }
 
+/* Views that cross each other in more runs than are written out never want more than the bytes from the first to the last. */
+static void test_never_more_than_the_storage(void **state) {
+    (void)state;
+    wh_region region = {0};
+    for (int64_t step = 2; step <= 9; step++) {
+        int64_t shape = (INT64_C(1) << 28) / step;
+        wh_view view = {0, 4, 1, &shape, &step};
+        assert_true(wh_region_add_view(&region, &view, 0));
+    }
+    assert_true(wh_region_finish(&region, 0));
+    uint64_t bytes = 0;
+    for (size_t i = 0; i < region.count; i++) {
+        bytes += wh_extent_bytes(region.extents + i);
+    }
+    assert_true(bytes <= UINT64_C(1) << 30);
+    wh_region_destroy(&region);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_union_is_exact_without_gaps),
@@ -305,6 +323,7 @@ int main(void) {
         cmocka_unit_test(test_crossing_too_often_to_write_out),
         cmocka_unit_test(test_gaps_that_hold_other_columns),
         cmocka_unit_test(test_no_memory),
+        cmocka_unit_test(test_never_more_than_the_storage),
     };
     return cmocka_run_group_tests_name("range_region", tests, NULL, NULL);
 }

@@ -1,0 +1,51 @@
+#include "group/group.h"
+
+#include "base/alloc.h"
+#include "base/fail.h"
+
+void wh_message_clear(wh_message *message) {
+    wh_free(message->bytes);
+    message->bytes = NULL;
+    message->size = 0;
+}
+
+static wherry_status check_rank(const wh_group *group, int32_t rank, wherry_error *error) {
+    if (rank >= 0 && rank < group->size) {
+        return WHERRY_OK;
+    }
+    wherry_status status = wh_fail(error, WHERRY_INVALID_ARGUMENT, "rank %d is not one of the %d of the group",
+                                   (int)rank, (int)group->size);
+    if (error) {
+        error->rank = rank;
+    }
+    return status;
+}
+
+wherry_status wh_group_send(wh_group *group, int32_t rank, uint64_t tag, const void *bytes, size_t size,
+                            wh_deadline deadline, wherry_error *error) {
+    wherry_status status = check_rank(group, rank, error);
+    if (status != WHERRY_OK) {
+        return status;
+    }
+    if (size > WH_MESSAGE_MAX || (size && !bytes)) {
+        return wh_fail(error, WHERRY_INVALID_ARGUMENT, "a message of %zu bytes is longer than %llu, or at NULL", size,
+                       (unsigned long long)WH_MESSAGE_MAX);
+    }
+    return group->ops->send(group, rank, tag, bytes, size, deadline, error);
+}
+
+wherry_status wh_group_receive(wh_group *group, int32_t rank, uint64_t tag, wh_deadline deadline, wh_message *message_p,
+                               wherry_error *error) {
+    wherry_status status = rank == WH_ANY_RANK ? WHERRY_OK : check_rank(group, rank, error);
+    return status == WHERRY_OK ? group->ops->receive(group, rank, tag, deadline, message_p, error) : status;
+}
+
+void wh_group_discard(wh_group *group, uint64_t tag) {
+    group->ops->discard(group, tag);
+}
+
+void wh_group_destroy(wh_group *group) {
+    if (group) {
+        group->ops->destroy(group);
+    }
+}

@@ -1,0 +1,156 @@
+/**
+ * @file hello.h  The first frames on a connection between two members of a group: who is there, and does it know the secret.
+ *
+ * A pure state machine: bytes in, bytes out; no sockets, no threads, no clock. Its owner moves the bytes, and gives up at
+ * its own deadline. Both sides send HELLO at once; PROOF when they have the other's HELLO; ACCEPT or REFUSE when they have
+ * the other's PROOF. With both ACCEPTs the machine is done, and what follows on the connection belongs to the next layer. A
+ * REFUSE may come at any time before the sender's ACCEPT, never behind it.
+ *
+ * Every frame: the size of its body (uint32), its type (uint8), the body. Numbers are big endian. A frame has at most
+ * WH_HELLO_FRAME_MAX bytes in all. Frames, the first three fields of HELLO, and REFUSE keep this form in every version, so
+ * that any two versions can tell each other why they do not fit.
+ *
+ *   1 HELLO    "WHRY", version (uint16), lowest version spoken (uint16), flags (uint16), method (uint8), purpose (uint8),
+ *              rank (uint32), size (uint32), incarnation (uint64), nonce (32 bytes), job (uint16 and so many bytes),
+ *              address (likewise). A later version may append fields.
+ *   2 PROOF    HMAC-SHA-256(secret, role (0: dialled, 1: was dialled), own HELLO frame, the other's HELLO frame). Nonces
+ *              keep it from being replayed, the role and the order from being reflected. Without secrets it is empty.
+ *   3 ACCEPT   nothing
+ *   4 REFUSE   reason (uint8, a wh_refusal), text (the rest of the body, at most WH_HELLO_TEXT_MAX bytes)
+ *
+ * Texts are UTF-8 without control characters, so that they can be printed wherever they end up. A proof tells who is at
+ * the other end; it does not protect the bytes behind it from somebody who sits on the wire.
+ */
+#ifndef WH_GROUP_HELLO_H
+#define WH_GROUP_HELLO_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <wherry/error.h>
+
+enum {
+    WH_HELLO_VERSION = 1,        /**< The version spoken here. */
+    WH_HELLO_VERSION_LOWEST = 1, /**< The oldest that is understood. */
+    WH_HELLO_FRAME_MAX = 4096,
+    WH_HELLO_NONCE = 32,
+    WH_HELLO_TEXT_MAX = 256,
+    WH_HELLO_SECRET_MAX = 4096,
+};
+
+/** How a side proves that it knows the secret. The numbers are on the wire. */
+typedef enum wh_hello_method { WH_HELLO_METHOD_NONE = 0, WH_HELLO_METHOD_HMAC_SHA256 = 1 } wh_hello_method;
+
+/** What the connection is for, as who dialled it says; the other side always says control. On the wire. */
+typedef enum wh_hello_purpose { WH_HELLO_CONTROL = 0, WH_HELLO_DATA = 1 } wh_hello_purpose;
+
+/** X(NAME, VALUE, TEXT): why a side refuses the other. The values are on the wire. */
+#define WH_REFUSAL_LIST(X)                                                                                             \
+    X(NONE, 0, "not refused")                                                                                          \
+    X(VERSION, 1, "the two sides have no version of the protocol in common")                                           \
+    X(JOB, 2, "the two sides belong to different jobs")                                                                \
+    X(SECRET, 3, "the secrets differ, or one side has none")                                                           \
+    X(SIZE, 4, "the two sides were told different sizes of the group")                                                 \
+    X(OWN_RANK, 5, "both sides are the same incarnation of the same rank")                                             \
+    X(STALE, 6, "a newer incarnation of that rank has taken its place")                                                \
+    X(MALFORMED, 7, "what arrived is not in the form of the protocol")                                                 \
+    X(OTHER, 8, "the connection is not wanted")
+
+typedef enum wh_refusal {
+#define WH_X(name, value, text) WH_REFUSAL_##name = (value),
+    WH_REFUSAL_LIST(WH_X)
+#undef WH_X
+} wh_refusal;
+
+/** What a HELLO says. */
+typedef struct wh_hello_fields {
+    uint16_t version; /**< Of the other side: the one that both speak. */
+    uint16_t flags;   /**< What the side can do; bits that are not known are to be ignored. */
+    uint8_t method;   /**< A wh_hello_method. */
+    uint8_t purpose;  /**< A wh_hello_purpose. */
+    uint32_t rank;    /**< Below size. */
+    uint32_t size;    /**< 1 to INT32_MAX. */
+    uint64_t incarnation;
+    uint8_t nonce[WH_HELLO_NONCE];
+    char job[WH_HELLO_TEXT_MAX + 1];
+    char address[WH_HELLO_TEXT_MAX + 1]; /**< Where the side listens; "": nowhere. */
+} wh_hello_fields;
+
+/**
+ * Whether the owner wants the other side, which has proven the secret by now.
+ * @return WH_REFUSAL_NONE: yes; WH_REFUSAL_STALE or WH_REFUSAL_OTHER: no.
+ */
+typedef wh_refusal (*wh_hello_admit)(void *context, const wh_hello_fields *peer);
+
+/** What this side says, copied by wh_hello_create. */
+typedef struct wh_hello_config {
+    uint16_t flags;
+    wh_hello_purpose purpose; /**< Of who dials; ignored otherwise. */
+    uint32_t rank;
+    uint32_t size;
+    uint64_t incarnation;
+    const char *job;     /**< At most WH_HELLO_TEXT_MAX bytes; NULL is "". */
+    const char *address; /**< Likewise. */
+    const void *secret;  /**< 1 to WH_HELLO_SECRET_MAX bytes; HMAC may not count zeros at its end. NULL: none. */
+    size_t secret_size;
+    wh_hello_admit admit; /**< NULL: everybody who fits is wanted. */
+    void *context;        /**< For admit; borrowed until the machine is destroyed. */
+} wh_hello_config;
+
+typedef enum wh_hello_state {
+    WH_HELLO_RUNNING,
+    WH_HELLO_DONE,   /**< Both sides accepted. wh_hello_output may still have bytes, which go before any others. */
+    WH_HELLO_FAILED, /**< wh_hello_output may have a REFUSE for the other side: send what goes out at once, and close. */
+} wh_hello_state;
+
+typedef struct wh_hello wh_hello;
+
+/**
+ * A machine for one connection, with a new nonce and HELLO ready to be sent.
+ * @param dialled   whether this side made the connection; the two sides must differ in it.
+ * @param hello_p   the caller's, for wh_hello_destroy.
+ * @return WHERRY_INVALID_ARGUMENT; WHERRY_NO_MEMORY; WHERRY_SYSTEM where there are no random numbers.
+ */
+wherry_status wh_hello_create(const wh_hello_config *config, bool dialled, wh_hello **hello_p, wherry_error *error);
+
+/** Wipes the secret; hello may be NULL. */
+void wh_hello_destroy(wh_hello *hello);
+
+/** What is to be sent now, perhaps nothing: borrowed until the next call with this machine other than a question. */
+void wh_hello_output(const wh_hello *hello, const uint8_t **bytes_p, size_t *size_p);
+
+/** Says that so many bytes of wh_hello_output, at most all, were sent. */
+void wh_hello_sent(wh_hello *hello, size_t size);
+
+/**
+ * Takes bytes from the other side, in pieces of any size.
+ * @param consumed_p  how many were taken: all, unless the machine is done; the rest belongs to the next layer.
+ * @return WHERRY_OK: more is to come, or wh_hello_state says that it is done. Any other status is the end of it:
+ *   - WHERRY_REFUSED: the other side refused this one; wh_hello_refusal has its reason.
+ *   - WHERRY_BAD_SECRET: the secrets differ, or only one side has one.
+ *   - WHERRY_BAD_VERSION: no version in common.
+ *   - WHERRY_MISMATCH: job or size differ, it is this very rank, or admit refused it; wh_hello_refusal tells which.
+ *   - WHERRY_MALFORMED, WHERRY_TRUNCATED, WHERRY_TRAILING_BYTES, WHERRY_LIMIT: not the protocol.
+ *   - WHERRY_INTERNAL: libcrypto failed. WHERRY_INVALID_ARGUMENT: the machine had failed before.
+ */
+wherry_status wh_hello_input(wh_hello *hello, const void *bytes, size_t size, size_t *consumed_p, wherry_error *error);
+
+/**
+ * Says that the other side has closed the connection.
+ * @return WHERRY_OK where the machine was done; WHERRY_TRUNCATED, and it has failed, where it was not.
+ */
+wherry_status wh_hello_end(wh_hello *hello, wherry_error *error);
+
+wh_hello_state wh_hello_state_of(const wh_hello *hello);
+
+/**
+ * What the other side's HELLO says, borrowed until the machine is destroyed; NULL until its PROOF was found right. Stays
+ * after a later failure: a refusal as stale is to be believed only where this is not NULL.
+ */
+const wh_hello_fields *wh_hello_peer(const wh_hello *hello);
+
+/** Why either side refused the other; WH_REFUSAL_NONE where none did. WH_REFUSAL_OTHER for reasons not known here. */
+wh_refusal wh_hello_refusal(const wh_hello *hello);
+
+#endif

@@ -1,0 +1,141 @@
+#include "group/local.h"
+
+#include <pthread.h>
+#include <string.h>
+
+#include "base/alloc.h"
+#include "base/fail.h"
+#include "group/mailbox.h"
+
+enum { SHARE = 64 << 20 };
+
+typedef struct local_group {
+    wh_group base;
+    wh_local_hub *hub;
+    wh_mailbox *mailbox;
+    uint64_t incarnation;
+} local_group;
+
+struct wh_local_hub {
+    pthread_mutex_t lock;
+    size_t users; /**< Members, and whoever created it. */
+    uint64_t incarnations;
+    int32_t size;
+    local_group *members[]; /**< The present member of each rank, or NULL. */
+};
+
+wh_local_hub *wh_local_hub_create(int32_t size) {
+    wh_local_hub *hub = wh_alloc_zeroed(1, sizeof(*hub) + (size_t)size * sizeof(*hub->members));
+    if (hub) {
+        pthread_mutex_init(&hub->lock, NULL);
+        hub->users = 1;
+        hub->size = size;
+    }
+    return hub;
+}
+
+void wh_local_hub_release(wh_local_hub *hub) {
+    pthread_mutex_lock(&hub->lock);
+    size_t left = --hub->users;
+    pthread_mutex_unlock(&hub->lock);
+    if (left == 0) {
+        pthread_mutex_destroy(&hub->lock);
+        wh_free(hub);
+    }
+}
+
+static wherry_status local_send(wh_group *group, int32_t rank, uint64_t tag, const void *bytes, size_t size,
+                                wh_deadline deadline, wherry_error *error) {
+    (void)deadline;
+    local_group *own = (local_group *)group;
+    wh_message message = {group->rank, own->incarnation, tag, wh_copy_text(bytes, size), size};
+    if (!message.bytes) {
+        return wh_fail_memory(error, "a message");
+    }
+    wherry_status status;
+    pthread_mutex_lock(&own->hub->lock);
+    local_group *to = own->hub->members[rank];
+    if (own->hub->members[group->rank] != own) {
+        status = wh_fail(error, WHERRY_CLOSED, "another incarnation of rank %d has taken its place", (int)group->rank);
+    } else if (!to) {
+        status = wh_fail(error, WHERRY_PEER_LOST, "rank %d has left the group", (int)rank);
+    } else {
+        status = wh_mailbox_put(to->mailbox, &message, error);
+    }
+    pthread_mutex_unlock(&own->hub->lock);
+    if (status != WHERRY_OK) {
+        wh_message_clear(&message);
+        if (error) {
+            error->rank = rank;
+        }
+    }
+    return status;
+}
+
+static wherry_status local_receive(wh_group *group, int32_t rank, uint64_t tag, wh_deadline deadline,
+                                   wh_message *message_p, wherry_error *error) {
+    return wh_mailbox_take(((local_group *)group)->mailbox, rank, tag, deadline, message_p, error);
+}
+
+static void local_discard(wh_group *group, uint64_t tag) {
+    wh_mailbox_discard(((local_group *)group)->mailbox, tag);
+}
+
+static void local_destroy(wh_group *group) {
+    local_group *own = (local_group *)group;
+    wh_local_hub *hub = own->hub;
+    pthread_mutex_lock(&hub->lock);
+    if (hub->members[group->rank] == own) {
+        hub->members[group->rank] = NULL;
+        for (int32_t i = 0; i < hub->size; i++) {
+            if (hub->members[i]) {
+                wh_mailbox_lose(hub->members[i]->mailbox, group->rank, own->incarnation, "it has left the group");
+            }
+        }
+    }
+    pthread_mutex_unlock(&hub->lock);
+    wh_mailbox_destroy(own->mailbox);
+    wh_free(own);
+    wh_local_hub_release(hub);
+}
+
+static const wh_group_ops local_ops = {
+    .name = "local",
+    .capabilities = WH_GROUP_BACKGROUND | WH_GROUP_DEATH | WH_GROUP_REJOIN | WH_GROUP_CONCURRENT,
+    .send = local_send,
+    .receive = local_receive,
+    .discard = local_discard,
+    .destroy = local_destroy,
+};
+
+/** Makes a new member and the others known to each other. */
+static void introduce(wh_local_hub *hub, local_group *own) {
+    local_group *former = hub->members[own->base.rank];
+    if (former) {
+        wh_mailbox_close(former->mailbox);
+    }
+    hub->members[own->base.rank] = own;
+    for (int32_t i = 0; i < hub->size; i++) {
+        if (hub->members[i]) {
+            wh_mailbox_admit(hub->members[i]->mailbox, own->base.rank, own->incarnation);
+            wh_mailbox_admit(own->mailbox, i, hub->members[i]->incarnation);
+        }
+    }
+}
+
+wh_group *wh_local_join(wh_local_hub *hub, int32_t rank) {
+    local_group *own = wh_alloc_zeroed(1, sizeof(*own));
+    wh_mailbox *mailbox = wh_mailbox_create(hub->size, SHARE);
+    if (!own || !mailbox) {
+        wh_free(own);
+        wh_mailbox_destroy(mailbox);
+        return NULL;
+    }
+    *own = (local_group){.base = {&local_ops, rank, hub->size}, .hub = hub, .mailbox = mailbox};
+    pthread_mutex_lock(&hub->lock);
+    own->incarnation = ++hub->incarnations;
+    hub->users++;
+    introduce(hub, own);
+    pthread_mutex_unlock(&hub->lock);
+    return &own->base;
+}

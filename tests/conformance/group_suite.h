@@ -1,0 +1,23 @@
+/** @file group_suite.h  What every kind of group must do. A new kind earns the whole suite by filling a wh_group_kind. */
+#ifndef WH_TESTS_GROUP_SUITE_H
+#define WH_TESTS_GROUP_SUITE_H
+
+#include "group/group.h"
+
+typedef struct wh_group_kind {
+    const char *name;
+
+    /** A place where `size` ranks of one group can meet. */
+    void *(*open)(int32_t size);
+
+    /** Joins as a rank; a rank that is there already is replaced by a new incarnation. Must succeed. */
+    wh_group *(*join)(void *world, int32_t rank);
+
+    /** Ends it, when all members have left. */
+    void (*close)(void *world);
+} wh_group_kind;
+
+/** Runs the suite as a cmocka group. @return the number of tests that failed. */
+int wh_group_suite_run(const wh_group_kind *kind);
+
+#endif

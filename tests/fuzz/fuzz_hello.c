@@ -1,0 +1,71 @@
+/*
+ * Any bytes as those of the other side: the machine answers, the same whether they come at once or one by one. The first byte
+ * chooses the machine: bit 0, whether it dialled; bit 1, whether it has a secret, without which nobody ends as done.
+ */
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "group/hello.h"
+
+#define REQUIRE(condition)                                                                                             \
+    do {                                                                                                               \
+        if (!(condition)) {                                                                                            \
+            fprintf(stderr, "%s:%d: not so: %s\n", __FILE__, __LINE__, #condition);                                    \
+            abort();                                                                                                   \
+        }                                                                                                              \
+    } while (0)
+
+typedef struct outcome {
+    wherry_status status;
+    wh_hello_state state;
+    wh_refusal refusal;
+    size_t consumed;
+    size_t output;
+} outcome;
+
+static outcome run(uint8_t choice, const uint8_t *data, size_t size, size_t piece) {
+    wh_hello_config config = {.rank = 0, .size = 4, .incarnation = 9, .job = "job", .address = "tcp://host:1"};
+    if (choice & 2) {
+        config.secret = "secret";
+        config.secret_size = 6;
+    }
+    wh_hello *hello;
+    REQUIRE(wh_hello_create(&config, choice & 1, &hello, NULL) == WHERRY_OK);
+    outcome end = {WHERRY_OK, WH_HELLO_RUNNING, WH_REFUSAL_NONE, 0, 0};
+    while (end.consumed < size && end.status == WHERRY_OK && wh_hello_state_of(hello) == WH_HELLO_RUNNING) {
+        size_t given = size - end.consumed < piece ? size - end.consumed : piece;
+        size_t consumed = 0;
+        wherry_error error;
+        error.message[0] = '\0';
+        end.status = wh_hello_input(hello, data + end.consumed, given, &consumed, &error);
+        REQUIRE(end.status == WHERRY_OK || (error.status == end.status && error.message[0]));
+        REQUIRE(end.status != WHERRY_OK || consumed == given || wh_hello_state_of(hello) == WH_HELLO_DONE);
+        end.consumed += consumed;
+    }
+    const uint8_t *bytes;
+    wh_hello_output(hello, &bytes, &end.output);
+    end.state = wh_hello_state_of(hello);
+    end.refusal = wh_hello_refusal(hello);
+    const wh_hello_fields *peer = wh_hello_peer(hello);
+    REQUIRE((end.state == WH_HELLO_FAILED) == (end.status != WHERRY_OK));
+    REQUIRE(end.state != WH_HELLO_DONE || (peer && !(choice & 2)));
+    REQUIRE(!peer || (peer->rank < peer->size && strcmp(peer->job, "job") == 0 && strlen(peer->address) <= 256));
+    wh_hello_destroy(hello);
+    return end;
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
+    if (size == 0) {
+        return 0;
+    }
+    outcome whole = run(data[0], data + 1, size - 1, size);
+    outcome bytes = run(data[0], data + 1, size - 1, 1);
+    REQUIRE(whole.status == bytes.status && whole.state == bytes.state && whole.refusal == bytes.refusal);
+    REQUIRE(whole.output == bytes.output);
+    REQUIRE(whole.status != WHERRY_OK || whole.consumed == bytes.consumed);
+    return 0;
+}

@@ -1,0 +1,350 @@
+/* Two machines that greet each other: how they agree, how they part, and what they do with memory and the secret. */
+#include "../support/counting_allocator.h"
+#include "../support/hello_sides.h"
+
+static void test_two_machines(void **state) {
+    (void)state;
+    wh_hello_config a = config_of(0);
+    wh_hello_config b = config_of(1);
+    a.purpose = WH_HELLO_DATA;
+    b.purpose = WH_HELLO_DATA;
+    side left;
+    side right;
+    begin(&left, &a, true);
+    begin(&right, &b, false);
+    assert_null(wh_hello_peer(left.machine));
+    talk(&left, &right, UNCUT, 0);
+    assert_true(done(&left) && done(&right));
+    assert_knows(&left, &b, WH_HELLO_CONTROL);
+    assert_knows(&right, &a, WH_HELLO_DATA);
+    assert_int_equal(wh_hello_refusal(left.machine), WH_REFUSAL_NONE);
+    assert_memory_not_equal(left.heard + AT_NONCE, right.heard + AT_NONCE, WH_HELLO_NONCE);
+    must(wh_hello_end(left.machine, NULL));
+    finish(&left, &right);
+}
+
+static void test_cut_everywhere(void **state) {
+    (void)state;
+    wh_hello_config a = config_of(0);
+    wh_hello_config b = config_of(1);
+    size_t total = 1;
+    for (int pieces = 0; pieces < 2; pieces++) {
+        for (size_t cut = 1; cut <= total; cut++) {
+            side left;
+            side right;
+            begin(&left, &a, true);
+            begin(&right, &b, false);
+            talk(&left, &right, pieces ? cut : UNCUT, pieces ? 0 : cut);
+            assert_true(done(&left) && done(&right));
+            assert_knows(&left, &b, WH_HELLO_CONTROL);
+            assert_knows(&right, &a, WH_HELLO_CONTROL);
+            total = left.heard_size > right.heard_size ? left.heard_size : right.heard_size;
+            finish(&left, &right);
+        }
+    }
+    assert_true(total > AT_JOB + MAC);
+}
+
+static void test_without_secrets(void **state) {
+    (void)state;
+    wh_hello_config a = config_of(0);
+    wh_hello_config b = config_of(1);
+    a.secret = NULL;
+    b.secret = NULL;
+    side left;
+    side right;
+    begin(&left, &a, true);
+    begin(&right, &b, false);
+    talk(&left, &right, UNCUT, 0);
+    assert_true(done(&left) && done(&right));
+    assert_knows(&left, &b, WH_HELLO_CONTROL);
+    static const uint8_t end[] = {0, 0, 0, 0, PROOF, 0, 0, 0, 0, ACCEPT};
+    assert_memory_equal(left.heard + left.heard_size - sizeof(end), end, sizeof(end));
+    finish(&left, &right);
+}
+
+static void test_longest_and_shortest_texts(void **state) {
+    (void)state;
+    char job[WH_HELLO_TEXT_MAX + 1] = {0};
+    memset(job, 'j', WH_HELLO_TEXT_MAX);
+    wh_hello_config a = config_of(0);
+    wh_hello_config b = config_of(1);
+    a.job = b.job = job;
+    a.address = job;
+    b.address = NULL;
+    side left;
+    side right;
+    begin(&left, &a, true);
+    begin(&right, &b, false);
+    talk(&left, &right, UNCUT, 0);
+    assert_true(done(&left) && done(&right));
+    assert_string_equal(wh_hello_peer(left.machine)->address, "");
+    assert_string_equal(wh_hello_peer(right.machine)->address, job);
+    finish(&left, &right);
+}
+
+/* The bytes behind ACCEPT are left where they are, also when they come in the same piece. */
+static void test_leftover(void **state) {
+    (void)state;
+    script peer = hand_hello();
+    side left;
+    assert_int_equal(give(&left, &peer), WHERRY_OK);
+    const uint8_t *own;
+    size_t own_size;
+    wh_hello_output(left.machine, &own, &own_size);
+    own_size -= HEADER + MAC;
+    uint8_t proof[MAC];
+    hand_proof(1, &peer, own, own_size, proof);
+    script rest = {0};
+    add_frame(&rest, PROOF, proof, MAC);
+    add_frame(&rest, ACCEPT, "", 0);
+    size_t wanted = rest.size;
+    add_bytes(&rest, "what the next layer says", 24);
+    size_t consumed;
+    must(wh_hello_input(left.machine, rest.bytes, rest.size, &consumed, NULL));
+    assert_int_equal(consumed, wanted);
+    assert_true(done(&left));
+    must(wh_hello_input(left.machine, rest.bytes, rest.size, &consumed, NULL));
+    assert_int_equal(consumed, 0);
+    wh_hello_destroy(left.machine);
+}
+
+/* ---- sides that do not fit ---- */
+
+static void assert_parted(const wh_hello_config *a, const wh_hello_config *b, wherry_status status,
+                          wh_refusal refusal) {
+    side left;
+    side right;
+    begin(&left, a, true);
+    begin(&right, b, false);
+    talk(&left, &right, UNCUT, 0);
+    assert_int_equal(left.status, status);
+    assert_int_equal(right.status, status);
+    assert_int_equal(wh_hello_refusal(left.machine), refusal);
+    assert_int_equal(wh_hello_refusal(right.machine), refusal);
+    assert_null(wh_hello_peer(left.machine));
+    assert_null(wh_hello_peer(right.machine));
+    assert_int_equal(left.error.rank, b->rank);
+    assert_null(strstr(left.error.message, secret));
+    size_t consumed;
+    must_fail(WHERRY_INVALID_ARGUMENT, left.error, wh_hello_input(left.machine, "x", 1, &consumed, &left.error));
+    finish(&left, &right);
+}
+
+static void test_differences(void **state) {
+    (void)state;
+    wh_hello_config a = config_of(0);
+    wh_hello_config b = config_of(1);
+    b.secret = "another one";
+    b.secret_size = 11;
+    assert_parted(&a, &b, WHERRY_BAD_SECRET, WH_REFUSAL_SECRET);
+    b.secret = secret;
+    b.secret_size = SECRET_SIZE - 1;
+    assert_parted(&a, &b, WHERRY_BAD_SECRET, WH_REFUSAL_SECRET);
+    b.secret = NULL;
+    assert_parted(&a, &b, WHERRY_BAD_SECRET, WH_REFUSAL_SECRET);
+    assert_parted(&b, &a, WHERRY_BAD_SECRET, WH_REFUSAL_SECRET);
+    b = config_of(1);
+    b.job = "job-70";
+    assert_parted(&a, &b, WHERRY_MISMATCH, WH_REFUSAL_JOB);
+    b = config_of(1);
+    b.size = 5;
+    assert_parted(&a, &b, WHERRY_MISMATCH, WH_REFUSAL_SIZE);
+    assert_parted(&a, &a, WHERRY_MISMATCH, WH_REFUSAL_OWN_RANK);
+}
+
+/* A rank that came back may speak to what it was before: who of them stays is not decided here. */
+static void test_other_incarnation_of_own_rank(void **state) {
+    (void)state;
+    wh_hello_config a = config_of(0);
+    wh_hello_config b = config_of(0);
+    b.incarnation++;
+    side left;
+    side right;
+    begin(&left, &a, true);
+    begin(&right, &b, false);
+    talk(&left, &right, UNCUT, 0);
+    assert_true(done(&left) && done(&right));
+    finish(&left, &right);
+}
+
+static wh_refusal admit(void *context, const wh_hello_fields *peer) {
+    int *calls = context;
+    ++*calls;
+    assert_int_equal(peer->rank, 1);
+    return WH_REFUSAL_STALE;
+}
+
+static void test_admit(void **state) {
+    (void)state;
+    int calls = 0;
+    wh_hello_config a = config_of(0);
+    wh_hello_config b = config_of(1);
+    a.admit = admit;
+    a.context = &calls;
+    side left;
+    side right;
+    begin(&left, &a, true);
+    begin(&right, &b, false);
+    talk(&left, &right, UNCUT, 0);
+    assert_int_equal(calls, 1);
+    assert_int_equal(left.status, WHERRY_MISMATCH);
+    assert_int_equal(right.status, WHERRY_REFUSED);
+    assert_int_equal(wh_hello_refusal(left.machine), WH_REFUSAL_STALE);
+    assert_int_equal(wh_hello_refusal(right.machine), WH_REFUSAL_STALE);
+    assert_non_null(wh_hello_peer(right.machine));
+    assert_non_null(strstr(right.error.message, "newer incarnation"));
+    finish(&left, &right);
+    b.secret = "another one";
+    b.secret_size = 11;
+    assert_parted(&a, &b, WHERRY_BAD_SECRET, WH_REFUSAL_SECRET);
+    assert_int_equal(calls, 1);
+}
+
+static void test_versions(void **state) {
+    (void)state;
+    script peer = hand_hello();
+    peer.bytes[AT_VERSION + 1] = 2;
+    peer.bytes[AT_LOWEST + 1] = 2;
+    assert_rejected(&peer, WHERRY_BAD_VERSION, WH_REFUSAL_VERSION);
+    /* Nothing but the versions need be readable then. */
+    peer.size = AT_FLAGS;
+    set_size(&peer);
+    assert_rejected(&peer, WHERRY_BAD_VERSION, WH_REFUSAL_VERSION);
+    peer.bytes[AT_LOWEST + 1] = 3;
+    assert_rejected(&peer, WHERRY_MALFORMED, WH_REFUSAL_MALFORMED);
+    peer.bytes[AT_LOWEST + 1] = 0;
+    assert_rejected(&peer, WHERRY_MALFORMED, WH_REFUSAL_MALFORMED);
+    /* A newer version that speaks this one too may say more, up to the longest frame. */
+    peer = hand_hello();
+    peer.bytes[AT_VERSION] = 7;
+    peer.size = WH_HELLO_FRAME_MAX;
+    set_size(&peer);
+    side left;
+    assert_int_equal(give(&left, &peer), WHERRY_OK);
+    wh_hello_destroy(left.machine);
+}
+
+static void test_every_allocation_fails(void **state) {
+    (void)state;
+    counting count;
+    counting_begin(&count);
+    wh_hello_config a = config_of(0);
+    wh_hello_config b = config_of(1);
+    side left;
+    side right;
+    begin(&left, &a, true);
+    begin(&right, &b, false);
+    uint64_t calls = count.calls;
+    talk(&left, &right, 7, 0);
+    assert_true(done(&left) && done(&right));
+    assert_int_equal(count.calls, calls); /* bytes from a peer take no memory */
+    finish(&left, &right);
+    for (uint64_t fail = 1; fail <= calls / 2; fail++) {
+        counting_begin(&count);
+        count.fail = fail;
+        wh_hello *none = NULL;
+        wherry_error error;
+        must_fail(WHERRY_NO_MEMORY, error, wh_hello_create(&a, true, &none, &error));
+        assert_null(none);
+        assert_int_equal(count.held, 0);
+    }
+    wherry_allocator_set(NULL);
+    assert_true(calls >= 2);
+    wh_hello_destroy(NULL);
+}
+
+/* Whether a block still had the secret in it when it was released. */
+static bool leaked;
+
+static void release(void *context, void *memory) {
+    counting *count = context;
+    leaked = leaked || memmem(memory, count->last, secret, SECRET_SIZE) != NULL;
+    counting_release(context, memory);
+}
+
+static void test_secret_is_copied_and_wiped(void **state) {
+    (void)state;
+    counting count;
+    counting_begin(&count);
+    wherry_allocator_set(&(wherry_allocator){counting_allocate, counting_reallocate, release, &count});
+    char given[SECRET_SIZE];
+    memcpy(given, secret, SECRET_SIZE);
+    wh_hello_config a = config_of(0);
+    wh_hello_config b = config_of(1);
+    a.secret = given;
+    side left;
+    side right;
+    begin(&left, &a, true);
+    memset(given, 0, sizeof(given));
+    begin(&right, &b, false);
+    talk(&left, &right, UNCUT, 0);
+    assert_true(done(&left) && done(&right));
+    leaked = false;
+    assert_non_null(memmem(right.machine, count.last, secret, SECRET_SIZE));
+    finish(&left, &right);
+    assert_false(leaked);
+    /* Also where it could not be created. */
+    a.secret = secret;
+    a.address = "\n";
+    wh_hello *none;
+    assert_int_equal(wh_hello_create(&a, true, &none, NULL), WHERRY_INVALID_ARGUMENT);
+    assert_false(leaked);
+    assert_int_equal(count.held, 0);
+    wherry_allocator_set(NULL);
+}
+
+static void assert_bad_config(const wh_hello_config *config) {
+    wh_hello *none = NULL;
+    wherry_error error;
+    must_fail(WHERRY_INVALID_ARGUMENT, error, wh_hello_create(config, true, &none, &error));
+    assert_null(none);
+}
+
+static void test_arguments(void **state) {
+    (void)state;
+    char longer[WH_HELLO_TEXT_MAX + 2] = {0};
+    memset(longer, 'x', WH_HELLO_TEXT_MAX + 1);
+    wh_hello_config config = config_of(0);
+    config.rank = 4;
+    assert_bad_config(&config);
+    config.size = UINT32_MAX;
+    assert_bad_config(&config);
+    config = config_of(0);
+    config.size = 0;
+    assert_bad_config(&config);
+    config = config_of(0);
+    config.job = longer;
+    assert_bad_config(&config);
+    config.job = "\xFF";
+    assert_bad_config(&config);
+    config = config_of(0);
+    config.address = longer;
+    assert_bad_config(&config);
+    config = config_of(0);
+    config.secret_size = 0;
+    assert_bad_config(&config);
+    config.secret_size = WH_HELLO_SECRET_MAX + 1;
+    assert_bad_config(&config);
+    config = config_of(0);
+    config.purpose = (wh_hello_purpose)2;
+    assert_bad_config(&config);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_two_machines),
+        cmocka_unit_test(test_cut_everywhere),
+        cmocka_unit_test(test_without_secrets),
+        cmocka_unit_test(test_longest_and_shortest_texts),
+        cmocka_unit_test(test_leftover),
+        cmocka_unit_test(test_differences),
+        cmocka_unit_test(test_other_incarnation_of_own_rank),
+        cmocka_unit_test(test_admit),
+        cmocka_unit_test(test_versions),
+        cmocka_unit_test(test_every_allocation_fails),
+        cmocka_unit_test(test_secret_is_copied_and_wiped),
+        cmocka_unit_test(test_arguments),
+    };
+    return cmocka_run_group_tests_name("group_hello", tests, NULL, NULL);
+}

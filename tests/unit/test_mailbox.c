@@ -1,0 +1,110 @@
+/* The mailbox on its own: shares, incarnations, loss, closing. Waiting and threads are the conformance suite's. */
+#include "base/alloc.h"
+#include "group/mailbox.h"
+#include "support/build.h"
+
+enum { SHARE = 16 };
+
+static wherry_error error;
+
+static wherry_status put(wh_mailbox *mailbox, int32_t rank, uint64_t incarnation, uint64_t tag, const char *text) {
+    wh_message message = {rank, incarnation, tag, wh_copy_text(text, strlen(text)), strlen(text)};
+    wherry_status status = wh_mailbox_put(mailbox, &message, &error);
+    if (status != WHERRY_OK) {
+        wh_message_clear(&message);
+    }
+    return status;
+}
+
+static wherry_status take(wh_mailbox *mailbox, int32_t rank, uint64_t tag, const char *text) {
+    wh_message message;
+    wherry_status status = wh_mailbox_take(mailbox, rank, tag, wh_deadline_in_ms(0), &message, &error);
+    if (status == WHERRY_OK) {
+        assert_int_equal(message.size, strlen(text));
+        assert_memory_equal(message.bytes, text, message.size);
+        wh_message_clear(&message);
+    }
+    return status;
+}
+
+static void test_shares(void **state) {
+    (void)state;
+    wh_mailbox *mailbox = wh_mailbox_create(2, SHARE);
+    assert_true(wh_mailbox_admit(mailbox, 0, 1));
+    assert_true(wh_mailbox_admit(mailbox, 1, 1));
+    must(put(mailbox, 0, 1, 1, "0123456789"));
+    must_fail(WHERRY_LIMIT, error, put(mailbox, 0, 1, 1, "0123456"));
+    must(put(mailbox, 0, 1, 2, "012345"));
+    must(put(mailbox, 1, 1, 1, "0123456789abcdef"));
+    must(take(mailbox, 0, 1, "0123456789"));
+    must(put(mailbox, 0, 1, 1, "0123456"));
+    wh_mailbox_discard(mailbox, 1);
+    must(put(mailbox, 1, 1, 3, "0123456789abcdef"));
+    must_fail(WHERRY_TIMED_OUT, error, take(mailbox, 0, 1, ""));
+    must(take(mailbox, 0, 2, "012345"));
+    wh_mailbox_destroy(mailbox);
+}
+
+static void test_incarnations(void **state) {
+    (void)state;
+    wh_mailbox *mailbox = wh_mailbox_create(1, SHARE);
+    assert_true(wh_mailbox_incarnation(mailbox, 0) == 0);
+    must(put(mailbox, 0, 4, 1, "unknown"));
+    must_fail(WHERRY_TIMED_OUT, error, take(mailbox, 0, 1, ""));
+    assert_true(wh_mailbox_admit(mailbox, 0, 5));
+    must(put(mailbox, 0, 5, 1, "five"));
+    must(put(mailbox, 0, 4, 1, "stale"));
+    assert_true(wh_mailbox_admit(mailbox, 0, 6));
+    assert_false(wh_mailbox_admit(mailbox, 0, 5));
+    must_fail(WHERRY_TIMED_OUT, error, take(mailbox, 0, 1, ""));
+    must(put(mailbox, 0, 6, 1, "six"));
+    must(put(mailbox, 0, 5, 1, "late"));
+    must(take(mailbox, WH_ANY_RANK, 1, "six"));
+    assert_true(wh_mailbox_incarnation(mailbox, 0) == 6);
+    wh_mailbox_destroy(mailbox);
+}
+
+static void test_loss(void **state) {
+    (void)state;
+    wh_mailbox *mailbox = wh_mailbox_create(2, SHARE);
+    assert_true(wh_mailbox_admit(mailbox, 1, 3));
+    must(put(mailbox, 1, 3, 1, "last words"));
+    wh_mailbox_lose(mailbox, 1, 2, "not the one that is here");
+    assert_true(wh_mailbox_incarnation(mailbox, 1) == 3);
+    wh_mailbox_lose(mailbox, 1, 3, "connection reset");
+    wh_mailbox_lose(mailbox, 1, 3, "another reason");
+    assert_true(wh_mailbox_incarnation(mailbox, 1) == 0);
+    must(take(mailbox, 1, 1, "last words"));
+    must_fail(WHERRY_PEER_LOST, error, take(mailbox, 1, 1, ""));
+    assert_int_equal(error.rank, 1);
+    assert_non_null(strstr(error.message, "connection reset"));
+    must_fail(WHERRY_TIMED_OUT, error, take(mailbox, WH_ANY_RANK, 1, ""));
+    assert_true(wh_mailbox_admit(mailbox, 1, 3));
+    must_fail(WHERRY_TIMED_OUT, error, take(mailbox, 1, 1, ""));
+    must(put(mailbox, 1, 3, 1, "back"));
+    must(take(mailbox, 1, 1, "back"));
+    wh_mailbox_destroy(mailbox);
+}
+
+static void test_closing(void **state) {
+    (void)state;
+    wh_mailbox *mailbox = wh_mailbox_create(1, SHARE);
+    assert_true(wh_mailbox_admit(mailbox, 0, 1));
+    must(put(mailbox, 0, 1, 1, "there"));
+    wh_mailbox_close(mailbox);
+    must(take(mailbox, 0, 1, "there"));
+    must_fail(WHERRY_CLOSED, error, take(mailbox, 0, 1, ""));
+    must(put(mailbox, 0, 1, 1, "left behind"));
+    wh_mailbox_destroy(mailbox);
+    wh_mailbox_destroy(NULL);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_shares),
+        cmocka_unit_test(test_incarnations),
+        cmocka_unit_test(test_loss),
+        cmocka_unit_test(test_closing),
+    };
+    return cmocka_run_group_tests_name("mailbox", tests, NULL, NULL);
+}
