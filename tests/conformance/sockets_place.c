@@ -1,0 +1,81 @@
+#include "conformance/sockets_place.h"
+
+#include <arpa/inet.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "group/sockets/sockets.h"
+
+enum { JOIN_MS = 20000, TEXT_MAX = 256 };
+
+/** Where the ranks meet: the address but for the rank. */
+typedef struct meeting_place {
+    char folder[64];
+    char text[TEXT_MAX];
+    int32_t size;
+    const char *secret;
+} meeting_place;
+
+static void *new_place(int32_t size, const char *secret) {
+    meeting_place *place = calloc(1, sizeof(*place));
+    place->size = size;
+    place->secret = secret;
+    return place;
+}
+
+void *wh_open_unix_place(int32_t size) {
+    meeting_place *place = new_place(size, NULL);
+    snprintf(place->folder, sizeof(place->folder), "/tmp/wherry-test-XXXXXX");
+    if (!mkdtemp(place->folder)) {
+        abort();
+    }
+    snprintf(place->text, sizeof(place->text), "unix://%s/meet", place->folder);
+    return place;
+}
+
+/** A port that is free now: the system gives it, and it is closed again. */
+static int free_port(void) {
+    struct sockaddr_in at = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    socklen_t size = sizeof(at);
+    int probe = socket(AF_INET, SOCK_STREAM, 0);
+    if (probe < 0 || bind(probe, (struct sockaddr *)&at, size) || getsockname(probe, (struct sockaddr *)&at, &size)) {
+        abort();
+    }
+    close(probe);
+    return ntohs(at.sin_port);
+}
+
+void *wh_open_tcp_place(int32_t size) {
+    meeting_place *place = new_place(size, "a secret of many words");
+    snprintf(place->text, sizeof(place->text), "tcp://127.0.0.1:%d", free_port());
+    return place;
+}
+
+wh_group *wh_join_place(void *context, int32_t rank) {
+    const meeting_place *place = context;
+    char address[TEXT_MAX + 64];
+    wh_sockets_options options = {.secret = place->secret, .secret_size = place->secret ? 22 : 0};
+    wh_group *group = NULL;
+    wherry_error error;
+    snprintf(address, sizeof(address), "%s?rank=%d&size=%d&job=suite", place->text, (int)rank, (int)place->size);
+    if (wh_sockets_join(address, &options, wh_deadline_in_ms(JOIN_MS), &group, &error) != WHERRY_OK) {
+        fprintf(stderr, "rank %d: %s\n", (int)rank, error.message);
+    }
+    return group;
+}
+
+void wh_close_place(void *context) {
+    meeting_place *place = context;
+    if (*place->folder) {
+        char lock[TEXT_MAX];
+        snprintf(lock, sizeof(lock), "%s/meet.lock", place->folder);
+        unlink(lock);
+        if (rmdir(place->folder) != 0) {
+            perror("something was left behind at the meeting point");
+            abort();
+        }
+    }
+    free(place);
+}

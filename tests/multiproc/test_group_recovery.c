@@ -1,0 +1,231 @@
+/*
+ * Real processes that die for real: each rank in turn, 0 included, is killed; whoever waits on it is told within a second, the others go on, and
+ * a new process takes the rank. And one that was stopped while another took its place is sent away when it wakes.
+ */
+#include <glob.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "group/sockets/sockets.h"
+#include "support/build.h"
+
+enum { RANKS = 3, JOIN_MS = 20000, SOON_MS = 10000, DEATH_MS = 1000, ASK = 1, ANSWER = 2, NEVER = 3 };
+
+static wherry_error error;
+static char folder[64];
+
+static wherry_status join(int32_t rank, int32_t size, const wh_sockets_options *options, int64_t ms,
+                          wh_group **group_p) {
+    char address[256];
+    snprintf(address, sizeof(address), "unix://%s/meet?rank=%d&size=%d&job=recovery", folder, (int)rank, (int)size);
+    return wh_sockets_join(address, options, wh_deadline_in_ms(ms), group_p, &error);
+}
+
+/** A member that answers whoever asks, until it is killed or the group is closed to it. Its exit code says how it ended. */
+static int serve(int32_t rank) {
+    wh_sockets_options options = {0};
+    wh_group *group;
+    if (join(rank, RANKS, &options, JOIN_MS, &group) != WHERRY_OK) {
+        fprintf(stderr, "rank %d: %s\n", (int)rank, error.message);
+        return 1;
+    }
+    wherry_status status = WHERRY_OK;
+    while (status == WHERRY_OK) {
+        wh_message message;
+        status = wh_group_receive(group, WH_ANY_RANK, ASK, wh_deadline_in_ms(60000), &message, &error);
+        if (status == WHERRY_OK) {
+            wh_group_send(group, message.rank, ANSWER, message.bytes, message.size, wh_deadline_in_ms(SOON_MS), NULL);
+            wh_message_clear(&message);
+        }
+    }
+    wh_group_destroy(group);
+    return status == WHERRY_CLOSED ? 42 : 2;
+}
+
+static unsigned start_after_ms;
+
+static pid_t start(int32_t rank) {
+    pid_t child = fork();
+    assert_true(child >= 0);
+    if (child == 0) {
+        usleep(start_after_ms * 1000);
+        wherry_log_set_level(WHERRY_LOG_OFF);
+        _exit(serve(rank));
+    }
+    return child;
+}
+
+/** Asks a rank and waits for its answer; it may have died since the last time, and another may be on its way. */
+static void ask_until_answered(wh_group *group, int32_t rank) {
+    wherry_status status = WHERRY_PEER_LOST;
+    for (int tries = 0; tries < 200 && status != WHERRY_OK; tries++) {
+        wh_message message;
+        uint64_t question = (uint64_t)tries;
+        status = wh_group_send(group, rank, ASK, &question, sizeof(question), wh_deadline_in_ms(SOON_MS), &error);
+        if (status == WHERRY_OK) {
+            status = wh_group_receive(group, rank, ANSWER, wh_deadline_in_ms(SOON_MS), &message, &error);
+        }
+        if (status == WHERRY_OK) {
+            assert_memory_equal(message.bytes, &question, sizeof(question));
+            wh_message_clear(&message);
+        } else {
+            assert_int_equal(status, WHERRY_PEER_LOST);
+            usleep(20000);
+        }
+    }
+    assert_int_equal(status, WHERRY_OK);
+}
+
+static int open_folder(void **state) {
+    (void)state;
+    wherry_log_set_level(WHERRY_LOG_OFF);
+    snprintf(folder, sizeof(folder), "/tmp/wherry-test-XXXXXX");
+    return mkdtemp(folder) ? 0 : -1;
+}
+
+static int close_folder(void **state) {
+    (void)state;
+    char pattern[128];
+    glob_t found;
+    snprintf(pattern, sizeof(pattern), "%s/*", folder);
+    if (glob(pattern, GLOB_NOSORT, NULL, &found) == 0) {
+        for (size_t i = 0; i < found.gl_pathc; i++) {
+            unlink(found.gl_pathv[i]);
+        }
+        globfree(&found);
+    }
+    return rmdir(folder);
+}
+
+/** The test is one rank; the others are children, killed and started anew one after the other. */
+static void test_every_rank_dies_and_returns(void **state) {
+    (void)state;
+    for (int32_t own = 0; own < RANKS; own++) {
+        pid_t children[RANKS] = {0};
+        wh_sockets_options options = {0};
+        wh_group *group;
+        for (int32_t rank = 0; rank < RANKS; rank++) {
+            children[rank] = rank == own ? 0 : start(rank);
+        }
+        must(join(own, RANKS, &options, JOIN_MS, &group));
+        for (int32_t rank = 0; rank < RANKS; rank++) {
+            if (rank == own) {
+                continue;
+            }
+            wh_message message;
+            ask_until_answered(group, rank);
+            uint64_t killed = wh_clock_now();
+            kill(children[rank], SIGKILL);
+            must_fail(WHERRY_PEER_LOST, error,
+                      wh_group_receive(group, rank, NEVER, wh_deadline_in_ms(SOON_MS), &message, &error));
+            assert_int_equal(error.rank, rank);
+            assert_true((wh_clock_now() - killed) / 1000000 < DEATH_MS);
+            waitpid(children[rank], NULL, 0);
+            for (int32_t other = 0; other < RANKS; other++) {
+                if (other != own && other != rank) {
+                    ask_until_answered(group, other);
+                }
+            }
+            children[rank] = start(rank);
+            ask_until_answered(group, rank);
+        }
+        for (int32_t rank = 0; rank < RANKS; rank++) {
+            if (rank != own) {
+                kill(children[rank], SIGKILL);
+                waitpid(children[rank], NULL, 0);
+            }
+        }
+        wh_group_destroy(group);
+    }
+}
+
+/** A process that slept while another took its rank is fenced when it wakes, and says so. It is not the one that the others meet at. */
+static void test_a_sleeper_is_fenced(void **state) {
+    (void)state;
+    wh_sockets_options options = {0};
+    wh_group *group;
+    start_after_ms = 300;
+    pid_t one = start(1);
+    pid_t sleeper = start(2);
+    start_after_ms = 0;
+    int status;
+    must(join(0, RANKS, &options, JOIN_MS, &group));
+    ask_until_answered(group, 2);
+    kill(sleeper, SIGSTOP);
+    pid_t successor = start(2);
+    uint64_t before = 0;
+    for (int tries = 0; tries < 200 && before != 1; tries++) {
+        wh_message message;
+        wherry_status got = wh_group_receive(group, 2, NEVER, wh_deadline_in_ms(100), &message, &error);
+        before = got == WHERRY_PEER_LOST;
+    }
+    assert_int_equal(before, 1);
+    ask_until_answered(group, 2);
+    kill(sleeper, SIGCONT);
+    waitpid(sleeper, &status, 0);
+    assert_true(WIFEXITED(status));
+    assert_int_equal(WEXITSTATUS(status), 42);
+    ask_until_answered(group, 2);
+    kill(one, SIGKILL);
+    kill(successor, SIGKILL);
+    waitpid(one, NULL, 0);
+    waitpid(successor, NULL, 0);
+    wh_group_destroy(group);
+}
+
+static void test_missing_ranks_are_named(void **state) {
+    (void)state;
+    wh_sockets_options options = {0};
+    wh_group *group;
+    must_fail(WHERRY_TIMED_OUT, error, join(1, 4, &options, 100, &group));
+    assert_non_null(strstr(error.message, "3 of 4 ranks have not come: 0, 2, 3"));
+    assert_non_null(strstr(error.message, folder));
+}
+
+/** A wrong secret is refused with its reason, and the group goes on. */
+static void test_a_wrong_secret(void **state) {
+    (void)state;
+    wh_sockets_options right = {.secret = "right", .secret_size = 5};
+    wh_sockets_options wrong = {.secret = "wrong", .secret_size = 5};
+    wh_group *groups[2];
+    wh_group *stranger;
+    wh_message message;
+    pid_t child = fork();
+    if (child == 0) {
+        wh_group *group;
+        wherry_log_set_level(WHERRY_LOG_OFF);
+        bool ok = join(1, 2, &right, JOIN_MS, &group) == WHERRY_OK &&
+                  wh_group_receive(group, 0, ASK, wh_deadline_in_ms(SOON_MS), &message, NULL) == WHERRY_OK;
+        _exit(ok ? 0 : 1);
+    }
+    must(join(0, 2, &right, JOIN_MS, groups));
+    must_fail(WHERRY_BAD_SECRET, error, join(1, 2, &wrong, 500, &stranger));
+    must(wh_group_send(groups[0], 1, ASK, "x", 1, wh_deadline_in_ms(SOON_MS), &error));
+    int status;
+    waitpid(child, &status, 0);
+    assert_true(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+    wh_group_destroy(groups[0]);
+}
+
+static void test_no_secret_beyond_loopback(void **state) {
+    (void)state;
+    wh_sockets_options options = {0};
+    wh_group *group;
+    must_fail(WHERRY_INVALID_ARGUMENT, error,
+              wh_sockets_join("tcp://192.0.2.1:4711?rank=0&size=1", &options, wh_deadline_in_ms(100), &group, &error));
+    assert_non_null(strstr(error.message, "WHERRY_SECRET"));
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(test_every_rank_dies_and_returns, open_folder, close_folder),
+        cmocka_unit_test_setup_teardown(test_a_sleeper_is_fenced, open_folder, close_folder),
+        cmocka_unit_test_setup_teardown(test_missing_ranks_are_named, open_folder, close_folder),
+        cmocka_unit_test_setup_teardown(test_a_wrong_secret, open_folder, close_folder),
+        cmocka_unit_test(test_no_secret_beyond_loopback),
+    };
+    return cmocka_run_group_tests_name("group_recovery", tests, NULL, NULL);
+}
