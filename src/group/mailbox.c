@@ -1,12 +1,11 @@
 #include "group/mailbox.h"
 
-#include <errno.h>
 #include <pthread.h>
 #include <stdio.h>
-#include <time.h>
 
 #include "base/alloc.h"
 #include "base/fail.h"
+#include "base/wait.h"
 
 typedef struct letter {
     struct letter *next;
@@ -37,11 +36,7 @@ wh_mailbox *wh_mailbox_create(int32_t size, size_t bytes) {
     if (!mailbox) {
         return NULL;
     }
-    pthread_condattr_t monotonic;
-    pthread_condattr_init(&monotonic);
-    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
-    pthread_cond_init(&mailbox->changed, &monotonic);
-    pthread_condattr_destroy(&monotonic);
+    wh_condition_init(&mailbox->changed);
     pthread_mutex_init(&mailbox->lock, NULL);
     mailbox->last = &mailbox->first;
     mailbox->share = bytes;
@@ -156,16 +151,6 @@ static letter *find_letter(wh_mailbox *mailbox, int32_t rank, uint64_t tag) {
     return NULL;
 }
 
-/** Waits for a change. @return false where the deadline has come. */
-static bool wait_for_change(wh_mailbox *mailbox, wh_deadline deadline) {
-    if (deadline.at == UINT64_MAX) {
-        pthread_cond_wait(&mailbox->changed, &mailbox->lock);
-        return true;
-    }
-    struct timespec at = {(time_t)(deadline.at / 1000000000), (long)(deadline.at % 1000000000)};
-    return pthread_cond_timedwait(&mailbox->changed, &mailbox->lock, &at) != ETIMEDOUT;
-}
-
 static wherry_status fail_about(wherry_error *error, wherry_status status, int32_t rank, const char *what,
                                 const char *reason) {
     if (rank == WH_ANY_RANK) {
@@ -209,7 +194,7 @@ wherry_status wh_mailbox_take(wh_mailbox *mailbox, int32_t rank, uint64_t tag, w
             status = fail_about(error, WHERRY_TIMED_OUT, rank, "timed out waiting for a message", "");
         }
         if (!found && status == WHERRY_OK) {
-            in_time = wait_for_change(mailbox, deadline);
+            in_time = wh_wait(&mailbox->changed, &mailbox->lock, deadline);
         }
     }
     pthread_mutex_unlock(&mailbox->lock);

@@ -93,14 +93,6 @@ uint64_t wh_copy_from_span(const wh_copy *copy) {
     return span;
 }
 
-uint64_t wh_copy_to_span(const wh_copy *copy) {
-    uint64_t span = copy->length;
-    for (uint32_t i = 0; i < copy->level_count; i++) {
-        span += (copy->levels[i].count - 1) * copy->levels[i].to_step;
-    }
-    return span;
-}
-
 uint64_t wh_copy_bytes(const wh_copy *copy) {
     uint64_t bytes = copy->length;
     for (uint32_t i = 0; i < copy->level_count; i++) {

@@ -56,9 +56,6 @@ wh_copy wh_copy_borrow(const wh_copy_work *copy);
 /** From the first byte that is read to behind the last one. */
 uint64_t wh_copy_from_span(const wh_copy *copy);
 
-/** From the first byte that is written to behind the last one. */
-uint64_t wh_copy_to_span(const wh_copy *copy);
-
 /** Bytes that are written, each time that one is written counted. */
 uint64_t wh_copy_bytes(const wh_copy *copy);
 

@@ -45,8 +45,8 @@ static void check_windows(dice *d, uint64_t seed, const random_view *from, const
     }
 }
 
-static void check_figures(uint64_t seed, const wh_copy *copy, const random_view *from, const random_view *to) {
-    if (wh_copy_from_span(copy) != view_span(&from->view) || wh_copy_to_span(copy) != view_span(&to->view)) {
+static void check_figures(uint64_t seed, const wh_copy *copy, const random_view *from) {
+    if (wh_copy_from_span(copy) != view_span(&from->view)) {
         fail_msg("seed %llu: the spans are wrong", (unsigned long long)seed);
     }
 }
@@ -66,7 +66,7 @@ static void test_views(void **state) {
         if (some) {
             wh_copy copy = wh_copy_borrow(&work);
             check_windows(&d, seed, &from, &to, &copy);
-            check_figures(seed, &copy, &from, &to);
+            check_figures(seed, &copy, &from);
             merged += work.length > from.view.item;
         }
     }
@@ -218,7 +218,6 @@ static void test_extent_onto_itself(void **state) {
     }
     check_window(0, &copy, expected, 0, UINT64_MAX);
     assert_int_equal(wh_copy_from_span(&copy), 233);
-    assert_int_equal(wh_copy_to_span(&copy), 233);
 }
 
 typedef struct stopping {

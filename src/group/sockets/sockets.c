@@ -1,7 +1,6 @@
 /* Joining, sending, receiving and leaving. */
 #include "group/sockets/sockets.h"
 
-#include <errno.h>
 #include <signal.h>
 #include <string.h>
 #include <sys/eventfd.h>
@@ -14,6 +13,7 @@
 #include "base/fail.h"
 #include "base/log.h"
 #include "base/text.h"
+#include "base/wait.h"
 #include "group/sockets/internal.h"
 
 enum { MAILBOX_SHARE = 256 << 20, QUEUE_MAX = 64 << 20, HEARTBEAT_MS = 1000, DEAD_AFTER_MS = 5000 };
@@ -23,16 +23,6 @@ void wh_sockets_wake(wh_sockets *sockets) {
     if (write(sockets->wake, &one, sizeof(one)) < 0) {
         wh_log(WHERRY_LOG_DEBUG, "the progress thread is awake already");
     }
-}
-
-/** Waits for a change. @return false where the deadline has come. */
-static bool wait_for_change(wh_sockets *sockets, wh_deadline deadline) {
-    if (deadline.at == UINT64_MAX) {
-        pthread_cond_wait(&sockets->changed, &sockets->lock);
-        return true;
-    }
-    struct timespec at = {(time_t)(deadline.at / 1000000000), (long)(deadline.at % 1000000000)};
-    return pthread_cond_timedwait(&sockets->changed, &sockets->lock, &at) != ETIMEDOUT;
 }
 
 static wherry_status about(wherry_error *error, int32_t rank, wherry_status status) {
@@ -67,7 +57,7 @@ static wherry_status queue_message(wh_sockets *sockets, int32_t rank, uint64_t t
         }
         member->wanted = !connection;
         wh_sockets_wake(sockets);
-        in_time = wait_for_change(sockets, deadline);
+        in_time = wh_wait(&sockets->changed, &sockets->lock, deadline);
     }
 }
 
@@ -182,11 +172,7 @@ static wh_sockets *create(wh_group_address *address, const wh_sockets_options *o
         wh_group_address_clear(address);
         return NULL;
     }
-    pthread_condattr_t monotonic;
-    pthread_condattr_init(&monotonic);
-    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
-    pthread_cond_init(&sockets->changed, &monotonic);
-    pthread_condattr_destroy(&monotonic);
+    wh_condition_init(&sockets->changed);
     pthread_mutex_init(&sockets->lock, NULL);
     sockets->base = (wh_group){&sockets_ops, address->rank, address->size};
     sockets->address = *address;
@@ -252,7 +238,7 @@ static wherry_status wait_for_all(wh_sockets *sockets, wh_deadline deadline, whe
     bool in_time = true;
     pthread_mutex_lock(&sockets->lock);
     while (count_missing(sockets, NULL) && !sockets->fenced && in_time) {
-        in_time = wait_for_change(sockets, deadline);
+        in_time = wh_wait(&sockets->changed, &sockets->lock, deadline);
     }
     if (sockets->fenced) {
         status = wh_fail(error, WHERRY_CLOSED, "another incarnation of rank %d is there", (int)sockets->base.rank);
