@@ -48,10 +48,6 @@ static wherry_status local_send(wh_group *group, int32_t rank, uint64_t tag, con
                                 wh_deadline deadline, wherry_error *error) {
     (void)deadline;
     local_group *own = (local_group *)group;
-    wh_message message = {group->rank, own->incarnation, tag, wh_copy_text(bytes, size), size};
-    if (!message.bytes) {
-        return wh_fail_memory(error, "a message");
-    }
     wherry_status status;
     pthread_mutex_lock(&own->hub->lock);
     local_group *to = own->hub->members[rank];
@@ -60,14 +56,11 @@ static wherry_status local_send(wh_group *group, int32_t rank, uint64_t tag, con
     } else if (!to) {
         status = wh_fail(error, WHERRY_PEER_LOST, "rank %d has left the group", (int)rank);
     } else {
-        status = wh_mailbox_put(to->mailbox, &message, error);
+        status = wh_mailbox_put_copy(to->mailbox, group->rank, own->incarnation, tag, bytes, size, error);
     }
     pthread_mutex_unlock(&own->hub->lock);
-    if (status != WHERRY_OK) {
-        wh_message_clear(&message);
-        if (error) {
-            error->rank = rank;
-        }
+    if (status != WHERRY_OK && error) {
+        error->rank = rank;
     }
     return status;
 }

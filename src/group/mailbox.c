@@ -142,6 +142,19 @@ wherry_status wh_mailbox_put(wh_mailbox *mailbox, const wh_message *message, whe
     return status;
 }
 
+wherry_status wh_mailbox_put_copy(wh_mailbox *mailbox, int32_t rank, uint64_t incarnation, uint64_t tag,
+                                  const void *bytes, size_t size, wherry_error *error) {
+    wh_message message = {rank, incarnation, tag, wh_copy_text(bytes, size), size};
+    if (!message.bytes) {
+        return wh_fail_memory(error, "a message");
+    }
+    wherry_status status = wh_mailbox_put(mailbox, &message, error);
+    if (status != WHERRY_OK) {
+        wh_message_clear(&message);
+    }
+    return status;
+}
+
 static letter *find_letter(wh_mailbox *mailbox, int32_t rank, uint64_t tag) {
     for (letter **at = &mailbox->first; *at; at = &(*at)->next) {
         if ((*at)->message.tag == tag && (rank == WH_ANY_RANK || (*at)->message.rank == rank)) {

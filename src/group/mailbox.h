@@ -47,6 +47,10 @@ void wh_mailbox_close(wh_mailbox *mailbox);
  */
 wherry_status wh_mailbox_put(wh_mailbox *mailbox, const wh_message *message, wherry_error *error);
 
+/** The same for a message whose bytes stay the caller's: a copy is put in. */
+wherry_status wh_mailbox_put_copy(wh_mailbox *mailbox, int32_t rank, uint64_t incarnation, uint64_t tag,
+                                  const void *bytes, size_t size, wherry_error *error);
+
 /**
  * Takes the oldest message with a tag, waiting for it until the deadline.
  * @param rank       from whom; WH_ANY_RANK: from anybody, and then nobody's loss is an error.

@@ -120,13 +120,24 @@ static void drop(wherry_extent *extent) {
     wh_free((void *)extent->levels);
 }
 
+/** A kept extent, to work on. */
+static void load(const wherry_extent *extent, wh_extent *work) {
+    work->offset = extent->offset;
+    work->length = extent->length;
+    work->level_count = extent->level_count;
+    if (extent->levels) {
+        memcpy(work->levels, extent->levels, extent->level_count * sizeof(*extent->levels));
+    }
+}
+
 /** Whether an extent would still be normal with longer runs; longer ones can reach into what repeats them. */
 static bool stays_normal(const wherry_extent *extent, uint64_t length, uint64_t max_gap) {
     if (extent->level_count == 0 || length == extent->length) {
         return true;
     }
-    wh_extent work = {.offset = extent->offset, .length = length, .level_count = extent->level_count};
-    memcpy(work.levels, extent->levels, extent->level_count * sizeof(*extent->levels));
+    wh_extent work;
+    load(extent, &work);
+    work.length = length;
     return wh_extent_normalize(&work, max_gap) == 0;
 }
 
@@ -155,11 +166,8 @@ static bool merge_neighbours(wh_region *region, uint64_t max_gap) {
 static bool normalize_all(wh_region *region, uint64_t max_gap) {
     wh_region again = {0};
     for (size_t i = 0; i < region->count; i++) {
-        const wherry_extent *extent = region->extents + i;
-        wh_extent work = {.offset = extent->offset, .length = extent->length, .level_count = extent->level_count};
-        if (extent->level_count) {
-            memcpy(work.levels, extent->levels, extent->level_count * sizeof(*extent->levels));
-        }
+        wh_extent work;
+        load(region->extents + i, &work);
         if (!add(&again, &work, max_gap)) {
             wh_region_destroy(&again);
             return false;

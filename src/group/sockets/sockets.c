@@ -61,23 +61,11 @@ static wherry_status queue_message(wh_sockets *sockets, int32_t rank, uint64_t t
     }
 }
 
-static wherry_status put_own(wh_sockets *sockets, uint64_t tag, const void *bytes, size_t size, wherry_error *error) {
-    wh_message message = {sockets->base.rank, sockets->incarnation, tag, wh_copy_text(bytes, size), size};
-    if (!message.bytes) {
-        return wh_fail_memory(error, "a message");
-    }
-    wherry_status status = wh_mailbox_put(sockets->mailbox, &message, error);
-    if (status != WHERRY_OK) {
-        wh_message_clear(&message);
-    }
-    return status;
-}
-
 static wherry_status sockets_send(wh_group *group, int32_t rank, uint64_t tag, const void *bytes, size_t size,
                                   wh_deadline deadline, wherry_error *error) {
     wh_sockets *sockets = (wh_sockets *)group;
     if (rank == group->rank) {
-        return put_own(sockets, tag, bytes, size, error);
+        return wh_mailbox_put_copy(sockets->mailbox, rank, sockets->incarnation, tag, bytes, size, error);
     }
     pthread_mutex_lock(&sockets->lock);
     wherry_status status = queue_message(sockets, rank, tag, bytes, size, deadline, error);
