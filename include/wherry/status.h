@@ -35,10 +35,14 @@ extern "C" {
     X(OUT_OF_BOUNDS, -305, BYTES, "a range lies outside what it is a part of")                                         \
     X(REPEATED_KEY, -306, BYTES, "a dict in the bytes has the same key twice")                                         \
     X(TRAILING_BYTES, -307, BYTES, "there are bytes after the end")                                                    \
+    X(CORRUPT, -308, BYTES, "bytes arrived damaged, again and again")                                                  \
     X(REFUSED, -400, PEER, "the other side refused")                                                                   \
     X(BAD_SECRET, -401, PEER, "the secrets differ")                                                                    \
     X(PEER_LOST, -402, PEER, "a rank died, or cannot be reached")                                                      \
+    X(REVOKED, -403, PEER, "the source took its offer back: what was received is not valid")                           \
+    X(ABORTED, -404, PEER, "the other side gave up, for a reason of its own")                                          \
     X(TIMED_OUT, -500, DEADLINE, "timed out")                                                                          \
+    X(CANCELLED, -501, DEADLINE, "cancelled from this process")                                                        \
     X(CLOSED, -600, GROUP, "the group was left, or another incarnation took the place")                                \
     X(INTERNAL, -900, BUG, "a bug in Wherry")
 

@@ -1,12 +1,19 @@
 #include "group/group.h"
 
+#include <unistd.h>
+
 #include "base/alloc.h"
 #include "base/fail.h"
+#include "group/mailbox.h"
 
 void wh_message_clear(wh_message *message) {
     wh_free(message->bytes);
+    if (message->kind == WH_MESSAGE_CHANNEL && message->channel >= 0) {
+        close(message->channel);
+    }
     message->bytes = NULL;
     message->size = 0;
+    message->channel = -1;
 }
 
 static wherry_status check_rank(const wh_group *group, int32_t rank, wherry_error *error) {
@@ -37,11 +44,33 @@ wherry_status wh_group_send(wh_group *group, int32_t rank, uint64_t tag, const v
 wherry_status wh_group_receive(wh_group *group, int32_t rank, uint64_t tag, wh_deadline deadline, wh_message *message_p,
                                wherry_error *error) {
     wherry_status status = rank == WH_ANY_RANK ? WHERRY_OK : check_rank(group, rank, error);
-    return status == WHERRY_OK ? group->ops->receive(group, rank, tag, deadline, message_p, error) : status;
+    return status == WHERRY_OK ? wh_mailbox_take(group->mailbox, rank, tag, deadline, message_p, error) : status;
 }
 
 void wh_group_discard(wh_group *group, uint64_t tag) {
-    group->ops->discard(group, tag);
+    wh_mailbox_discard(group->mailbox, tag);
+}
+
+void wh_group_watch(wh_group *group, int32_t rank) {
+    if (group->ops->watch) {
+        group->ops->watch(group, rank);
+    }
+}
+
+wherry_status wh_group_connect(wh_group *group, int32_t rank, uint64_t tag, wh_deadline deadline, int *channel_p,
+                               wherry_error *error) {
+    wherry_status status = check_rank(group, rank, error);
+    if (status != WHERRY_OK) {
+        return status;
+    }
+    if (!group->ops->connect) {
+        return wh_fail(error, WHERRY_UNSUPPORTED, "a group of the kind %s has no channels", group->ops->name);
+    }
+    return group->ops->connect(group, rank, tag, deadline, channel_p, error);
+}
+
+int32_t wh_group_process(wh_group *group, int32_t rank) {
+    return group->ops->process ? group->ops->process(group, rank) : 0;
 }
 
 void wh_group_destroy(wh_group *group) {

@@ -8,6 +8,7 @@
 #ifndef WH_GROUP_GROUP_H
 #define WH_GROUP_GROUP_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -23,16 +24,31 @@ typedef struct wh_group wh_group;
 /** A message is no longer than this. */
 #define WH_MESSAGE_MAX (UINT64_C(1) << 30)
 
+/**
+ * Tags with this bit belong to conversations: a message with one is dropped where no inbox is open for it (group/inbox.h), so that what is left of
+ * a conversation that is over goes nowhere. Messages with other tags are kept until somebody asks for them.
+ */
+#define WH_TAG_CONVERSATION (UINT64_C(1) << 63)
+
+typedef enum wh_message_kind {
+    WH_MESSAGE_BYTES,   /**< What a rank sent. */
+    WH_MESSAGE_CHANNEL, /**< A rank has opened a channel to this one: wh_group_connect. */
+    WH_MESSAGE_LOST,    /**< A rank was lost, or has started anew; the bytes are the reason, a text. */
+    WH_MESSAGE_NOTE,    /**< What this process posted itself: wh_inbox_post. */
+} wh_message_kind;
+
 /** A message that was received. */
 typedef struct wh_message {
+    wh_message_kind kind;
     int32_t rank;         /**< Who sent it. */
     uint64_t incarnation; /**< As which incarnation. */
     uint64_t tag;
     void *bytes; /**< Released by wh_message_clear. */
     size_t size;
+    int channel; /**< CHANNEL: a socket that never blocks; closed by wh_message_clear unless it is set to -1. */
 } wh_message;
 
-/** Releases the bytes of a message. */
+/** Releases what belongs to a message. */
 void wh_message_clear(wh_message *message);
 
 /** What a kind of group can do. The conformance suite asserts each that is declared. */
@@ -40,8 +56,11 @@ enum {
     WH_GROUP_BACKGROUND = 1, /**< Messages arrive while nobody is inside a call. */
     WH_GROUP_DEATH = 2,      /**< A rank's death ends whoever waits on it. */
     WH_GROUP_REJOIN = 4,     /**< A rank may come back as another incarnation. */
-    WH_GROUP_CONCURRENT = 8, /**< Several threads may call at once. */
+    WH_GROUP_CONCURRENT =
+        8, /**< Several threads may call at once; otherwise only the one that is inside a call of the library. */
 };
+
+typedef struct wh_mailbox wh_mailbox;
 
 typedef struct wh_group_ops {
     const char *name;
@@ -54,12 +73,28 @@ typedef struct wh_group_ops {
     wherry_status (*send)(wh_group *group, int32_t rank, uint64_t tag, const void *bytes, size_t size,
                           wh_deadline deadline, wherry_error *error);
 
-    /** Receives a message: as wh_mailbox_take. */
-    wherry_status (*receive)(wh_group *group, int32_t rank, uint64_t tag, wh_deadline deadline, wh_message *message_p,
+    /**
+     * Reads from the peers into the mailbox until something has come, at most until the deadline. Called by whoever waits for a message, one thread
+     * at a time. NULL for a group with WH_GROUP_BACKGROUND. Errors: WHERRY_CLOSED, and what the group's own reading fails with; a deadline that
+     * comes is a success.
+     */
+    wherry_status (*pump)(wh_group *group, wh_deadline deadline, wherry_error *error);
+
+    /**
+     * Sees to it that the death of a rank will be noticed, where that takes something, such as a connection. Never blocks. NULL: nothing is needed, or
+     * deaths are not noticed.
+     */
+    void (*watch)(wh_group *group, int32_t rank);
+
+    /**
+     * Opens a channel: a stream of bytes of its own to a rank, which finds it in its inbox for the tag. NULL: this kind of group has none. Blocks until
+     * the other side has accepted it. Whoever was connected to writes first. Errors: as send, and WHERRY_REFUSED.
+     */
+    wherry_status (*connect)(wh_group *group, int32_t rank, uint64_t tag, wh_deadline deadline, int *channel_p,
                              wherry_error *error);
 
-    /** Drops messages with a tag that nobody will ask for any more. Never fails. */
-    void (*discard)(wh_group *group, uint64_t tag);
+    /** The process of a rank, as this process sees it, where the kernel vouches for it; 0 where it does not. NULL: never. Never blocks. */
+    int32_t (*process)(wh_group *group, int32_t rank);
 
     /** Leaves the group: whoever waits is sent away, peers notice. Called once, when no thread is inside another call. */
     void (*destroy)(wh_group *group);
@@ -70,6 +105,7 @@ struct wh_group {
     const wh_group_ops *ops;
     int32_t rank;
     int32_t size;
+    wh_mailbox *mailbox; /**< Where messages lie until they are taken; the kind of group makes and destroys it. */
 };
 
 /** The operations, with their arguments checked: a rank outside the group or a message that is too long is WHERRY_INVALID_ARGUMENT. */
@@ -77,7 +113,20 @@ wherry_status wh_group_send(wh_group *group, int32_t rank, uint64_t tag, const v
                             wh_deadline deadline, wherry_error *error);
 wherry_status wh_group_receive(wh_group *group, int32_t rank, uint64_t tag, wh_deadline deadline, wh_message *message_p,
                                wherry_error *error);
+
+/** Drops the messages with a tag that nobody will ask for any more. Never fails. */
 void wh_group_discard(wh_group *group, uint64_t tag);
+
+/** As the operations. Without `connect` it is WHERRY_UNSUPPORTED. */
+void wh_group_watch(wh_group *group, int32_t rank);
+wherry_status wh_group_connect(wh_group *group, int32_t rank, uint64_t tag, wh_deadline deadline, int *channel_p,
+                               wherry_error *error);
+int32_t wh_group_process(wh_group *group, int32_t rank);
+
+/** Whether a group has a capability. */
+static inline bool wh_group_can(const wh_group *group, uint32_t capability) {
+    return (group->ops->capabilities & capability) == capability;
+}
 
 /** group may be NULL. */
 void wh_group_destroy(wh_group *group);

@@ -12,7 +12,6 @@ enum { SHARE = 64 << 20 };
 typedef struct local_group {
     wh_group base;
     wh_local_hub *hub;
-    wh_mailbox *mailbox;
     uint64_t incarnation;
 } local_group;
 
@@ -56,22 +55,13 @@ static wherry_status local_send(wh_group *group, int32_t rank, uint64_t tag, con
     } else if (!to) {
         status = wh_fail(error, WHERRY_PEER_LOST, "rank %d has left the group", (int)rank);
     } else {
-        status = wh_mailbox_put_copy(to->mailbox, group->rank, own->incarnation, tag, bytes, size, error);
+        status = wh_mailbox_put_copy(to->base.mailbox, group->rank, own->incarnation, tag, bytes, size, error);
     }
     pthread_mutex_unlock(&own->hub->lock);
     if (status != WHERRY_OK && error) {
         error->rank = rank;
     }
     return status;
-}
-
-static wherry_status local_receive(wh_group *group, int32_t rank, uint64_t tag, wh_deadline deadline,
-                                   wh_message *message_p, wherry_error *error) {
-    return wh_mailbox_take(((local_group *)group)->mailbox, rank, tag, deadline, message_p, error);
-}
-
-static void local_discard(wh_group *group, uint64_t tag) {
-    wh_mailbox_discard(((local_group *)group)->mailbox, tag);
 }
 
 static void local_destroy(wh_group *group) {
@@ -82,12 +72,12 @@ static void local_destroy(wh_group *group) {
         hub->members[group->rank] = NULL;
         for (int32_t i = 0; i < hub->size; i++) {
             if (hub->members[i]) {
-                wh_mailbox_lose(hub->members[i]->mailbox, group->rank, own->incarnation, "it has left the group");
+                wh_mailbox_lose(hub->members[i]->base.mailbox, group->rank, own->incarnation, "it has left the group");
             }
         }
     }
     pthread_mutex_unlock(&hub->lock);
-    wh_mailbox_destroy(own->mailbox);
+    wh_mailbox_destroy(own->base.mailbox);
     wh_free(own);
     wh_local_hub_release(hub);
 }
@@ -96,8 +86,6 @@ static const wh_group_ops local_ops = {
     .name = "local",
     .capabilities = WH_GROUP_BACKGROUND | WH_GROUP_DEATH | WH_GROUP_REJOIN | WH_GROUP_CONCURRENT,
     .send = local_send,
-    .receive = local_receive,
-    .discard = local_discard,
     .destroy = local_destroy,
 };
 
@@ -105,13 +93,13 @@ static const wh_group_ops local_ops = {
 static void introduce(wh_local_hub *hub, local_group *own) {
     local_group *former = hub->members[own->base.rank];
     if (former) {
-        wh_mailbox_close(former->mailbox);
+        wh_mailbox_close(former->base.mailbox);
     }
     hub->members[own->base.rank] = own;
     for (int32_t i = 0; i < hub->size; i++) {
         if (hub->members[i]) {
-            wh_mailbox_admit(hub->members[i]->mailbox, own->base.rank, own->incarnation);
-            wh_mailbox_admit(own->mailbox, i, hub->members[i]->incarnation);
+            wh_mailbox_admit(hub->members[i]->base.mailbox, own->base.rank, own->incarnation);
+            wh_mailbox_admit(own->base.mailbox, i, hub->members[i]->incarnation);
         }
     }
 }
@@ -124,7 +112,7 @@ wh_group *wh_local_join(wh_local_hub *hub, int32_t rank) {
         wh_mailbox_destroy(mailbox);
         return NULL;
     }
-    *own = (local_group){.base = {&local_ops, rank, hub->size}, .hub = hub, .mailbox = mailbox};
+    *own = (local_group){.base = {&local_ops, rank, hub->size, mailbox}, .hub = hub};
     pthread_mutex_lock(&hub->lock);
     own->incarnation = ++hub->incarnations;
     hub->users++;

@@ -1,35 +1,15 @@
 #include "group/mailbox.h"
 
-#include <pthread.h>
 #include <stdio.h>
 
 #include "base/alloc.h"
 #include "base/fail.h"
+#include "base/log.h"
 #include "base/wait.h"
+#include "group/mailbox_internal.h"
 
-typedef struct letter {
-    struct letter *next;
-    wh_message message;
-} letter;
-
-/** What is known of a rank. */
-typedef struct resident {
-    uint64_t incarnation; /**< The last one that was let in; 0: none. */
-    bool lost;
-    size_t bytes; /**< Of its messages that lie here. */
-    char reason[128];
-} resident;
-
-struct wh_mailbox {
-    pthread_mutex_t lock;
-    pthread_cond_t changed;
-    letter *first;
-    letter **last;
-    bool closed;
-    size_t share;
-    int32_t size;
-    resident residents[];
-};
+/** How long a waiter reads from the peers before it looks whether it was woken. */
+enum { PUMP_MS = 5 };
 
 wh_mailbox *wh_mailbox_create(int32_t size, size_t bytes) {
     wh_mailbox *mailbox = wh_alloc_zeroed(1, sizeof(*mailbox) + (size_t)size * sizeof(*mailbox->residents));
@@ -38,61 +18,94 @@ wh_mailbox *wh_mailbox_create(int32_t size, size_t bytes) {
     }
     wh_condition_init(&mailbox->changed);
     pthread_mutex_init(&mailbox->lock, NULL);
-    mailbox->last = &mailbox->first;
+    mailbox->letters.last = &mailbox->letters.first;
     mailbox->share = bytes;
     mailbox->size = size;
     return mailbox;
 }
 
-/** Takes a letter out of the list; *at is the pointer to it. */
-static letter *unlink_letter(wh_mailbox *mailbox, letter **at) {
-    letter *taken = *at;
+void wh_mailbox_set_pump(wh_mailbox *mailbox, wh_group *group) {
+    mailbox->pumped = group;
+}
+
+void wh_letters_append(wh_letters *letters, wh_letter *letter) {
+    letter->next = NULL;
+    *letters->last = letter;
+    letters->last = &letter->next;
+}
+
+wh_letter *wh_letters_unlink(wh_mailbox *mailbox, wh_letters *letters, wh_letter **at) {
+    wh_letter *taken = *at;
     *at = taken->next;
-    if (mailbox->last == &taken->next) {
-        mailbox->last = at;
+    if (letters->last == &taken->next) {
+        letters->last = at;
     }
-    mailbox->residents[taken->message.rank].bytes -= taken->message.size;
+    if (taken->message.kind == WH_MESSAGE_BYTES) {
+        mailbox->residents[taken->message.rank].bytes -= taken->message.size;
+    }
     return taken;
 }
 
-static void burn(letter *unwanted) {
-    wh_message_clear(&unwanted->message);
-    wh_free(unwanted);
+void wh_letter_burn(wh_letter *letter) {
+    wh_message_clear(&letter->message);
+    wh_free(letter);
 }
 
 void wh_mailbox_destroy(wh_mailbox *mailbox) {
     if (!mailbox) {
         return;
     }
-    while (mailbox->first) {
-        burn(unlink_letter(mailbox, &mailbox->first));
+    while (mailbox->letters.first) {
+        wh_letter_burn(wh_letters_unlink(mailbox, &mailbox->letters, &mailbox->letters.first));
     }
     pthread_cond_destroy(&mailbox->changed);
     pthread_mutex_destroy(&mailbox->lock);
     wh_free(mailbox);
 }
 
-/** Burns the letters of a rank, or of a tag where rank is WH_ANY_RANK. */
-static void burn_matching(wh_mailbox *mailbox, int32_t rank, uint64_t tag) {
-    letter **at = &mailbox->first;
+void wh_letters_burn(wh_mailbox *mailbox, wh_letters *letters, int32_t rank, uint64_t tag) {
+    wh_letter **at = &letters->first;
     while (*at) {
-        bool matches = rank == WH_ANY_RANK ? (*at)->message.tag == tag : (*at)->message.rank == rank;
-        if (matches) {
-            burn(unlink_letter(mailbox, at));
+        const wh_message *message = &(*at)->message;
+        bool of_rank = message->rank == rank && message->kind != WH_MESSAGE_NOTE;
+        if (rank == WH_ANY_RANK ? message->tag == tag : of_rank) {
+            wh_letter_burn(wh_letters_unlink(mailbox, letters, at));
         } else {
             at = &(*at)->next;
         }
     }
 }
 
+void wh_mailbox_wake_all(wh_mailbox *mailbox) {
+    pthread_cond_broadcast(&mailbox->changed);
+    for (wh_inbox *inbox = mailbox->inboxes; inbox; inbox = inbox->next) {
+        pthread_cond_broadcast(&inbox->changed);
+    }
+}
+
+/** Notes that an incarnation of a rank is gone. */
+static void note_loss(wh_mailbox *mailbox, wh_resident *who, const char *reason) {
+    who->last_lost = who->incarnation;
+    snprintf(who->reason, sizeof(who->reason), "%s", reason);
+    who->losses++;
+    mailbox->losses++;
+    wh_mailbox_wake_all(mailbox);
+}
+
 bool wh_mailbox_admit(wh_mailbox *mailbox, int32_t rank, uint64_t incarnation) {
     pthread_mutex_lock(&mailbox->lock);
-    resident *who = mailbox->residents + rank;
+    wh_resident *who = mailbox->residents + rank;
     bool older = incarnation < who->incarnation;
     if (incarnation > who->incarnation) {
-        burn_matching(mailbox, rank, 0);
+        wh_letters_burn(mailbox, &mailbox->letters, rank, 0);
+        for (wh_inbox *inbox = mailbox->inboxes; inbox; inbox = inbox->next) {
+            wh_letters_burn(mailbox, &inbox->letters, rank, 0);
+        }
+        if (who->incarnation && !who->lost) {
+            note_loss(mailbox, who, "it has started anew");
+        }
         who->incarnation = incarnation;
-        pthread_cond_broadcast(&mailbox->changed);
+        wh_mailbox_wake_all(mailbox);
     }
     who->lost = who->lost && older;
     pthread_mutex_unlock(&mailbox->lock);
@@ -101,11 +114,10 @@ bool wh_mailbox_admit(wh_mailbox *mailbox, int32_t rank, uint64_t incarnation) {
 
 void wh_mailbox_lose(wh_mailbox *mailbox, int32_t rank, uint64_t incarnation, const char *reason) {
     pthread_mutex_lock(&mailbox->lock);
-    resident *who = mailbox->residents + rank;
+    wh_resident *who = mailbox->residents + rank;
     if (who->incarnation == incarnation && !who->lost) {
         who->lost = true;
-        snprintf(who->reason, sizeof(who->reason), "%s", reason);
-        pthread_cond_broadcast(&mailbox->changed);
+        note_loss(mailbox, who, reason);
     }
     pthread_mutex_unlock(&mailbox->lock);
 }
@@ -113,30 +125,46 @@ void wh_mailbox_lose(wh_mailbox *mailbox, int32_t rank, uint64_t incarnation, co
 void wh_mailbox_close(wh_mailbox *mailbox) {
     pthread_mutex_lock(&mailbox->lock);
     mailbox->closed = true;
-    pthread_cond_broadcast(&mailbox->changed);
+    wh_mailbox_wake_all(mailbox);
     pthread_mutex_unlock(&mailbox->lock);
 }
 
+/** Where a letter from an incarnation that is present goes. The lock may be let go on the way. */
+static void deliver(wh_mailbox *mailbox, wh_letter *letter) {
+    const wh_message *message = &letter->message;
+    wh_inbox *inbox = wh_mailbox_find_inbox(mailbox, message->tag);
+    if (!inbox && (message->tag & WH_TAG_CONVERSATION)) {
+        wh_log(WHERRY_LOG_DEBUG, "a message of rank %d for a conversation that is over is dropped", (int)message->rank);
+        wh_letter_burn(letter);
+        return;
+    }
+    if (!inbox && wh_mailbox_hand_over(mailbox, letter)) {
+        return;
+    }
+    if (message->kind == WH_MESSAGE_BYTES) {
+        mailbox->residents[message->rank].bytes += message->size;
+    }
+    wh_letters_append(inbox ? &inbox->letters : &mailbox->letters, letter);
+    pthread_cond_broadcast(inbox ? &inbox->changed : &mailbox->changed);
+}
+
 wherry_status wh_mailbox_put(wh_mailbox *mailbox, const wh_message *message, wherry_error *error) {
-    letter *added = wh_alloc(sizeof(*added));
+    wh_letter *added = wh_alloc(sizeof(*added));
     if (!added) {
         return wh_fail_memory(error, "a message");
     }
-    *added = (letter){NULL, *message};
+    *added = (wh_letter){NULL, *message};
     wherry_status status = WHERRY_OK;
     pthread_mutex_lock(&mailbox->lock);
-    resident *from = mailbox->residents + message->rank;
+    const wh_resident *from = mailbox->residents + message->rank;
     if (message->incarnation != from->incarnation) {
-        burn(added);
+        wh_letter_burn(added);
     } else if (message->size > mailbox->share - from->bytes) {
         status = wh_fail(error, WHERRY_LIMIT, "rank %d has sent over %zu bytes of messages that nobody took",
                          (int)message->rank, mailbox->share);
         wh_free(added);
     } else {
-        *mailbox->last = added;
-        mailbox->last = &added->next;
-        from->bytes += message->size;
-        pthread_cond_broadcast(&mailbox->changed);
+        deliver(mailbox, added);
     }
     pthread_mutex_unlock(&mailbox->lock);
     return status;
@@ -144,7 +172,7 @@ wherry_status wh_mailbox_put(wh_mailbox *mailbox, const wh_message *message, whe
 
 wherry_status wh_mailbox_put_copy(wh_mailbox *mailbox, int32_t rank, uint64_t incarnation, uint64_t tag,
                                   const void *bytes, size_t size, wherry_error *error) {
-    wh_message message = {rank, incarnation, tag, wh_copy_text(bytes, size), size};
+    wh_message message = {WH_MESSAGE_BYTES, rank, incarnation, tag, wh_copy_text(bytes, size), size, -1};
     if (!message.bytes) {
         return wh_fail_memory(error, "a message");
     }
@@ -155,10 +183,30 @@ wherry_status wh_mailbox_put_copy(wh_mailbox *mailbox, int32_t rank, uint64_t in
     return status;
 }
 
-static letter *find_letter(wh_mailbox *mailbox, int32_t rank, uint64_t tag) {
-    for (letter **at = &mailbox->first; *at; at = &(*at)->next) {
+bool wh_mailbox_wait(wh_mailbox *mailbox, pthread_cond_t *changed, wh_deadline deadline) {
+    if (!mailbox->pumped || mailbox->pumping) {
+        return wh_wait(changed, &mailbox->lock, deadline);
+    }
+    wherry_error error;
+    mailbox->pumping = true;
+    pthread_mutex_unlock(&mailbox->lock);
+    wh_deadline slice = wh_deadline_earlier(deadline, wh_deadline_in_ms(PUMP_MS));
+    wherry_status status = mailbox->pumped->ops->pump(mailbox->pumped, slice, &error);
+    pthread_mutex_lock(&mailbox->lock);
+    mailbox->pumping = false;
+    if (status != WHERRY_OK) {
+        wh_log(WHERRY_LOG_ERROR, "rank %d: the group cannot be read any more: %s", (int)mailbox->pumped->rank,
+               error.message);
+        mailbox->closed = true;
+    }
+    wh_mailbox_wake_all(mailbox);
+    return !wh_deadline_passed(deadline);
+}
+
+static wh_letter *find_letter(wh_mailbox *mailbox, int32_t rank, uint64_t tag) {
+    for (wh_letter **at = &mailbox->letters.first; *at; at = &(*at)->next) {
         if ((*at)->message.tag == tag && (rank == WH_ANY_RANK || (*at)->message.rank == rank)) {
-            return unlink_letter(mailbox, at);
+            return wh_letters_unlink(mailbox, &mailbox->letters, at);
         }
     }
     return NULL;
@@ -181,7 +229,7 @@ static wherry_status why_stop(const wh_mailbox *mailbox, int32_t rank, uint64_t 
     if (mailbox->closed) {
         return wh_fail(error, WHERRY_CLOSED, "the group was left while a message was awaited");
     }
-    const resident *from = rank == WH_ANY_RANK ? NULL : mailbox->residents + rank;
+    const wh_resident *from = rank == WH_ANY_RANK ? NULL : mailbox->residents + rank;
     if (from && from->lost) {
         return fail_about(error, WHERRY_PEER_LOST, rank, "lost: ", from->reason);
     }
@@ -196,7 +244,7 @@ wherry_status wh_mailbox_take(wh_mailbox *mailbox, int32_t rank, uint64_t tag, w
     pthread_mutex_lock(&mailbox->lock);
     uint64_t awaited = rank == WH_ANY_RANK ? 0 : mailbox->residents[rank].incarnation;
     wherry_status status = WHERRY_OK;
-    letter *found = NULL;
+    wh_letter *found = NULL;
     bool in_time = true;
     while (!found && status == WHERRY_OK) {
         found = find_letter(mailbox, rank, tag);
@@ -207,7 +255,7 @@ wherry_status wh_mailbox_take(wh_mailbox *mailbox, int32_t rank, uint64_t tag, w
             status = fail_about(error, WHERRY_TIMED_OUT, rank, "timed out waiting for a message", "");
         }
         if (!found && status == WHERRY_OK) {
-            in_time = wh_wait(&mailbox->changed, &mailbox->lock, deadline);
+            in_time = wh_mailbox_wait(mailbox, &mailbox->changed, deadline);
         }
     }
     pthread_mutex_unlock(&mailbox->lock);
@@ -220,14 +268,14 @@ wherry_status wh_mailbox_take(wh_mailbox *mailbox, int32_t rank, uint64_t tag, w
 
 void wh_mailbox_discard(wh_mailbox *mailbox, uint64_t tag) {
     pthread_mutex_lock(&mailbox->lock);
-    burn_matching(mailbox, WH_ANY_RANK, tag);
+    wh_letters_burn(mailbox, &mailbox->letters, WH_ANY_RANK, tag);
     pthread_mutex_unlock(&mailbox->lock);
 }
 
 uint64_t wh_mailbox_incarnation(const wh_mailbox *mailbox, int32_t rank) {
     wh_mailbox *unlocked = (wh_mailbox *)mailbox;
     pthread_mutex_lock(&unlocked->lock);
-    const resident *who = mailbox->residents + rank;
+    const wh_resident *who = mailbox->residents + rank;
     uint64_t incarnation = who->lost ? 0 : who->incarnation;
     pthread_mutex_unlock(&unlocked->lock);
     return incarnation;

@@ -3,7 +3,7 @@
  *
  * Whoever reads from the peers puts messages in; whoever waits for one takes it out by its tag, and by its rank where that matters. A rank that is
  * lost is an error for everybody who waits on it, at once; one that comes back is another incarnation, and what its predecessor left is gone.
- * All functions may be called from any thread.
+ * All functions may be called from any thread. Conversations have inboxes of their own: group/inbox.h.
  */
 #ifndef WH_GROUP_MAILBOX_H
 #define WH_GROUP_MAILBOX_H
@@ -15,14 +15,15 @@
 #include "base/clock.h"
 #include "group/group.h"
 
-typedef struct wh_mailbox wh_mailbox;
-
 /**
  * @param size   the number of ranks.
  * @param bytes  how many bytes of one rank's messages may lie here; it must be slow or hostile that fills them.
  * @return NULL where there is no memory.
  */
 wh_mailbox *wh_mailbox_create(int32_t size, size_t bytes);
+
+/** Says that the group is read by whoever waits: its `pump`. */
+void wh_mailbox_set_pump(wh_mailbox *mailbox, wh_group *group);
 
 /** Nobody may be inside it any more. mailbox may be NULL. */
 void wh_mailbox_destroy(wh_mailbox *mailbox);

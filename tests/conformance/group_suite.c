@@ -80,11 +80,11 @@ static void test_order_and_tags(void **state) {
     (void)state;
     world w = open_world();
     send_text(w.groups[0], 1, 7, "first");
-    send_text(w.groups[0], 1, UINT64_MAX, "other");
+    send_text(w.groups[0], 1, INT64_MAX, "other");
     send_text(w.groups[0], 1, 7, "second");
     send_text(w.groups[2], 1, 7, "from two");
     expect_text(w.groups[1], 2, 7, "from two", 2);
-    expect_text(w.groups[1], 0, UINT64_MAX, "other", 0);
+    expect_text(w.groups[1], 0, INT64_MAX, "other", 0);
     expect_text(w.groups[1], 0, 7, "first", 0);
     expect_text(w.groups[1], WH_ANY_RANK, 7, "second", 0);
     close_world(&w);

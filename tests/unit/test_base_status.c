@@ -46,6 +46,10 @@ static void test_pinned_values(void **state) {
     assert_int_equal(WHERRY_SYSTEM, -201);
     assert_int_equal(WHERRY_TRUNCATED, -300);
     assert_int_equal(WHERRY_TRAILING_BYTES, -307);
+    assert_int_equal(WHERRY_CORRUPT, -308);
+    assert_int_equal(WHERRY_REVOKED, -403);
+    assert_int_equal(WHERRY_ABORTED, -404);
+    assert_int_equal(WHERRY_CANCELLED, -501);
     assert_int_equal(WHERRY_INTERNAL, -900);
 }
 
@@ -72,7 +76,7 @@ static void test_texts_are_a_few_words_without_a_full_stop(void **state) {
 
 static void test_values_that_are_not_in_the_list(void **state) {
     (void)state;
-    const int unknown[] = {1, -1, -99, -106, -202, -308, -899, -901};
+    const int unknown[] = {1, -1, -99, -106, -202, -399, -899, -901};
     for (size_t i = 0; i < sizeof(unknown) / sizeof(*unknown); i++) {
         wherry_status status = (wherry_status)unknown[i];
         assert_string_equal(wherry_status_name(status), "WHERRY_?");

@@ -1,5 +1,4 @@
 /* The mailbox on its own: shares, incarnations, loss, closing. Waiting and threads are the conformance suite's. */
-#include "base/alloc.h"
 #include "group/mailbox.h"
 #include "support/build.h"
 
@@ -8,12 +7,7 @@ enum { SHARE = 16 };
 static wherry_error error;
 
 static wherry_status put(wh_mailbox *mailbox, int32_t rank, uint64_t incarnation, uint64_t tag, const char *text) {
-    wh_message message = {rank, incarnation, tag, wh_copy_text(text, strlen(text)), strlen(text)};
-    wherry_status status = wh_mailbox_put(mailbox, &message, &error);
-    if (status != WHERRY_OK) {
-        wh_message_clear(&message);
-    }
-    return status;
+    return wh_mailbox_put_copy(mailbox, rank, incarnation, tag, text, strlen(text), &error);
 }
 
 static wherry_status take(wh_mailbox *mailbox, int32_t rank, uint64_t tag, const char *text) {

@@ -32,7 +32,6 @@ typedef struct wh_sockets {
     wh_group_address address;
     wh_sockets_options options; /**< The secret is its own copy. */
     uint64_t incarnation;
-    wh_mailbox *mailbox;
     pthread_mutex_t lock;
     pthread_cond_t changed;
     pthread_t thread;

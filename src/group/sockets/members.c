@@ -55,7 +55,7 @@ void wh_sockets_fence(wh_sockets *sockets) {
         wh_log(WHERRY_LOG_ERROR, "rank %d: a newer incarnation has taken this process's place",
                (int)sockets->base.rank);
         sockets->fenced = true;
-        wh_mailbox_close(sockets->mailbox);
+        wh_mailbox_close(sockets->base.mailbox);
         pthread_cond_broadcast(&sockets->changed);
     }
 }
@@ -74,7 +74,7 @@ bool wh_sockets_learn(wh_sockets *sockets, int64_t rank, uint64_t incarnation, c
     }
     member->incarnation = incarnation;
     snprintf(member->place, sizeof(member->place), "%s", place);
-    wh_mailbox_admit(sockets->mailbox, (int32_t)rank, incarnation);
+    wh_mailbox_admit(sockets->base.mailbox, (int32_t)rank, incarnation);
     wh_log(WHERRY_LOG_INFO, "rank %d learned of rank %d at %s", (int)sockets->base.rank, (int)rank, place);
     tell_everybody(sockets); /* the former incarnation too: it learns so that its place is taken */
     for (wh_connection *one = sockets->connections; one; one = one->next) {

@@ -51,7 +51,7 @@ static bool greeted(void *context, wh_connection *connection, const wh_hello_fie
         return false;
     }
     wh_member *member = sockets->members + peer->rank;
-    wh_mailbox_admit(sockets->mailbox, connection->rank, peer->incarnation);
+    wh_mailbox_admit(sockets->base.mailbox, connection->rank, peer->incarnation);
     if (!member->connection || member->connection->doomed) {
         member->connection = connection;
     }
@@ -63,7 +63,7 @@ static bool greeted(void *context, wh_connection *connection, const wh_hello_fie
 static bool take_message(void *context, wh_message *message) {
     wh_sockets *sockets = context;
     wherry_error error;
-    if (wh_mailbox_put(sockets->mailbox, message, &error) == WHERRY_OK) {
+    if (wh_mailbox_put(sockets->base.mailbox, message, &error) == WHERRY_OK) {
         return true;
     }
     wh_log(WHERRY_LOG_ERROR, "rank %d: %s", (int)sockets->base.rank, error.message);
@@ -81,7 +81,7 @@ static void note_failure(wh_sockets *sockets, int32_t rank, uint64_t incarnation
     member->failures++;
     member->wanted = false;
     snprintf(member->reason, sizeof(member->reason), "%s", reason);
-    wh_mailbox_lose(sockets->mailbox, rank, incarnation, reason);
+    wh_mailbox_lose(sockets->base.mailbox, rank, incarnation, reason);
     pthread_cond_broadcast(&sockets->changed);
 }
 

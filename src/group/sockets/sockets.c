@@ -65,7 +65,7 @@ static wherry_status sockets_send(wh_group *group, int32_t rank, uint64_t tag, c
                                   wh_deadline deadline, wherry_error *error) {
     wh_sockets *sockets = (wh_sockets *)group;
     if (rank == group->rank) {
-        return wh_mailbox_put_copy(sockets->mailbox, rank, sockets->incarnation, tag, bytes, size, error);
+        return wh_mailbox_put_copy(sockets->base.mailbox, rank, sockets->incarnation, tag, bytes, size, error);
     }
     pthread_mutex_lock(&sockets->lock);
     wherry_status status = queue_message(sockets, rank, tag, bytes, size, deadline, error);
@@ -74,15 +74,6 @@ static wherry_status sockets_send(wh_group *group, int32_t rank, uint64_t tag, c
         wh_sockets_wake(sockets);
     }
     return status;
-}
-
-static wherry_status sockets_receive(wh_group *group, int32_t rank, uint64_t tag, wh_deadline deadline,
-                                     wh_message *message_p, wherry_error *error) {
-    return wh_mailbox_take(((wh_sockets *)group)->mailbox, rank, tag, deadline, message_p, error);
-}
-
-static void sockets_discard(wh_group *group, uint64_t tag) {
-    wh_mailbox_discard(((wh_sockets *)group)->mailbox, tag);
 }
 
 /** Releases everything; the thread has ended, or never began. */
@@ -95,7 +86,7 @@ static void dispose(wh_sockets *sockets) {
         OPENSSL_cleanse((void *)sockets->options.secret, sockets->options.secret_size);
         wh_free((void *)sockets->options.secret);
     }
-    wh_mailbox_destroy(sockets->mailbox);
+    wh_mailbox_destroy(sockets->base.mailbox);
     wh_group_address_clear(&sockets->address);
     wh_free(sockets->meetings);
     pthread_cond_destroy(&sockets->changed);
@@ -117,8 +108,6 @@ static const wh_group_ops sockets_ops = {
     .name = "sockets",
     .capabilities = WH_GROUP_BACKGROUND | WH_GROUP_DEATH | WH_GROUP_REJOIN | WH_GROUP_CONCURRENT,
     .send = sockets_send,
-    .receive = sockets_receive,
-    .discard = sockets_discard,
     .destroy = sockets_destroy,
 };
 
@@ -162,14 +151,14 @@ static wh_sockets *create(wh_group_address *address, const wh_sockets_options *o
     }
     wh_condition_init(&sockets->changed);
     pthread_mutex_init(&sockets->lock, NULL);
-    sockets->base = (wh_group){&sockets_ops, address->rank, address->size};
+    sockets->base = (wh_group){&sockets_ops, address->rank, address->size, NULL};
     sockets->address = *address;
     sockets->incarnation = new_incarnation();
     sockets->listener = -1;
     sockets->wake = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
-    sockets->mailbox = wh_mailbox_create(address->size, MAILBOX_SHARE);
+    sockets->base.mailbox = wh_mailbox_create(address->size, MAILBOX_SHARE);
     sockets->meetings = wh_alloc_zeroed(meetings, sizeof(*sockets->meetings));
-    if (!copy_secret(sockets, options) || !sockets->mailbox || !sockets->meetings || sockets->wake < 0) {
+    if (!copy_secret(sockets, options) || !sockets->base.mailbox || !sockets->meetings || sockets->wake < 0) {
         dispose(sockets);
         return NULL;
     }

@@ -1,0 +1,39 @@
+#include "base/stop.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include "base/fail.h"
+#include "base/log.h"
+
+wherry_status wh_stop_init(wh_stop *stop, wherry_error *error) {
+    atomic_init(&stop->requested, false);
+    stop->event = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+    return stop->event >= 0 ? WHERRY_OK : wh_fail_errno(error, WHERRY_SYSTEM, errno, "cannot make an eventfd");
+}
+
+void wh_stop_destroy(wh_stop *stop) {
+    if (stop->event >= 0) {
+        close(stop->event);
+    }
+    stop->event = -1;
+}
+
+void wh_stop_request(wh_stop *stop) {
+    uint64_t one = 1;
+    atomic_store_explicit(&stop->requested, true, memory_order_release);
+    if (stop->event >= 0 && write(stop->event, &one, sizeof(one)) < 0) {
+        wh_log(WHERRY_LOG_DEBUG, "the stop was requested before");
+    }
+}
+
+bool wh_stop_wait_fd(const wh_stop *stop, int fd, short events, wh_deadline deadline) {
+    struct pollfd fds[2] = {{fd, events, 0}, {stop->event, POLLIN, 0}};
+    int ready;
+    do {
+        ready = poll(fds, 2, wh_deadline_poll_ms(deadline));
+    } while (ready < 0 && errno == EINTR);
+    return ready > 0 && fds[0].revents && !wh_stop_requested(stop);
+}

@@ -1,0 +1,31 @@
+/**
+ * @file channel.h  A channel: a stream of bytes between two ranks, opened by wh_group_connect. All its reading and writing is here.
+ *
+ * Every call ends at its deadline, and as soon as the stop is requested. One thread reads, one may write.
+ */
+#ifndef WH_GROUP_CHANNEL_H
+#define WH_GROUP_CHANNEL_H
+
+#include <sys/uio.h>
+
+#include "base/stop.h"
+
+/**
+ * Writes all of the segments.
+ * @param segments  changed on the way: what was written is cut off.
+ * @return WHERRY_OK; WHERRY_PEER_LOST; WHERRY_TIMED_OUT; WHERRY_CANCELLED where the stop was requested.
+ */
+wherry_status wh_channel_write(int channel, struct iovec *segments, size_t count, const wh_stop *stop,
+                               wh_deadline deadline, wherry_error *error);
+
+/** Reads all of the segments. Errors as wh_channel_write; the end of the stream is WHERRY_PEER_LOST. */
+wherry_status wh_channel_read(int channel, struct iovec *segments, size_t count, const wh_stop *stop,
+                              wh_deadline deadline, wherry_error *error);
+
+/**
+ * Reads what has come of the segments, at least a byte, waiting for it. @param got_p  how many bytes.
+ */
+wherry_status wh_channel_read_some(int channel, const struct iovec *segments, size_t count, const wh_stop *stop,
+                                   wh_deadline deadline, size_t *got_p, wherry_error *error);
+
+#endif

@@ -1,0 +1,182 @@
+/**
+ * @file lane.h  A lane: one way to move chunks from a source to a receiver. One table of operations each; nobody outside its folder knows more.
+ *
+ * How a lane is used, both sides together:
+ *
+ *   source                                receiver
+ *   offer: bytes that say how it can be
+ *   reached  ------- OFFER ------------>  probe: tries it for real, as the pulling end of the lane
+ *   assist   <------ only if refused ---  (a probe may ask the source to open a door, and is tried again)
+ *   accept   <------ PLAN: request -----  what the probe wants the source to know
+ *   push, by `workers` threads =========  pull, by `workers` threads: each takes chunks until there are none
+ *   close                                 close
+ *
+ * A lane without push is one-sided: the receiver reads the source's memory, and the source does nothing.
+ *
+ * Pull and push run once a round: the first for all chunks of the plan, later ones for chunks that have to come again. Each is called by as many
+ * threads at once as its end has workers, with numbers from 0 on. They end when all chunks of the round are through, when site.stop is requested
+ * (WHERRY_CANCELLED, within 100 ms), or with an error; they never wait without looking at the stop. Nothing is written but what wh_sink.open gave.
+ */
+#ifndef WH_LANE_LANE_H
+#define WH_LANE_LANE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/uio.h>
+
+#include <wherry/error.h>
+
+#include "base/stop.h"
+#include "base/text.h"
+#include "group/group.h"
+#include "range/digest.h"
+
+/** Runs of memory that lie end to end in a chunk. Starts as {0}; reused from chunk to chunk. */
+typedef struct wh_segments {
+    struct iovec *items;
+    size_t count;
+    size_t capacity;
+    uint64_t bytes; /**< All lengths together. */
+} wh_segments;
+
+/** Adds a run, or lengthens the last one where it goes on there. base may be NULL: bytes that have no place. @return false where there is no memory. */
+bool wh_segments_add(wh_segments *segments, void *base, size_t length);
+
+/** Forgets the runs, and keeps the room for the next. */
+void wh_segments_clear(wh_segments *segments);
+
+void wh_segments_destroy(wh_segments *segments);
+
+/** Where the bytes of a chunk land. Belongs to one worker, which reuses it. Starts as {0}. */
+typedef struct wh_landing {
+    uint64_t chunk;
+    wh_segments segments; /**< As many bytes as the chunk has. */
+    void *scratch;        /**< For bytes that have no place of their own; the sink's. */
+    size_t scratch_bytes; /**< How much room there is. */
+    bool staged;          /**< The whole chunk lands in scratch, and is placed from there when it is closed. */
+} wh_landing;
+
+void wh_landing_destroy(wh_landing *landing);
+
+/** A receiver's side of the data: made by the transfer, filled by a lane. Functions may be called by several threads at once. */
+typedef struct wh_sink {
+    void *context;
+    bool
+        verify; /**< Digests are checked: wh_sink.close wants the digest of what landed, and wh_sink.open gives no NULL. */
+
+    /** The next chunk to fetch, each given once a round; false: there are no more, or the stop was requested. For lanes that are one-sided. */
+    bool (*next)(void *context, uint64_t *chunk_p);
+
+    /** Where the bytes of a chunk lie in the source's memory: addresses there. For lanes that are one-sided. Replaces what the segments held. */
+    wherry_status (*origin)(void *context, uint64_t chunk, wh_segments *segments, wherry_error *error);
+
+    /**
+     * Opens a chunk for writing. landing->segments says where to: it never has a byte outside the planned destinations. Without verify, segments with
+     * a NULL base are bytes that have no place: skip them, or read them into landing->scratch, which then has room for the longest.
+     * @return WHERRY_OK; WHERRY_MALFORMED for a chunk that this round does not wait for (a hostile source), or that is open or closed already;
+     * WHERRY_NO_MEMORY.
+     */
+    wherry_status (*open)(void *context, uint64_t chunk, wh_landing *landing, wherry_error *error);
+
+    /**
+     * All bytes of the chunk have landed.
+     * @param digest   of what landed, or NULL without verify.
+     * @param claimed  what the source says it is, where the lane carries that; NULL: it comes by another way.
+     */
+    wherry_status (*close)(void *context, wh_landing *landing, const wh_digest *digest, const wh_digest *claimed,
+                           wherry_error *error);
+
+    /** So many bytes more have landed: call it at least every few MiB. Never blocks. */
+    void (*moved)(void *context, uint64_t bytes);
+} wh_sink;
+
+/** A source's side of the data. Functions may be called by several threads at once. */
+typedef struct wh_feed {
+    void *context;
+    bool verify; /**< The lane sends digests along, where it can. */
+
+    /** The next chunk to send, each given once a round; false: there are no more, or the stop was requested. */
+    bool (*next)(void *context, uint64_t *chunk_p);
+
+    /** Where the bytes of a chunk lie here. Replaces what the segments held. */
+    wherry_status (*gather)(void *context, uint64_t chunk, wh_segments *segments, wherry_error *error);
+
+    /** So many bytes more are on their way. Never blocks. */
+    void (*moved)(void *context, uint64_t bytes);
+} wh_feed;
+
+/** Where a lane is at work: borrowed by an end until it is closed. */
+typedef struct wh_lane_site {
+    wh_group *group;
+    int32_t peer;            /**< The rank at the other side. */
+    uint64_t tag;            /**< Of the source's inbox: channels that the receiver opens with it arrive there. */
+    uint32_t threads;        /**< How many threads may be used; at least 1. */
+    bool keep_ptracer;       /**< The process's ptracer must not be set (cma). */
+    const wh_stop *stop;     /**< Ends everything. */
+    wh_deadline deadline;    /**< Of the whole call. */
+    uint32_t no_progress_ms; /**< A peer that has not moved a byte for so long is given up: WHERRY_TIMED_OUT. */
+    const int
+        *channels; /**< SOURCE, accept: the channels that this receiver has opened; what accept takes over it owns. */
+    size_t channel_count;
+} wh_lane_site;
+
+/** One end of a lane between two ranks. Each lane has its own struct that begins with this. */
+typedef struct wh_lane_end {
+    uint32_t workers; /**< How many threads pull or push with it at once. */
+} wh_lane_end;
+
+/** What a lane is like. */
+enum {
+    WH_LANE_ONE_SIDED = 1, /**< No push: the receiver reads the source's memory by wh_sink.origin. */
+    WH_LANE_NETWORK = 2,   /**< Bytes may cross a network: they are verified unless told otherwise. */
+    WH_LANE_DIGESTS = 4,   /**< Carries digests along with the bytes. */
+    WH_LANE_MESSAGES = 8,  /**< Its workers send and receive messages of the group. */
+};
+
+typedef struct wh_lane_ops {
+    const char *name;
+    uint32_t traits; /**< WH_LANE_* */
+
+    /**
+     * SOURCE. Appends to `offer` what a receiver needs for probing: at most WH_LANE_OFFER_MAX bytes, perhaps none. Must be quick, never blocks.
+     * @return WHERRY_OK; another status, with the reason, where this lane cannot work from here.
+     */
+    wherry_status (*offer)(const wh_lane_site *site, wh_string *offer, wherry_error *error);
+
+    /**
+     * RECEIVER. Tries the lane with the real peer; treats the offer's bytes as hostile. Blocks no longer than until the deadline.
+     * @param request   receives what goes to the source's accept: at most WH_LANE_OFFER_MAX bytes, perhaps none.
+     * @param assist_p  set to true where it fails now and may work once the source has run `assist` with what `request` holds.
+     * @param end_p     the pulling end, for `pull` and `close`.
+     * @return WHERRY_OK; any other status is the reason why not, in words for the log, and the next lane is tried.
+     */
+    wherry_status (*probe)(const wh_lane_site *site, const void *offer, size_t size, wh_string *request, bool *assist_p,
+                           wh_lane_end **end_p, wherry_error *error);
+
+    /** SOURCE. Opens a door that a probe found shut. NULL: there is nothing to open. Never blocks. */
+    wherry_status (*assist)(const wh_lane_site *site, const void *request, size_t size, wherry_error *error);
+
+    /**
+     * SOURCE. The receiver has taken this lane. NULL for one that is one-sided. Never blocks.
+     * @param ready_p  set to false where channels are still to come: it is called again when the next has.
+     * @param end_p    the pushing end, for `push` and `close`.
+     * @return WHERRY_OK; any other status goes to the receiver as the reason, which tries the next lane.
+     */
+    wherry_status (*accept)(const wh_lane_site *site, const void *request, size_t size, bool *ready_p,
+                            wh_lane_end **end_p, wherry_error *error);
+
+    /** RECEIVER. One worker's share of a round. */
+    wherry_status (*pull)(wh_lane_end *end, uint32_t worker, const wh_sink *sink, wherry_error *error);
+
+    /** SOURCE. One worker's share of a round. NULL for one that is one-sided. */
+    wherry_status (*push)(wh_lane_end *end, uint32_t worker, const wh_feed *feed, wherry_error *error);
+
+    /** Both. No worker is at work any more. end may be NULL. */
+    void (*close)(wh_lane_end *end);
+} wh_lane_ops;
+
+/** An offer or a request has no more bytes than this. */
+enum { WH_LANE_OFFER_MAX = 1024 };
+
+#endif

@@ -1,0 +1,16 @@
+/** @file lanes.h  The lanes that there are, for whoever registers them. */
+#ifndef WH_LANE_LANES_H
+#define WH_LANE_LANES_H
+
+#include "lane/lane.h"
+
+/** Same host: process_vm_readv. */
+extern const wh_lane_ops wh_lane_cma;
+
+/** Same host: rings in shared memory. */
+extern const wh_lane_ops wh_lane_ring;
+
+/** Channels of the group, or its messages where it has none. */
+extern const wh_lane_ops wh_lane_stream;
+
+#endif
