@@ -3,10 +3,14 @@
 #define WHERRY_WHERRY_H
 
 #include <wherry/allocator.h>
+#include <wherry/cancel.h>
+#include <wherry/checkpoint.h>
 #include <wherry/device.h>
 #include <wherry/dtensor.h>
 #include <wherry/dtype.h>
 #include <wherry/error.h>
+#include <wherry/group.h>
+#include <wherry/group_ops.h>
 #include <wherry/log.h>
 #include <wherry/manifest.h>
 #include <wherry/path.h>
@@ -14,6 +18,7 @@
 #include <wherry/prepare.h>
 #include <wherry/sharded.h>
 #include <wherry/state.h>
+#include <wherry/stats.h>
 #include <wherry/status.h>
 #include <wherry/storage.h>
 #include <wherry/tensor.h>

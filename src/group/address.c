@@ -409,8 +409,9 @@ static wherry_status ask_rank(parser *p) {
         {"WHERRY_RANK", "WHERRY_SIZE", "WHERRY_RANK"},
         {"RANK", "WORLD_SIZE", "torchrun"},
         {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "Open MPI"},
-        {"SLURM_PROCID", "SLURM_NTASKS", "Slurm"},
+        /* Before Slurm's: what mpiexec starts in an allocation inherits Slurm's variables of the batch script, or of mpiexec's own helpers. */
         {"PMI_RANK", "PMI_SIZE", "PMI"},
+        {"SLURM_PROCID", "SLURM_NTASKS", "Slurm"},
     };
     for (size_t i = 0; i < sizeof(launchers) / sizeof(launchers[0]); i++) {
         const char *rank = variable(p, launchers[i].rank);
@@ -419,7 +420,8 @@ static wherry_status ask_rank(parser *p) {
             p->address.source = launchers[i].source;
             return take_rank(p, launchers[i].rank, rank, launchers[i].size, size);
         }
-        if (rank || size) {
+        bool outdone = strcmp(launchers[i].source, "PMI") == 0 && variable(p, "SLURM_PROCID");
+        if ((rank || size) && !outdone) {
             return refuse(p, "the environment has %s, but %s is missing: set both or neither",
                           rank ? launchers[i].rank : launchers[i].size, rank ? launchers[i].size : launchers[i].rank);
         }
@@ -428,11 +430,28 @@ static wherry_status ask_rank(parser *p) {
                      "or set WHERRY_RANK and WHERRY_SIZE");
 }
 
-/** Slurm's id of the job and the step. */
+/** Slurm's id of the job, and of the step where that is the one of the ranks: not where mpiexec has started another number of them. */
 static wherry_status take_slurm_job(parser *p, const char *id) {
-    const char *step = variable(p, "SLURM_STEP_ID");
+    bool own_step = strcmp(p->address.source, "PMI") != 0 || !variable(p, "SLURM_NTASKS") ||
+                    variable_is(p, "SLURM_NTASKS", p->address.size);
+    const char *step = own_step ? variable(p, "SLURM_STEP_ID") : NULL;
     wh_string string = {0};
     wh_string_format(&string, "%s%s%s", id, step ? "." : "", step ? step : "");
+    char *job = wh_string_take(&string);
+    wherry_status status = job ? take_job(p, job) : no_memory(p);
+    wh_free(job);
+    return status;
+}
+
+/** torchrun's id; without --rdzv-id it is "none" for every job of a host, which are told apart by where torch meets. */
+static wherry_status take_torch_job(parser *p, const char *id) {
+    const char *host = variable(p, "MASTER_ADDR");
+    const char *port = variable(p, "MASTER_PORT");
+    if (strcmp(id, "none") != 0 || !host || !port) {
+        return take_job(p, id);
+    }
+    wh_string string = {0};
+    wh_string_format(&string, "%s@%s:%s", id, host, port);
     char *job = wh_string_take(&string);
     wherry_status status = job ? take_job(p, job) : no_memory(p);
     wh_free(job);
@@ -442,9 +461,12 @@ static wherry_status take_slurm_job(parser *p, const char *id) {
 static wherry_status ask_job(parser *p) {
     const char *job = p->values[KEY_JOB];
     job = job ? job : variable(p, "WHERRY_JOB");
-    job = job ? job : variable(p, "TORCHELASTIC_RUN_ID");
     if (job) {
         return take_job(p, job);
+    }
+    const char *torch = variable(p, "TORCHELASTIC_RUN_ID");
+    if (torch) {
+        return take_torch_job(p, torch);
     }
     const char *mpi = variable(p, "OMPI_MCA_ess_base_jobid");
     mpi = mpi ? mpi : variable(p, "PMIX_NAMESPACE");

@@ -47,9 +47,11 @@ typedef const char *(*wh_environment)(void *context, const char *name);
  * env:// asks the environment, where a variable that is empty counts as not set:
  *
  * - Rank and size, from the first pair of which either is set: WHERRY_RANK and WHERRY_SIZE, RANK and WORLD_SIZE,
- *   OMPI_COMM_WORLD_RANK and OMPI_COMM_WORLD_SIZE, SLURM_PROCID and SLURM_NTASKS, PMI_RANK and PMI_SIZE.
+ *   OMPI_COMM_WORLD_RANK and OMPI_COMM_WORLD_SIZE, PMI_RANK and PMI_SIZE, SLURM_PROCID and SLURM_NTASKS. PMI's go before
+ *   Slurm's because mpiexec's processes inherit those of the batch script.
  * - The job's id: ?job, WHERRY_JOB, TORCHELASTIC_RUN_ID, SLURM_JOB_ID.SLURM_STEP_ID, OMPI_MCA_ess_base_jobid,
- *   PMIX_NAMESPACE. A process that Open MPI's mpirun started asks for the last two before Slurm's.
+ *   PMIX_NAMESPACE. A process that Open MPI's mpirun started asks for the last two before Slurm's. The step is left out where
+ *   mpiexec has started another number of ranks than the step has. torchrun's "none" is joined with MASTER_ADDR and MASTER_PORT.
  * - The meeting point: WHERRY_RENDEZVOUS (HOST:PORT[,HOST:PORT...]); MASTER_ADDR with WHERRY_PORT, else with MASTER_PORT + 1;
  *   where all ranks are known to be on one host, a Unix socket named after the job and the user.
  *

@@ -75,10 +75,14 @@ typedef struct wh_group_ops {
 
     /**
      * Reads from the peers into the mailbox until something has come, at most until the deadline. Called by whoever waits for a message, one thread
-     * at a time. NULL for a group with WH_GROUP_BACKGROUND. Errors: WHERRY_CLOSED, and what the group's own reading fails with; a deadline that
-     * comes is a success.
+     * at a time, who must hold no lock that a service takes. NULL: the group reads by itself alone. A group with WH_GROUP_BACKGROUND may have it
+     * all the same, since whoever reads what it waits for need not be woken. Errors: WHERRY_CLOSED, and what the group's own reading fails with; a
+     * deadline that comes is a success.
      */
     wherry_status (*pump)(wh_group *group, wh_deadline deadline, wherry_error *error);
+
+    /** Ends a `pump` that another thread is inside of, or the next one. Needs no memory. NULL: a pump lasts a few milliseconds at most. */
+    void (*nudge)(wh_group *group);
 
     /**
      * Sees to it that the death of a rank will be noticed, where that takes something, such as a connection. Never blocks. NULL: nothing is needed, or

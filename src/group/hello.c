@@ -20,6 +20,7 @@ struct wh_hello {
     bool proven; /* the other side's PROOF was right */
     wh_hello_state state;
     wh_refusal refusal;
+    uint64_t newer;          /* incarnation, that a refusal as stale is about */
     wh_hello_frame expected; /* unless it is a REFUSE */
     wh_hello_admit admit;
     void *context;
@@ -64,6 +65,9 @@ static const char *refusal_text(wh_refusal refusal) {
 static wherry_status refuse(wh_hello *hello, wh_refusal refusal, wherry_status status) {
     char body[1 + WH_HELLO_TEXT_MAX + 1];
     int size = snprintf(body, sizeof(body), "%c%s", (int)refusal, refusal_text(refusal));
+    if (hello->newer) {
+        size += snprintf(body + size, sizeof(body) - (size_t)size, ": incarnation %" PRIu64, hello->newer);
+    }
     hello->refusal = refusal;
     if (hello->expected != WH_HELLO_FRAME_ACCEPT) {
         put_frame(hello, WH_HELLO_FRAME_REFUSE, body, (size_t)size);
@@ -170,7 +174,7 @@ static wherry_status on_proof(wh_hello *hello, const uint8_t *body, size_t size,
         return refuse(hello, WH_REFUSAL_SECRET, WHERRY_BAD_SECRET);
     }
     hello->proven = true;
-    wh_refusal refusal = hello->admit ? hello->admit(hello->context, &hello->peer) : WH_REFUSAL_NONE;
+    wh_refusal refusal = hello->admit ? hello->admit(hello->context, &hello->peer, &hello->newer) : WH_REFUSAL_NONE;
     if (refusal != WH_REFUSAL_NONE) {
         wh_fail(error, WHERRY_MISMATCH, "this side refused rank %" PRIu32 " incarnation %" PRIu64 ": %s",
                 hello->peer.rank, hello->peer.incarnation, refusal_text(refusal));
@@ -189,6 +193,22 @@ static wherry_status on_accept(wh_hello *hello, size_t size, wherry_error *error
     return WHERRY_OK;
 }
 
+/** The number that a text ends with; 0 where it does not, or it is too large. */
+static uint64_t number_at_end(const char *text, size_t size) {
+    size_t begin = size;
+    while (begin > 0 && text[begin - 1] >= '0' && text[begin - 1] <= '9') {
+        begin--;
+    }
+    uint64_t number = 0;
+    for (size_t i = begin; i < size; i++) {
+        if (__builtin_mul_overflow(number, 10, &number) ||
+            __builtin_add_overflow(number, (uint64_t)(text[i] - '0'), &number)) {
+            return 0;
+        }
+    }
+    return number;
+}
+
 static wherry_status on_refuse(wh_hello *hello, const uint8_t *body, size_t size, wherry_error *error) {
     uint8_t reason = size > 0 ? body[0] : WH_REFUSAL_NONE;
     const char *text = (const char *)body + 1;
@@ -196,6 +216,7 @@ static wherry_status on_refuse(wh_hello *hello, const uint8_t *body, size_t size
         return wh_fail(error, WHERRY_MALFORMED, "the other side refused this one in a way that cannot be read");
     }
     hello->refusal = reason <= WH_REFUSAL_OTHER ? (wh_refusal)reason : WH_REFUSAL_OTHER;
+    hello->newer = hello->refusal == WH_REFUSAL_STALE ? number_at_end(text, size - 1) : 0;
     return wh_fail(error, WHERRY_REFUSED, "the other side refused this one, and says: %.*s (reason %u)", (int)size - 1,
                    text, reason);
 }
@@ -391,6 +412,10 @@ wh_hello_state wh_hello_state_of(const wh_hello *hello) {
 
 const wh_hello_fields *wh_hello_peer(const wh_hello *hello) {
     return hello->proven ? &hello->peer : NULL;
+}
+
+uint64_t wh_hello_newer(const wh_hello *hello) {
+    return hello->newer;
 }
 
 wh_refusal wh_hello_refusal(const wh_hello *hello) {

@@ -16,7 +16,8 @@
  *   2 PROOF    HMAC-SHA-256(secret, role (0: dialled, 1: was dialled), own HELLO frame, the other's HELLO frame). Nonces
  *              keep it from being replayed, the role and the order from being reflected. Without secrets it is empty.
  *   3 ACCEPT   nothing
- *   4 REFUSE   reason (uint8, a wh_refusal), text (the rest of the body, at most WH_HELLO_TEXT_MAX bytes)
+ *   4 REFUSE   reason (uint8, a wh_refusal), text (the rest of the body, at most WH_HELLO_TEXT_MAX bytes). That of STALE may end
+ *              with the number of the newer incarnation, in decimal digits.
  *
  * Texts are UTF-8 without control characters, so that they can be printed wherever they end up. A proof tells who is at
  * the other end; it does not protect the bytes behind it from somebody who sits on the wire.
@@ -79,9 +80,10 @@ typedef struct wh_hello_fields {
 
 /**
  * Whether the owner wants the other side, which has proven the secret by now.
+ * @param newer_p  for WH_REFUSAL_STALE: which incarnation is the newer one. It is 0 before, which says nothing.
  * @return WH_REFUSAL_NONE: yes; WH_REFUSAL_STALE or WH_REFUSAL_OTHER: no.
  */
-typedef wh_refusal (*wh_hello_admit)(void *context, const wh_hello_fields *peer);
+typedef wh_refusal (*wh_hello_admit)(void *context, const wh_hello_fields *peer, uint64_t *newer_p);
 
 /** What this side says, copied by wh_hello_create. */
 typedef struct wh_hello_config {
@@ -149,6 +151,9 @@ wh_hello_state wh_hello_state_of(const wh_hello *hello);
  * after a later failure: a refusal as stale is to be believed only where this is not NULL.
  */
 const wh_hello_fields *wh_hello_peer(const wh_hello *hello);
+
+/** The newer incarnation that a refusal as stale told of; 0 where it told of none. */
+uint64_t wh_hello_newer(const wh_hello *hello);
 
 /** Why either side refused the other; WH_REFUSAL_NONE where none did. WH_REFUSAL_OTHER for reasons not known here. */
 wh_refusal wh_hello_refusal(const wh_hello *hello);

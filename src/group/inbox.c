@@ -124,6 +124,13 @@ wherry_status wh_inbox_take(wh_inbox *inbox, wh_deadline deadline, wh_message *m
     return found ? WHERRY_OK : status;
 }
 
+bool wh_inbox_poll(wh_inbox *inbox, wh_message *message_p) {
+    pthread_mutex_lock(&inbox->mailbox->lock);
+    bool found = take_now(inbox, message_p);
+    pthread_mutex_unlock(&inbox->mailbox->lock);
+    return found;
+}
+
 bool wh_inbox_post(wh_inbox *inbox, wh_message *message) {
     wh_letter *added = wh_alloc(sizeof(*added));
     if (!added) {
@@ -137,7 +144,7 @@ bool wh_inbox_post(wh_inbox *inbox, wh_message *message) {
         mailbox->residents[message->rank].bytes += message->size;
     }
     wh_letters_append(&inbox->letters, added);
-    pthread_cond_broadcast(&inbox->changed);
+    wh_mailbox_signal(mailbox, &inbox->changed);
     pthread_mutex_unlock(&mailbox->lock);
     return true;
 }
@@ -145,7 +152,7 @@ bool wh_inbox_post(wh_inbox *inbox, wh_message *message) {
 void wh_inbox_wake(wh_inbox *inbox) {
     pthread_mutex_lock(&inbox->mailbox->lock);
     inbox->woken = true;
-    pthread_cond_broadcast(&inbox->changed);
+    wh_mailbox_signal(inbox->mailbox, &inbox->changed);
     pthread_mutex_unlock(&inbox->mailbox->lock);
 }
 

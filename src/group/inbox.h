@@ -26,6 +26,9 @@ uint64_t wh_inbox_tag(const wh_inbox *inbox);
  */
 wherry_status wh_inbox_take(wh_inbox *inbox, wh_deadline deadline, wh_message *message_p, wherry_error *error);
 
+/** Takes the oldest message if there is one; never waits, never reads from the peers. */
+bool wh_inbox_poll(wh_inbox *inbox, wh_message *message_p);
+
 /** Puts a message in, whose bytes are taken over, also on failure. Any thread. @return false where there is no memory. */
 bool wh_inbox_post(wh_inbox *inbox, wh_message *message);
 

@@ -8,7 +8,7 @@
 #include "base/wait.h"
 #include "group/mailbox_internal.h"
 
-/** How long a waiter reads from the peers before it looks whether it was woken. */
+/** How long a waiter reads from the peers before it looks whether it was woken, where it cannot be nudged. */
 enum { PUMP_MS = 5 };
 
 wh_mailbox *wh_mailbox_create(int32_t size, size_t bytes) {
@@ -76,8 +76,15 @@ void wh_letters_burn(wh_mailbox *mailbox, wh_letters *letters, int32_t rank, uin
     }
 }
 
+void wh_mailbox_signal(wh_mailbox *mailbox, pthread_cond_t *changed) {
+    pthread_cond_broadcast(changed);
+    if (mailbox->pumping && mailbox->pumped->ops->nudge && !pthread_equal(mailbox->pumper, pthread_self())) {
+        mailbox->pumped->ops->nudge(mailbox->pumped);
+    }
+}
+
 void wh_mailbox_wake_all(wh_mailbox *mailbox) {
-    pthread_cond_broadcast(&mailbox->changed);
+    wh_mailbox_signal(mailbox, &mailbox->changed);
     for (wh_inbox *inbox = mailbox->inboxes; inbox; inbox = inbox->next) {
         pthread_cond_broadcast(&inbox->changed);
     }
@@ -145,7 +152,7 @@ static void deliver(wh_mailbox *mailbox, wh_letter *letter) {
         mailbox->residents[message->rank].bytes += message->size;
     }
     wh_letters_append(inbox ? &inbox->letters : &mailbox->letters, letter);
-    pthread_cond_broadcast(inbox ? &inbox->changed : &mailbox->changed);
+    wh_mailbox_signal(mailbox, inbox ? &inbox->changed : &mailbox->changed);
 }
 
 wherry_status wh_mailbox_put(wh_mailbox *mailbox, const wh_message *message, wherry_error *error) {
@@ -189,8 +196,10 @@ bool wh_mailbox_wait(wh_mailbox *mailbox, pthread_cond_t *changed, wh_deadline d
     }
     wherry_error error;
     mailbox->pumping = true;
+    mailbox->pumper = pthread_self();
     pthread_mutex_unlock(&mailbox->lock);
-    wh_deadline slice = wh_deadline_earlier(deadline, wh_deadline_in_ms(PUMP_MS));
+    wh_deadline slice =
+        mailbox->pumped->ops->nudge ? deadline : wh_deadline_earlier(deadline, wh_deadline_in_ms(PUMP_MS));
     wherry_status status = mailbox->pumped->ops->pump(mailbox->pumped, slice, &error);
     pthread_mutex_lock(&mailbox->lock);
     mailbox->pumping = false;
@@ -272,6 +281,13 @@ void wh_mailbox_discard(wh_mailbox *mailbox, uint64_t tag) {
     pthread_mutex_unlock(&mailbox->lock);
 }
 
+bool wh_mailbox_expects(wh_mailbox *mailbox, uint64_t tag) {
+    pthread_mutex_lock(&mailbox->lock);
+    bool expected = wh_mailbox_find_inbox(mailbox, tag) != NULL;
+    pthread_mutex_unlock(&mailbox->lock);
+    return expected;
+}
+
 uint64_t wh_mailbox_incarnation(const wh_mailbox *mailbox, int32_t rank) {
     wh_mailbox *unlocked = (wh_mailbox *)mailbox;
     pthread_mutex_lock(&unlocked->lock);
@@ -279,4 +295,8 @@ uint64_t wh_mailbox_incarnation(const wh_mailbox *mailbox, int32_t rank) {
     uint64_t incarnation = who->lost ? 0 : who->incarnation;
     pthread_mutex_unlock(&unlocked->lock);
     return incarnation;
+}
+
+bool wh_mailbox_is_present(const wh_mailbox *mailbox, int32_t rank, uint64_t incarnation) {
+    return wh_mailbox_incarnation(mailbox, rank) == incarnation;
 }

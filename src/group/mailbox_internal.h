@@ -55,6 +55,7 @@ struct wh_mailbox {
     wh_service *services;
     wh_group *pumped; /**< The group that is read by whoever waits; NULL: it reads by itself. */
     bool pumping;
+    pthread_t pumper; /**< Who is inside `pump`. */
     bool closed;
     uint64_t losses; /**< Of all ranks together. */
     size_t share;
@@ -71,6 +72,9 @@ void wh_letter_burn(wh_letter *letter);
 
 /** Burns the letters of a rank, or of a tag where rank is WH_ANY_RANK. */
 void wh_letters_burn(wh_mailbox *mailbox, wh_letters *letters, int32_t rank, uint64_t tag);
+
+/** Wakes whoever waits for a condition, who may be inside `pump`. */
+void wh_mailbox_signal(wh_mailbox *mailbox, pthread_cond_t *changed);
 
 /** Wakes everybody who waits. */
 void wh_mailbox_wake_all(wh_mailbox *mailbox);

@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "group/sockets/sockets.h"
@@ -176,6 +177,41 @@ static void test_a_sleeper_is_fenced(void **state) {
     wh_group_destroy(group);
 }
 
+/** A predecessor whose clock was an hour ahead, and the same again: the time of the one that comes then is the lowest of all. */
+static void test_a_clock_that_is_behind(void **state) {
+    (void)state;
+    struct timespec now;
+    clock_gettime(CLOCK_REALTIME, &now);
+    uint64_t hour = UINT64_C(3600) * 1000000000;
+    wh_sockets_options options = {0};
+    wh_sockets_options ahead = {.incarnation = (uint64_t)now.tv_sec * 1000000000 + hour};
+    wh_group *group;
+    pid_t children[RANKS] = {0, start(1), 0};
+    pid_t predecessor = fork();
+    if (predecessor == 0) {
+        wh_group *own;
+        _exit(join(2, RANKS, &ahead, JOIN_MS, &own) == WHERRY_OK ? pause() : 1);
+    }
+    must(join(0, RANKS, &options, JOIN_MS, &group));
+    for (int i = 0; i < 3; i++) {
+        pid_t leaving = i == 0 ? predecessor : children[i];
+        int32_t rank = i == 0 ? 2 : i;
+        wh_message message;
+        kill(leaving, SIGKILL);
+        waitpid(leaving, NULL, 0);
+        children[rank] = start(rank);
+        wherry_status lost = wh_group_receive(group, rank, NEVER, wh_deadline_in_ms(SOON_MS), &message, &error);
+        assert_int_equal(lost, WHERRY_PEER_LOST);
+        ask_until_answered(group, rank);
+        ask_until_answered(group, 3 - rank);
+    }
+    for (int32_t rank = 1; rank < RANKS; rank++) {
+        kill(children[rank], SIGKILL);
+        waitpid(children[rank], NULL, 0);
+    }
+    wh_group_destroy(group);
+}
+
 static void test_missing_ranks_are_named(void **state) {
     (void)state;
     wh_sockets_options options = {0};
@@ -215,17 +251,76 @@ static void test_no_secret_beyond_loopback(void **state) {
     wh_sockets_options options = {0};
     wh_group *group;
     must_fail(WHERRY_INVALID_ARGUMENT, error,
-              wh_sockets_join("tcp://192.0.2.1:4711?rank=0&size=1", &options, wh_deadline_in_ms(100), &group, &error));
-    assert_non_null(strstr(error.message, "WHERRY_SECRET"));
+              wh_sockets_join("tcp://192.0.2.1:4711?rank=0&size=2", &options, wh_deadline_in_ms(100), &group, &error));
+    assert_non_null(strstr(error.message, "WHERRY_SECRET or WHERRY_SECRET_FILE"));
+}
+
+static size_t count_files(const char *form, const char *where) {
+    char pattern[128];
+    glob_t found;
+    snprintf(pattern, sizeof(pattern), form, where);
+    size_t count = glob(pattern, GLOB_NOSORT, NULL, &found) == 0 ? found.gl_pathc : 0;
+    globfree(&found);
+    return count;
+}
+
+/** Who is alone needs no thread and no socket, and can talk to itself. */
+static void test_alone(void **state) {
+    (void)state;
+    wh_sockets_options options = {0};
+    wh_group *group;
+    wh_message message;
+    size_t threads = count_files("%s/*", "/proc/self/task");
+    must(join(0, 1, &options, SOON_MS, &group));
+    assert_int_equal(count_files("%s/*", folder), 0);
+    assert_int_equal(count_files("%s/*", "/proc/self/task"), threads);
+    must(wh_group_send(group, 0, ASK, "x", 1, wh_deadline_in_ms(SOON_MS), &error));
+    must(wh_group_receive(group, 0, ASK, wh_deadline_in_ms(SOON_MS), &message, &error));
+    wh_message_clear(&message);
+    must_fail(WHERRY_TIMED_OUT, error, wh_group_receive(group, 0, ASK, wh_deadline_in_ms(20), &message, &error));
+    assert_int_equal(wh_group_process(group, 0), getpid());
+    wh_group_destroy(group);
+}
+
+/** Meeting points may be names; those that are not known do not keep the others from being used, nor hold anybody up. */
+static void test_meeting_by_name(void **state) {
+    (void)state;
+    wh_sockets_options options = {.allow_insecure = true};
+    char address[128];
+    wh_group *group;
+    must_fail(WHERRY_INVALID_ARGUMENT, error,
+              wh_sockets_join("tcp://nowhere.invalid:4711?rank=0&size=2", &options, wh_deadline_in_ms(SOON_MS), &group,
+                              &error));
+    assert_non_null(strstr(error.message, "nowhere.invalid:4711 is not known"));
+    int port = 20000 + getpid() % 10000;
+    pid_t child = fork();
+    snprintf(address, sizeof(address), "tcp://nowhere.invalid:4711,localhost:%d?rank=%d&size=2", port, child == 0);
+    wherry_status status = wh_sockets_join(address, &options, wh_deadline_in_ms(JOIN_MS), &group, &error);
+    if (child == 0) {
+        _exit(status == WHERRY_OK &&
+                      wh_group_send(group, 0, ASK, "x", 1, wh_deadline_in_ms(SOON_MS), NULL) == WHERRY_OK &&
+                      usleep(200000) == 0
+                  ? 0
+                  : 1);
+    }
+    wh_message message;
+    must(status);
+    must(wh_group_receive(group, WH_ANY_RANK, ASK, wh_deadline_in_ms(SOON_MS), &message, &error));
+    wh_message_clear(&message);
+    waitpid(child, NULL, 0);
+    wh_group_destroy(group);
 }
 
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_every_rank_dies_and_returns, open_folder, close_folder),
         cmocka_unit_test_setup_teardown(test_a_sleeper_is_fenced, open_folder, close_folder),
+        cmocka_unit_test_setup_teardown(test_a_clock_that_is_behind, open_folder, close_folder),
         cmocka_unit_test_setup_teardown(test_missing_ranks_are_named, open_folder, close_folder),
         cmocka_unit_test_setup_teardown(test_a_wrong_secret, open_folder, close_folder),
         cmocka_unit_test(test_no_secret_beyond_loopback),
+        cmocka_unit_test_setup_teardown(test_alone, open_folder, close_folder),
+        cmocka_unit_test(test_meeting_by_name),
     };
     return cmocka_run_group_tests_name("group_recovery", tests, NULL, NULL);
 }

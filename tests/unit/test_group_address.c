@@ -289,7 +289,8 @@ static const good_row launchers[] = {
     {"env://", {PMI, SLURM, OPEN_MPI, TORCH, WHERRY, MEET}, WH_ADDRESS_TCP, 1, 8, "", "h 1", "WHERRY_RANK"},
     {"env://", {PMI, SLURM, OPEN_MPI, TORCH, MEET}, WH_ADDRESS_TCP, 2, 8, "", "h 1", "torchrun"},
     {"env://", {PMI, SLURM, OPEN_MPI, MEET}, WH_ADDRESS_TCP, 3, 8, "", "h 1", "Open MPI"},
-    {"env://", {PMI, SLURM, MEET}, WH_ADDRESS_TCP, 4, 8, "", "h 1", "Slurm"},
+    {"env://", {PMI, SLURM, MEET}, WH_ADDRESS_TCP, 5, 8, "", "h 1", "PMI"},
+    {"env://", {"PMI_RANK=5", SLURM, MEET}, WH_ADDRESS_TCP, 4, 8, "", "h 1", "Slurm"},
     {"env://", {"WHERRY_RANK=", "RANK=", "WORLD_SIZE=", PMI, MEET}, WH_ADDRESS_TCP, 5, 8, "", "h 1", "PMI"},
 };
 
@@ -316,6 +317,17 @@ static const good_row jobs[] = {
     {"env://", {PMI, MEET, PMIX_JOB}, WH_ADDRESS_TCP, 5, 8, "p@1", "h 1", "PMI"},
     {"env://", {OPEN_MPI, MEET, PMIX_JOB, SLURM_STEP}, WH_ADDRESS_TCP, 3, 8, "p@1", "h 1", "Open MPI"},
     {"env://", {OPEN_MPI, MEET, SLURM_STEP}, WH_ADDRESS_TCP, 3, 8, "12.0", "h 1", "Open MPI"},
+    {"env://", {PMI, MEET, SLURM, SLURM_STEP}, WH_ADDRESS_TCP, 5, 8, "12.0", "h 1", "PMI"},
+    {"env://", {PMI, MEET, "SLURM_PROCID=0", "SLURM_NTASKS=2", SLURM_STEP}, WH_ADDRESS_TCP, 5, 8, "12", "h 1", "PMI"},
+    {"env://", {TORCH, MEET, "TORCHELASTIC_RUN_ID=none"}, WH_ADDRESS_TCP, 2, 8, "none", "h 1", "torchrun"},
+    {"env://",
+     {TORCH, MEET, MASTER, "TORCHELASTIC_RUN_ID=none"},
+     WH_ADDRESS_TCP,
+     2,
+     8,
+     "none@node0:29500",
+     "h 1",
+     "torchrun"},
 };
 
 static const good_row meetings[] = {

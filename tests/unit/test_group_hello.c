@@ -168,10 +168,11 @@ static void test_other_incarnation_of_own_rank(void **state) {
     finish(&left, &right);
 }
 
-static wh_refusal admit(void *context, const wh_hello_fields *peer) {
+static wh_refusal admit(void *context, const wh_hello_fields *peer, uint64_t *newer_p) {
     int *calls = context;
     ++*calls;
     assert_int_equal(peer->rank, 1);
+    *newer_p = UINT64_MAX;
     return WH_REFUSAL_STALE;
 }
 
@@ -194,6 +195,7 @@ static void test_admit(void **state) {
     assert_int_equal(wh_hello_refusal(right.machine), WH_REFUSAL_STALE);
     assert_non_null(wh_hello_peer(right.machine));
     assert_non_null(strstr(right.error.message, "newer incarnation"));
+    assert_true(wh_hello_newer(right.machine) == UINT64_MAX);
     finish(&left, &right);
     b.secret = "another one";
     b.secret_size = 11;

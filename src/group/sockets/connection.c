@@ -10,14 +10,10 @@
 #include "base/checked.h"
 #include "base/fail.h"
 
-enum { HEAD = 5, MESSAGE_HEAD = 9, READ_SIZE = 64 << 10 };
+enum { HEAD = WH_FRAME_HEAD, MESSAGE_HEAD = WH_MESSAGE_HEAD, READ_SIZE = 64 << 10 };
 
-struct wh_out_frame {
-    wh_out_frame *next;
-    size_t size;
-    size_t sent;
-    uint8_t bytes[];
-};
+/** Memory for a message is taken at once up to here; beyond, in proportion to what has come of it. */
+enum { TRUSTED_SIZE = 4 << 20 };
 
 wh_connection *wh_connection_create(int fd, bool dialled, const wh_hello_config *config, wherry_error *error) {
     wh_connection *connection = wh_alloc_zeroed(1, sizeof(*connection));
@@ -31,18 +27,16 @@ wh_connection *wh_connection_create(int fd, bool dialled, const wh_hello_config 
     connection->meeting = -1;
     connection->wanted = -1;
     connection->rank = -1;
-    connection->out_last = &connection->out;
+    wh_outbox_init(&connection->out);
     connection->born = connection->heard = connection->said = wh_clock_now();
     return connection;
 }
 
 void wh_connection_destroy(wh_connection *connection) {
-    while (connection->out) {
-        wh_out_frame *frame = connection->out;
-        connection->out = frame->next;
-        wh_free(frame);
+    wh_outbox_clear(&connection->out);
+    if (connection->fd >= 0) {
+        close(connection->fd);
     }
-    close(connection->fd);
     wh_hello_destroy(connection->hello);
     wh_free(connection->in);
     wh_message_clear(&connection->message);
@@ -55,70 +49,17 @@ bool wh_connection_wants_to_write(const wh_connection *connection) {
     if (connection->hello) {
         wh_hello_output(connection->hello, &bytes, &size);
     }
-    return size > 0 || (!connection->hello && connection->out);
-}
-
-static wh_out_frame *new_frame(uint8_t type, size_t size) {
-    wh_out_frame *frame = wh_alloc(sizeof(*frame) + HEAD + size);
-    if (frame) {
-        *frame = (wh_out_frame){NULL, HEAD + size, 0};
-        for (int i = 0; i < 4; i++) {
-            frame->bytes[i] = (uint8_t)(size >> (24 - 8 * i));
-        }
-        frame->bytes[4] = type;
-    }
-    return frame;
-}
-
-static void append_frame(wh_connection *connection, wh_out_frame *frame) {
-    *connection->out_last = frame;
-    connection->out_last = &frame->next;
-    connection->queued += frame->size;
-    connection->said = wh_clock_now();
+    return size > 0 || (!connection->hello && connection->out.first);
 }
 
 bool wh_connection_queue(wh_connection *connection, uint8_t type, const void *body, size_t size) {
-    wh_out_frame *frame = new_frame(type, size);
-    if (frame) {
-        if (size) {
-            memcpy(frame->bytes + HEAD, body, size);
-        }
-        append_frame(connection, frame);
-    }
-    return frame != NULL;
+    connection->said = wh_clock_now();
+    return wh_outbox_add(&connection->out, type, body, size);
 }
 
-bool wh_connection_queue_message(wh_connection *connection, uint64_t tag, const void *bytes, size_t size) {
-    wh_out_frame *first = NULL;
-    wh_out_frame **last = &first;
-    size_t done = 0;
-    do {
-        size_t part = wh_min(size - done, WH_FRAME_MAX - MESSAGE_HEAD);
-        wh_out_frame *frame = new_frame(WH_FRAME_MESSAGE, MESSAGE_HEAD + part);
-        if (!frame) {
-            while (first) {
-                wh_out_frame *next = first->next;
-                wh_free(first);
-                first = next;
-            }
-            return false;
-        }
-        wh_store_be64(frame->bytes + HEAD, tag);
-        frame->bytes[HEAD + 8] = done + part == size;
-        if (part) {
-            memcpy(frame->bytes + HEAD + MESSAGE_HEAD, (const char *)bytes + done, part);
-        }
-        *last = frame;
-        last = &frame->next;
-        done += part;
-    } while (done < size);
-    while (first) {
-        wh_out_frame *next = first->next;
-        first->next = NULL;
-        append_frame(connection, first);
-        first = next;
-    }
-    return true;
+bool wh_connection_lend(wh_connection *connection, uint64_t tag, const void *bytes, size_t size, wh_loan *loan) {
+    connection->said = wh_clock_now();
+    return wh_outbox_lend(&connection->out, WH_FRAME_MESSAGE, tag, bytes, size, loan);
 }
 
 /** Whether a failed call only means that there is nothing to do now. */
@@ -157,64 +98,81 @@ wherry_status wh_connection_write(wh_connection *connection, wherry_error *error
             return status;
         }
     }
-    while (connection->out) {
-        wh_out_frame *frame = connection->out;
-        ssize_t sent = send(connection->fd, frame->bytes + frame->sent, frame->size - frame->sent, MSG_NOSIGNAL);
-        if (sent < 0) {
-            return is_for_later(errno) ? WHERRY_OK
-                                       : wh_fail_errno(error, WHERRY_PEER_LOST, errno, "the connection broke");
-        }
-        frame->sent += (size_t)sent;
-        connection->queued -= (size_t)sent;
-        if (frame->sent < frame->size) {
-            return WHERRY_OK;
-        }
-        connection->out = frame->next;
-        if (!connection->out) {
-            connection->out_last = &connection->out;
-        }
-        wh_free(frame);
-    }
-    return WHERRY_OK;
+    return wh_outbox_send(&connection->out, connection->fd, error);
 }
 
-/** Adds the body of a MESSAGE frame to the message that is coming in, and hands it on when it is whole. */
-static wherry_status take_message(wh_connection *connection, const uint8_t *body, size_t size,
-                                  const wh_connection_events *events, wherry_error *error) {
-    wh_message *message = &connection->message;
-    bool last = size >= MESSAGE_HEAD && body[8] == 1;
-    if (size < MESSAGE_HEAD || body[8] > 1 || size - MESSAGE_HEAD > WH_MESSAGE_MAX - message->size) {
-        return wh_fail(error, WHERRY_MALFORMED, "rank %d sent a message of no known form", (int)connection->rank);
-    }
-    uint64_t tag = wh_load_be64(body);
-    if (message->size && message->tag != tag) {
-        return wh_fail(error, WHERRY_MALFORMED, "rank %d sent two messages at once", (int)connection->rank);
-    }
-    size_t more = size - MESSAGE_HEAD;
-    if (!wh_grow(&message->bytes, &connection->message_capacity, message->size + more, 1)) {
-        return wh_fail_memory(error, "a message");
-    }
-    memcpy((char *)message->bytes + message->size, body + MESSAGE_HEAD, more);
-    message->size += more;
-    message->tag = tag;
-    if (!last) {
+/** Hands the message on where it is whole. */
+static wherry_status end_part(wh_connection *connection, const wh_connection_events *events, wherry_error *error) {
+    if (connection->part_left || connection->to_come) {
         return WHERRY_OK;
     }
-    message->rank = connection->rank;
-    message->incarnation = connection->incarnation;
-    wh_message whole = *message;
-    *message = (wh_message){0};
+    wh_message whole = connection->message;
+    whole.rank = connection->rank;
+    whole.incarnation = connection->incarnation;
+    connection->message = (wh_message){0};
     connection->message_capacity = 0;
+    connection->in_message = false;
     return events->message(events->context, &whole)
                ? WHERRY_OK
                : wh_fail(error, WHERRY_LIMIT, "rank %d sends messages that nobody takes", (int)connection->rank);
 }
 
+/** Makes room for a part of the message, and for those to come as far as they can be trusted to. */
+static bool reserve_message(wh_connection *connection, size_t part) {
+    size_t needed = connection->message.size + part;
+    size_t ahead = (size_t)wh_min(connection->to_come, wh_max(connection->message.size, TRUSTED_SIZE));
+    return needed <= connection->message_capacity ||
+           wh_reserve(&connection->message.bytes, &connection->message_capacity, needed + ahead + 1, 1);
+}
+
+/** Begins a MESSAGE frame, whose body has so many bytes, of which the head is here. */
+static wherry_status begin_part(wh_connection *connection, const uint8_t *head, size_t size, wherry_error *error) {
+    wh_message *message = &connection->message;
+    uint64_t tag = wh_load_be64(head);
+    uint64_t to_come = wh_load_be64(head + 8);
+    size_t part = size - MESSAGE_HEAD;
+    bool first = !connection->in_message;
+    bool fits = first ? to_come <= WH_MESSAGE_MAX : message->tag == tag && connection->to_come - to_come == part;
+    /* A part without bytes is a whole message; otherwise one could send them for ever. */
+    if (!fits || (to_come && !part)) {
+        return wh_fail(error, WHERRY_MALFORMED, "rank %d sent a message of no known form", (int)connection->rank);
+    }
+    message->tag = tag;
+    connection->in_message = true;
+    connection->to_come = to_come;
+    connection->part_left = part;
+    return reserve_message(connection, part) ? WHERRY_OK : wh_fail_memory(error, "a message");
+}
+
+/** Takes bytes of the present part. @return how many. */
+static size_t take_part(wh_connection *connection, const uint8_t *bytes, size_t size) {
+    size_t taken = wh_min(size, connection->part_left);
+    if (taken) {
+        memcpy((char *)connection->message.bytes + connection->message.size, bytes, taken);
+        connection->message.size += taken;
+        connection->part_left -= taken;
+    }
+    return taken;
+}
+
+/** The one frame of a connection for data; nothing may follow it, and nothing may come before this side's greeting has gone out. */
+static wherry_status take_attach(wh_connection *connection, uint8_t type, const uint8_t *body, size_t size,
+                                 wherry_error *error) {
+    if (type != WH_FRAME_ATTACH || size != sizeof(connection->tag) || connection->attached || connection->hello) {
+        return wh_fail(error, WHERRY_MALFORMED, "rank %d does not say what a connection for data is for",
+                       (int)connection->rank);
+    }
+    connection->tag = wh_load_be64(body);
+    connection->attached = true;
+    return WHERRY_OK;
+}
+
 static wherry_status take_frame(wh_connection *connection, uint8_t type, const uint8_t *body, size_t size,
                                 const wh_connection_events *events, wherry_error *error) {
+    if (connection->data) {
+        return take_attach(connection, type, body, size, error);
+    }
     switch (type) {
-    case WH_FRAME_MESSAGE:
-        return take_message(connection, body, size, events, error);
     case WH_FRAME_TABLE:
         return events->table(events->context, body, size)
                    ? WHERRY_OK
@@ -237,6 +195,7 @@ static wherry_status greet(wh_connection *connection, size_t *used, const wh_con
         const wh_hello_fields *peer = wh_hello_peer(connection->hello);
         connection->rank = (int32_t)peer->rank;
         connection->incarnation = peer->incarnation;
+        connection->data = !connection->dialled && peer->purpose == WH_HELLO_DATA;
         if (!events->greeted(events->context, connection, peer)) {
             return wh_fail(error, WHERRY_REFUSED, "rank %d is not wanted here", (int)peer->rank);
         }
@@ -244,39 +203,80 @@ static wherry_status greet(wh_connection *connection, size_t *used, const wh_con
     return WHERRY_OK;
 }
 
-/** Takes all whole frames out of what has come in. */
+/** Takes one frame, or the part of a message that is there. @return in *used_p how many bytes; 0: more must come first. */
+static wherry_status take_next(wh_connection *connection, const uint8_t *at, size_t there, size_t *used_p,
+                               const wh_connection_events *events, wherry_error *error) {
+    if (connection->part_left) {
+        *used_p = take_part(connection, at, there);
+        return end_part(connection, events, error);
+    }
+    *used_p = 0;
+    if (there < HEAD) {
+        return WHERRY_OK;
+    }
+    size_t size = (size_t)at[0] << 24 | (size_t)at[1] << 16 | (size_t)at[2] << 8 | at[3];
+    bool message = at[4] == WH_FRAME_MESSAGE && !connection->data;
+    if (size > WH_FRAME_MAX || (message && size < MESSAGE_HEAD)) {
+        return wh_fail(error, WHERRY_LIMIT, "rank %d sent a frame of %zu bytes", (int)connection->rank, size);
+    }
+    if (there < HEAD + (message ? MESSAGE_HEAD : size)) {
+        return WHERRY_OK;
+    }
+    *used_p = HEAD + (message ? MESSAGE_HEAD : size);
+    if (!message) {
+        return take_frame(connection, at[4], at + HEAD, size, events, error);
+    }
+    wherry_status status = begin_part(connection, at + HEAD, size, error);
+    return status == WHERRY_OK ? end_part(connection, events, error) : status;
+}
+
+/** Takes out of what has come in what is whole. */
 static wherry_status take_frames(wh_connection *connection, const wh_connection_events *events, wherry_error *error) {
     size_t used = 0;
+    size_t taken = 1;
     wherry_status status = WHERRY_OK;
     if (connection->rank < 0) {
         status = greet(connection, &used, events, error);
-    }
-    while (status == WHERRY_OK && connection->rank >= 0 && connection->in_size - used >= HEAD) {
-        const uint8_t *head = connection->in + used;
-        size_t size = (size_t)head[0] << 24 | (size_t)head[1] << 16 | (size_t)head[2] << 8 | head[3];
-        if (size > WH_FRAME_MAX) {
-            status = wh_fail(error, WHERRY_LIMIT, "rank %d sent a frame of %zu bytes", (int)connection->rank, size);
-        } else if (connection->in_size - used < HEAD + size) {
-            break;
-        } else {
-            status = take_frame(connection, head[4], head + HEAD, size, events, error);
-            used += HEAD + size;
+        if (status == WHERRY_OK) {
+            end_hello(connection);
         }
+    }
+    while (status == WHERRY_OK && connection->rank >= 0 && taken && used < connection->in_size) {
+        status = take_next(connection, connection->in + used, connection->in_size - used, &taken, events, error);
+        used += taken;
     }
     memmove(connection->in, connection->in + used, connection->in_size - used);
     connection->in_size -= used;
-    if (connection->hello && status == WHERRY_OK) {
-        end_hello(connection);
+    if (status == WHERRY_OK && connection->attached && connection->in_size) {
+        status = wh_fail(error, WHERRY_MALFORMED, "rank %d writes to a channel before its time", (int)connection->rank);
     }
     return status;
+}
+
+/** Reads what has come: of a message that is coming in straight to its place, the rest into the buffer. */
+static ssize_t read_now(wh_connection *connection) {
+    size_t direct = connection->in_size ? 0 : connection->part_left;
+    struct iovec pieces[2] = {
+        {direct ? (char *)connection->message.bytes + connection->message.size : NULL, direct},
+        {connection->in + connection->in_size, connection->in_capacity - connection->in_size},
+    };
+    struct msghdr into = {.msg_iov = pieces + (direct ? 0 : 1), .msg_iovlen = direct ? 2 : 1};
+    ssize_t got = recvmsg(connection->fd, &into, 0);
+    if (got > 0) {
+        size_t placed = wh_min((size_t)got, direct);
+        connection->message.size += placed;
+        connection->part_left -= placed;
+        connection->in_size += (size_t)got - placed;
+    }
+    return got;
 }
 
 wherry_status wh_connection_read(wh_connection *connection, const wh_connection_events *events, wherry_error *error) {
     if (!WH_RESERVE(connection->in, connection->in_capacity, WH_FRAME_MAX + HEAD + READ_SIZE)) {
         return wh_fail_memory(error, "a connection");
     }
-    ssize_t got =
-        recv(connection->fd, connection->in + connection->in_size, connection->in_capacity - connection->in_size, 0);
+    bool in_part = connection->part_left > 0;
+    ssize_t got = read_now(connection);
     if (got < 0) {
         return is_for_later(errno) ? WHERRY_OK : wh_fail_errno(error, WHERRY_PEER_LOST, errno, "the connection broke");
     }
@@ -284,6 +284,6 @@ wherry_status wh_connection_read(wh_connection *connection, const wh_connection_
         return wh_fail(error, WHERRY_PEER_LOST, "the process ended, or closed the connection");
     }
     connection->heard = wh_clock_now();
-    connection->in_size += (size_t)got;
-    return take_frames(connection, events, error);
+    wherry_status status = in_part && !connection->part_left ? end_part(connection, events, error) : WHERRY_OK;
+    return status == WHERRY_OK ? take_frames(connection, events, error) : status;
 }

@@ -11,8 +11,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/file.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/un.h>
 #include <unistd.h>
 
@@ -21,27 +21,7 @@
 
 enum { BACKLOG = 128 };
 
-/** A socket address of any family. */
-typedef struct place_address {
-    struct sockaddr_storage storage;
-    socklen_t size;
-} place_address;
-
-static bool resolve(const char *host, uint16_t port, place_address *result) {
-    char service[8];
-    struct addrinfo hints = {.ai_socktype = SOCK_STREAM, .ai_flags = AI_NUMERICSERV | AI_ADDRCONFIG};
-    struct addrinfo *found = NULL;
-    snprintf(service, sizeof(service), "%u", port);
-    if (getaddrinfo(host, service, &hints, &found) != 0 || !found) {
-        return false;
-    }
-    memcpy(&result->storage, found->ai_addr, found->ai_addrlen);
-    result->size = found->ai_addrlen;
-    freeaddrinfo(found);
-    return true;
-}
-
-static bool unix_address(const char *path, place_address *result) {
+static bool unix_address(const char *path, wh_socket_address *result) {
     struct sockaddr_un *name = (struct sockaddr_un *)&result->storage;
     memset(result, 0, sizeof(*result));
     name->sun_family = AF_UNIX;
@@ -49,28 +29,19 @@ static bool unix_address(const char *path, place_address *result) {
     return snprintf(name->sun_path, sizeof(name->sun_path), "%s", path) < (int)sizeof(name->sun_path);
 }
 
-static bool meeting_address(const wh_group_address *address, size_t number, place_address *result) {
+bool wh_meeting_address(const wh_group_address *address, size_t number, wh_socket_address *result) {
     return address->kind == WH_ADDRESS_UNIX
                ? unix_address(address->path, result)
-               : resolve(address->meeting[number].host, address->meeting[number].port, result);
+               : wh_resolve_numbers(address->meeting[number].host, address->meeting[number].port, result);
 }
 
-static bool is_loopback(const place_address *at) {
+bool wh_is_private(const wh_socket_address *at) {
     if (at->storage.ss_family == AF_INET) {
         return ntohl(((const struct sockaddr_in *)&at->storage)->sin_addr.s_addr) >> 24 == 127;
     }
-    return at->storage.ss_family == AF_INET6 &&
-           IN6_IS_ADDR_LOOPBACK(&((const struct sockaddr_in6 *)&at->storage)->sin6_addr);
-}
-
-bool wh_meeting_is_private(const wh_group_address *address) {
-    for (size_t i = 0; i < address->meeting_count; i++) {
-        place_address at;
-        if (!meeting_address(address, i, &at) || !is_loopback(&at)) {
-            return false;
-        }
-    }
-    return true;
+    return at->storage.ss_family == AF_UNIX ||
+           (at->storage.ss_family == AF_INET6 &&
+            IN6_IS_ADDR_LOOPBACK(&((const struct sockaddr_in6 *)&at->storage)->sin6_addr));
 }
 
 const char *wh_meeting_text(const wh_group_address *address, size_t number, char text[WH_PLACE_MAX]) {
@@ -83,7 +54,8 @@ const char *wh_meeting_text(const wh_group_address *address, size_t number, char
     return text;
 }
 
-static int listen_at(const place_address *at) {
+/** @param option  one of SOL_SOCKET to set before; 0: none. */
+static int listen_at(const wh_socket_address *at, int option) {
     int on = 1;
     int socket_fd = socket(at->storage.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
     if (socket_fd < 0) {
@@ -92,7 +64,8 @@ static int listen_at(const place_address *at) {
     if (at->storage.ss_family != AF_UNIX) {
         setsockopt(socket_fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
     }
-    if (bind(socket_fd, (const struct sockaddr *)&at->storage, at->size) != 0 || listen(socket_fd, BACKLOG) != 0) {
+    if ((option && setsockopt(socket_fd, SOL_SOCKET, option, &on, sizeof(on)) != 0) ||
+        bind(socket_fd, (const struct sockaddr *)&at->storage, at->size) != 0 || listen(socket_fd, BACKLOG) != 0) {
         int errnum = errno;
         close(socket_fd);
         errno = errnum;
@@ -101,41 +74,74 @@ static int listen_at(const place_address *at) {
     return socket_fd;
 }
 
+/** Notes which file a name leads to. */
+static bool read_name(const char *path, wh_name *name) {
+    struct stat file;
+    if (lstat(path, &file) != 0) {
+        return false;
+    }
+    *name = (wh_name){file.st_dev, file.st_ino};
+    return true;
+}
+
 /**
- * Of several processes that find a Unix socket abandoned, only one may remove it: the one that holds a lock beside it. The lock goes with its process.
+ * A name that exists is only replaced, at once, by a socket that listens already: nobody ever finds the place empty. Of several that do so the last
+ * one has it; the others find out by wh_meeting_is_ours.
  */
-static int listen_at_path(const char *path, const place_address *at, int *lock_p) {
-    char name[WH_PLACE_MAX];
-    snprintf(name, sizeof(name), "%s.lock", path);
-    int lock = open(name, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
-    if (lock < 0) {
+static int replace_name(const wh_group_address *address, wh_name *name) {
+    wh_socket_address at;
+    char aside[WH_PLACE_MAX];
+    int length = snprintf(aside, sizeof(aside), "%s.%d.new", address->path, (int)address->rank);
+    if (length >= (int)sizeof(aside) || !unix_address(aside, &at)) {
         return -1;
     }
-    if (flock(lock, LOCK_EX | LOCK_NB) != 0) {
-        close(lock);
-        return -1;
+    unlink(aside);
+    int socket_fd = listen_at(&at, 0);
+    if (socket_fd >= 0 && (!read_name(aside, name) || rename(aside, address->path) != 0)) {
+        unlink(aside);
+        close(socket_fd);
+        socket_fd = -1;
     }
-    unlink(path);
-    int socket_fd = listen_at(at);
-    if (socket_fd < 0) {
-        close(lock);
-        return -1;
-    }
-    *lock_p = lock;
     return socket_fd;
 }
 
-int wh_meeting_listen(const wh_group_address *address, size_t number, int *lock_p) {
-    place_address at;
-    *lock_p = -1;
-    if (!meeting_address(address, number, &at)) {
+static int listen_at_path(const wh_group_address *address, const wh_socket_address *at, bool take_over, wh_name *name) {
+    int socket_fd = listen_at(at, 0);
+    if (socket_fd < 0) {
+        return take_over ? replace_name(address, name) : -1;
+    }
+    if (!read_name(address->path, name)) {
+        close(socket_fd);
         return -1;
     }
-    return address->kind == WH_ADDRESS_UNIX ? listen_at_path(address->path, &at, lock_p) : listen_at(&at);
+    return socket_fd;
+}
+
+/** The first to listen at a port is alone there; only then does it let others in beside it, for the case that it stops. */
+static int listen_at_port(const wh_socket_address *at, bool take_over) {
+    int on = 1;
+    int socket_fd = listen_at(at, 0);
+    if (socket_fd >= 0) {
+        setsockopt(socket_fd, SOL_SOCKET, SO_REUSEPORT, &on, sizeof(on));
+    } else if (take_over) {
+        socket_fd = listen_at(at, SO_REUSEPORT);
+    }
+    return socket_fd;
+}
+
+int wh_meeting_listen(const wh_group_address *address, const wh_socket_address *at, bool take_over, wh_name *name) {
+    return address->kind == WH_ADDRESS_UNIX ? listen_at_path(address, at, take_over, name)
+                                            : listen_at_port(at, take_over);
+}
+
+bool wh_meeting_is_ours(const wh_group_address *address, const wh_name *name) {
+    wh_name now;
+    return address->kind != WH_ADDRESS_UNIX ||
+           (read_name(address->path, &now) && now.device == name->device && now.file == name->file);
 }
 
 /** The address of the interface that WHERRY_INTERFACE names, of the same family as `like`. */
-static bool interface_address(const char *name, const place_address *like, place_address *result) {
+static bool interface_address(const char *name, const wh_socket_address *like, wh_socket_address *result) {
     struct ifaddrs *all;
     bool found = false;
     if (getifaddrs(&all) != 0) {
@@ -154,7 +160,7 @@ static bool interface_address(const char *name, const place_address *like, place
 }
 
 /** The address of this host on the way to another: what the system would send from. */
-static bool route_address(const place_address *to, place_address *result) {
+static bool route_address(const wh_socket_address *to, wh_socket_address *result) {
     int probe = socket(to->storage.ss_family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
     result->size = sizeof(result->storage);
     bool known = probe >= 0 && connect(probe, (const struct sockaddr *)&to->storage, to->size) == 0 &&
@@ -165,7 +171,7 @@ static bool route_address(const place_address *to, place_address *result) {
     return known;
 }
 
-static void set_port(place_address *at, uint16_t port) {
+static void set_port(wh_socket_address *at, uint16_t port) {
     if (at->storage.ss_family == AF_INET) {
         ((struct sockaddr_in *)&at->storage)->sin_port = htons(port);
     } else {
@@ -173,7 +179,7 @@ static void set_port(place_address *at, uint16_t port) {
     }
 }
 
-static bool place_text(const place_address *at, char place[WH_PLACE_MAX]) {
+static bool place_text(const wh_socket_address *at, char place[WH_PLACE_MAX]) {
     char host[NI_MAXHOST];
     char port[NI_MAXSERV];
     if (getnameinfo((const struct sockaddr *)&at->storage, at->size, host, sizeof(host), port, sizeof(port),
@@ -184,23 +190,19 @@ static bool place_text(const place_address *at, char place[WH_PLACE_MAX]) {
     return snprintf(place, WH_PLACE_MAX, form, host, port) < WH_PLACE_MAX;
 }
 
-static wherry_status listen_tcp(const wh_group_address *address, int *socket_p, char place[WH_PLACE_MAX],
-                                wherry_error *error) {
+static wherry_status listen_tcp(const wh_group_address *address, const wh_socket_address *to, int *socket_p,
+                                char place[WH_PLACE_MAX], wherry_error *error) {
     const char *interface = getenv("WHERRY_INTERFACE");
     char meeting[WH_PLACE_MAX];
-    place_address to;
-    place_address at;
+    wh_socket_address at;
     wh_meeting_text(address, 0, meeting);
-    if (!meeting_address(address, 0, &to)) {
-        return wh_fail(error, WHERRY_INVALID_ARGUMENT, "the host of the meeting point %s is not known here", meeting);
-    }
-    bool known = interface && *interface ? interface_address(interface, &to, &at) : route_address(&to, &at);
+    bool known = interface && *interface ? interface_address(interface, to, &at) : route_address(to, &at);
     if (!known) {
         return wh_fail(error, WHERRY_INVALID_ARGUMENT,
                        "no address of this host leads to %s; set WHERRY_INTERFACE to an interface that does", meeting);
     }
     set_port(&at, 0);
-    int socket_fd = listen_at(&at);
+    int socket_fd = listen_at(&at, 0);
     if (socket_fd < 0) {
         return wh_fail_errno(error, WHERRY_SYSTEM, errno, "cannot listen");
     }
@@ -230,7 +232,7 @@ static wherry_status listen_unix(const wh_group_address *address, uint64_t incar
                                  char place[WH_PLACE_MAX], wherry_error *error) {
     char prefix[WH_PLACE_MAX];
     char path[WH_PLACE_MAX - sizeof("unix:") + 1];
-    place_address at;
+    wh_socket_address at;
     snprintf(prefix, sizeof(prefix), "%s.%d.", address->path, (int)address->rank);
     int length = snprintf(path, sizeof(path), "%s%llx", prefix, (unsigned long long)incarnation);
     if (length >= (int)sizeof(path) || !unix_address(path, &at)) {
@@ -238,7 +240,7 @@ static wherry_status listen_unix(const wh_group_address *address, uint64_t incar
                        address->path);
     }
     remove_leftovers(prefix);
-    int socket_fd = listen_at(&at);
+    int socket_fd = listen_at(&at, 0);
     if (socket_fd < 0) {
         return wh_fail_errno(error, WHERRY_SYSTEM, errno, "cannot listen at %s", path);
     }
@@ -247,10 +249,10 @@ static wherry_status listen_unix(const wh_group_address *address, uint64_t incar
     return WHERRY_OK;
 }
 
-wherry_status wh_member_listen(const wh_group_address *address, uint64_t incarnation, int *socket_p,
-                               char place[WH_PLACE_MAX], wherry_error *error) {
+wherry_status wh_member_listen(const wh_group_address *address, const wh_socket_address *to, uint64_t incarnation,
+                               int *socket_p, char place[WH_PLACE_MAX], wherry_error *error) {
     wherry_status status = address->kind == WH_ADDRESS_UNIX ? listen_unix(address, incarnation, socket_p, place, error)
-                                                            : listen_tcp(address, socket_p, place, error);
+                                                            : listen_tcp(address, to, socket_p, place, error);
     if (status == WHERRY_OK) {
         wh_log(WHERRY_LOG_INFO, "rank %d listens at %s", (int)address->rank, place);
     }
@@ -262,13 +264,12 @@ static void prepare_stream(int socket_fd) {
     setsockopt(socket_fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
 }
 
-static int dial(const place_address *to) {
+int wh_dial(const wh_socket_address *to) {
     int socket_fd = socket(to->storage.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
     if (socket_fd < 0) {
         return -1;
     }
-    if (connect(socket_fd, (const struct sockaddr *)&to->storage, to->size) != 0 && errno != EINPROGRESS &&
-        errno != EAGAIN) {
+    if (connect(socket_fd, (const struct sockaddr *)&to->storage, to->size) != 0 && errno != EINPROGRESS) {
         int errnum = errno;
         close(socket_fd);
         errno = errnum;
@@ -278,18 +279,12 @@ static int dial(const place_address *to) {
     return socket_fd;
 }
 
-int wh_dial_meeting(const wh_group_address *address, size_t number) {
-    place_address to;
-    errno = EHOSTUNREACH;
-    return meeting_address(address, number, &to) ? dial(&to) : -1;
-}
-
 int wh_dial_place(const char *place) {
-    place_address to;
+    wh_socket_address to;
     char host[WH_PLACE_MAX];
     errno = EHOSTUNREACH;
     if (strncmp(place, "unix:", 5) == 0) {
-        return unix_address(place + 5, &to) ? dial(&to) : -1;
+        return unix_address(place + 5, &to) ? wh_dial(&to) : -1;
     }
     const char *colon = strrchr(place, ':');
     if (!colon || strlen(place) >= sizeof(host)) {
@@ -300,7 +295,7 @@ int wh_dial_place(const char *place) {
     memcpy(host, place + (brackets ? 1 : 0), size);
     host[size] = '\0';
     unsigned long port = strtoul(colon + 1, NULL, 10);
-    return port > 0 && port <= UINT16_MAX && resolve(host, (uint16_t)port, &to) ? dial(&to) : -1;
+    return port > 0 && port <= UINT16_MAX && wh_resolve_numbers(host, (uint16_t)port, &to) ? wh_dial(&to) : -1;
 }
 
 int wh_accept(int listener) {

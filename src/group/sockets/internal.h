@@ -2,6 +2,7 @@
 #ifndef WH_GROUP_SOCKETS_INTERNAL_H
 #define WH_GROUP_SOCKETS_INTERNAL_H
 
+#include <poll.h>
 #include <pthread.h>
 
 #include "group/mailbox.h"
@@ -21,24 +22,54 @@ typedef struct wh_member {
 
 /** A meeting point. */
 typedef struct wh_meeting {
-    int listener; /**< Where this process listens there; -1: it does not. */
-    int lock;
+    wh_socket_address at;  /**< Where it is, as far as is known. */
+    bool named;            /**< By a host's name, which may lead elsewhere one day: */
+    wh_question *question; /**< it is asked for anew, */
+    uint64_t asked;        /**< now and then. */
+    int listener;          /**< Where this process listens there; -1: it does not. */
+    wh_name name;
+    bool shared;  /**< Somebody else listens there too, who did not answer. */
+    bool silent;  /**< Whoever listens there does not answer, or nobody does: it is to be taken over. */
     bool dialled; /**< There is a connection to whoever listens there, or one that is being made. */
+    uint64_t stuck_since;
+    uint64_t patience; /**< How long the greeting may take. */
     uint64_t next_try;
 } wh_meeting;
 
+/** What poll() waits for. */
+typedef struct wh_watch {
+    struct pollfd *fds;
+    size_t count;
+    size_t capacity;
+} wh_watch;
+
+/** A thread that waits for a message and reads meanwhile, one at a time; the progress thread leaves the connections to it that it watches. */
+typedef struct wh_guest {
+    wh_watch watch;
+    bool inside;
+    uint64_t since; /**< When it came, */
+    uint64_t until; /**< and how long it may stay away before the progress thread reads again. */
+    int nudge;      /**< An eventfd that ends its waiting. */
+} wh_guest;
+
 typedef struct wh_sockets {
     wh_group base;
+    struct wh_sockets *next; /**< Of all groups of the process. */
+    bool held;               /**< By a thread that forks. */
     wh_group_address address;
     wh_sockets_options options; /**< The secret is its own copy. */
     uint64_t incarnation;
     pthread_mutex_t lock;
     pthread_cond_t changed;
     pthread_t thread;
+    bool running; /**< The thread is there; a group of one needs none. */
     bool joined;
     bool stopping;
-    bool fenced; /**< A newer incarnation of this rank has taken its place. */
-    int wake;    /**< An eventfd that ends the thread's waiting. */
+    bool fenced;  /**< A newer incarnation of this rank has taken its place. */
+    int wake;     /**< An eventfd that ends the thread's waiting. */
+    bool reading; /**< The thread waits for all connections. */
+    wh_guest guest;
+    uint64_t deaf_until; /**< There were no descriptors to accept with. */
     int listener;
     char place[WH_PLACE_MAX];
     wh_connection *connections;
@@ -59,6 +90,64 @@ bool wh_sockets_send_table(wh_sockets *sockets, wh_connection *connection);
 
 /** Another incarnation has the rank: nothing works here any more. */
 void wh_sockets_fence(wh_sockets *sockets);
+
+/**
+ * Another incarnation of this rank is known, with a higher number. Where that lies in the future, and this process is joining, its predecessor had
+ * another clock: it takes a number above that one. Otherwise it is the older one, and fenced. newer may be 0: not known.
+ */
+void wh_sockets_outdo(wh_sockets *sockets, uint64_t newer);
+
+/** The time, in nanoseconds since 1970. */
+uint64_t wh_sockets_time(void);
+
+/** How this process greets. */
+wh_hello_config wh_sockets_hello(const wh_sockets *sockets, wh_hello_purpose purpose, wh_hello_admit admitted,
+                                 void *context);
+
+/** Keeps a new socket. @return NULL where there is no memory; it is closed then. */
+wh_connection *wh_sockets_add(wh_sockets *sockets, int fd, bool dialled);
+
+/** Learns where the meeting points are, before anything else. @return WHERRY_OK where one is known; WHERRY_INVALID_ARGUMENT. */
+wherry_status wh_meetings_find(wh_sockets *sockets, wh_deadline deadline, wherry_error *error);
+
+/** Whether none of them can be reached from other hosts. */
+bool wh_meetings_are_private(const wh_sockets *sockets);
+
+/** Listens at each meeting point that is free and on this host, and dials the others. */
+void wh_meetings_serve(wh_sockets *sockets, uint64_t now);
+
+/** Notes that the greeting of a connection to a meeting point took too long. */
+void wh_meeting_note_silence(wh_sockets *sockets, int32_t number);
+
+/** Notes that somebody has answered there. */
+void wh_meeting_note_answer(wh_sockets *sockets, int32_t number);
+
+/** Listens there no more. */
+void wh_meetings_close(wh_sockets *sockets);
+
+/** Adds to what is watched. @return false where there is no memory. */
+bool wh_watch_add(wh_watch *watch, int fd, short events);
+
+/** Serves the connection that *at points to, which may be closed by that. */
+void wh_sockets_serve(wh_sockets *sockets, wh_connection **at, short events);
+
+/** Whether a waiting thread reads, or will again soon. */
+bool wh_sockets_has_guest(const wh_sockets *sockets, uint64_t now);
+
+/** How long the progress thread may wait, so that it takes the reading up again in time. */
+int wh_sockets_guest_ms(const wh_sockets *sockets, uint64_t now, int most);
+
+/** The operations `pump` and `nudge`. */
+wherry_status wh_sockets_pump(wh_group *group, wh_deadline deadline, wherry_error *error);
+void wh_sockets_nudge(wh_group *group);
+
+/** The operation `connect`. */
+wherry_status wh_sockets_connect(wh_group *group, int32_t rank, uint64_t tag, wh_deadline deadline, int *channel_p,
+                                 wherry_error *error);
+
+/** Sees to it that a child of this process does not keep the group's sockets open, from now on, and no more. */
+void wh_sockets_enlist(wh_sockets *sockets);
+void wh_sockets_delist(wh_sockets *sockets);
 
 /** Ends the progress thread's waiting. */
 void wh_sockets_wake(wh_sockets *sockets);

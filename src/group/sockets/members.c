@@ -1,6 +1,7 @@
 /* The table of members: who is where, as which incarnation, and telling the others. */
 #include <stdio.h>
 #include <string.h>
+#include <time.h>
 
 #include "base/alloc.h"
 #include "base/byteorder.h"
@@ -60,6 +61,30 @@ void wh_sockets_fence(wh_sockets *sockets) {
     }
 }
 
+uint64_t wh_sockets_time(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_REALTIME, &now);
+    return (uint64_t)now.tv_sec * 1000000000 + (uint64_t)now.tv_nsec;
+}
+
+void wh_sockets_outdo(wh_sockets *sockets, uint64_t newer) {
+    if (sockets->joined || newer <= wh_sockets_time() || newer >= UINT64_MAX - 1) {
+        wh_sockets_fence(sockets);
+        return;
+    }
+    if (newer < sockets->incarnation) {
+        return; /* outdone already, since that was said */
+    }
+    wh_log(WHERRY_LOG_WARN,
+           "rank %d: its predecessor's clock was ahead of this one's; set the clocks of all hosts by one time",
+           (int)sockets->base.rank);
+    sockets->incarnation = newer + 1;
+    for (wh_connection *one = sockets->connections; one; one = one->next) {
+        one->doomed = true; /* they know this process by its former number */
+    }
+    wh_sockets_learn(sockets, sockets->base.rank, sockets->incarnation, sockets->place);
+}
+
 bool wh_sockets_learn(wh_sockets *sockets, int64_t rank, uint64_t incarnation, const char *place) {
     if (rank < 0 || rank >= sockets->base.size) {
         return false;
@@ -69,7 +94,7 @@ bool wh_sockets_learn(wh_sockets *sockets, int64_t rank, uint64_t incarnation, c
         return true;
     }
     if (rank == sockets->base.rank && sockets->incarnation < incarnation) {
-        wh_sockets_fence(sockets);
+        wh_sockets_outdo(sockets, incarnation);
         return true;
     }
     member->incarnation = incarnation;

@@ -1,6 +1,5 @@
 /* The progress thread: accepts, dials, reads, writes, and notices who has fallen silent. */
 #include <errno.h>
-#include <poll.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -12,18 +11,26 @@
 
 #define MS UINT64_C(1000000)
 
-/** How often a meeting point is tried again: while joining, and afterwards. How long the thread waits at most. How long it sends when it leaves. */
-enum { RETRY_JOINING_MS = 20, RETRY_MS = 500, WAIT_MS = 100, LEAVE_MS = 1000 };
+/**
+ * How long the thread waits at most: while joining, and afterwards. How long it sends when it leaves. How long it accepts nobody where there are no
+ * descriptors.
+ */
+enum { WAIT_JOINING_MS = 20, WAIT_MS = 100, LEAVE_MS = 1000, DEAF_MS = 100 };
 
-static wh_refusal admit(void *context, const wh_hello_fields *peer) {
+/** Whoever was met at a meeting point and is silent for so many heartbeats may be stopped: then somebody else is to be met there. */
+enum { SUSPECT_HEARTBEATS = 2 };
+
+static wh_refusal admit(void *context, const wh_hello_fields *peer, uint64_t *newer_p) {
     const wh_sockets *sockets = context;
-    return peer->incarnation < sockets->members[peer->rank].incarnation ? WH_REFUSAL_STALE : WH_REFUSAL_NONE;
+    uint64_t known = sockets->members[peer->rank].incarnation;
+    *newer_p = peer->incarnation < known ? known : 0;
+    return peer->incarnation < known ? WH_REFUSAL_STALE : WH_REFUSAL_NONE;
 }
 
-static wh_connection *add_connection(wh_sockets *sockets, int fd, bool dialled) {
-    wherry_error error;
-    wh_hello_config config = {
-        .purpose = WH_HELLO_CONTROL,
+wh_hello_config wh_sockets_hello(const wh_sockets *sockets, wh_hello_purpose purpose, wh_hello_admit admitted,
+                                 void *context) {
+    return (wh_hello_config){
+        .purpose = purpose,
         .rank = (uint32_t)sockets->base.rank,
         .size = (uint32_t)sockets->base.size,
         .incarnation = sockets->incarnation,
@@ -31,9 +38,14 @@ static wh_connection *add_connection(wh_sockets *sockets, int fd, bool dialled) 
         .address = sockets->place,
         .secret = sockets->options.secret,
         .secret_size = sockets->options.secret_size,
-        .admit = admit,
-        .context = sockets,
+        .admit = admitted,
+        .context = context,
     };
+}
+
+wh_connection *wh_sockets_add(wh_sockets *sockets, int fd, bool dialled) {
+    wherry_error error;
+    wh_hello_config config = wh_sockets_hello(sockets, WH_HELLO_CONTROL, admit, sockets);
     wh_connection *connection = wh_connection_create(fd, dialled, &config, &error);
     if (connection) {
         connection->next = sockets->connections;
@@ -50,10 +62,18 @@ static bool greeted(void *context, wh_connection *connection, const wh_hello_fie
         !wh_sockets_learn(sockets, peer->rank, peer->incarnation, peer->address)) {
         return false;
     }
+    if (connection->data) {
+        return true;
+    }
     wh_member *member = sockets->members + peer->rank;
     wh_mailbox_admit(sockets->base.mailbox, connection->rank, peer->incarnation);
-    if (!member->connection || member->connection->doomed) {
+    bool first = !member->connection || member->connection->doomed;
+    if (first) {
         member->connection = connection;
+    }
+    if (connection->meeting >= 0) {
+        wh_meeting_note_answer(sockets, connection->meeting);
+        connection->doomed = !first && sockets->meetings[connection->meeting].shared; /* it was met before */
     }
     member->wanted = false;
     pthread_cond_broadcast(&sockets->changed);
@@ -87,10 +107,13 @@ static void note_failure(wh_sockets *sockets, int32_t rank, uint64_t incarnation
 
 /** What a failed greeting says: a newer incarnation of this rank is there, or the way it was refused. */
 static void heed_refusal(wh_sockets *sockets, const wh_connection *connection, const wherry_error *error) {
+    if (wh_hello_refusal(connection->hello) == WH_REFUSAL_OWN_RANK) {
+        return; /* this process has dialled itself, at a meeting point that it shares */
+    }
     bool stale = error->status == WHERRY_REFUSED && wh_hello_refusal(connection->hello) == WH_REFUSAL_STALE &&
                  wh_hello_peer(connection->hello);
     if (stale) {
-        wh_sockets_fence(sockets);
+        wh_sockets_outdo(sockets, wh_hello_newer(connection->hello));
     } else if (connection->meeting >= 0 && error->status != WHERRY_PEER_LOST) {
         sockets->refusal = *error;
     }
@@ -121,7 +144,7 @@ static void close_connection(wh_sockets *sockets, wh_connection **at, const wher
         heed_refusal(sockets, connection, error);
     }
     int32_t rank = connection->rank >= 0 ? connection->rank : connection->wanted;
-    if (rank >= 0) {
+    if (rank >= 0 && !connection->data) {
         wh_member *member = sockets->members + rank;
         uint64_t incarnation = connection->rank >= 0 ? connection->incarnation : member->incarnation;
         if (member->connection == connection) {
@@ -146,24 +169,6 @@ static void close_doomed(wh_sockets *sockets) {
     }
 }
 
-/** Listens at each meeting point that is free and on this host, and dials the others. */
-static void serve_meetings(wh_sockets *sockets, uint64_t now) {
-    for (size_t i = 0; i < sockets->meeting_count; i++) {
-        wh_meeting *meeting = sockets->meetings + i;
-        if (meeting->listener >= 0 || meeting->dialled || now < meeting->next_try) {
-            continue;
-        }
-        meeting->next_try = now + (sockets->joined ? RETRY_MS : RETRY_JOINING_MS) * MS;
-        meeting->listener = wh_meeting_listen(&sockets->address, i, &meeting->lock);
-        int fd = meeting->listener < 0 ? wh_dial_meeting(&sockets->address, i) : -1;
-        wh_connection *connection = fd >= 0 ? add_connection(sockets, fd, true) : NULL;
-        if (connection) {
-            connection->meeting = (int32_t)i;
-            meeting->dialled = true;
-        }
-    }
-}
-
 static bool is_dialled(const wh_sockets *sockets, int32_t rank) {
     const wh_connection *one = sockets->connections;
     while (one && one->wanted != rank) {
@@ -180,15 +185,28 @@ static void serve_wanted(wh_sockets *sockets) {
             continue;
         }
         int fd = wh_dial_place(member->place);
+        if (fd < 0 && errno == EAGAIN) {
+            continue;
+        }
         if (fd < 0) {
             note_failure(sockets, rank, member->incarnation, strerror(errno));
             continue;
         }
-        wh_connection *connection = add_connection(sockets, fd, true);
+        wh_connection *connection = wh_sockets_add(sockets, fd, true);
         if (connection) {
             connection->wanted = rank;
         }
     }
+}
+
+/** Whether nothing has come over a connection for too long. */
+static bool is_silent(const wh_sockets *sockets, const wh_connection *one, uint64_t now) {
+    bool up = wh_connection_is_up(one);
+    uint64_t limit = sockets->options.dead_after_ms * MS;
+    if (!up && one->meeting >= 0 && sockets->meetings[one->meeting].patience < limit) {
+        limit = sockets->meetings[one->meeting].patience;
+    }
+    return now - (up ? one->heard : one->born) > limit;
 }
 
 /** Says that this side is alive, and gives up the other where it has not for too long. */
@@ -198,10 +216,17 @@ static void watch_silence(wh_sockets *sockets) {
     while (*at) {
         wh_connection *one = *at;
         bool up = wh_connection_is_up(one);
-        if (now - (up ? one->heard : one->born) > sockets->options.dead_after_ms * MS) {
+        if (is_silent(sockets, one, now)) {
             wherry_error silent = {.status = WHERRY_PEER_LOST, .message = "nothing was heard from it for too long"};
+            if (one->meeting >= 0) {
+                wh_meeting_note_silence(sockets, one->meeting);
+            }
             close_connection(sockets, at, &silent);
             continue;
+        }
+        if (up && one->meeting >= 0 && now - one->heard > SUSPECT_HEARTBEATS * sockets->options.heartbeat_ms * MS) {
+            sockets->meetings[one->meeting].dialled = false;
+            one->meeting = -1;
         }
         if (up && now - one->said > sockets->options.heartbeat_ms * MS) {
             wh_connection_queue(one, WH_FRAME_PING, NULL, 0);
@@ -211,13 +236,38 @@ static void watch_silence(wh_sockets *sockets) {
 }
 
 static void accept_all(wh_sockets *sockets, int listener) {
-    int fd;
+    int fd = -1;
     while (listener >= 0 && (fd = wh_accept(listener)) >= 0) {
-        add_connection(sockets, fd, false);
+        wh_sockets_add(sockets, fd, false);
+    }
+    if (listener >= 0 && (errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS)) {
+        wh_log(WHERRY_LOG_WARN, "rank %d cannot accept a connection: %s", (int)sockets->base.rank, strerror(errno));
+        sockets->deaf_until = wh_clock_now() + DEAF_MS * MS; /* poll() would say at once that somebody is waiting */
     }
 }
 
-static void serve_connection(wh_sockets *sockets, wh_connection **at, short events) {
+/** Makes a channel of the connection that *at points to, for whoever has an inbox open for it. */
+static void hand_channel(wh_sockets *sockets, wh_connection **at) {
+    wh_connection *connection = *at;
+    *at = connection->next;
+    wh_message message = {WH_MESSAGE_CHANNEL, connection->rank, connection->incarnation, connection->tag, NULL, 0,
+                          connection->fd};
+    uint8_t answer =
+        wh_mailbox_expects(sockets->base.mailbox, connection->tag) ? (uint8_t)WH_ATTACHED : (uint8_t)WH_NOT_ATTACHED;
+    connection->fd = -1;
+    wh_connection_destroy(connection);
+    /* The first byte on this way: it always has room. */
+    bool told = send(message.channel, &answer, 1, MSG_NOSIGNAL) == 1;
+    wherry_error error;
+    if (!told || answer != WH_ATTACHED) {
+        wh_message_clear(&message);
+    } else if (wh_mailbox_put(sockets->base.mailbox, &message, &error) != WHERRY_OK) {
+        wh_log(WHERRY_LOG_WARN, "rank %d: cannot keep a channel: %s", (int)sockets->base.rank, error.message);
+        wh_message_clear(&message);
+    }
+}
+
+void wh_sockets_serve(wh_sockets *sockets, wh_connection **at, short events) {
     const wh_connection_events handlers = {greeted, take_message, wh_sockets_take_table, sockets};
     wh_connection *connection = *at;
     wherry_error error;
@@ -231,82 +281,70 @@ static void serve_connection(wh_sockets *sockets, wh_connection **at, short even
     }
     if (status != WHERRY_OK) {
         close_connection(sockets, at, &error);
+    } else if (connection->attached) {
+        hand_channel(sockets, at);
     }
 }
 
-/** What poll() waits for: the wake-up, the listeners, then the connections in the order of their list. */
-typedef struct watch {
-    struct pollfd *fds;
-    size_t count;
-    size_t capacity;
-} watch;
-
-static bool watch_add(watch *w, int fd, short events) {
-    if (!WH_GROW(w->fds, w->capacity, w->count)) {
+bool wh_watch_add(wh_watch *watch, int fd, short events) {
+    if (!WH_GROW(watch->fds, watch->capacity, watch->count)) {
         return false;
     }
-    w->fds[w->count++] = (struct pollfd){fd, events, 0};
+    watch->fds[watch->count++] = (struct pollfd){fd, events, 0};
     return true;
 }
 
-static bool watch_all(const wh_sockets *sockets, watch *w) {
-    w->count = 0;
-    bool ok = watch_add(w, sockets->wake, POLLIN) && watch_add(w, sockets->listener, POLLIN);
+/** Watches the wake-up, the listeners and the connections, but for what a waiting thread reads from. */
+static bool watch_all(wh_sockets *sockets, wh_watch *watch, uint64_t now) {
+    bool guest = wh_sockets_has_guest(sockets, now);
+    watch->count = 0;
+    sockets->reading = !guest;
+    bool deaf = now < sockets->deaf_until;
+    bool ok = wh_watch_add(watch, sockets->wake, POLLIN) && wh_watch_add(watch, deaf ? -1 : sockets->listener, POLLIN);
     for (size_t i = 0; i < sockets->meeting_count && ok; i++) {
-        ok = watch_add(w, sockets->meetings[i].listener, POLLIN);
+        ok = wh_watch_add(watch, deaf ? -1 : sockets->meetings[i].listener, POLLIN);
     }
-    for (const wh_connection *one = sockets->connections; one && ok; one = one->next) {
-        ok = watch_add(w, one->fd, (short)(POLLIN | (wh_connection_wants_to_write(one) ? POLLOUT : 0)));
+    for (wh_connection *one = sockets->connections; one && ok; one = one->next) {
+        bool writes = wh_connection_wants_to_write(one);
+        bool left = guest && one->guest_slot && !writes;
+        one->slot = watch->count;
+        ok = wh_watch_add(watch, left ? -1 : one->fd, (short)(POLLIN | (writes ? POLLOUT : 0)));
     }
     return ok;
 }
 
-/** Serves what poll() found. Connections that came since are not in the list; those at its head are skipped. */
-static void serve_ready(wh_sockets *sockets, const watch *w) {
+/** Serves what poll() found. Connections that came since have no slot. */
+static void serve_ready(wh_sockets *sockets, const wh_watch *watch) {
     uint64_t wakes;
-    if (w->fds[0].revents && read(sockets->wake, &wakes, sizeof(wakes)) < 0) {
+    if (watch->fds[0].revents && read(sockets->wake, &wakes, sizeof(wakes)) < 0) {
         wh_log(WHERRY_LOG_DEBUG, "the wake-up was gone already");
     }
-    wh_connection **at = &sockets->connections;
-    for (size_t i = 2 + sockets->meeting_count; i < w->count && *at; i++) {
-        wh_connection *before = *at;
-        serve_connection(sockets, at, w->fds[i].revents);
-        at = *at == before ? &before->next : at;
+    for (wh_connection **at = &sockets->connections; *at;) {
+        wh_connection *one = *at;
+        if (one->slot) {
+            wh_sockets_serve(sockets, at, watch->fds[one->slot].revents);
+        }
+        at = *at == one ? &one->next : at;
     }
-    accept_all(sockets, sockets->listener);
-    for (size_t i = 0; i < sockets->meeting_count; i++) {
-        accept_all(sockets, sockets->meetings[i].listener);
+    for (size_t i = 1; i < 2 + sockets->meeting_count; i++) {
+        if (watch->fds[i].revents) {
+            accept_all(sockets, i == 1 ? sockets->listener : sockets->meetings[i - 2].listener);
+        }
     }
 }
 
 static bool has_queued(const wh_sockets *sockets) {
     for (const wh_connection *one = sockets->connections; one; one = one->next) {
-        if (wh_connection_is_up(one) && one->queued) {
+        if (wh_connection_is_up(one) && one->out.queued) {
             return true;
         }
     }
     return false;
 }
 
-static void close_meetings(wh_sockets *sockets) {
-    for (size_t i = 0; i < sockets->meeting_count; i++) {
-        wh_meeting *meeting = sockets->meetings + i;
-        if (meeting->listener >= 0) {
-            char place[WH_PLACE_MAX];
-            wh_place_remove(wh_meeting_text(&sockets->address, i, place));
-            close(meeting->listener);
-            meeting->listener = -1;
-        }
-        if (meeting->lock >= 0) {
-            close(meeting->lock);
-            meeting->lock = -1;
-        }
-    }
-}
-
 /** Makes room for the incarnation that has taken this one's place. */
 static void withdraw(wh_sockets *sockets) {
-    close_meetings(sockets);
+    wh_meetings_close(sockets);
     for (wh_connection *one = sockets->connections; one; one = one->next) {
         one->doomed = true;
     }
@@ -314,7 +352,7 @@ static void withdraw(wh_sockets *sockets) {
 
 void *wh_sockets_progress(void *context) {
     wh_sockets *sockets = context;
-    watch w = {0};
+    wh_watch watch = {0};
     wh_deadline leaving = wh_deadline_never();
     pthread_mutex_lock(&sockets->lock);
     while (!sockets->stopping || (has_queued(sockets) && !wh_deadline_passed(leaving))) {
@@ -324,22 +362,22 @@ void *wh_sockets_progress(void *context) {
         } else if (sockets->fenced) {
             withdraw(sockets);
         } else {
-            serve_meetings(sockets, now);
+            wh_meetings_serve(sockets, now);
             serve_wanted(sockets);
         }
         watch_silence(sockets);
         close_doomed(sockets);
-        bool watching = watch_all(sockets, &w);
-        int wait = sockets->joined ? WAIT_MS : RETRY_JOINING_MS;
+        bool watching = watch_all(sockets, &watch, now);
+        int wait = wh_sockets_guest_ms(sockets, now, sockets->joined ? WAIT_MS : WAIT_JOINING_MS);
         pthread_mutex_unlock(&sockets->lock);
-        poll(w.fds, watching ? w.count : 0, wait);
+        poll(watch.fds, watching ? watch.count : 0, wait);
         pthread_mutex_lock(&sockets->lock);
         if (watching) {
-            serve_ready(sockets, &w);
+            serve_ready(sockets, &watch);
         }
     }
     pthread_mutex_unlock(&sockets->lock);
-    wh_free(w.fds);
+    wh_free(watch.fds);
     return NULL;
 }
 
@@ -347,7 +385,7 @@ void wh_sockets_close_all(wh_sockets *sockets) {
     while (sockets->connections) {
         close_connection(sockets, &sockets->connections, NULL);
     }
-    close_meetings(sockets);
+    wh_meetings_close(sockets);
     if (sockets->listener >= 0) {
         wh_place_remove(sockets->place);
         close(sockets->listener);

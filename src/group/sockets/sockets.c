@@ -4,7 +4,7 @@
 #include <signal.h>
 #include <string.h>
 #include <sys/eventfd.h>
-#include <time.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include <openssl/crypto.h>
@@ -15,8 +15,12 @@
 #include "base/text.h"
 #include "base/wait.h"
 #include "group/sockets/internal.h"
+#include "group/sockets/secret.h"
 
 enum { MAILBOX_SHARE = 256 << 20, QUEUE_MAX = 64 << 20, HEARTBEAT_MS = 1000, DEAD_AFTER_MS = 5000 };
+
+/** A message up to this size is copied rather than waited for; one that does not move is waited for this long. */
+enum { SMALL = 64 << 10, STUCK_MS = 10 };
 
 void wh_sockets_wake(wh_sockets *sockets) {
     uint64_t one = 1;
@@ -32,9 +36,9 @@ static wherry_status about(wherry_error *error, int32_t rank, wherry_status stat
     return status;
 }
 
-/** Waits until there is a connection to a rank with room in its queue, and queues the message. */
-static wherry_status queue_message(wh_sockets *sockets, int32_t rank, uint64_t tag, const void *bytes, size_t size,
-                                   wh_deadline deadline, wherry_error *error) {
+/** Waits until there is a connection to a rank with room in its queue. */
+static wherry_status find_way(wh_sockets *sockets, int32_t rank, wh_deadline deadline, wh_connection **connection_p,
+                              wherry_error *error) {
     wh_member *member = sockets->members + rank;
     uint64_t failures = member->failures;
     bool in_time = true;
@@ -44,9 +48,9 @@ static wherry_status queue_message(wh_sockets *sockets, int32_t rank, uint64_t t
                            (int)sockets->base.rank);
         }
         wh_connection *connection = member->connection;
-        if (connection && !connection->doomed && connection->queued < QUEUE_MAX) {
-            return wh_connection_queue_message(connection, tag, bytes, size) ? WHERRY_OK
-                                                                             : wh_fail_memory(error, "a message");
+        if (connection && !connection->doomed && connection->out.queued < QUEUE_MAX) {
+            *connection_p = connection;
+            return WHERRY_OK;
         }
         if (member->failures != failures) {
             return about(error, rank, wh_fail(error, WHERRY_PEER_LOST, "rank %d: lost: %s", (int)rank, member->reason));
@@ -61,27 +65,111 @@ static wherry_status queue_message(wh_sockets *sockets, int32_t rank, uint64_t t
     }
 }
 
+/**
+ * Sends from the calling thread what goes out at once, which is all of a small message, and leaves the rest to the progress thread. A large one is
+ * waited for as long as it moves, so that it need not be copied; one that does not move must not hold the caller up.
+ */
+static wherry_status send_over(wh_sockets *sockets, wh_connection *connection, int32_t rank, uint64_t tag,
+                               const void *bytes, size_t size, wherry_error *error) {
+    wh_loan loan;
+    bool idle = !connection->out.first && wh_connection_is_up(connection);
+    if (!wh_connection_lend(connection, tag, bytes, size, &loan)) {
+        return wh_fail_memory(error, "a message");
+    }
+    if (idle) {
+        wh_connection_write(connection, NULL); /* where it is broken the progress thread finds that too */
+    }
+    if (!loan.frames) {
+        return WHERRY_OK;
+    }
+    wh_sockets_wake(sockets);
+    for (size_t before = 0; size > SMALL && !loan.broken && loan.frames && connection->out.queued != before;) {
+        before = connection->out.queued;
+        wh_deadline pause = wh_deadline_in_ms(STUCK_MS);
+        while (!loan.broken && loan.frames && connection->out.queued == before &&
+               wh_wait(&sockets->changed, &sockets->lock, pause)) {
+        }
+    }
+    if (loan.broken) {
+        return about(error, rank,
+                     wh_fail(error, WHERRY_PEER_LOST, "rank %d: lost: the connection ended in the middle of a message",
+                             (int)rank));
+    }
+    if (!loan.frames) {
+        return WHERRY_OK; /* and the connection may be gone as well */
+    }
+    if (!wh_outbox_keep(&connection->out, &loan)) {
+        wh_outbox_clear(&connection->out);
+        connection->doomed = true;
+        return wh_fail_memory(error, "a message");
+    }
+    return WHERRY_OK;
+}
+
 static wherry_status sockets_send(wh_group *group, int32_t rank, uint64_t tag, const void *bytes, size_t size,
                                   wh_deadline deadline, wherry_error *error) {
     wh_sockets *sockets = (wh_sockets *)group;
     if (rank == group->rank) {
         return wh_mailbox_put_copy(sockets->base.mailbox, rank, sockets->incarnation, tag, bytes, size, error);
     }
+    wh_connection *connection = NULL;
     pthread_mutex_lock(&sockets->lock);
-    wherry_status status = queue_message(sockets, rank, tag, bytes, size, deadline, error);
+    wherry_status status = find_way(sockets, rank, deadline, &connection, error);
+    if (connection) {
+        status = send_over(sockets, connection, rank, tag, bytes, size, error);
+    }
     pthread_mutex_unlock(&sockets->lock);
-    if (status == WHERRY_OK) {
+    return status;
+}
+
+static void sockets_watch(wh_group *group, int32_t rank) {
+    wh_sockets *sockets = (wh_sockets *)group;
+    if (rank == group->rank) {
+        return;
+    }
+    pthread_mutex_lock(&sockets->lock);
+    bool missing = !sockets->members[rank].connection;
+    sockets->members[rank].wanted |= missing;
+    pthread_mutex_unlock(&sockets->lock);
+    if (missing) {
         wh_sockets_wake(sockets);
     }
-    return status;
+}
+
+/**
+ * The kernel's word for a Unix socket: the process that called connect() or listen(), which is the one that joined in both directions, since a child
+ * of it cannot use the group. A process that this one cannot see, being in another pid namespace, has the number 0.
+ */
+static int32_t sockets_process(wh_group *group, int32_t rank) {
+    wh_sockets *sockets = (wh_sockets *)group;
+    if (rank == group->rank) {
+        return getpid();
+    }
+    int family = 0;
+    struct ucred peer = {0};
+    socklen_t family_size = sizeof(family);
+    socklen_t peer_size = sizeof(peer);
+    pthread_mutex_lock(&sockets->lock);
+    const wh_member *member = sockets->members + rank;
+    const wh_connection *connection = member->connection;
+    bool present = connection && !connection->doomed && connection->incarnation == member->incarnation;
+    bool known = present && getsockopt(connection->fd, SOL_SOCKET, SO_DOMAIN, &family, &family_size) == 0 &&
+                 family == AF_UNIX && getsockopt(connection->fd, SOL_SOCKET, SO_PEERCRED, &peer, &peer_size) == 0;
+    pthread_mutex_unlock(&sockets->lock);
+    return known ? peer.pid : 0;
 }
 
 /** Releases everything; the thread has ended, or never began. */
 static void dispose(wh_sockets *sockets) {
+    wh_sockets_delist(sockets);
     wh_sockets_close_all(sockets);
     if (sockets->wake >= 0) {
         close(sockets->wake);
     }
+    if (sockets->guest.nudge >= 0) {
+        close(sockets->guest.nudge);
+    }
+    wh_free(sockets->guest.watch.fds);
     if (sockets->options.secret) {
         OPENSSL_cleanse((void *)sockets->options.secret, sockets->options.secret_size);
         wh_free((void *)sockets->options.secret);
@@ -100,7 +188,9 @@ static void sockets_destroy(wh_group *group) {
     sockets->stopping = true;
     pthread_mutex_unlock(&sockets->lock);
     wh_sockets_wake(sockets);
-    pthread_join(sockets->thread, NULL);
+    if (sockets->running) {
+        pthread_join(sockets->thread, NULL);
+    }
     dispose(sockets);
 }
 
@@ -108,37 +198,35 @@ static const wh_group_ops sockets_ops = {
     .name = "sockets",
     .capabilities = WH_GROUP_BACKGROUND | WH_GROUP_DEATH | WH_GROUP_REJOIN | WH_GROUP_CONCURRENT,
     .send = sockets_send,
+    .pump = wh_sockets_pump,
+    .nudge = wh_sockets_nudge,
+    .watch = sockets_watch,
+    .connect = wh_sockets_connect,
+    .process = sockets_process,
     .destroy = sockets_destroy,
 };
 
-/** A number that is higher than that of every earlier process of this rank: the time. */
-static uint64_t new_incarnation(void) {
-    struct timespec now;
-    clock_gettime(CLOCK_REALTIME, &now);
-    return (uint64_t)now.tv_sec * 1000000000 + (uint64_t)now.tv_nsec;
-}
-
 /** Without a secret, nobody beyond this host may connect, unless the caller insists. */
-static wherry_status check_privacy(const wh_group_address *address, const wh_sockets_options *options,
-                                   wherry_error *error) {
-    if (options->secret_size || wh_meeting_is_private(address)) {
+static wherry_status check_privacy(const wh_sockets *sockets, wherry_error *error) {
+    if (sockets->options.secret_size || wh_meetings_are_private(sockets)) {
         return WHERRY_OK;
     }
-    if (!options->allow_insecure) {
+    if (!sockets->options.allow_insecure) {
         return wh_fail(error, WHERRY_INVALID_ARGUMENT,
-                       "without a secret the group stays on this host; set WHERRY_SECRET on all ranks, or meet on "
-                       "loopback, or allow it explicitly");
+                       "without a secret the group stays on this host; set WHERRY_SECRET or WHERRY_SECRET_FILE on all "
+                       "ranks, or meet on loopback, or allow it explicitly");
     }
-    wh_log(WHERRY_LOG_WARN, "the group has no secret: whoever reaches its ports can join it");
+    wh_log(WHERRY_LOG_WARN, "the group has no secret: whoever reaches its ports can join it; set WHERRY_SECRET or "
+                            "WHERRY_SECRET_FILE on all ranks");
     return WHERRY_OK;
 }
 
-static bool copy_secret(wh_sockets *sockets, const wh_sockets_options *options) {
+static void set_options(wh_sockets *sockets, const wh_sockets_options *options) {
     sockets->options = *options;
-    sockets->options.secret = options->secret_size ? wh_copy_text(options->secret, options->secret_size) : NULL;
+    sockets->options.secret = NULL;
+    sockets->options.secret_size = 0;
     sockets->options.heartbeat_ms = options->heartbeat_ms ? options->heartbeat_ms : HEARTBEAT_MS;
     sockets->options.dead_after_ms = options->dead_after_ms ? options->dead_after_ms : DEAD_AFTER_MS;
-    return sockets->options.secret || !options->secret_size;
 }
 
 /** A group that is not joined yet, or NULL where there is no memory; takes the address over, also then. */
@@ -153,17 +241,21 @@ static wh_sockets *create(wh_group_address *address, const wh_sockets_options *o
     pthread_mutex_init(&sockets->lock, NULL);
     sockets->base = (wh_group){&sockets_ops, address->rank, address->size, NULL};
     sockets->address = *address;
-    sockets->incarnation = new_incarnation();
+    sockets->incarnation = options->incarnation ? options->incarnation : wh_sockets_time();
     sockets->listener = -1;
     sockets->wake = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+    sockets->guest.nudge = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
     sockets->base.mailbox = wh_mailbox_create(address->size, MAILBOX_SHARE);
     sockets->meetings = wh_alloc_zeroed(meetings, sizeof(*sockets->meetings));
-    if (!copy_secret(sockets, options) || !sockets->base.mailbox || !sockets->meetings || sockets->wake < 0) {
+    set_options(sockets, options);
+    if (!sockets->base.mailbox || !sockets->meetings || sockets->wake < 0 || sockets->guest.nudge < 0) {
         dispose(sockets);
         return NULL;
     }
+    wh_mailbox_set_pump(sockets->base.mailbox, &sockets->base);
+    wh_sockets_enlist(sockets);
     for (sockets->meeting_count = 0; sockets->meeting_count < meetings; sockets->meeting_count++) {
-        sockets->meetings[sockets->meeting_count] = (wh_meeting){.listener = -1, .lock = -1};
+        sockets->meetings[sockets->meeting_count] = (wh_meeting){.listener = -1};
     }
     return sockets;
 }
@@ -227,6 +319,38 @@ static wherry_status wait_for_all(wh_sockets *sockets, wh_deadline deadline, whe
     return status;
 }
 
+/** The first meeting point whose place is known. */
+static const wh_socket_address *first_known(const wh_sockets *sockets) {
+    size_t i = 0;
+    while (i + 1 < sockets->meeting_count && !sockets->meetings[i].at.size) {
+        i++;
+    }
+    return &sockets->meetings[i].at;
+}
+
+/** Finds the meeting points, listens and starts the thread: nothing of that for who is alone. */
+static wherry_status begin(wh_sockets *sockets, wh_deadline deadline, wherry_error *error) {
+    if (sockets->base.size == 1) {
+        wh_sockets_learn(sockets, sockets->base.rank, sockets->incarnation, sockets->place);
+        return WHERRY_OK;
+    }
+    wherry_status status = wh_meetings_find(sockets, deadline, error);
+    if (status == WHERRY_OK) {
+        status = check_privacy(sockets, error);
+    }
+    if (status == WHERRY_OK) {
+        status = wh_member_listen(&sockets->address, first_known(sockets), sockets->incarnation, &sockets->listener,
+                                  sockets->place, error);
+    }
+    if (status != WHERRY_OK) {
+        return status;
+    }
+    wh_sockets_learn(sockets, sockets->base.rank, sockets->incarnation, sockets->place);
+    int result = start_thread(sockets);
+    sockets->running = result == 0;
+    return result ? wh_fail_errno(error, WHERRY_SYSTEM, result, "cannot start a thread") : WHERRY_OK;
+}
+
 wherry_status wh_sockets_join(const char *address, const wh_sockets_options *options, wh_deadline deadline,
                               wh_group **group_p, wherry_error *error) {
     wh_group_address parsed;
@@ -234,20 +358,15 @@ wherry_status wh_sockets_join(const char *address, const wh_sockets_options *opt
     if (status != WHERRY_OK) {
         return status;
     }
-    status = check_privacy(&parsed, options, error);
-    if (status != WHERRY_OK) {
-        wh_group_address_clear(&parsed);
-        return status;
-    }
     wh_sockets *sockets = create(&parsed, options);
     if (!sockets) {
         return wh_fail_memory(error, "a group");
     }
-    status = wh_member_listen(&sockets->address, sockets->incarnation, &sockets->listener, sockets->place, error);
+    void *secret = NULL;
+    status = wh_secret_find(options->secret, options->secret_size, &secret, &sockets->options.secret_size, error);
+    sockets->options.secret = secret;
     if (status == WHERRY_OK) {
-        wh_sockets_learn(sockets, sockets->base.rank, sockets->incarnation, sockets->place);
-        int result = start_thread(sockets);
-        status = result ? wh_fail_errno(error, WHERRY_SYSTEM, result, "cannot start a thread") : WHERRY_OK;
+        status = begin(sockets, deadline, error);
     }
     if (status != WHERRY_OK) {
         dispose(sockets);

@@ -14,9 +14,10 @@
 
 /** How to join. Zero is the default of each. */
 typedef struct wh_sockets_options {
-    const void *secret; /**< What all members know; borrowed during the call. NULL: none. */
+    const void *secret; /**< What all members know; borrowed during the call. NULL: that of the environment, if any. */
     size_t secret_size;
     bool allow_insecure;    /**< Without a secret, other hosts may connect. Said in a warning. */
+    uint64_t incarnation;   /**< What to join as, at least; 0: the time, which is above every earlier one's. */
     uint32_t heartbeat_ms;  /**< A silent connection says that it is alive this often. Default 1000. */
     uint32_t dead_after_ms; /**< One that has said nothing for so long is lost. Default 5000. */
 } wh_sockets_options;

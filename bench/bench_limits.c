@@ -1,0 +1,231 @@
+/* What Wherry is measured against: the same bytes, moved in the plainest way. */
+#include <errno.h>
+#include <limits.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "bench.h"
+
+enum { THREADS = 2, PIECE = 4 << 20, HUGE_PAGE = 2 << 20 };
+
+/** What one call reads. */
+typedef struct bench_batch {
+    size_t first;
+    size_t count;
+    size_t bytes;
+} bench_batch;
+
+static size_t least(size_t a, size_t b) {
+    return a < b ? a : b;
+}
+
+/* ---- reading another process's memory ---- */
+
+static struct iovec *fetch_table(const bench_world *world, size_t number, size_t count) {
+    struct iovec remote = world->tables[number];
+    struct iovec *table = bench_alloc(count, sizeof(*table));
+    struct iovec local = {table, count * sizeof(*table)};
+    if (remote.iov_len != local.iov_len ||
+        process_vm_readv(world->source, &local, 1, &remote, 1, 0) != (ssize_t)local.iov_len) {
+        bench_die("cannot read the source's memory, which is what to measure against: %s", strerror(errno));
+    }
+    return table;
+}
+
+/** Cuts all extents into pieces. */
+static void cut(bench_reads *reads, const struct iovec *local, const struct iovec *remote, size_t count) {
+    size_t pieces = 0;
+    for (size_t i = 0; i < count; i++) {
+        pieces += local[i].iov_len / PIECE + 1;
+    }
+    reads->local = bench_alloc(pieces, sizeof(struct iovec));
+    reads->remote = bench_alloc(pieces, sizeof(struct iovec));
+    for (size_t i = 0; i < count; i++) {
+        for (size_t at = 0; at < local[i].iov_len; at += PIECE) {
+            size_t size = least(PIECE, local[i].iov_len - at);
+            reads->local[reads->count] = (struct iovec){(char *)local[i].iov_base + at, size};
+            reads->remote[reads->count++] = (struct iovec){(char *)remote[i].iov_base + at, size};
+        }
+    }
+}
+
+bench_reads bench_reads_create(const bench_world *world, size_t number, const bench_state *state) {
+    bench_reads reads = {.source = world->source};
+    struct iovec *remote = fetch_table(world, number, state->count);
+    cut(&reads, state->extents, remote, state->count);
+    free(remote);
+    reads.batches = bench_alloc(reads.count, sizeof(bench_batch));
+    for (size_t i = 0; i < reads.count; i++) {
+        bench_batch *last = reads.batches + reads.batch_count - (reads.batch_count > 0);
+        if (reads.batch_count == 0 || last->count == IOV_MAX || last->bytes + reads.local[i].iov_len > PIECE) {
+            last = reads.batches + reads.batch_count++;
+            last->first = i;
+        }
+        last->count++;
+        last->bytes += reads.local[i].iov_len;
+    }
+    return reads;
+}
+
+void bench_reads_destroy(bench_reads *reads) {
+    free(reads->local);
+    free(reads->remote);
+    free(reads->batches);
+    *reads = (bench_reads){0};
+}
+
+typedef struct reader {
+    const bench_reads *reads;
+    atomic_size_t *next;
+    bool touch;
+    double begin;
+    double end;
+} reader;
+
+static void *read_batches(void *context) {
+    reader *own = context;
+    const bench_reads *reads = own->reads;
+    size_t number;
+    own->begin = bench_now();
+    while ((number = atomic_fetch_add(own->next, 1)) < reads->batch_count) {
+        const bench_batch *batch = reads->batches + number;
+        const struct iovec *local = reads->local + batch->first;
+        for (size_t i = 0; own->touch && i < batch->count; i++) {
+            for (size_t at = 0; at < local[i].iov_len; at += HUGE_PAGE) {
+                ((volatile char *)local[i].iov_base)[at] = 0;
+            }
+        }
+        if (process_vm_readv(reads->source, local, batch->count, reads->remote + batch->first, batch->count, 0) !=
+            (ssize_t)batch->bytes) {
+            bench_die("process_vm_readv: %s", strerror(errno));
+        }
+    }
+    own->end = bench_now();
+    return NULL;
+}
+
+static double run_readers(const bench_reads *reads, bool touch) {
+    reader readers[THREADS];
+    pthread_t threads[THREADS];
+    atomic_size_t next = 0;
+    for (int i = 0; i < THREADS; i++) {
+        readers[i] = (reader){.reads = reads, .next = &next, .touch = touch};
+        if (pthread_create(threads + i, NULL, read_batches, readers + i) != 0) {
+            bench_die("cannot start a thread");
+        }
+    }
+    double begin = 0;
+    double end = 0;
+    for (int i = 0; i < THREADS; i++) {
+        pthread_join(threads[i], NULL);
+        begin = i == 0 || readers[i].begin < begin ? readers[i].begin : begin;
+        end = readers[i].end > end ? readers[i].end : end;
+    }
+    return end - begin;
+}
+
+double bench_reads_run(const bench_reads *reads) {
+    return run_readers(reads, false);
+}
+
+double bench_reads_run_fresh(const bench_reads *reads, const bench_state *state) {
+    bench_reads fresh = *reads;
+    fresh.local = bench_alloc(reads->count, sizeof(struct iovec));
+    double begin = bench_now();
+    size_t size = 0;
+    for (size_t i = 0; i < state->count; i++) {
+        size += (state->extents[i].iov_len + HUGE_PAGE - 1) / HUGE_PAGE * HUGE_PAGE;
+    }
+    char *memory = mmap(NULL, size + HUGE_PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (memory == MAP_FAILED) {
+        bench_die("cannot map %zu bytes: %s", size, strerror(errno));
+    }
+    char *at = memory + (HUGE_PAGE - (uintptr_t)memory % HUGE_PAGE) % HUGE_PAGE;
+    madvise(at, size, MADV_HUGEPAGE);
+    for (size_t i = 0, piece = 0; i < state->count; i++) {
+        for (size_t done = 0; done < state->extents[i].iov_len; piece++) {
+            fresh.local[piece] = (struct iovec){at + done, reads->local[piece].iov_len};
+            done += reads->local[piece].iov_len;
+        }
+        at += (state->extents[i].iov_len + HUGE_PAGE - 1) / HUGE_PAGE * HUGE_PAGE;
+    }
+    run_readers(&fresh, true);
+    double seconds = bench_now() - begin;
+    munmap(memory, size + HUGE_PAGE);
+    free(fresh.local);
+    return seconds;
+}
+
+/* ---- plain sockets ---- */
+
+typedef struct stream {
+    int socket;
+    uint32_t number;
+    uint32_t of;
+    bool write;
+    const bench_state *state;
+} stream;
+
+static void move_piece(const stream *own, char *bytes, size_t size) {
+    while (size > 0) {
+        ssize_t moved = own->write ? write(own->socket, bytes, size) : read(own->socket, bytes, size);
+        if (moved <= 0) {
+            bench_die("a plain socket: %s", moved ? strerror(errno) : "the other side has closed it");
+        }
+        bytes += moved;
+        size -= (size_t)moved;
+    }
+}
+
+/** Pieces go around the connections, in the same order on both sides. */
+static void *move_pieces(void *context) {
+    const stream *own = context;
+    size_t piece = 0;
+    for (size_t i = 0; i < own->state->count; i++) {
+        struct iovec extent = own->state->extents[i];
+        for (size_t at = 0; at < extent.iov_len; at += PIECE, piece++) {
+            if (piece % own->of == own->number) {
+                move_piece(own, (char *)extent.iov_base + at, least(PIECE, extent.iov_len - at));
+            }
+        }
+    }
+    return NULL;
+}
+
+void bench_plain(const bench_world *world, const bench_state *state, bool write) {
+    pthread_t threads[BENCH_STREAMS_MAX];
+    stream streams[BENCH_STREAMS_MAX];
+    uint32_t count = world->connections;
+    if (count < 1 || count > BENCH_STREAMS_MAX) {
+        bench_die("%u connections are not 1 to %d", (unsigned)count, BENCH_STREAMS_MAX);
+    }
+    for (uint32_t i = 0; i < count; i++) {
+        streams[i] = (stream){world->streams[i][write ? 0 : 1], i, count, write, state};
+        if (pthread_create(threads + i, NULL, move_pieces, streams + i) != 0) {
+            bench_die("cannot start a thread");
+        }
+    }
+    for (uint32_t i = 0; i < count; i++) {
+        pthread_join(threads[i], NULL);
+    }
+}
+
+/* ---- round trips ---- */
+
+static void pass(int socket, bool receive) {
+    char byte = 0;
+    if ((receive ? read(socket, &byte, 1) : write(socket, &byte, 1)) != 1) {
+        bench_die("a round trip: %s", strerror(errno));
+    }
+}
+
+void bench_round_trips(const bench_world *world, bool source, int count) {
+    int socket = world->pair[source ? 1 : 0];
+    for (int i = 0; i < count; i++) {
+        pass(socket, source);
+        pass(socket, !source);
+    }
+}

@@ -1,0 +1,194 @@
+/* The processes of a benchmark. */
+#include <arpa/inet.h>
+#include <errno.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "bench.h"
+
+/** A process that takes longer than this stands still. */
+enum { PATIENCE_S = 240 };
+
+double bench_now(void) {
+    struct timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return (double)time.tv_sec + 1e-9 * (double)time.tv_nsec;
+}
+
+void bench_die(const char *format, ...) {
+    va_list arguments;
+    va_start(arguments, format);
+    vfprintf(stderr, format, arguments);
+    va_end(arguments);
+    fputc('\n', stderr);
+    exit(EXIT_FAILURE);
+}
+
+void bench_check(wherry_status status, const wherry_error *error) {
+    if (status != WHERRY_OK) {
+        bench_die("%s: %s", wherry_status_name(status), error->message);
+    }
+}
+
+void *bench_alloc(size_t count, size_t size) {
+    void *memory = calloc(count ? count : 1, size);
+    if (!memory) {
+        bench_die("no memory for %zu times %zu bytes", count, size);
+    }
+    return memory;
+}
+
+/* ---- the world ---- */
+
+/** A connection over loopback, both ends of which are here. */
+static void connect_streams(bench_world *world) {
+    struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr = {htonl(INADDR_LOOPBACK)}};
+    socklen_t size = sizeof(address);
+    int on = 1;
+    int listener = socket(AF_INET, SOCK_STREAM, 0);
+    bool good = listener >= 0 && bind(listener, (struct sockaddr *)&address, size) == 0 &&
+                listen(listener, BENCH_STREAMS_MAX) == 0 &&
+                getsockname(listener, (struct sockaddr *)&address, &size) == 0;
+    for (int i = 0; good && i < BENCH_STREAMS_MAX; i++) {
+        int *ends = world->streams[i];
+        ends[0] = socket(AF_INET, SOCK_STREAM, 0);
+        good = ends[0] >= 0 && connect(ends[0], (struct sockaddr *)&address, size) == 0;
+        ends[1] = good ? accept(listener, NULL, NULL) : -1;
+        good = ends[1] >= 0 && setsockopt(ends[0], IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on)) == 0;
+    }
+    if (!good || socketpair(AF_UNIX, SOCK_STREAM, 0, world->pair) != 0) {
+        bench_die("cannot connect sockets: %s", strerror(errno));
+    }
+    close(listener);
+}
+
+bench_world *bench_world_create(uint32_t ranks) {
+    bench_world *world = mmap(NULL, sizeof(bench_world), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    pthread_barrierattr_t shared;
+    if (world == MAP_FAILED) {
+        bench_die("cannot map shared memory: %s", strerror(errno));
+    }
+    world->ranks = ranks;
+    pthread_barrierattr_init(&shared);
+    pthread_barrierattr_setpshared(&shared, PTHREAD_PROCESS_SHARED);
+    pthread_barrier_init(&world->gate, &shared, ranks);
+    pthread_barrierattr_destroy(&shared);
+    connect_streams(world);
+    return world;
+}
+
+void bench_world_destroy(bench_world *world) {
+    for (int i = 0; i < BENCH_STREAMS_MAX; i++) {
+        close(world->streams[i][0]);
+        close(world->streams[i][1]);
+    }
+    close(world->pair[0]);
+    close(world->pair[1]);
+    munmap(world, sizeof(*world));
+}
+
+static pid_t start(bench_world *world, int32_t rank, bench_role_fn role, void *context) {
+    pid_t starter = getpid();
+    pid_t pid = fork();
+    if (pid == 0) {
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        if (getppid() != starter) {
+            _exit(EXIT_FAILURE);
+        }
+        alarm(PATIENCE_S);
+        if (rank == 0) {
+            /* Where the system lets only chosen processes read another's memory; it refuses this where it does not. */
+            world->source = getpid();
+            (void)prctl(PR_SET_PTRACER, PR_SET_PTRACER_ANY);
+        }
+        role(world, rank, context);
+        exit(EXIT_SUCCESS);
+    }
+    return pid;
+}
+
+bool bench_world_run(bench_world *world, bench_role_fn role, void *context) {
+    pid_t pids[BENCH_RANKS_MAX];
+    uint32_t running = 0;
+    bool good = true;
+    fflush(stdout);
+    for (; running < world->ranks && good; running += good) {
+        pids[running] = start(world, (int32_t)running, role, context);
+        good = pids[running] > 0;
+    }
+    uint32_t started = running;
+    while (running > 0) {
+        int result = 0;
+        if (!good) {
+            for (uint32_t i = 0; i < started; i++) {
+                if (pids[i] > 0) {
+                    kill(pids[i], SIGKILL);
+                }
+            }
+        }
+        pid_t ended = waitpid(-1, &result, 0);
+        for (uint32_t i = 0; i < started; i++) {
+            if (pids[i] == ended) {
+                pids[i] = 0;
+                running--;
+                good = good && WIFEXITED(result) && WEXITSTATUS(result) == EXIT_SUCCESS;
+            }
+        }
+    }
+    return good;
+}
+
+/* ---- starting together ---- */
+
+void bench_gate(bench_world *world) {
+    pthread_barrier_wait(&world->gate);
+}
+
+void bench_line_up(bench_world *world) {
+    bench_gate(world);
+    /* All are awake, or about to be: the rest of the way is short enough to wait for it awake. */
+    unsigned round = atomic_fetch_add(&world->lined_up, 1) / world->ranks + 1;
+    for (int spins = 0; atomic_load(&world->lined_up) < round * world->ranks; spins++) {
+        if (spins > 1000) {
+            sched_yield();
+        }
+    }
+}
+
+/* ---- memory ---- */
+
+int64_t bench_memory_peak(void) {
+    FILE *file = fopen("/proc/self/status", "re");
+    char line[256];
+    long long kib = -1;
+    while (file && kib < 0 && fgets(line, sizeof(line), file)) {
+        if (strncmp(line, "VmHWM:", 6) == 0) {
+            kib = strtoll(line + 6, NULL, 10);
+        }
+    }
+    if (file) {
+        fclose(file);
+    }
+    return kib < 0 ? -1 : kib * 1024;
+}
+
+int64_t bench_memory_mark(void) {
+    FILE *file = fopen("/proc/self/clear_refs", "we");
+    bool good = file && fputs("5\n", file) >= 0;
+    if (file) {
+        good = fclose(file) == 0 && good;
+    }
+    return good ? bench_memory_peak() : -1;
+}

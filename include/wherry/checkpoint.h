@@ -1,0 +1,194 @@
+/**
+ * @file wherry/checkpoint.h  Sending a state to other ranks, and receiving one: the library's main job.
+ *
+ *     source:    wherry_checkpoint_send(transport, (int32_t[]){2}, 1, state, NULL, NULL, &error);
+ *     receiver:  wherry_checkpoint_recv(transport, 0, NULL, &state, &error);
+ *
+ * Calls block until they are done or have failed, never longer than their timeout (and what it takes to say so). A transport may be used from
+ * several threads at once, in both directions: each receive asks for a checkpoint of its own, and meets the oldest send to its rank that waits. All
+ * since 0.1.
+ */
+#ifndef WHERRY_CHECKPOINT_H
+#define WHERRY_CHECKPOINT_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include <wherry/cancel.h>
+#include <wherry/error.h>
+#include <wherry/group.h>
+#include <wherry/manifest.h>
+#include <wherry/plan.h>
+#include <wherry/stats.h>
+#include <wherry/value.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/** Sends and receives checkpoints over a group. Opaque. */
+typedef struct wherry_transport wherry_transport;
+
+/** How a transport is made. Fill it by wherry_transport_options_init, then change what you need. */
+typedef struct wherry_transport_options {
+    uint32_t struct_size; /**< sizeof(wherry_transport_options). */
+    uint32_t
+        number; /**< Transports of one group have different numbers, the same on all ranks, 0 to 65535. Default 0. */
+} wherry_transport_options;
+
+/** Fills the defaults. */
+WHERRY_API void wherry_transport_options_init(wherry_transport_options *options);
+
+/**
+ * @param group        borrowed until the transport is destroyed.
+ * @param options      NULL for the defaults.
+ * @param transport_p  belongs to the caller: wherry_transport_destroy, before the group is left, when no thread is inside a call.
+ * @return WHERRY_OK; WHERRY_INVALID_ARGUMENT, also where the group has a transport of that number; WHERRY_NO_MEMORY. Does not block. Any thread.
+ */
+WHERRY_API wherry_status wherry_transport_create(wherry_group *group, const wherry_transport_options *options,
+                                                 wherry_transport **transport_p, wherry_error *error);
+
+/** transport may be NULL. */
+WHERRY_API void wherry_transport_destroy(wherry_transport *transport);
+
+/**
+ * The ranks that have asked for a checkpoint and wait for a send. Does not block. Any thread.
+ * @param ranks  receives up to `capacity` of them, ascending.
+ * @return how many there are.
+ */
+WHERRY_API size_t wherry_transport_waiting(wherry_transport *transport, int32_t *ranks, size_t capacity);
+
+/** Whether bytes are checked by their digests. */
+typedef enum wherry_verify {
+    WHERRY_VERIFY_DEFAULT = 0, /**< Where they cross a network; not where they are copied in memory. */
+    WHERRY_VERIFY_ON = 1,
+    WHERRY_VERIFY_OFF = 2,
+} wherry_verify;
+
+/** How far a transfer is. Texts are valid only during the call. */
+typedef struct wherry_progress {
+    int32_t peer;     /**< The other rank. */
+    uint64_t bytes;   /**< Bytes that have moved, */
+    uint64_t total;   /**< of so many. */
+    double rate;      /**< Bytes a second since the first. */
+    const char *path; /**< Receiver: a tensor that is being received; "" where that is not known. */
+    const char *lane; /**< Its name. */
+} wherry_progress;
+
+/** Told at most ten times a second by the thread that is inside the call, and once at the end. It must not call back into the transport. */
+typedef void (*wherry_progress_fn)(void *context, const wherry_progress *progress);
+
+/**
+ * Says which state to receive into.
+ * @param target_p  borrowed until the receive returns; NULL: into new memory after all.
+ * @return WHERRY_OK, or a status that ends the receive and is handed on.
+ */
+typedef wherry_status (*wherry_target_fn)(void *context, const wherry_value **target_p);
+
+/** Bits of wherry_transfer_options.flags. */
+enum {
+    WHERRY_RECV_PARTIAL = 1,    /**< As WHERRY_PLAN_PARTIAL: receive what both sides have. */
+    WHERRY_RECV_ANY_DEVICE = 2, /**< As WHERRY_PLAN_ANY_DEVICE. */
+    WHERRY_RECV_ANY_BOX = 4,    /**< As WHERRY_PLAN_ANY_BOX. */
+    WHERRY_RECV_TO_DEVICE = 8,  /**< As WHERRY_PLAN_TO_DEVICE: new storages go to `device`. */
+    WHERRY_KEEP_PTRACER = 16,   /**< Source: never set this process's ptracer, even where same-host reading needs it. */
+    WHERRY_TRANSFER_FLAGS = 31  /**< All of them. */
+};
+
+/** In wherry_transfer_options.step: not said, and not checked. */
+#define WHERRY_STEP_ANY (-1)
+
+/** How to send or receive. Fill it by wherry_transfer_options_init, then change what you need. */
+typedef struct wherry_transfer_options {
+    uint32_t struct_size; /**< sizeof(wherry_transfer_options). */
+    uint32_t flags;       /**< WHERRY_RECV_*, WHERRY_KEEP_PTRACER. Default 0. */
+    int64_t timeout_ms;   /**< For the whole call. Default 300,000; negative: never. */
+    int64_t
+        no_progress_ms; /**< A peer that is at it and has not moved a byte for so long is given up. Default 30,000. */
+    int64_t
+        step; /**< Which step the state is of; where both sides say one and they differ, both fail. Default WHERRY_STEP_ANY. */
+    const char *
+        lanes; /**< Which lanes are allowed, in the order in which they are tried: "cma,ring,stream". Default NULL: WHERRY_LANES
+                                      of the environment, else all, the fastest first. "^cma" forbids that one. */
+    uint32_t
+        threads; /**< Threads that move bytes, of each side. Default 0: as many as there are processors, at most 8. */
+    wherry_verify verify;    /**< Receiver; a source that says ON or OFF is heeded where the receiver says DEFAULT. */
+    wherry_target_fn target; /**< Receiver: the state to receive into. Default NULL: into new memory. */
+    void *target_context;    /**< Passed to it. */
+    wherry_allocate_fn
+        allocate;           /**< Receiver: memory for new storages. Default NULL: the library's own, in huge pages. */
+    void *allocate_context; /**< Passed to it. */
+    wherry_device device;   /**< Receiver, with WHERRY_RECV_TO_DEVICE. */
+    wherry_progress_fn progress; /**< Default NULL. */
+    void *progress_context;      /**< Passed to it. */
+    wherry_cancel *cancel;       /**< Ends the call when it is requested; borrowed. Default NULL. */
+    wherry_stats *stats; /**< Receiver: filled in any case. A source finds its own in wherry_outcome. Default NULL. */
+    wherry_report **
+        report_p; /**< Receiver: where the receive failed after the first byte, what it left behind, the caller's; else NULL. Default NULL. */
+    const wherry_limits *limits; /**< Receiver: what a manifest may claim. Default NULL: those of wherry_limits_init. */
+} wherry_transfer_options;
+
+/** Fills the defaults. */
+WHERRY_API void wherry_transfer_options_init(wherry_transfer_options *options);
+
+/** How it went for one destination. */
+typedef struct wherry_outcome {
+    int32_t rank;
+    wherry_status status; /**< WHERRY_OK where the receiver has everything and may rely on it. */
+    wherry_error error;   /**< Filled where status is another. */
+    wherry_stats stats;
+} wherry_outcome;
+
+/**
+ * Sends a state to some ranks: serves each that asks by wherry_checkpoint_recv until every one is done or has failed. One that is slow or dead neither
+ * fails nor delays the others.
+ *
+ * While the call runs, the state and the bytes of its tensors must not change. Once it has returned, in whatever way, they may: a receiver that was not
+ * finished can only fail (WHERRY_REVOKED), never take what it has for good.
+ *
+ * A rank that dies during the call is reported at once; one that was known to be dead when the call began is waited for, since it may be on its way back.
+ *
+ * @param ranks     distinct, of the group; the own rank is allowed where another thread receives.
+ * @param state     borrowed during the call.
+ * @param options   NULL for the defaults.
+ * @param outcomes  NULL, or an array of `count`, filled in the order of `ranks` in any case but WHERRY_INVALID_ARGUMENT.
+ * @return WHERRY_OK where all are; else the first status in the order of ranks that is not, with its error. For one destination:
+ *   - WHERRY_TIMED_OUT: it did not ask, or did not get on, in time; the text says "timed out".
+ *   - WHERRY_CANCELLED: by options.cancel.
+ *   - WHERRY_PEER_LOST: it died, or cannot be reached.
+ *   - WHERRY_ABORTED: it gave up; the message has its reason, such as a mismatch of its target.
+ *   - WHERRY_MISMATCH: the steps differ.
+ *   - WHERRY_MALFORMED, WHERRY_OUT_OF_BOUNDS, WHERRY_BAD_VERSION: it does not speak the protocol.
+ *   - WHERRY_NO_MEMORY, WHERRY_SYSTEM: this process lacks something.
+ *   and for all: WHERRY_INVALID_ARGUMENT; WHERRY_CLOSED where the group was left, or another incarnation of this rank is there.
+ */
+WHERRY_API wherry_status wherry_checkpoint_send(wherry_transport *transport, const int32_t *ranks, size_t count,
+                                                const wherry_value *state, const wherry_transfer_options *options,
+                                                wherry_outcome *outcomes, wherry_error *error);
+
+/**
+ * Receives a state from a rank that sends it.
+ *
+ * Into new memory, or with options.target in place. Every check comes before the first byte is written: on a mismatch nothing is touched, and the source
+ * is told and freed. After a failure in the middle the error says how many tensors are complete and half written, and options.report_p lists them.
+ *
+ * @param options  NULL for the defaults.
+ * @param state_p  the state; belongs to the caller: wherry_value_destroy. In place its tensors are views of the target's storages.
+ * @return WHERRY_OK; or, with nothing to destroy:
+ *   - WHERRY_TIMED_OUT, WHERRY_CANCELLED, WHERRY_PEER_LOST, WHERRY_CLOSED: as wherry_checkpoint_send.
+ *   - WHERRY_REVOKED: the source took its offer back, by a timeout or a cancel of its own: what was written is not valid.
+ *   - WHERRY_ABORTED: the source gave up for another reason, which the message has.
+ *   - WHERRY_MISMATCH: target and state differ, or the steps do; the path and both sides are in the error.
+ *   - WHERRY_CORRUPT: a chunk came damaged three times; the path is that of a tensor in it.
+ *   - WHERRY_UNSUPPORTED: no lane reaches the source, with the reasons; or memory of that device cannot be had.
+ *   - what wherry_manifest_decode and wherry_plan_create return for a bad manifest or a bad target; what target or allocate returned.
+ *   - WHERRY_INVALID_ARGUMENT, WHERRY_NO_MEMORY, WHERRY_SYSTEM.
+ */
+WHERRY_API wherry_status wherry_checkpoint_recv(wherry_transport *transport, int32_t rank,
+                                                const wherry_transfer_options *options, wherry_value **state_p,
+                                                wherry_error *error);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

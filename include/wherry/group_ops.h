@@ -1,0 +1,106 @@
+/**
+ * @file wherry/group_ops.h  A group of one's own: for programs that can send bytes between their ranks already.
+ *
+ * MPI, a store of torch, a message queue: whatever brings blocks of bytes from rank to rank, whole and in order, can carry
+ * everything that Wherry does. The program fills a table of functions; the library cuts its messages to size, puts them
+ * together again, and tells the incarnations of a rank apart. docs/groups.md has an example.
+ *
+ * The library starts no thread for such a group: the table's functions are called by whoever is inside a call of the
+ * library that waits for a message or sends one. A rank that is in no call reads nothing, and others wait for it. All
+ * since 0.1.
+ */
+#ifndef WHERRY_GROUP_OPS_H
+#define WHERRY_GROUP_OPS_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include <wherry/error.h>
+#include <wherry/group.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/** What a table can do. */
+enum {
+    WHERRY_GROUP_OPS_CONCURRENT =
+        1,                      /**< Several threads may be inside send, and one inside receive, at once. Without it
+                                          no two calls of the table ever overlap. */
+    WHERRY_GROUP_OPS_DEATH = 2, /**< A rank's death is noticed: receive answers WHERRY_PEER_LOST, soon. Without it
+                                          whoever waits on a dead rank waits until its timeout, unless a send to that rank
+                                          fails. */
+    WHERRY_GROUP_OPS_FLAGS = 3  /**< All of them. */
+};
+
+/** Takes a block that has come from a rank. The bytes are copied. Only to be called by receive, while it runs. */
+typedef void (*wherry_group_deliver_fn)(void *sink, int32_t rank, const void *bytes, size_t size);
+
+/**
+ * The table. Fill it by wherry_group_ops_init, then set at least rank, size, send and receive.
+ *
+ * The functions may be called from any thread of the program that is inside a call of the library. They must not call the
+ * library. Their `error` is never NULL; what they do not fill, the library does.
+ */
+typedef struct wherry_group_ops {
+    uint32_t struct_size; /**< sizeof(wherry_group_ops). */
+    uint32_t flags;       /**< WHERRY_GROUP_OPS_*. Default 0. */
+    const char *name;     /**< For the log; copied, at most 31 bytes of it. Default "callback". */
+    int32_t rank;         /**< Of this process: 0 to size - 1. */
+    int32_t size;         /**< How many ranks there are; at least 1. Default 0, which must be changed. */
+    uint64_t max_block; /**< No block that goes to send has more bytes: 1 KiB to 1 GiB. Default 1 MiB. All ranks accept
+                               blocks of any size, so that they may differ in this. */
+
+    /**
+     * Sends a block to another rank. Blocks between two ranks arrive once, whole, unchanged and in order.
+     * @param bytes       borrowed during the call.
+     * @param timeout_ms  0 or a few: the library calls again, and reads in between, so that two ranks that send to each
+     *                    other do not wait on each other for ever.
+     * @return WHERRY_OK: the block is on its way, or queued. WHERRY_TIMED_OUT: nothing of it was sent, and nothing will be.
+     * WHERRY_PEER_LOST: the rank is lost; whoever waits on it is told. Anything else fails the message that it was a part
+     * of, with that status.
+     */
+    wherry_status (*send)(void *context, int32_t rank, const void *bytes, size_t size, uint32_t timeout_ms,
+                          wherry_error *error);
+
+    /**
+     * Waits for blocks from any rank, and hands over what has come: one call of deliver each, in the order of their coming.
+     * Returns as soon as there was at least one. Never called twice at once.
+     * @param timeout_ms  0 or a few. It is to wait, not to return at once with nothing: the library calls again.
+     * @param deliver     see there.
+     * @param sink        for deliver.
+     * @return WHERRY_OK, also where nothing has come (WHERRY_TIMED_OUT is the same). WHERRY_PEER_LOST with error->rank: that
+     * rank is lost, and what it had sent was delivered before; said once. Anything else: the group cannot be read any more,
+     * and every call on it fails with WHERRY_CLOSED.
+     */
+    wherry_status (*receive)(void *context, uint32_t timeout_ms, wherry_group_deliver_fn deliver, void *sink,
+                             wherry_error *error);
+
+    /** The group was left, and the table will not be called again. May be NULL, the default. */
+    void (*destroy)(void *context);
+} wherry_group_ops;
+
+/** Fills the defaults. */
+WHERRY_API void wherry_group_ops_init(wherry_group_ops *ops);
+
+/**
+ * Makes a group of a table, as a new incarnation of this rank: one number that is higher than those of the rank's former
+ * processes by the clock of the machine. The others are told by a block to each that can take one at once; those that
+ * come later learn it from the first message. Does not wait for them.
+ * @param ops      copied.
+ * @param context  passed to the functions; on success it must live until destroy was called, by wherry_group_leave, which
+ *                 first tells the other ranks, for a tenth of a second at most.
+ * @param group_p  belongs to the caller: wherry_group_leave.
+ * Blocks no longer than `send` does with a timeout of 0. Any thread.
+ * @return WHERRY_OK; WHERRY_INVALID_ARGUMENT for a table that is not filled; WHERRY_NO_MEMORY. On failure destroy is not
+ * called.
+ *
+ * What wherry_group_send answers beyond its own list is what `send` of the table did.
+ */
+WHERRY_API wherry_status wherry_group_from_ops(const wherry_group_ops *ops, void *context, wherry_group **group_p,
+                                               wherry_error *error);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

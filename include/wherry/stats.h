@@ -1,0 +1,65 @@
+/**
+ * @file wherry/stats.h  What a transfer did: times, bytes, lanes, and on failure the state of each tensor. All since 0.1.
+ */
+#ifndef WHERRY_STATS_H
+#define WHERRY_STATS_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include <wherry/error.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/** Bytes of the texts in wherry_stats, their final zero included. */
+#define WHERRY_LANE_NAME_MAX 16
+#define WHERRY_LANE_REASONS_MAX 512
+
+/** The figures of one transfer between two ranks. Seconds are of this side's clock. */
+typedef struct wherry_stats {
+    uint32_t struct_size;   /**< sizeof(wherry_stats), filled by the library. */
+    uint32_t retries;       /**< Chunks that came damaged and were asked for again. */
+    double prepare_seconds; /**< Source: preparing the state and writing its manifest. */
+    double offer_seconds;   /**< Receiver: from asking until the manifest was here. Source: until the receiver asked. */
+    double plan_seconds;    /**< Receiver: decoding, checking, planning, choosing a lane. Source: until it was told. */
+    double data_seconds;    /**< Moving the bytes, verifying them on the way included. */
+    double release_seconds; /**< Receiver: from the last byte until the source confirmed. */
+    double total_seconds;   /**< The whole call; for a source, until this destination was done. */
+    uint64_t tensors;       /**< Tensors that are received. */
+    uint64_t bytes_wanted;  /**< Bytes of the chunks that the receiver asked for. */
+    uint64_t bytes_moved;   /**< Bytes that came, those that came again included. */
+    uint64_t chunks;        /**< Chunks that came. */
+    uint64_t messages;      /**< Control messages of this side. */
+    uint32_t workers;       /**< Threads that moved bytes on this side. */
+    uint32_t verified;      /**< 1 where digests were checked. */
+    char lane[WHERRY_LANE_NAME_MAX]; /**< The lane that was taken; "" where no byte had to move. */
+    char reasons
+        [WHERRY_LANE_REASONS_MAX]; /**< Why lanes before it were not, such as "cma: Operation not permitted ...". */
+} wherry_stats;
+
+/** Where a tensor stands after a receive that failed. */
+typedef enum wherry_tensor_state {
+    WHERRY_TENSOR_COMPLETE =
+        0, /**< All its bytes had come. Without WHERRY_OK it is still not known to be of one step with the others. */
+    WHERRY_TENSOR_PARTIAL = 1,   /**< Half written. */
+    WHERRY_TENSOR_UNTOUCHED = 2, /**< As it was. */
+} wherry_tensor_state;
+
+/** What a failed receive left behind, tensor by tensor. Opaque. Never changes: any number of threads. */
+typedef struct wherry_report wherry_report;
+
+/** How many tensors are in a state. report may be NULL: 0. */
+WHERRY_API size_t wherry_report_count(const wherry_report *report, wherry_tensor_state state);
+
+/** The path of one of them, borrowed; NULL where there is none of that number. */
+WHERRY_API const char *wherry_report_path(const wherry_report *report, wherry_tensor_state state, size_t index);
+
+/** report may be NULL. */
+WHERRY_API void wherry_report_destroy(wherry_report *report);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

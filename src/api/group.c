@@ -1,0 +1,154 @@
+#include "api/group.h"
+
+#include <wherry/group_ops.h>
+
+#include "base/alloc.h"
+#include "base/fail.h"
+#include "base/options.h"
+#include "group/callback/callback.h"
+#include "group/hello.h"
+#include "group/mailbox.h"
+#include "group/sockets/sockets.h"
+
+enum { JOIN_MS = 300000, HEARTBEAT_MS = 1000, DEAD_AFTER_MS = 5000 };
+
+void wherry_group_options_init(wherry_group_options *options) {
+    *options = (wherry_group_options){.struct_size = sizeof(*options),
+                                      .timeout_ms = JOIN_MS,
+                                      .heartbeat_ms = HEARTBEAT_MS,
+                                      .dead_after_ms = DEAD_AFTER_MS};
+}
+
+wherry_status wh_group_wrap(wh_group *inner, wherry_group **group_p, wherry_error *error) {
+    size_t marks = (size_t)inner->size * sizeof(wh_barrier_mark);
+    wherry_group *group = wh_alloc_zeroed(1, sizeof(*group) + marks);
+    if (!group) {
+        return wh_fail_memory(error, "a group");
+    }
+    group->inner = inner;
+    atomic_flag_clear(&group->in_barrier);
+    *group_p = group;
+    return WHERRY_OK;
+}
+
+/** The same; on failure the group is left at once. */
+static wherry_status wrap_or_leave(wh_group *inner, wherry_group **group_p, wherry_error *error) {
+    wherry_status status = wh_group_wrap(inner, group_p, error);
+    if (status != WHERRY_OK) {
+        wh_group_destroy(inner);
+    }
+    return status;
+}
+
+static wherry_status check_options(const wherry_group_options *options, wherry_error *error) {
+    if (options->reserved || options->allow_insecure > 1) {
+        return wh_fail(error, WHERRY_INVALID_ARGUMENT,
+                       "allow_insecure is 0 or 1 and reserved is 0; begin with wherry_group_options_init");
+    }
+    if (!options->secret != !options->secret_size || options->secret_size > WH_HELLO_SECRET_MAX) {
+        return wh_fail(error, WHERRY_INVALID_ARGUMENT,
+                       "a secret has 1 to %d bytes, and this one %zu; leave it NULL and 0 to have none",
+                       WH_HELLO_SECRET_MAX, options->secret_size);
+    }
+    if (!options->heartbeat_ms || options->dead_after_ms <= options->heartbeat_ms) {
+        return wh_fail(
+            error, WHERRY_INVALID_ARGUMENT,
+            "with a heartbeat every %u ms a rank cannot count as dead after %u ms; let dead_after_ms be some "
+            "times heartbeat_ms, which is over 0",
+            (unsigned)options->heartbeat_ms, (unsigned)options->dead_after_ms);
+    }
+    return WHERRY_OK;
+}
+
+wherry_status wherry_group_join(const char *address, const wherry_group_options *options, wherry_group **group_p,
+                                wherry_error *error) {
+    wherry_group_options chosen;
+    wherry_group_options_init(&chosen);
+    if (!address || !group_p || !wh_options_take(&chosen, sizeof(chosen), options)) {
+        return wh_fail(error, WHERRY_INVALID_ARGUMENT,
+                       "address or group_p is NULL, or the options were not filled by wherry_group_options_init");
+    }
+    wherry_status status = check_options(&chosen, error);
+    if (status != WHERRY_OK) {
+        return status;
+    }
+    wh_deadline deadline = wh_deadline_in_ms(chosen.timeout_ms);
+    wh_sockets_options sockets = {.secret = chosen.secret,
+                                  .secret_size = chosen.secret_size,
+                                  .allow_insecure = chosen.allow_insecure,
+                                  .heartbeat_ms = chosen.heartbeat_ms,
+                                  .dead_after_ms = chosen.dead_after_ms};
+    wh_group *inner;
+    status = wh_sockets_join(address, &sockets, deadline, &inner, error);
+    return status == WHERRY_OK ? wrap_or_leave(inner, group_p, error) : status;
+}
+
+wherry_status wherry_group_from_ops(const wherry_group_ops *ops, void *context, wherry_group **group_p,
+                                    wherry_error *error) {
+    if (!group_p) {
+        return wh_fail(error, WHERRY_INVALID_ARGUMENT, "group_p is NULL: the group has nowhere to go");
+    }
+    wh_group *inner;
+    wherry_status status = wh_callback_create(ops, context, &inner, error);
+    if (status != WHERRY_OK) {
+        return status;
+    }
+    status = wh_group_wrap(inner, group_p, error);
+    if (status != WHERRY_OK) {
+        wh_callback_abandon(inner);
+    }
+    return status;
+}
+
+void wherry_group_leave(wherry_group *group) {
+    if (group) {
+        wh_group_destroy(group->inner);
+        wh_free(group);
+    }
+}
+
+int32_t wherry_group_rank(const wherry_group *group) {
+    return group->inner->rank;
+}
+
+int32_t wherry_group_size(const wherry_group *group) {
+    return group->inner->size;
+}
+
+bool wherry_group_alive(const wherry_group *group, int32_t rank) {
+    const wh_group *inner = group->inner;
+    return rank >= 0 && rank < inner->size && wh_mailbox_incarnation(inner->mailbox, rank) != 0;
+}
+
+wherry_status wherry_group_send(wherry_group *group, int32_t rank, uint32_t tag, const void *bytes, size_t size,
+                                uint32_t timeout_ms, wherry_error *error) {
+    if (!group || size > WHERRY_GROUP_MESSAGE_MAX) {
+        return wh_fail(error, WHERRY_INVALID_ARGUMENT,
+                       "group is NULL, or a message of %zu bytes is longer than %d; send it in parts, or as a state",
+                       size, WHERRY_GROUP_MESSAGE_MAX);
+    }
+    return wh_group_send(group->inner, rank, WH_TAG_PROGRAM | tag, bytes, size, wh_deadline_in_ms(timeout_ms), error);
+}
+
+wherry_status wherry_group_receive(wherry_group *group, int32_t rank, uint32_t tag, uint32_t timeout_ms, void **bytes_p,
+                                   size_t *size_p, int32_t *rank_p, wherry_error *error) {
+    if (!group || !bytes_p || !size_p) {
+        return wh_fail(error, WHERRY_INVALID_ARGUMENT, "group, bytes_p or size_p is NULL");
+    }
+    wh_group *inner = group->inner;
+    if (rank >= 0 && rank < inner->size && rank != inner->rank) {
+        wh_group_watch(inner, rank);
+    }
+    wh_message message;
+    wherry_status status =
+        wh_group_receive(inner, rank, WH_TAG_PROGRAM | tag, wh_deadline_in_ms(timeout_ms), &message, error);
+    if (status != WHERRY_OK) {
+        return status;
+    }
+    *bytes_p = message.bytes;
+    *size_p = message.size;
+    if (rank_p) {
+        *rank_p = message.rank;
+    }
+    return WHERRY_OK;
+}

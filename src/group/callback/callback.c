@@ -1,0 +1,339 @@
+#include "group/callback/callback.h"
+
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+
+#include "base/alloc.h"
+#include "base/checked.h"
+#include "base/fail.h"
+#include "base/log.h"
+#include "base/options.h"
+#include "base/wait.h"
+#include "group/callback/callback_internal.h"
+
+enum { BLOCK_MIN = 1 << 10, BLOCK_DEFAULT = 1 << 20, BLOCK_MAX = 1 << 30, FAREWELL_MS = 100 };
+
+void wherry_group_ops_init(wherry_group_ops *ops) {
+    *ops = (wherry_group_ops){.struct_size = sizeof(*ops), .name = "callback", .max_block = BLOCK_DEFAULT};
+}
+
+void wh_callback_enter(wh_callback *callback) {
+    if (callback->ops.flags & WHERRY_GROUP_OPS_CONCURRENT) {
+        return;
+    }
+    pthread_mutex_lock(&callback->lock);
+    uint64_t ticket = callback->tickets++;
+    while (callback->served != ticket) {
+        wh_wait(&callback->changed, &callback->lock, wh_deadline_never());
+    }
+    pthread_mutex_unlock(&callback->lock);
+}
+
+void wh_callback_leave(wh_callback *callback) {
+    if (callback->ops.flags & WHERRY_GROUP_OPS_CONCURRENT) {
+        return;
+    }
+    pthread_mutex_lock(&callback->lock);
+    callback->served++;
+    pthread_cond_broadcast(&callback->changed);
+    pthread_mutex_unlock(&callback->lock);
+}
+
+wherry_status wh_callback_settle(const wh_callback *callback, wherry_status status, const char *function, int32_t rank,
+                                 wherry_error *error) {
+    error->message[sizeof(error->message) - 1] = '\0';
+    error->path[sizeof(error->path) - 1] = '\0';
+    if (wherry_status_group_of(status) == WHERRY_GROUP_BUG && status != WHERRY_INTERNAL) {
+        wh_fail(error, WHERRY_INTERNAL, "%s: its %s answered %d, which is no status; mend the table of the group",
+                callback->name, function, (int)status);
+        status = WHERRY_INTERNAL;
+    } else if (!error->message[0]) {
+        wh_fail(error, status, "%s: its %s answered: %s", callback->name, function, wherry_status_text(status));
+    }
+    error->status = status;
+    error->rank = rank;
+    return status;
+}
+
+/** Calls the table's send once. */
+static wherry_status send_block(wh_callback *callback, int32_t rank, const void *block, size_t size,
+                                uint32_t timeout_ms, wherry_error *error) {
+    wh_fail(error, WHERRY_OK, "%s", "");
+    wh_callback_enter(callback);
+    wherry_status status = callback->ops.send(callback->context, rank, block, size, timeout_ms, error);
+    wh_callback_leave(callback);
+    return status == WHERRY_OK ? status : wh_callback_settle(callback, status, "send", rank, error);
+}
+
+wherry_status wh_callback_signal(wh_callback *callback, int32_t rank, wh_frame_kind kind, uint32_t timeout_ms,
+                                 wherry_error *error) {
+    uint8_t block[WH_FRAME_HEADER];
+    pthread_mutex_lock(&callback->lock);
+    wh_frame frame = {.kind = kind, .from = callback->incarnation, .to = callback->peers[rank].incarnation};
+    pthread_mutex_unlock(&callback->lock);
+    wh_frame_write(&frame, block);
+    return send_block(callback, rank, block, sizeof(block), timeout_ms, error);
+}
+
+void wh_callback_greet(wh_callback *callback) {
+    pthread_mutex_lock(&callback->lock);
+    bool any = callback->greetings;
+    callback->greetings = false;
+    pthread_mutex_unlock(&callback->lock);
+    for (int32_t rank = 0; rank < callback->base.size && any; rank++) {
+        pthread_mutex_lock(&callback->lock);
+        bool due = callback->peers[rank].greet;
+        callback->peers[rank].greet = false;
+        pthread_mutex_unlock(&callback->lock);
+        wherry_error error;
+        if (due && wh_callback_signal(callback, rank, WH_FRAME_HELLO, 0, &error) == WHERRY_TIMED_OUT) {
+            pthread_mutex_lock(&callback->lock);
+            callback->peers[rank].greet = callback->greetings = true;
+            pthread_mutex_unlock(&callback->lock);
+        }
+    }
+}
+
+static wherry_status fail_about(wherry_error *error, wherry_status status, int32_t rank, const char *reason) {
+    wh_fail(error, status, "rank %d: %s", (int)rank, reason);
+    if (error) {
+        error->rank = rank;
+    }
+    return status;
+}
+
+/** Waits until no other message goes to a rank. @param to_p  the incarnation that it is for; 0: whichever is there. */
+static wherry_status begin_message(wh_callback *callback, int32_t rank, wh_deadline deadline, uint64_t *to_p,
+                                   wherry_error *error) {
+    wh_callback_peer *peer = callback->peers + rank;
+    wherry_status status = WHERRY_OK;
+    bool in_time = true;
+    pthread_mutex_lock(&callback->lock);
+    while (peer->sending && in_time) {
+        in_time = wh_wait(&callback->changed, &callback->lock, deadline);
+    }
+    if (callback->fenced) {
+        status = wh_fail(error, WHERRY_CLOSED, "another incarnation of rank %d has taken this one's place; leave",
+                         (int)callback->base.rank);
+    } else if (peer->left) {
+        status = fail_about(error, WHERRY_PEER_LOST, rank, "lost: it has left the group");
+    } else if (peer->sending) {
+        status = fail_about(error, WHERRY_TIMED_OUT, rank, "timed out behind another message to it");
+    } else {
+        peer->sending = true;
+        *to_p = peer->incarnation;
+    }
+    pthread_mutex_unlock(&callback->lock);
+    return status;
+}
+
+static void end_message(wh_callback *callback, int32_t rank) {
+    pthread_mutex_lock(&callback->lock);
+    callback->peers[rank].sending = false;
+    pthread_cond_broadcast(&callback->changed);
+    pthread_mutex_unlock(&callback->lock);
+}
+
+/** Why a message that has begun cannot go on; WHERRY_OK where it can. */
+static wherry_status check_peer(wh_callback *callback, int32_t rank, uint64_t to, wherry_error *error) {
+    pthread_mutex_lock(&callback->lock);
+    bool anew = to && callback->peers[rank].incarnation != to;
+    bool left = callback->peers[rank].left;
+    bool fenced = callback->fenced;
+    pthread_mutex_unlock(&callback->lock);
+    if (fenced) {
+        return wh_fail(error, WHERRY_CLOSED, "another incarnation of rank %d has taken this one's place; leave",
+                       (int)callback->base.rank);
+    }
+    return anew   ? fail_about(error, WHERRY_PEER_LOST, rank, "lost: it has started anew")
+           : left ? fail_about(error, WHERRY_PEER_LOST, rank, "lost: it has left the group")
+                  : WHERRY_OK;
+}
+
+/** Sends a block of a message, and reads where it cannot be sent: the other side may be waiting for just that. */
+static wherry_status push_block(wh_callback *callback, int32_t rank, uint64_t to, const uint8_t *block, size_t size,
+                                wh_deadline deadline, wherry_error *error) {
+    for (;;) {
+        wherry_error latest;
+        wh_deadline step = wh_deadline_earlier(deadline, wh_deadline_in_ms(WH_CALLBACK_STEP_MS));
+        wherry_status status = send_block(callback, rank, block, size, (uint32_t)wh_deadline_poll_ms(step), &latest);
+        if (status == WHERRY_TIMED_OUT && wh_deadline_passed(deadline)) {
+            return fail_about(error, WHERRY_TIMED_OUT, rank, "timed out sending a message");
+        }
+        if (status == WHERRY_TIMED_OUT) {
+            status = wh_callback_read(callback, wh_deadline_in_ms(0), false, &latest);
+            wherry_status goes_on = status == WHERRY_OK ? check_peer(callback, rank, to, error) : WHERRY_OK;
+            if (status == WHERRY_OK && goes_on == WHERRY_OK) {
+                continue;
+            }
+            if (status == WHERRY_OK) {
+                return goes_on;
+            }
+            wh_mailbox_close(callback->base.mailbox);
+        }
+        if (status == WHERRY_PEER_LOST) {
+            wh_mailbox_lose(callback->base.mailbox, rank, to, latest.message);
+        }
+        if (status != WHERRY_OK && error) {
+            *error = latest;
+        }
+        return status;
+    }
+}
+
+static wherry_status callback_send(wh_group *group, int32_t rank, uint64_t tag, const void *bytes, size_t size,
+                                   wh_deadline deadline, wherry_error *error) {
+    wh_callback *callback = (wh_callback *)group;
+    if (rank == group->rank) {
+        return wh_mailbox_put_copy(group->mailbox, rank, callback->incarnation, tag, bytes, size, error);
+    }
+    size_t room = wh_min(size, callback->ops.max_block - WH_FRAME_HEADER);
+    uint8_t *block = wh_alloc(WH_FRAME_HEADER + room);
+    if (!block) {
+        return wh_fail_memory(error, "a message");
+    }
+    wh_frame frame = {.kind = WH_FRAME_DATA, .from = callback->incarnation, .tag = tag, .total = size};
+    wherry_status status = begin_message(callback, rank, deadline, &frame.to, error);
+    bool begun = status == WHERRY_OK;
+    while (status == WHERRY_OK) {
+        size_t length = wh_min(room, size - frame.offset);
+        wh_frame_write(&frame, block);
+        if (length) {
+            memcpy(block + WH_FRAME_HEADER, (const uint8_t *)bytes + frame.offset, length);
+        }
+        status = push_block(callback, rank, frame.to, block, WH_FRAME_HEADER + length, deadline, error);
+        frame.offset += length;
+        if (frame.offset == size) {
+            break;
+        }
+    }
+    if (begun) {
+        end_message(callback, rank);
+    }
+    wh_free(block);
+    return status;
+}
+
+static wherry_status callback_pump(wh_group *group, wh_deadline deadline, wherry_error *error) {
+    return wh_callback_read((wh_callback *)group, deadline, true, error);
+}
+
+/** Tells those that know this rank that it leaves. */
+static void say_farewell(wh_callback *callback) {
+    wh_deadline deadline = wh_deadline_in_ms(FAREWELL_MS);
+    for (int32_t rank = 0; rank < callback->base.size && !callback->fenced; rank++) {
+        const wh_callback_peer *peer = callback->peers + rank;
+        wherry_error error;
+        if (rank != callback->base.rank && peer->incarnation && !peer->left) {
+            wh_callback_signal(callback, rank, WH_FRAME_BYE, (uint32_t)wh_deadline_poll_ms(deadline), &error);
+        }
+    }
+}
+
+static void dispose(wh_callback *callback) {
+    for (int32_t rank = 0; rank < callback->base.size; rank++) {
+        wh_assembly_clear(&callback->peers[rank].assembly);
+    }
+    for (size_t i = 0; i < callback->arrived_count; i++) {
+        wh_message_clear(callback->arrived + i);
+    }
+    wh_mailbox_destroy(callback->base.mailbox);
+    wh_free(callback->arrived);
+    pthread_cond_destroy(&callback->changed);
+    pthread_mutex_destroy(&callback->lock);
+    wh_free(callback);
+}
+
+void wh_callback_abandon(wh_group *group) {
+    say_farewell((wh_callback *)group);
+    dispose((wh_callback *)group);
+}
+
+static void callback_destroy(wh_group *group) {
+    wh_callback *callback = (wh_callback *)group;
+    void (*destroy)(void *) = callback->ops.destroy;
+    void *context = callback->context;
+    wh_callback_abandon(group);
+    if (destroy) {
+        destroy(context);
+    }
+}
+
+static const wh_group_ops plain_ops = {
+    .name = "callback",
+    .capabilities = WH_GROUP_REJOIN | WH_GROUP_CONCURRENT,
+    .send = callback_send,
+    .pump = callback_pump,
+    .destroy = callback_destroy,
+};
+
+static const wh_group_ops watchful_ops = {
+    .name = "callback",
+    .capabilities = WH_GROUP_DEATH | WH_GROUP_REJOIN | WH_GROUP_CONCURRENT,
+    .send = callback_send,
+    .pump = callback_pump,
+    .destroy = callback_destroy,
+};
+
+static wherry_status check_ops(const wherry_group_ops *ops, wherry_error *error) {
+    if (!ops->send || !ops->receive || !ops->name || (ops->flags & ~(uint32_t)WHERRY_GROUP_OPS_FLAGS)) {
+        return wh_fail(error, WHERRY_INVALID_ARGUMENT,
+                       "the table of the group lacks send, receive or a name, or has a flag that is not known");
+    }
+    if (ops->rank < 0 || ops->rank >= ops->size) {
+        return wh_fail(error, WHERRY_INVALID_ARGUMENT, "rank %d is not one of %d; set rank and size of the table",
+                       (int)ops->rank, (int)ops->size);
+    }
+    if (ops->max_block < BLOCK_MIN || ops->max_block > BLOCK_MAX) {
+        return wh_fail(error, WHERRY_INVALID_ARGUMENT, "max_block is %llu, and has to be %d to %d",
+                       (unsigned long long)ops->max_block, BLOCK_MIN, BLOCK_MAX);
+    }
+    return WHERRY_OK;
+}
+
+/** A number that is higher than that of every earlier process of this rank: the time. */
+static uint64_t new_incarnation(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_REALTIME, &now);
+    return (uint64_t)now.tv_sec * 1000000000 + (uint64_t)now.tv_nsec;
+}
+
+wherry_status wh_callback_create(const wherry_group_ops *ops, void *context, wh_group **group_p, wherry_error *error) {
+    wherry_group_ops chosen;
+    wherry_group_ops_init(&chosen);
+    if (!ops || !wh_options_take(&chosen, sizeof(chosen), ops)) {
+        return wh_fail(error, WHERRY_INVALID_ARGUMENT, "the table is NULL, or was not filled by wherry_group_ops_init");
+    }
+    wherry_status status = check_ops(&chosen, error);
+    if (status != WHERRY_OK) {
+        return status;
+    }
+    size_t peers = (size_t)chosen.size * sizeof(wh_callback_peer);
+    wh_callback *callback = wh_alloc_zeroed(1, sizeof(*callback) + peers);
+    wh_mailbox *mailbox = wh_mailbox_create(chosen.size, WH_CALLBACK_SHARE);
+    if (!callback || !mailbox) {
+        wh_free(callback);
+        wh_mailbox_destroy(mailbox);
+        return wh_fail_memory(error, "a group");
+    }
+    bool watchful = chosen.flags & WHERRY_GROUP_OPS_DEATH;
+    callback->base = (wh_group){watchful ? &watchful_ops : &plain_ops, chosen.rank, chosen.size, mailbox};
+    callback->ops = chosen;
+    callback->context = context;
+    callback->incarnation = new_incarnation();
+    snprintf(callback->name, sizeof(callback->name), "%s", chosen.name);
+    callback->ops.name = callback->name;
+    pthread_mutex_init(&callback->lock, NULL);
+    wh_condition_init(&callback->changed);
+    wh_mailbox_set_pump(mailbox, &callback->base);
+    wh_mailbox_admit(mailbox, chosen.rank, callback->incarnation);
+    for (int32_t rank = 0; rank < chosen.size; rank++) {
+        callback->peers[rank].greet = rank != chosen.rank;
+    }
+    callback->greetings = true;
+    wh_callback_greet(callback);
+    wh_log(WHERRY_LOG_INFO, "rank %d of %d, over %s", (int)chosen.rank, (int)chosen.size, callback->name);
+    *group_p = &callback->base;
+    return WHERRY_OK;
+}

@@ -1,0 +1,83 @@
+/** @file callback_internal.h  What the files of the callback group share. */
+#ifndef WH_GROUP_CALLBACK_INTERNAL_H
+#define WH_GROUP_CALLBACK_INTERNAL_H
+
+#include <pthread.h>
+
+#include "group/callback/callback.h"
+#include "group/callback/callback_frame.h"
+#include "group/mailbox.h"
+
+/**
+ * How long one call into the table may take. Short, since without WHERRY_GROUP_OPS_CONCURRENT everybody else waits for it;
+ * and two ranks that send to each other get on only when one stops sending and reads.
+ */
+enum { WH_CALLBACK_STEP_MS = 2 };
+
+/** How many bytes of one rank's messages may lie unread. */
+#define WH_CALLBACK_SHARE ((size_t)256 << 20)
+
+/** What is known of a rank. Under the lock, but for what is the reader's. */
+typedef struct wh_callback_peer {
+    uint64_t incarnation; /**< The highest that was heard of; 0: none. */
+    uint64_t greeted;     /**< The incarnation that was told of this one because it did not know, */
+    uint64_t fenced;      /**< and the former one that was told that it is that. */
+    bool greet;           /**< A HELLO is to be sent. */
+    bool left;            /**< It said BYE. */
+    bool sending;         /**< A message to it is on its way: its frames go out end to end. */
+    wh_assembly assembly; /**< The reader's. */
+    char fault[96];       /**< The reader's: why it is to be given up, behind what it sent before; "": it is not. */
+} wh_callback_peer;
+
+typedef struct wh_callback {
+    wh_group base;
+    wherry_group_ops ops;
+    void *context;
+    char name[32];
+    uint64_t incarnation;
+    pthread_mutex_t lock;
+    pthread_cond_t changed;
+    uint64_t tickets; /**< Calls into the table take turns in the order of their coming: how many came, */
+    uint64_t served;  /**< and how many are over. */
+    bool fenced;      /**< A newer incarnation of this rank is known to others. */
+    bool reading;     /**< A thread is the reader. */
+    bool complained;  /**< Of a block that is no frame: said aloud once. */
+    bool greetings;   /**< Some peer is to be greeted. */
+    bool faults;      /**< The reader's: some peer is at fault. */
+    /** The reader's: messages that are whole, and LOST where a rank said BYE, until they go to the mailbox. */
+    wh_message *arrived;
+    size_t arrived_count;
+    size_t arrived_bytes;
+    size_t arrived_capacity;
+    wh_callback_peer peers[];
+} wh_callback;
+
+/** Waits for the turn to call the table. */
+void wh_callback_enter(wh_callback *callback);
+void wh_callback_leave(wh_callback *callback);
+
+/**
+ * Makes an error of what a function of the table answered, which may have filled the record badly or not at all.
+ * @param rank  that it is about, or WH_ANY_RANK.
+ * @return the status; WHERRY_INTERNAL for one that is not in the list.
+ */
+wherry_status wh_callback_settle(const wh_callback *callback, wherry_status status, const char *function, int32_t rank,
+                                 wherry_error *error);
+
+/** Calls the table's send once, with a frame that has no bytes. */
+wherry_status wh_callback_signal(wh_callback *callback, int32_t rank, wh_frame_kind kind, uint32_t timeout_ms,
+                                 wherry_error *error);
+
+/** Sends the HELLOs that are due, where that can be done at once. */
+void wh_callback_greet(wh_callback *callback);
+
+/**
+ * Reads for a step, where no other thread does.
+ * @param deadline   how long to wait, a step at most.
+ * @param hand_over  puts what has come into the mailbox, and so calls services. Who sends does not: it may hold a lock that a
+ *                   service takes. What it reads is kept for the next who waits.
+ * @return WHERRY_OK; what the table's receive failed with, but for timeouts and lost ranks.
+ */
+wherry_status wh_callback_read(wh_callback *callback, wh_deadline deadline, bool hand_over, wherry_error *error);
+
+#endif

@@ -1,0 +1,209 @@
+/* Reading: from the table's blocks to messages in the mailbox. */
+#include <stdio.h>
+
+#include "base/alloc.h"
+#include "base/fail.h"
+#include "base/log.h"
+#include "base/wait.h"
+#include "group/callback/callback_internal.h"
+
+/** What a frame says about who is there. The lock is held. @return whether its content counts. */
+static bool judge(wh_callback *callback, int32_t rank, const wh_frame *frame) {
+    wh_callback_peer *peer = callback->peers + rank;
+    if (frame->to > callback->incarnation) {
+        callback->fenced = true;
+        wh_mailbox_close(callback->base.mailbox);
+        return false;
+    }
+    if (frame->from < peer->incarnation) {
+        if (peer->fenced != frame->from) {
+            peer->fenced = frame->from;
+            peer->greet = callback->greetings = true;
+        }
+        return false;
+    }
+    if (frame->from > peer->incarnation) {
+        wh_assembly_clear(&peer->assembly);
+        peer->incarnation = frame->from;
+        peer->left = false;
+    }
+    if (peer->left) {
+        return false;
+    }
+    wh_mailbox_admit(callback->base.mailbox, rank, frame->from);
+    if (frame->to != callback->incarnation && peer->greeted != frame->from) {
+        peer->greeted = frame->from;
+        peer->greet = callback->greetings = true;
+    }
+    return frame->to == 0 || frame->to == callback->incarnation;
+}
+
+static void lose(wh_callback *callback, int32_t rank, const char *reason) {
+    pthread_mutex_lock(&callback->lock);
+    uint64_t incarnation = callback->peers[rank].incarnation;
+    pthread_mutex_unlock(&callback->lock);
+    wh_mailbox_lose(callback->base.mailbox, rank, incarnation, reason);
+}
+
+/**
+ * Notes that a rank is lost, or something of it could not be taken. It is given up behind what it sent before; and not while
+ * the table is at work, since a block that comes behind would bring it back before anybody had noticed.
+ */
+static void note_fault(wh_callback *callback, int32_t rank, const char *reason) {
+    wh_assembly_clear(&callback->peers[rank].assembly);
+    snprintf(callback->peers[rank].fault, sizeof(callback->peers[rank].fault), "%.95s", reason);
+    callback->faults = true;
+}
+
+/** Keeps a message until the table has returned: whoever it is for may call the table in turn. */
+static void keep(wh_callback *callback, wh_message *message) {
+    if (!WH_GROW(callback->arrived, callback->arrived_capacity, callback->arrived_count)) {
+        note_fault(callback, message->rank, "there was no memory for its messages");
+        wh_message_clear(message);
+        return;
+    }
+    callback->arrived[callback->arrived_count++] = *message;
+    callback->arrived_bytes += message->size;
+}
+
+static void take_data(wh_callback *callback, int32_t rank, const wh_frame *frame) {
+    wh_assembly *assembly = &callback->peers[rank].assembly;
+    if (frame->total > WH_CALLBACK_SHARE) {
+        note_fault(callback, rank, "it sent a message that is longer than any may be");
+        return;
+    }
+    switch (wh_assembly_add(assembly, frame)) {
+    case WH_ASSEMBLY_WHOLE: {
+        wh_message message = {WH_MESSAGE_BYTES, rank, frame->from, frame->tag, assembly->bytes, frame->total, -1};
+        *assembly = (wh_assembly){0};
+        keep(callback, &message);
+        break;
+    }
+    case WH_ASSEMBLY_STRAY:
+        wh_log(WHERRY_LOG_WARN, "part of a message from rank %d is missing: the message is dropped", (int)rank);
+        break;
+    case WH_ASSEMBLY_NO_MEMORY:
+        note_fault(callback, rank, "there was no memory for its messages");
+        break;
+    case WH_ASSEMBLY_MORE:
+        break;
+    }
+}
+
+/** A block that is no frame: somebody else uses the same way, or speaks another version. */
+static void complain(wh_callback *callback, int32_t rank, size_t size) {
+    pthread_mutex_lock(&callback->lock);
+    wherry_log_level level = callback->complained ? WHERRY_LOG_DEBUG : WHERRY_LOG_WARN;
+    callback->complained = true;
+    pthread_mutex_unlock(&callback->lock);
+    wh_log(level, "%s: a block of %zu bytes from rank %d is not a frame of this group and is dropped", callback->name,
+           size, (int)rank);
+}
+
+/** Given to the table as its wherry_group_deliver_fn. */
+static void deliver(void *sink, int32_t rank, const void *bytes, size_t size) {
+    wh_callback *callback = sink;
+    wh_frame frame;
+    bool foreign = rank < 0 || rank >= callback->base.size || rank == callback->base.rank || !bytes;
+    if (foreign || !wh_frame_read(bytes, size, &frame)) {
+        complain(callback, rank, size);
+        return;
+    }
+    pthread_mutex_lock(&callback->lock);
+    bool counts = judge(callback, rank, &frame);
+    if (counts && frame.kind == WH_FRAME_BYE) {
+        callback->peers[rank].left = true;
+    }
+    pthread_mutex_unlock(&callback->lock);
+    if (counts && frame.kind == WH_FRAME_DATA) {
+        take_data(callback, rank, &frame);
+    } else if (counts && frame.kind == WH_FRAME_BYE) {
+        wh_message gone = {.kind = WH_MESSAGE_LOST, .rank = rank, .incarnation = frame.from, .channel = -1};
+        keep(callback, &gone);
+    }
+}
+
+/** Moves what has come into the mailbox. */
+static void hand_over_all(wh_callback *callback) {
+    for (size_t i = 0; i < callback->arrived_count; i++) {
+        wh_message message = callback->arrived[i];
+        wherry_error error;
+        if (message.kind == WH_MESSAGE_LOST) {
+            wh_mailbox_lose(callback->base.mailbox, message.rank, message.incarnation, "it has left the group");
+        } else if (wh_mailbox_put(callback->base.mailbox, &message, &error) != WHERRY_OK) {
+            wh_log(WHERRY_LOG_WARN, "rank %d is given up: %s", (int)message.rank, error.message);
+            wh_message_clear(&message);
+            wh_mailbox_lose(callback->base.mailbox, message.rank, message.incarnation, error.message);
+        }
+    }
+    callback->arrived_count = 0;
+    callback->arrived_bytes = 0;
+    for (int32_t rank = 0; rank < callback->base.size && callback->faults; rank++) {
+        if (callback->peers[rank].fault[0]) {
+            lose(callback, rank, callback->peers[rank].fault);
+            callback->peers[rank].fault[0] = '\0';
+        }
+    }
+    callback->faults = false;
+}
+
+/** Takes the part of the reader, or waits until whoever has it is done, at most until the deadline. @return whether it was taken. */
+static bool begin_reading(wh_callback *callback, wh_deadline deadline) {
+    pthread_mutex_lock(&callback->lock);
+    bool free = !callback->reading;
+    if (free) {
+        callback->reading = true;
+    } else {
+        wh_wait(&callback->changed, &callback->lock, deadline);
+    }
+    pthread_mutex_unlock(&callback->lock);
+    return free;
+}
+
+static void end_reading(wh_callback *callback) {
+    pthread_mutex_lock(&callback->lock);
+    callback->reading = false;
+    pthread_cond_broadcast(&callback->changed);
+    pthread_mutex_unlock(&callback->lock);
+}
+
+/** Calls the table's receive once. Timeouts and lost ranks are no failure. */
+static wherry_status receive_blocks(wh_callback *callback, wh_deadline deadline, wherry_error *error) {
+    wh_fail(error, WHERRY_OK, "%s", "");
+    wh_callback_enter(callback);
+    wherry_status status =
+        callback->ops.receive(callback->context, (uint32_t)wh_deadline_poll_ms(deadline), deliver, callback, error);
+    wh_callback_leave(callback);
+    int32_t lost = error->rank;
+    if (status == WHERRY_PEER_LOST && lost >= 0 && lost < callback->base.size && lost != callback->base.rank) {
+        wh_callback_settle(callback, status, "receive", lost, error);
+        note_fault(callback, lost, error->message);
+        return WHERRY_OK;
+    }
+    if (status == WHERRY_OK || status == WHERRY_TIMED_OUT) {
+        return WHERRY_OK;
+    }
+    return wh_callback_settle(callback, status, "receive", WH_ANY_RANK, error);
+}
+
+wherry_status wh_callback_read(wh_callback *callback, wh_deadline deadline, bool hand_over, wherry_error *error) {
+    wh_deadline step = wh_deadline_earlier(deadline, wh_deadline_in_ms(WH_CALLBACK_STEP_MS));
+    if (!begin_reading(callback, step)) {
+        return WHERRY_OK;
+    }
+    wherry_error latest;
+    wherry_status status = WHERRY_OK;
+    bool waiting = callback->arrived_count || callback->faults;
+    if (hand_over ? !waiting : callback->arrived_bytes <= WH_CALLBACK_SHARE) {
+        status = receive_blocks(callback, step, &latest);
+    }
+    if (hand_over) {
+        hand_over_all(callback);
+    }
+    end_reading(callback);
+    wh_callback_greet(callback);
+    if (status != WHERRY_OK && error) {
+        *error = latest;
+    }
+    return status;
+}

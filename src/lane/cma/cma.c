@@ -1,0 +1,190 @@
+#include "lane/cma/cma.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <unistd.h>
+
+#include "base/alloc.h"
+#include "base/fail.h"
+#include "base/log.h"
+#include "lane/lanes.h"
+
+static wherry_status cma_offer(const wh_lane_site *site, wh_string *offer, wherry_error *error) {
+    (void)site;
+    wh_cma_offer own;
+    const uint8_t *nonce;
+    wherry_status status = wh_cma_identify(&own.identity, error);
+    if (status == WHERRY_OK) {
+        status = wh_cma_nonce(&nonce, error);
+    }
+    if (status == WHERRY_OK) {
+        own.address = (uint64_t)(uintptr_t)nonce;
+        memcpy(own.nonce, nonce, WH_CMA_NONCE);
+        wh_cma_append_offer(offer, &own);
+        status = offer->failed ? wh_fail_memory(error, "an offer") : WHERRY_OK;
+    }
+    return status;
+}
+
+/** The source's process as this one knows it: by the kernel's word, else by the source's own where its numbers mean the same here. */
+static wherry_status find_process(const wh_lane_site *site, const wh_cma_identity *own, const wh_cma_offer *offer,
+                                  int32_t *process_p, wherry_error *error) {
+    int32_t process = wh_group_process(site->group, site->peer);
+    if (process == 0) {
+        if (memcmp(own->boot, offer->identity.boot, WH_CMA_BOOT) != 0) {
+            return wh_fail(error, WHERRY_UNSUPPORTED, "rank %d is on another host", site->peer);
+        }
+        if (!wh_cma_same_numbers(own, &offer->identity)) {
+            return wh_fail(error, WHERRY_UNSUPPORTED,
+                           "rank %d is in another pid namespace: start both in one container, or let them share it "
+                           "(docker run --pid, shareProcessNamespace)",
+                           site->peer);
+        }
+        process = (int32_t)offer->identity.process;
+    }
+    *process_p = process;
+    return WHERRY_OK;
+}
+
+/** Reads the nonce. *errnum_p is set where the call is refused. */
+static wherry_status read_nonce(const wh_cma_peer *peer, const wh_cma_offer *offer, int *errnum_p,
+                                wherry_error *error) {
+    uint8_t found[WH_CMA_NONCE];
+    struct iovec remote = {(void *)(uintptr_t)offer->address, sizeof(found)};
+    struct iovec local = {found, sizeof(found)};
+    wh_cma_batch batch = {&remote, &local, 1, 1};
+    wherry_status status = wh_cma_read(peer, &batch, errnum_p, error);
+    if (status == WHERRY_OUT_OF_BOUNDS || (status == WHERRY_OK && memcmp(found, offer->nonce, WH_CMA_NONCE) != 0)) {
+        status = wh_fail(error, WHERRY_REFUSED,
+                         "process %d is not the one that rank %d says it is: its memory does not hold the nonce",
+                         peer->process, peer->rank);
+    }
+    return status;
+}
+
+/** The call is refused, perhaps by a filter of system calls that knows nothing of /proc/PID/mem. */
+static wherry_status try_memory(wh_cma_peer *peer, const wh_cma_offer *offer, int errnum, bool *assist_p,
+                                wherry_error *error) {
+    wh_cma_refusal refusal = {.process = peer->process, .rank = peer->rank, .call_errnum = errnum};
+    char path[64];
+    snprintf(path, sizeof(path), "/proc/%d/mem", peer->process);
+    peer->memory = open(path, O_RDONLY | O_CLOEXEC);
+    if (peer->memory < 0) {
+        refusal.memory_errnum = errno;
+    } else {
+        wherry_status status = read_nonce(peer, offer, &refusal.memory_errnum, error);
+        if (refusal.memory_errnum != EPERM && refusal.memory_errnum != EACCES) {
+            if (status == WHERRY_OK) {
+                wh_log(WHERRY_LOG_WARN,
+                       "cma: process_vm_readv is filtered here (errno %d): reading %s, which is slower", errnum, path);
+            }
+            return status;
+        }
+    }
+    wh_cma_investigate(&refusal);
+    return wh_cma_refuse(&refusal, assist_p, error);
+}
+
+/** Tries to read the real peer. */
+static wherry_status try_peer(wh_cma_peer *peer, const wh_cma_offer *offer, bool *assist_p, wherry_error *error) {
+    int errnum = 0;
+    wherry_status status = read_nonce(peer, offer, &errnum, error);
+    if (errnum == EPERM || errnum == ENOSYS) {
+        status = try_memory(peer, offer, errnum, assist_p, error);
+    }
+    return status;
+}
+
+static wherry_status cma_probe(const wh_lane_site *site, const void *bytes, size_t size, wh_string *request,
+                               bool *assist_p, wh_lane_end **end_p, wherry_error *error) {
+    wh_cma_offer offer;
+    wh_cma_identity own;
+    wh_cma_peer peer = {.pidfd = -1, .memory = -1};
+    int32_t process = 0;
+    bool assist = false;
+    wherry_status status = wh_cma_parse_offer(bytes, size, &offer, error);
+    if (status == WHERRY_OK) {
+        status = wh_cma_identify(&own, error);
+    }
+    if (status == WHERRY_OK) {
+        status = find_process(site, &own, &offer, &process, error);
+    }
+    if (status == WHERRY_OK) {
+        status = wh_cma_peer_open(&peer, process, site->peer, error);
+    }
+    if (status == WHERRY_OK) {
+        status = try_peer(&peer, &offer, &assist, error);
+    }
+    wh_cma_end *end = status == WHERRY_OK ? wh_alloc_zeroed(1, sizeof(*end)) : NULL;
+    if (!end) {
+        wh_cma_peer_close(&peer);
+        if (assist) {
+            wh_cma_append_request(request, &own);
+            *assist_p = !request->failed;
+        }
+        return status == WHERRY_OK ? wh_fail_memory(error, "the end of a lane") : status;
+    }
+    *end = (wh_cma_end){.base.workers = site->threads, .peer = peer, .stop = site->stop};
+    *end_p = &end->base;
+    return WHERRY_OK;
+}
+
+uint64_t wh_cma_choose_ptracer(_Atomic uint64_t *slot, uint64_t process) {
+    uint64_t named = atomic_load(slot);
+    uint64_t wanted;
+    do {
+        wanted = named == 0 || named == process ? process : WH_CMA_ANYONE;
+    } while (!atomic_compare_exchange_weak(slot, &named, wanted));
+    return wanted;
+}
+
+static wherry_status cma_assist(const wh_lane_site *site, const void *request, size_t size, wherry_error *error) {
+    static _Atomic uint64_t slot;
+    wh_cma_identity receiver;
+    wh_cma_identity own;
+    wherry_status status = wh_cma_parse_request(request, size, &receiver, error);
+    if (status == WHERRY_OK && site->keep_ptracer) {
+        status = wh_fail(error, WHERRY_REFUSED,
+                         "the ptracer of the source's process must not be set, as it was told: allow it, or set "
+                         "/proc/sys/kernel/yama/ptrace_scope to 0");
+    }
+    if (status == WHERRY_OK) {
+        status = wh_cma_identify(&own, error);
+    }
+    if (status != WHERRY_OK) {
+        return status;
+    }
+    uint64_t process = (uint64_t)wh_group_process(site->group, site->peer);
+    if (process == 0) {
+        process = wh_cma_same_numbers(&own, &receiver) ? receiver.process : WH_CMA_ANYONE;
+    }
+    uint64_t named = wh_cma_choose_ptracer(&slot, process);
+    wh_log(WHERRY_LOG_INFO, "cma: rank %d may not read this process: naming %s its ptracer", site->peer,
+           named == WH_CMA_ANYONE ? "anyone" : "that process");
+    if (prctl(PR_SET_PTRACER, named == WH_CMA_ANYONE ? PR_SET_PTRACER_ANY : (unsigned long)named, 0, 0, 0) != 0) {
+        return wh_fail_errno(error, WHERRY_UNSUPPORTED, errno,
+                             "PR_SET_PTRACER: the kernel has no Yama, or there is no such process");
+    }
+    return WHERRY_OK;
+}
+
+static void cma_close(wh_lane_end *end) {
+    if (end) {
+        wh_cma_peer_close(&((wh_cma_end *)end)->peer);
+        wh_free(end);
+    }
+}
+
+const wh_lane_ops wh_lane_cma = {
+    .name = "cma",
+    .traits = WH_LANE_ONE_SIDED,
+    .offer = cma_offer,
+    .probe = cma_probe,
+    .assist = cma_assist,
+    .pull = wh_cma_pull,
+    .close = cma_close,
+};

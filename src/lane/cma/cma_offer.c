@@ -1,0 +1,144 @@
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/random.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/byteorder.h"
+#include "base/fail.h"
+#include "lane/cma/cma.h"
+
+wherry_status wh_cma_identify(wh_cma_identity *identity_p, wherry_error *error) {
+    static const char boot_path[] = "/proc/sys/kernel/random/boot_id";
+    static const char namespace_path[] = "/proc/self/ns/pid";
+    wh_cma_identity own = {.process = (uint64_t)getpid()};
+    struct stat at;
+    if (stat(namespace_path, &at) != 0) {
+        return wh_fail_errno(error, WHERRY_UNSUPPORTED, errno, "cannot tell the pid namespace, mount /proc: %s",
+                             namespace_path);
+    }
+    own.namespace_device = at.st_dev;
+    own.namespace_inode = at.st_ino;
+    int file = open(boot_path, O_RDONLY | O_CLOEXEC);
+    ssize_t got = file < 0 ? -1 : read(file, own.boot, sizeof(own.boot));
+    int errnum = errno;
+    if (file >= 0) {
+        close(file);
+    }
+    if (got != WH_CMA_BOOT) {
+        return wh_fail_errno(error, WHERRY_UNSUPPORTED, got < 0 ? errnum : EIO, "cannot read %s, mount /proc",
+                             boot_path);
+    }
+    *identity_p = own;
+    return WHERRY_OK;
+}
+
+bool wh_cma_same_numbers(const wh_cma_identity *one, const wh_cma_identity *other) {
+    return one->namespace_device == other->namespace_device && one->namespace_inode == other->namespace_inode &&
+           memcmp(one->boot, other->boot, WH_CMA_BOOT) == 0;
+}
+
+/** What lies in the page of the nonce. A fork finds zeros there. */
+typedef struct nonce_page {
+    uint8_t nonce[WH_CMA_NONCE];
+    bool made;
+} nonce_page;
+
+static nonce_page *make_page(wherry_error *error) {
+    nonce_page *page = mmap(NULL, sizeof(*page), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (page == MAP_FAILED) {
+        wh_fail_errno(error, WHERRY_SYSTEM, errno, "cannot map a page for a nonce");
+        return NULL;
+    }
+    ssize_t got = -1;
+    if (madvise(page, sizeof(*page), MADV_WIPEONFORK) == 0) {
+        got = getrandom(page->nonce, sizeof(page->nonce), 0);
+    }
+    if (got != (ssize_t)sizeof(page->nonce)) {
+        wh_fail_errno(error, WHERRY_SYSTEM, errno, "cannot make a nonce");
+        munmap(page, sizeof(*page));
+        return NULL;
+    }
+    page->made = true;
+    return page;
+}
+
+wherry_status wh_cma_nonce(const uint8_t **nonce_p, wherry_error *error) {
+    /* Without a lock, which a fork could inherit locked. The page that a fork inherits stays where it is: somebody may be looking at it. */
+    static _Atomic(nonce_page *) current;
+    nonce_page *page = atomic_load(&current);
+    if (!page || !page->made) {
+        nonce_page *fresh = make_page(error);
+        if (!fresh) {
+            return WHERRY_SYSTEM;
+        }
+        if (atomic_compare_exchange_strong(&current, &page, fresh)) {
+            page = fresh;
+        } else {
+            munmap(fresh, sizeof(*fresh));
+        }
+    }
+    *nonce_p = page->nonce;
+    return WHERRY_OK;
+}
+
+static void append_number(wh_string *string, uint64_t number) {
+    uint8_t bytes[8];
+    wh_store_be64(bytes, number);
+    wh_string_append(string, (const char *)bytes, sizeof(bytes));
+}
+
+void wh_cma_append_request(wh_string *string, const wh_cma_identity *identity) {
+    const char version = WH_CMA_VERSION;
+    wh_string_append(string, &version, 1);
+    append_number(string, identity->process);
+    append_number(string, identity->namespace_device);
+    append_number(string, identity->namespace_inode);
+    wh_string_append(string, identity->boot, sizeof(identity->boot));
+}
+
+void wh_cma_append_offer(wh_string *string, const wh_cma_offer *offer) {
+    wh_cma_append_request(string, &offer->identity);
+    append_number(string, offer->address);
+    wh_string_append(string, (const char *)offer->nonce, sizeof(offer->nonce));
+}
+
+/** What offers and requests begin with, in bytes of which there are `wanted`. */
+static wherry_status parse_identity(const uint8_t *bytes, size_t size, size_t wanted, wh_cma_identity *identity_p,
+                                    wherry_error *error) {
+    if (size > 0 && bytes[0] != WH_CMA_VERSION) {
+        return wh_fail(error, WHERRY_BAD_VERSION, "cma: the other side speaks version %u of this lane, this one %d",
+                       bytes[0], WH_CMA_VERSION);
+    }
+    if (size != wanted) {
+        return wh_fail(error, WHERRY_MALFORMED, "cma: what the other side sent has %zu bytes, not %zu", size, wanted);
+    }
+    uint64_t process = wh_load_be64(bytes + 1);
+    if (process == 0 || process > INT32_MAX) {
+        return wh_fail(error, WHERRY_MALFORMED, "cma: the other side says that it is process %" PRIu64, process);
+    }
+    identity_p->process = process;
+    identity_p->namespace_device = wh_load_be64(bytes + 9);
+    identity_p->namespace_inode = wh_load_be64(bytes + 17);
+    memcpy(identity_p->boot, bytes + 25, WH_CMA_BOOT);
+    return WHERRY_OK;
+}
+
+wherry_status wh_cma_parse_offer(const void *bytes, size_t size, wh_cma_offer *offer_p, wherry_error *error) {
+    wherry_status status = parse_identity(bytes, size, WH_CMA_OFFER_BYTES, &offer_p->identity, error);
+    if (status == WHERRY_OK) {
+        const uint8_t *behind = (const uint8_t *)bytes + WH_CMA_REQUEST_BYTES;
+        offer_p->address = wh_load_be64(behind);
+        memcpy(offer_p->nonce, behind + 8, WH_CMA_NONCE);
+    }
+    return status;
+}
+
+wherry_status wh_cma_parse_request(const void *bytes, size_t size, wh_cma_identity *identity_p, wherry_error *error) {
+    return parse_identity(bytes, size, WH_CMA_REQUEST_BYTES, identity_p, error);
+}

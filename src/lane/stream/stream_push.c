@@ -1,0 +1,73 @@
+/* A source's worker: chunks to frames. */
+#include "base/byteorder.h"
+#include "base/fail.h"
+#include "lane/stream/stream_frame.h"
+
+enum { PLAIN_BLOCK = 4 << 20 };
+
+/** Adds a header to what goes out with the next bytes. */
+static void add_header(wh_stream_worker *worker, uint64_t chunk, uint64_t length) {
+    wh_store_be64(worker->edge + worker->edge_bytes, chunk);
+    wh_store_be64(worker->edge + worker->edge_bytes + 8, length);
+    worker->edge_bytes += WH_FRAME_HEADER;
+}
+
+/** Writes what is collected: the edge, and the runs in the window behind its first place. */
+static wherry_status write_window(wh_stream_worker *worker, size_t runs, wherry_error *error) {
+    worker->window[0] = (struct iovec){worker->edge, worker->edge_bytes};
+    wherry_status status = worker->pipe->ops->write(worker->pipe, worker->window, 1 + runs, error);
+    worker->edge_bytes = 0;
+    return status;
+}
+
+/** The digest stays here and goes out together with the next header. */
+static wherry_status push_chunk(wh_stream_worker *worker, const wh_feed *feed, uint64_t chunk, wherry_error *error) {
+    wherry_status status = feed->gather(feed->context, chunk, &worker->segments, error);
+    if (status != WHERRY_OK) {
+        return status;
+    }
+    add_header(worker, chunk, worker->segments.bytes | (feed->verify ? WH_FRAME_DIGEST : 0));
+    if (feed->verify) {
+        wh_digester_begin(worker->digester);
+    }
+    wh_run_cursor cursor = wh_run_cursor_at(&worker->segments);
+    size_t bytes;
+    do {
+        size_t runs = wh_run_cursor_window(&cursor, NULL, worker->window + 1, WH_FRAME_RUNS - 1,
+                                           feed->verify ? WH_FRAME_BLOCK : PLAIN_BLOCK, &bytes);
+        for (size_t i = 1; feed->verify && i <= runs; i++) {
+            wh_digester_add(worker->digester, worker->window[i].iov_base, worker->window[i].iov_len);
+        }
+        status = bytes || worker->edge_bytes ? write_window(worker, runs, error) : WHERRY_OK;
+        if (status == WHERRY_OK && bytes) {
+            wh_run_cursor_advance(&cursor, bytes);
+            feed->moved(feed->context, bytes);
+        }
+    } while (status == WHERRY_OK && bytes);
+    if (status == WHERRY_OK && feed->verify) {
+        wh_digest digest = wh_digester_end(worker->digester);
+        memcpy(worker->edge, digest.bytes, WH_DIGEST_BYTES);
+        worker->edge_bytes = WH_DIGEST_BYTES;
+    }
+    return status;
+}
+
+static wherry_status end_round(wh_stream_worker *worker, wherry_error *error) {
+    const wh_pipe_ops *ops = worker->pipe->ops;
+    add_header(worker, WH_FRAME_END, 0);
+    wherry_status status = write_window(worker, 0, error);
+    return status == WHERRY_OK && ops->flush ? ops->flush(worker->pipe, error) : status;
+}
+
+wherry_status wh_stream_push(wh_stream_worker *worker, const wh_feed *feed, wherry_error *error) {
+    wherry_status status = feed->verify ? wh_stream_ready_digester(worker, error) : WHERRY_OK;
+    uint64_t chunk;
+    while (status == WHERRY_OK && feed->next(feed->context, &chunk)) {
+        status = push_chunk(worker, feed, chunk, error);
+    }
+    /* A feed that was stopped has no more chunks either: that is no end of a round. */
+    if (status == WHERRY_OK && wh_stop_requested(worker->pipe->site->stop)) {
+        status = wh_fail(error, WHERRY_CANCELLED, "the transfer was stopped");
+    }
+    return status == WHERRY_OK ? end_round(worker, error) : status;
+}

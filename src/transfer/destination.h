@@ -1,0 +1,86 @@
+/**
+ * @file destination.h  One destination of a send: from its WANT to RELEASED, or to the reason why not.
+ *
+ *   WAITING --WANT--> OFFERED --PLAN--> MOVING --DONE--> RELEASED
+ *      ^---WITHDRAW------|
+ *      |                 |                 |
+ *      +-----------------+-----------------+--> FAILED: it gave up, died, stood still; or the send as a whole ended (REVOKED)
+ *
+ * From OFFER on it holds a lease: the source's memory stays as it is until this is RELEASED or FAILED, and only RELEASED lets the receiver take what it
+ * has for good. All functions are called by the one thread that runs the send; none of them waits, but for sending a message.
+ */
+#ifndef WH_TRANSFER_DESTINATION_H
+#define WH_TRANSFER_DESTINATION_H
+
+#include "transfer/chunk_list.h"
+#include "transfer/crew.h"
+#include "transfer/options.h"
+#include "transfer/source.h"
+
+typedef enum wh_destination_state {
+    WH_DESTINATION_WAITING,
+    WH_DESTINATION_OFFERED,
+    WH_DESTINATION_MOVING,
+    WH_DESTINATION_RELEASED,
+    WH_DESTINATION_FAILED,
+} wh_destination_state;
+
+typedef struct wh_destination {
+    const wh_transfer *transfer;
+    const wh_source *source;
+    wh_waiting_send *waiting; /**< The send, as the pairing sees it. */
+    wh_inbox *inbox;          /**< Of the send. */
+    int32_t rank;
+    wh_destination_state state;
+    uint64_t incarnation;
+    uint64_t nonce; /**< The tag of the receiver's inbox. */
+    uint64_t epoch; /**< Of the lease. */
+    wh_lane_site site;
+    wh_stop stop;
+    const wh_lane_ops *lane;
+    wh_lane_end *end;
+    wh_string request; /**< For the lane's accept, while channels are still to come. */
+    bool accepting;
+    int channels[WH_CREW_MAX];
+    bool verify;
+    wh_chunk_list list;
+    _Atomic uint64_t moved;
+    uint64_t peer_bytes; /**< What the receiver says it has. */
+    uint64_t wanted;     /**< Bytes that it asked for. */
+    wh_crew crew;
+    wh_digest *digests; /**< That the crew makes, by place in the list; NULL where it pushes. */
+    bool broken;        /**< The crew failed; whether that is the receiver's doing a message may still tell. */
+    wherry_error breakage;
+    uint64_t broken_at;
+    uint64_t heard; /**< When it last got on. */
+    uint64_t heard_bytes;
+    uint64_t asked_at; /**< Moments, by wh_clock_now: WANT came, */
+    uint64_t plan_at;  /**< PLAN came, */
+    uint64_t told_at;  /**< and progress was last told, to the receiver and to the user. */
+    wherry_outcome outcome;
+} wh_destination;
+
+void wh_destination_init(wh_destination *destination, const wh_transfer *transfer, const wh_source *source,
+                         wh_waiting_send *waiting, int32_t rank);
+
+/** Ends its threads, and releases what it has. */
+void wh_destination_destroy(wh_destination *destination);
+
+static inline bool wh_destination_ended(const wh_destination *destination) {
+    return destination->state >= WH_DESTINATION_RELEASED;
+}
+
+static inline bool wh_destination_holds_lease(const wh_destination *destination) {
+    return destination->state == WH_DESTINATION_OFFERED || destination->state == WH_DESTINATION_MOVING;
+}
+
+/** Takes a message of its rank, or about it. */
+void wh_destination_take(wh_destination *destination, wh_message *message);
+
+/** Looks after its crew and its progress. */
+void wh_destination_tick(wh_destination *destination);
+
+/** Ends it because the send ends: the receiver is told that the lease is revoked. */
+void wh_destination_revoke(wh_destination *destination, wherry_status status, const wherry_error *error);
+
+#endif

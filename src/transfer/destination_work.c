@@ -1,0 +1,255 @@
+#include "transfer/destination_work.h"
+
+#include <time.h>
+#include <unistd.h>
+
+#include "base/alloc.h"
+#include "base/checked.h"
+#include "base/fail.h"
+#include "base/log.h"
+
+/** Digests in one message. */
+enum { DIGESTS_MAX = 4096 };
+
+/* ---- the crew's work ---- */
+
+static bool feed_next(void *context, uint64_t *chunk_p) {
+    wh_destination *destination = context;
+    if (wh_stop_requested(&destination->stop) || wh_deadline_passed(destination->transfer->deadline) ||
+        wherry_cancel_requested(destination->transfer->options.cancel)) {
+        return false;
+    }
+    return wh_chunk_list_next(&destination->list, chunk_p);
+}
+
+static wherry_status feed_gather(void *context, uint64_t chunk, wh_segments *segments, wherry_error *error) {
+    return wh_source_gather(((wh_destination *)context)->source, chunk, segments, error);
+}
+
+static void feed_moved(void *context, uint64_t bytes) {
+    atomic_fetch_add_explicit(&((wh_destination *)context)->moved, bytes, memory_order_relaxed);
+}
+
+static wherry_status push(void *context, uint32_t worker, wherry_error *error) {
+    wh_destination *destination = context;
+    wh_feed feed = {destination, destination->verify, feed_next, feed_gather, feed_moved};
+    return destination->lane->push(destination->end, worker, &feed, error);
+}
+
+/** Makes digests for a receiver that reads the memory itself. */
+static wherry_status digest(void *context, uint32_t worker, wherry_error *error) {
+    (void)worker;
+    wh_destination *destination = context;
+    wh_digester *digester = wh_digester_create();
+    wh_segments segments = {0};
+    wherry_status status = digester ? WHERRY_OK : wh_fail_memory(error, "a digest");
+    uint64_t chunk;
+    while (status == WHERRY_OK && feed_next(destination, &chunk)) {
+        status = wh_source_gather(destination->source, chunk, &segments, error);
+        if (status == WHERRY_OK) {
+            uint64_t place = wh_chunk_list_find(&destination->list, chunk);
+            destination->digests[place] = wh_digest_of(digester, segments.items, segments.count);
+        }
+    }
+    wh_segments_destroy(&segments);
+    wh_digester_destroy(digester);
+    return status;
+}
+
+/** Whether only the thread that is inside the call may do the lane's work. */
+static bool must_work_alone(const wh_destination *destination) {
+    return (destination->lane->traits & WH_LANE_MESSAGES) &&
+           !wh_group_can(destination->site.group, WH_GROUP_CONCURRENT);
+}
+
+/** Starts a round over the list. */
+static wherry_status start(wh_destination *destination, wherry_error *error) {
+    bool one_sided = destination->lane->traits & WH_LANE_ONE_SIDED;
+    if (one_sided && !destination->verify) {
+        return WHERRY_OK;
+    }
+    if (one_sided) {
+        destination->digests = wh_alloc_array(destination->list.total, sizeof(*destination->digests));
+        if (!destination->digests) {
+            return wh_fail_memory(error, "digests");
+        }
+    }
+    if (!one_sided && must_work_alone(destination)) {
+        return push(destination, 0, error);
+    }
+    uint32_t workers = one_sided ? (uint32_t)wh_min(destination->site.threads, destination->list.total)
+                                 : (uint32_t)wh_min(destination->end->workers, WH_CREW_MAX);
+    destination->outcome.stats.workers = workers;
+    return wh_crew_start(&destination->crew, workers, one_sided ? digest : push, destination, &destination->stop,
+                         destination->inbox, error);
+}
+
+/** Sends the digests that the crew has made, an interval of the list after another. */
+static wherry_status send_digests(wh_destination *destination, wherry_error *error) {
+    wherry_status status = WHERRY_OK;
+    for (size_t i = 0; i < destination->list.count && status == WHERRY_OK; i++) {
+        const wherry_interval *interval = destination->list.intervals + i;
+        for (uint64_t done = 0; done < interval->count && status == WHERRY_OK; done += DIGESTS_MAX) {
+            size_t count = wh_min(DIGESTS_MAX, interval->count - done);
+            wh_note note = {
+                .type = WH_DIGESTS,
+                .first = interval->first + done,
+                .digests = {destination->digests + destination->list.starts[i] + done, count * WH_DIGEST_BYTES},
+            };
+            status = wh_destination_tell(destination, &note, destination->transfer->deadline, error);
+        }
+    }
+    return status;
+}
+
+wherry_status wh_destination_work_ended(wh_destination *destination, wherry_error *error) {
+    if (!wh_crew_exists(&destination->crew) || !wh_crew_ended(&destination->crew)) {
+        return WHERRY_OK;
+    }
+    wherry_status status = wh_crew_join(&destination->crew, error);
+    if (status == WHERRY_OK && destination->digests) {
+        status = send_digests(destination, error);
+    }
+    wh_free(destination->digests);
+    destination->digests = NULL;
+    return status;
+}
+
+void wh_destination_end_lane(wh_destination *destination) {
+    if (wh_crew_exists(&destination->crew)) {
+        wh_stop_request(&destination->stop);
+        wh_crew_join(&destination->crew, NULL);
+    }
+    if (destination->lane) {
+        destination->lane->close(destination->end);
+    }
+    destination->end = NULL;
+    for (size_t i = 0; i < destination->site.channel_count; i++) {
+        if (destination->channels[i] >= 0) {
+            close(destination->channels[i]);
+        }
+    }
+    destination->site.channel_count = 0;
+    wh_free(destination->digests);
+    destination->digests = NULL;
+    wh_free(destination->request.bytes);
+    destination->request = (wh_string){0};
+    wh_chunk_list_destroy(&destination->list);
+}
+
+/* ---- the lane ---- */
+
+static wherry_status refuse_lane(wh_destination *destination, wherry_status status, const wherry_error *reason,
+                                 wherry_error *error) {
+    wh_log(WHERRY_LOG_INFO, "the lane %s to rank %d does not work: %s", destination->lane->name, (int)destination->rank,
+           reason->message);
+    wh_note note = {.type = WH_REFUSE_LANE};
+    wh_note_reason(&note, status, reason);
+    wh_destination_end_lane(destination);
+    destination->lane = NULL;
+    destination->accepting = false;
+    destination->state = WH_DESTINATION_OFFERED;
+    return wh_destination_tell(destination, &note, destination->transfer->deadline, error);
+}
+
+wherry_status wh_destination_accept(wh_destination *destination, wherry_error *error) {
+    bool ready = true;
+    wherry_error reason;
+    wherry_status status = WHERRY_OK;
+    if (destination->lane->accept) {
+        status = destination->lane->accept(&destination->site, destination->request.bytes, destination->request.size,
+                                           &ready, &destination->end, &reason);
+    }
+    destination->accepting = status == WHERRY_OK && !ready;
+    if (status != WHERRY_OK) {
+        return refuse_lane(destination, status, &reason, error);
+    }
+    if (!ready) {
+        return WHERRY_OK;
+    }
+    if (destination->end) {
+        destination->site.channel_count = 0; /* they are the lane's now */
+    }
+    return start(destination, error);
+}
+
+static wherry_status take_list(wh_destination *destination, wh_bytes bytes, wherry_error *error) {
+    wherry_interval *intervals;
+    size_t count;
+    wherry_status status = wh_intervals_decode(bytes, destination->source->summary.chunks, &intervals, &count, error);
+    if (status != WHERRY_OK) {
+        return status;
+    }
+    wh_chunk_list_destroy(&destination->list);
+    bool ok = wh_chunk_list_init(&destination->list, intervals, count);
+    wh_free(intervals);
+    if (!ok) {
+        return wh_fail_memory(error, "a plan");
+    }
+    return count ? WHERRY_OK : wh_fail(error, WHERRY_MALFORMED, "a plan asks for no chunk");
+}
+
+wherry_status wh_destination_plan(wh_destination *destination, const wh_note *plan, wherry_error *error) {
+    const wh_lane_ops *lane = wh_lane_choice_find(&destination->transfer->lanes, plan->lane.bytes, plan->lane.size);
+    if (destination->state != WH_DESTINATION_OFFERED || destination->lane || !lane) {
+        return wh_fail(error, WHERRY_MALFORMED, "rank %d sent a plan out of turn, or for a lane that was not offered",
+                       (int)destination->rank);
+    }
+    wherry_status status = take_list(destination, plan->intervals, error);
+    if (status != WHERRY_OK) {
+        return status;
+    }
+    destination->state = WH_DESTINATION_MOVING;
+    destination->plan_at = destination->heard = wh_clock_now();
+    destination->wanted = plan->bytes;
+    destination->verify = plan->verify;
+    destination->outcome.stats.verified = plan->verify;
+    destination->outcome.stats.chunks = destination->list.total;
+    destination->lane = lane;
+    destination->request = (wh_string){0};
+    wh_string_append(&destination->request, plan->request.bytes, plan->request.size);
+    return destination->request.failed ? wh_fail_memory(error, "a plan") : wh_destination_accept(destination, error);
+}
+
+/** The receiver has all of the last round, so that its workers are about to end; one that says so too early is not waited for. */
+static wherry_status end_round(wh_destination *destination, wherry_error *error) {
+    wh_deadline soon = wh_transfer_last_words();
+    while (wh_crew_exists(&destination->crew) && !wh_crew_ended(&destination->crew)) {
+        if (wh_deadline_passed(soon)) {
+            return wh_fail(error, WHERRY_MALFORMED, "rank %d asks again for what it has not got yet",
+                           (int)destination->rank);
+        }
+        nanosleep(&(struct timespec){0, 1000000}, NULL);
+    }
+    wherry_status status = wh_crew_join(&destination->crew, error);
+    wh_free(destination->digests);
+    destination->digests = NULL;
+    return status;
+}
+
+wherry_status wh_destination_retry(wh_destination *destination, const wh_note *retry, wherry_error *error) {
+    if (destination->state != WH_DESTINATION_MOVING || destination->accepting) {
+        return wh_fail(error, WHERRY_MALFORMED, "rank %d asks again for what it has not got yet",
+                       (int)destination->rank);
+    }
+    wherry_status status = end_round(destination, error);
+    if (status == WHERRY_OK) {
+        status = take_list(destination, retry->intervals, error);
+    }
+    destination->outcome.stats.retries += (uint32_t)destination->list.total;
+    destination->heard = wh_clock_now();
+    return status == WHERRY_OK ? start(destination, error) : status;
+}
+
+wherry_status wh_destination_assist(wh_destination *destination, const wh_note *assist, wherry_error *error) {
+    const wh_lane_ops *lane = wh_lane_choice_find(&destination->transfer->lanes, assist->lane.bytes, assist->lane.size);
+    if (!lane || !lane->assist) {
+        return wh_fail(error, WHERRY_MALFORMED, "rank %d asks for help with a lane that has none",
+                       (int)destination->rank);
+    }
+    wherry_error reason = {.status = WHERRY_OK};
+    wherry_status status = lane->assist(&destination->site, assist->request.bytes, assist->request.size, &reason);
+    wh_note answer = {.type = WH_ASSISTED};
+    wh_note_reason(&answer, status, &reason);
+    return wh_destination_tell(destination, &answer, destination->transfer->deadline, error);
+}

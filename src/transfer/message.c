@@ -1,0 +1,272 @@
+#include "transfer/message.h"
+
+#include <inttypes.h>
+#include <string.h>
+
+#include "base/alloc.h"
+#include "base/checked.h"
+#include "base/cursor.h"
+#include "base/fail.h"
+#include "base/utf8.h"
+
+/** Cuts a text that is too long, not within a character. */
+static void append_text(wh_string *message, wh_bytes text, size_t most) {
+    const uint8_t *bytes = text.bytes;
+    size_t size = wh_min(text.size, most);
+    while (size > 0 && size < text.size && (bytes[size] & 0xC0) == 0x80) {
+        size--;
+    }
+    wh_append_sized(message, text.bytes, size, 2);
+}
+
+static void append_lanes(wh_string *message, const wh_note *note) {
+    wh_append_number(message, note->lane_count, 1);
+    for (size_t i = 0; i < note->lane_count; i++) {
+        wh_append_sized(message, note->lanes[i].name.bytes, note->lanes[i].name.size, 1);
+        wh_append_sized(message, note->lanes[i].offer.bytes, note->lanes[i].offer.size, 2);
+    }
+}
+
+static void append_request(wh_string *message, const wh_note *note) {
+    wh_append_sized(message, note->lane.bytes, note->lane.size, 1);
+    wh_append_sized(message, note->request.bytes, note->request.size, 2);
+}
+
+static void append_reason(wh_string *message, const wh_note *note) {
+    wh_append_number(message, (uint32_t)note->status, 4);
+    append_text(message, note->path, WH_REASON_PATH_MAX);
+    append_text(message, note->text, WH_REASON_MAX);
+}
+
+static void append_offer(wh_string *message, const wh_note *note) {
+    wh_append_number(message, note->id, 8);
+    wh_append_number(message, note->epoch, 8);
+    wh_append_number(message, (uint64_t)note->step, 8);
+    wh_append_number(message, note->verify, 1);
+    append_lanes(message, note);
+    wh_append_sized(message, note->manifest.bytes, note->manifest.size, 8);
+    wh_append_sized(message, note->addresses.bytes, note->addresses.size, 8);
+}
+
+void wh_note_encode(const wh_note *note, wh_string *message) {
+    wh_append_number(message, note->type, 1);
+    switch (note->type) {
+    case WH_WANT:
+        wh_append_number(message, WH_CONVERSATION_VERSION, 2);
+        wh_append_number(message, note->nonce, 8);
+        wh_append_number(message, (uint64_t)note->step, 8);
+        wh_append_number(message, note->verify, 1);
+        break;
+    case WH_WITHDRAW:
+        wh_append_number(message, note->nonce, 8);
+        append_reason(message, note);
+        break;
+    case WH_OFFER:
+        wh_append_number(message, WH_CONVERSATION_VERSION, 2);
+        append_offer(message, note);
+        break;
+    case WH_PLAN:
+        append_request(message, note);
+        wh_append_number(message, note->verify, 1);
+        wh_append_number(message, note->bytes, 8);
+        wh_append_sized(message, note->intervals.bytes, note->intervals.size, 4);
+        break;
+    case WH_RETRY:
+        wh_append_sized(message, note->intervals.bytes, note->intervals.size, 4);
+        break;
+    case WH_ASSIST:
+        append_request(message, note);
+        break;
+    case WH_DIGESTS:
+        wh_append_number(message, note->first, 8);
+        wh_append_sized(message, note->digests.bytes, note->digests.size, 4);
+        break;
+    case WH_PROGRESS:
+        wh_append_number(message, note->bytes, 8);
+        break;
+    case WH_DONE:
+        wh_append_number(message, note->epoch, 8);
+        wh_append_number(message, note->bytes, 8);
+        break;
+    case WH_RELEASED:
+        wh_append_number(message, note->epoch, 8);
+        break;
+    case WH_REVOKED:
+        wh_append_number(message, note->epoch, 8);
+        append_reason(message, note);
+        break;
+    case WH_REFUSE_LANE:
+    case WH_ASSISTED:
+    case WH_ABORT:
+        append_reason(message, note);
+        break;
+    }
+}
+
+static wh_bytes take_sized(wh_cursor *cursor, size_t width) {
+    wh_bytes taken;
+    taken.bytes = wh_cursor_sized(cursor, width, &taken.size);
+    return taken;
+}
+
+/** A text that can go into errors and logs: UTF-8 without control characters. Another is replaced: what the message says stands without it. */
+static wh_bytes take_text(wh_cursor *cursor, size_t most) {
+    static const char unprintable[] = "(a text that cannot be printed)";
+    wh_bytes text = take_sized(cursor, 2);
+    const uint8_t *bytes = text.bytes;
+    bool printable = text.size <= most && (!bytes || wh_utf8_valid(text.bytes, text.size));
+    for (size_t i = 0; i < text.size && printable; i++) {
+        printable = bytes[i] >= 0x20 && bytes[i] != 0x7F;
+    }
+    return printable ? text : (wh_bytes){unprintable, sizeof(unprintable) - 1};
+}
+
+static void take_reason(wh_cursor *cursor, wh_note *note) {
+    note->status = (int32_t)(uint32_t)wh_cursor_number(cursor, 4);
+    note->path = take_text(cursor, WH_REASON_PATH_MAX);
+    note->text = take_text(cursor, WH_REASON_MAX);
+}
+
+static void take_request(wh_cursor *cursor, wh_note *note) {
+    note->lane = take_sized(cursor, 1);
+    note->request = take_sized(cursor, 2);
+    cursor->failed = cursor->failed || note->request.size > WH_LANE_OFFER_MAX;
+}
+
+static void take_offer(wh_cursor *cursor, wh_note *note) {
+    note->id = wh_cursor_number(cursor, 8);
+    note->epoch = wh_cursor_number(cursor, 8);
+    note->step = (int64_t)wh_cursor_number(cursor, 8);
+    note->verify = (uint8_t)wh_cursor_number(cursor, 1);
+    note->lane_count = (size_t)wh_cursor_number(cursor, 1);
+    cursor->failed = cursor->failed || note->lane_count > WH_OFFERED_LANES_MAX;
+    for (size_t i = 0; i < note->lane_count && !cursor->failed; i++) {
+        note->lanes[i].name = take_sized(cursor, 1);
+        note->lanes[i].offer = take_sized(cursor, 2);
+        cursor->failed = cursor->failed || note->lanes[i].offer.size > WH_LANE_OFFER_MAX;
+    }
+    note->manifest = take_sized(cursor, 8);
+    note->addresses = take_sized(cursor, 8);
+}
+
+/** Reads the fields of a type that has no version. */
+static void take_fields(wh_cursor *cursor, wh_note *note) {
+    switch (note->type) {
+    case WH_WITHDRAW:
+        note->nonce = wh_cursor_number(cursor, 8);
+        take_reason(cursor, note);
+        break;
+    case WH_PLAN:
+        take_request(cursor, note);
+        note->verify = (uint8_t)wh_cursor_number(cursor, 1);
+        note->bytes = wh_cursor_number(cursor, 8);
+        note->intervals = take_sized(cursor, 4);
+        break;
+    case WH_RETRY:
+        note->intervals = take_sized(cursor, 4);
+        break;
+    case WH_ASSIST:
+        take_request(cursor, note);
+        break;
+    case WH_DIGESTS:
+        note->first = wh_cursor_number(cursor, 8);
+        note->digests = take_sized(cursor, 4);
+        cursor->failed = cursor->failed || note->digests.size % WH_DIGEST_BYTES;
+        break;
+    case WH_PROGRESS:
+        note->bytes = wh_cursor_number(cursor, 8);
+        break;
+    case WH_DONE:
+        note->epoch = wh_cursor_number(cursor, 8);
+        note->bytes = wh_cursor_number(cursor, 8);
+        break;
+    case WH_RELEASED:
+        note->epoch = wh_cursor_number(cursor, 8);
+        break;
+    case WH_REVOKED:
+        note->epoch = wh_cursor_number(cursor, 8);
+        take_reason(cursor, note);
+        break;
+    case WH_REFUSE_LANE:
+    case WH_ASSISTED:
+    case WH_ABORT:
+        take_reason(cursor, note);
+        break;
+    default:
+        cursor->failed = true;
+    }
+}
+
+static wherry_status fail_version(const wh_note *note, wherry_error *error) {
+    return wh_fail(error, WHERRY_BAD_VERSION,
+                   "the other side speaks version %u of the conversation and this one %d; use the same version of "
+                   "Wherry on both",
+                   note->version, WH_CONVERSATION_VERSION);
+}
+
+wherry_status wh_note_decode(const void *bytes, size_t size, wh_note *note_p, wherry_error *error) {
+    wh_cursor cursor = wh_cursor_over(bytes, size);
+    wh_note note = {.type = (wh_message_type)wh_cursor_number(&cursor, 1)};
+    if (note.type == WH_WANT || note.type == WH_OFFER) {
+        note.version = (uint16_t)wh_cursor_number(&cursor, 2);
+        uint64_t first = wh_cursor_number(&cursor, 8);
+        if (note.version != WH_CONVERSATION_VERSION && !cursor.failed) {
+            note.nonce = note.id = first;
+            *note_p = note;
+            return fail_version(&note, error);
+        }
+        if (note.type == WH_OFFER) {
+            cursor = wh_cursor_over((const uint8_t *)bytes + 3, size - wh_min(size, 3));
+            take_offer(&cursor, &note);
+        } else {
+            note.nonce = first;
+            note.step = (int64_t)wh_cursor_number(&cursor, 8);
+            note.verify = (uint8_t)wh_cursor_number(&cursor, 1);
+        }
+    } else {
+        take_fields(&cursor, &note);
+    }
+    if (!wh_cursor_ended(&cursor)) {
+        return wh_fail(error, WHERRY_MALFORMED, "a message of %zu bytes, type %d, is not of the form of the protocol",
+                       size, (int)note.type);
+    }
+    *note_p = note;
+    return WHERRY_OK;
+}
+
+void wh_intervals_encode(const wherry_interval *intervals, size_t count, wh_string *bytes) {
+    for (size_t i = 0; i < count; i++) {
+        wh_append_number(bytes, intervals[i].first, 8);
+        wh_append_number(bytes, intervals[i].count, 8);
+    }
+}
+
+wherry_status wh_intervals_decode(wh_bytes bytes, uint64_t chunks, wherry_interval **intervals_p, size_t *count_p,
+                                  wherry_error *error) {
+    wh_cursor cursor = wh_cursor_over(bytes.bytes, bytes.size);
+    size_t count = bytes.size / 16;
+    wherry_interval *intervals = wh_alloc_array(count, sizeof(*intervals));
+    if (!intervals) {
+        return wh_fail_memory(error, "a plan");
+    }
+    uint64_t end = 0;
+    for (size_t i = 0; i < count; i++) {
+        uint64_t first = wh_cursor_number(&cursor, 8);
+        uint64_t length = wh_cursor_number(&cursor, 8);
+        if (first >= chunks || length == 0 || length > chunks - first || (i && first <= end)) {
+            wh_free(intervals);
+            return wh_fail(error, WHERRY_OUT_OF_BOUNDS,
+                           "chunks %" PRIu64 " to %" PRIu64 " were asked for, out of order or of only %" PRIu64, first,
+                           first + length, chunks);
+        }
+        intervals[i] = (wherry_interval){first, length};
+        end = first + length;
+    }
+    if (!wh_cursor_ended(&cursor)) {
+        wh_free(intervals);
+        return wh_fail(error, WHERRY_MALFORMED, "a list of chunks is not of the form of the protocol");
+    }
+    *intervals_p = intervals;
+    *count_p = count;
+    return WHERRY_OK;
+}

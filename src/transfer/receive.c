@@ -1,0 +1,324 @@
+/* Receiving: ask, plan, take a lane, move the bytes, and rely on them only when the source has confirmed that they stood still. */
+#include "transfer/receive.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include <wherry/manifest.h>
+
+#include "base/alloc.h"
+#include "base/checked.h"
+#include "base/fail.h"
+#include "base/log.h"
+
+wherry_status wh_receive_tell(wh_receive *receive, const wh_note *note, wherry_error *error) {
+    receive->stats.messages++;
+    return wh_transport_tell(receive->transfer.transport, receive->rank, receive->offer.id, note,
+                             receive->transfer.deadline, error);
+}
+
+/* ---- heeding the source ---- */
+
+static wherry_status take_answer(wh_receive *receive, const wh_note *note) {
+    receive->answer = note->type;
+    receive->reason = (wherry_error){.status = WHERRY_OK};
+    if (note->status != WHERRY_OK) {
+        wh_fail(&receive->reason, WHERRY_REFUSED, "%.*s", (int)note->text.size, (const char *)note->text.bytes);
+    }
+    return WHERRY_OK;
+}
+
+static wherry_status take_note(wh_receive *receive, const wh_note *note, wherry_error *error) {
+    switch (note->type) {
+    case WH_RELEASED:
+        if (note->epoch == receive->offer.epoch) {
+            receive->answer = WH_RELEASED;
+        }
+        return WHERRY_OK;
+    case WH_ASSISTED:
+    case WH_REFUSE_LANE:
+        return take_answer(receive, note);
+    case WH_DIGESTS:
+        receive->heard = wh_clock_now();
+        return wh_chunk_sink_claim(&receive->sink, note->first, note->digests.bytes,
+                                   note->digests.size / WH_DIGEST_BYTES)
+                   ? WHERRY_OK
+                   : wh_fail(error, WHERRY_MALFORMED, "rank %d sent digests that nobody asked for", (int)receive->rank);
+    case WH_PROGRESS:
+        return WHERRY_OK;
+    case WH_REVOKED:
+        receive->gone = true;
+        wh_fail_note(error, WHERRY_REVOKED, receive->rank, note, "took its offer back, what was received is not valid");
+        wh_receive_tell(receive, &(wh_note){.type = WH_ABORT, .status = WHERRY_REVOKED}, NULL);
+        return WHERRY_REVOKED;
+    case WH_ABORT:
+        receive->gone = true;
+        return wh_fail_note(error, note->status == WHERRY_MISMATCH ? WHERRY_MISMATCH : WHERRY_ABORTED, receive->rank,
+                            note, "gave up");
+    default:
+        return wh_fail(error, WHERRY_MALFORMED, "rank %d sent a message of type %d, which a source does not",
+                       (int)receive->rank, (int)note->type);
+    }
+}
+
+static wherry_status take_message(wh_receive *receive, wh_message *message, wherry_error *error) {
+    if (message->rank != receive->rank) {
+        return WHERRY_OK; /* the loss of another rank, or a message that no source sends */
+    }
+    if (message->kind == WH_MESSAGE_LOST && message->incarnation < receive->incarnation) {
+        return WHERRY_OK;
+    }
+    if (message->kind == WH_MESSAGE_LOST) {
+        receive->gone = true;
+        wh_fail(error, WHERRY_PEER_LOST, "rank %d was lost: %.*s", (int)receive->rank, (int)message->size,
+                message->bytes ? (const char *)message->bytes : "");
+        error->rank = receive->rank;
+        return WHERRY_PEER_LOST;
+    }
+    wh_note note;
+    wherry_status status = wh_note_decode(message->bytes, message->size, &note, error);
+    if (status == WHERRY_OK && note.type == WH_OFFER && !receive->offer_message.bytes) {
+        receive->offer_message = *message;
+        receive->offer = note;
+        message->bytes = NULL;
+        return WHERRY_OK;
+    }
+    return status == WHERRY_OK ? take_note(receive, &note, error) : status;
+}
+
+wherry_status wh_receive_heed(wh_receive *receive, wh_deadline deadline, const char *doing, wherry_error *error) {
+    wh_message message;
+    wherry_status status = wh_transfer_must_end(&receive->transfer, doing, error);
+    if (status != WHERRY_OK) {
+        error->rank = receive->rank;
+        return status;
+    }
+    status = wh_inbox_take(receive->inbox, deadline, &message, error);
+    if (status == WHERRY_TIMED_OUT) {
+        return WHERRY_OK;
+    }
+    if (status == WHERRY_OK) {
+        status = take_message(receive, &message, error);
+        wh_message_clear(&message);
+    }
+    return status;
+}
+
+wherry_status wh_receive_await(wh_receive *receive, wh_message_type type, const char *doing, wherry_error *error) {
+    wh_deadline limit = wh_deadline_in_ms(receive->transfer.options.no_progress_ms);
+    wherry_status status = WHERRY_OK;
+    while (status == WHERRY_OK && receive->answer != type && receive->answer != WH_REFUSE_LANE) {
+        if (wh_deadline_passed(limit)) {
+            wh_fail(error, WHERRY_TIMED_OUT, "rank %d: timed out while %s: no answer for %lld ms", (int)receive->rank,
+                    doing, (long long)receive->transfer.options.no_progress_ms);
+            error->rank = receive->rank;
+            return WHERRY_TIMED_OUT;
+        }
+        status = wh_receive_heed(receive, wh_transfer_tick(&receive->transfer), doing, error);
+    }
+    return status;
+}
+
+/* ---- asking and planning ---- */
+
+static wherry_status ask(wh_receive *receive, wherry_error *error) {
+    wherry_transport *transport = receive->transfer.transport;
+    receive->nonce = wh_random_tag();
+    if (!receive->nonce) {
+        return wh_fail(error, WHERRY_SYSTEM, "the system gives no random numbers");
+    }
+    wherry_status status = wh_inbox_open(transport->group, receive->nonce, &receive->inbox, error);
+    if (status != WHERRY_OK) {
+        return status;
+    }
+    wh_cancel_attach(receive->transfer.options.cancel, &receive->cancellable, receive->inbox);
+    wh_note want = {
+        .type = WH_WANT,
+        .nonce = receive->nonce,
+        .step = receive->transfer.options.step,
+        .verify = (uint8_t)receive->transfer.options.verify,
+    };
+    receive->asked_at = wh_clock_now();
+    receive->stats.messages++;
+    status = wh_transport_tell(transport, receive->rank, transport->tag, &want, receive->transfer.deadline, error);
+    receive->incarnation = wh_mailbox_incarnation(transport->group->mailbox, receive->rank);
+    return status;
+}
+
+static wherry_status await_offer(wh_receive *receive, wherry_error *error) {
+    wherry_status status = WHERRY_OK;
+    while (status == WHERRY_OK && !receive->offer_message.bytes) {
+        status =
+            wh_receive_heed(receive, wh_transfer_tick(&receive->transfer), "waiting for the source to send", error);
+    }
+    receive->offered_at = wh_clock_now();
+    return status;
+}
+
+static wherry_status make_plan(wh_receive *receive, const wherry_value *target, wherry_error *error) {
+    const wherry_transfer_options *options = &receive->transfer.options;
+    wherry_prepared *prepared;
+    wherry_status status = wherry_manifest_decode(receive->offer.manifest.bytes, receive->offer.manifest.size,
+                                                  options->limits, &prepared, error);
+    if (status != WHERRY_OK) {
+        return status;
+    }
+    wherry_plan_options plan_options;
+    wherry_plan_options_init(&plan_options);
+    plan_options.flags = options->flags & WHERRY_PLAN_FLAGS;
+    plan_options.device = options->device;
+    plan_options.allocate = options->allocate;
+    plan_options.context = options->allocate_context;
+    plan_options.rank = receive->transfer.transport->group->rank;
+    status = wherry_plan_create(prepared, target, &plan_options, &receive->plan, error);
+    if (status != WHERRY_OK) {
+        wherry_prepared_destroy(prepared);
+        return status;
+    }
+    wherry_plan_summarize(receive->plan, &receive->summary);
+    for (size_t i = 0; i < receive->summary.missing || i < receive->summary.extra; i++) {
+        wh_log(WHERRY_LOG_DEBUG, "partial: the source lacks %s, the target lacks %s",
+               i < receive->summary.missing ? wherry_plan_missing(receive->plan, i) : "nothing more",
+               i < receive->summary.extra ? wherry_plan_extra(receive->plan, i) : "nothing more");
+    }
+    return WHERRY_OK;
+}
+
+/** Asks, and finds out what will be received where. The target is made while the source prepares its offer. */
+static wherry_status agree(wh_receive *receive, wherry_error *error) {
+    const wherry_transfer_options *options = &receive->transfer.options;
+    const wherry_value *target = NULL;
+    wherry_status status = ask(receive, error);
+    if (status == WHERRY_OK && options->target) {
+        status = options->target(options->target_context, &target);
+        if (status != WHERRY_OK) {
+            wh_fail(error, status, "the target callback failed: %s", wherry_status_text(status));
+        }
+    }
+    if (status == WHERRY_OK) {
+        status = await_offer(receive, error);
+    }
+    receive->in_place = target != NULL;
+    int64_t steps[] = {options->step, receive->offer.step};
+    if (status == WHERRY_OK && steps[0] != steps[1] && steps[0] != WHERRY_STEP_ANY && steps[1] != WHERRY_STEP_ANY) {
+        status = wh_fail(error, WHERRY_MISMATCH, "rank %d sends step %lld and step %lld is wanted", (int)receive->rank,
+                         (long long)steps[1], (long long)steps[0]);
+    }
+    return status == WHERRY_OK ? make_plan(receive, target, error) : status;
+}
+
+/* ---- the end ---- */
+
+static wherry_status confirm(wh_receive *receive, wherry_error *error) {
+    receive->done_at = wh_clock_now();
+    receive->answer = 0;
+    wh_note done = {.type = WH_DONE, .epoch = receive->offer.epoch, .bytes = atomic_load(&receive->sink.moved)};
+    wherry_status status = wh_receive_tell(receive, &done, error);
+    return status == WHERRY_OK ? wh_receive_await(receive, WH_RELEASED, "waiting for the source to confirm", error)
+                               : status;
+}
+
+/** Tells the source that this side gives up. */
+static void give_up(wh_receive *receive, wherry_status status, const wherry_error *error) {
+    if (receive->gone || !receive->inbox) {
+        return;
+    }
+    bool offered = receive->offer_message.bytes != NULL;
+    wherry_transport *transport = receive->transfer.transport;
+    wh_note note = {.type = offered ? WH_ABORT : WH_WITHDRAW, .nonce = receive->nonce};
+    wh_note_reason(&note, status, error);
+    wh_transport_tell(transport, receive->rank, offered ? receive->offer.id : transport->tag, &note,
+                      wh_transfer_last_words(), NULL);
+}
+
+static void finish_stats(wh_receive *receive) {
+    wherry_stats *stats = &receive->stats;
+    uint64_t now = wh_clock_now();
+    stats->struct_size = sizeof(*stats);
+    stats->offer_seconds = wh_seconds(receive->asked_at, receive->offered_at);
+    stats->plan_seconds = wh_seconds(receive->offered_at, receive->data_at);
+    stats->data_seconds = wh_seconds(receive->data_at, receive->done_at ? receive->done_at : now);
+    stats->release_seconds = wh_seconds(receive->done_at, now);
+    stats->total_seconds = wh_seconds(receive->transfer.begin, now);
+    stats->tensors = receive->summary.tensors;
+    stats->bytes_wanted = receive->summary.chunk_bytes;
+    stats->bytes_moved = atomic_load(&receive->sink.moved);
+    stats->verified = receive->verify;
+    if (receive->lane) {
+        snprintf(stats->lane, sizeof(stats->lane), "%s", receive->lane->name);
+    }
+    if (receive->reasons.bytes && !receive->reasons.failed) {
+        snprintf(stats->reasons, sizeof(stats->reasons), "%s", receive->reasons.bytes);
+    }
+    if (receive->transfer.options.stats) {
+        *receive->transfer.options.stats = *stats;
+    }
+}
+
+static void log_success(const wh_receive *receive) {
+    const wherry_stats *stats = &receive->stats;
+    double rate = stats->data_seconds > 0 ? (double)stats->bytes_moved / stats->data_seconds * 1e-9 : 0;
+    wh_log(WHERRY_LOG_INFO,
+           "received %llu tensors, %llu bytes from rank %d over %s%s in %.3f s (data %.3f s, %.2f GB/s; offer %.3f, "
+           "plan %.3f, release %.3f)",
+           (unsigned long long)stats->tensors, (unsigned long long)stats->bytes_moved, (int)receive->rank,
+           *stats->lane ? stats->lane : "no lane", stats->verified ? ", verified" : "", stats->total_seconds,
+           stats->data_seconds, rate, stats->offer_seconds, stats->plan_seconds, stats->release_seconds);
+}
+
+static wherry_status run(wh_receive *receive, wherry_value **state_p, wherry_error *error) {
+    wherry_status status = agree(receive, error);
+    receive->data_at = wh_clock_now();
+    if (status == WHERRY_OK && receive->summary.chunks) {
+        status = wh_receive_bytes(receive, error);
+    }
+    if (status == WHERRY_OK) {
+        status = confirm(receive, error);
+    }
+    wh_receive_end_lane(receive);
+    if (status != WHERRY_OK) {
+        give_up(receive, status, error);
+        wh_receive_report(receive, error);
+        error->status = status;
+        wh_log(WHERRY_LOG_WARN, "receiving from rank %d failed: %s", (int)receive->rank, error->message);
+    } else {
+        wh_receive_progress(receive, true);
+        status = wherry_plan_take_state(receive->plan, state_p, error);
+    }
+    finish_stats(receive);
+    if (status == WHERRY_OK) {
+        log_success(receive);
+    }
+    return status;
+}
+
+wherry_status wherry_checkpoint_recv(wherry_transport *transport, int32_t rank, const wherry_transfer_options *options,
+                                     wherry_value **state_p, wherry_error *error) {
+    wherry_error own;
+    error = error ? error : &own;
+    if (!transport || !state_p) {
+        return wh_fail(error, WHERRY_INVALID_ARGUMENT, "transport or state_p is NULL");
+    }
+    if (rank < 0 || rank >= transport->group->size) {
+        return wh_fail(error, WHERRY_INVALID_ARGUMENT, "rank %d is not one of the %d of the group", (int)rank,
+                       (int)transport->group->size);
+    }
+    wh_receive receive = {.rank = rank, .stop.event = -1};
+    wherry_status status = wh_transfer_begin(&receive.transfer, transport, options, error);
+    if (status != WHERRY_OK) {
+        return status;
+    }
+    if (receive.transfer.options.report_p) {
+        *receive.transfer.options.report_p = NULL;
+    }
+    status = run(&receive, state_p, error);
+    wh_cancel_detach(receive.transfer.options.cancel, &receive.cancellable);
+    wh_inbox_close(receive.inbox);
+    wh_message_clear(&receive.offer_message);
+    wh_stop_destroy(&receive.stop);
+    wh_chunk_sink_destroy(&receive.sink);
+    wh_tensor_table_destroy(&receive.table);
+    wh_free(receive.reasons.bytes);
+    wherry_plan_destroy(receive.plan);
+    return status;
+}

@@ -1,0 +1,82 @@
+/**
+ * @file receive.h  A call of wherry_checkpoint_recv, as its parts share it.
+ *
+ * receive.c asks, plans and ends it; receive_lane.c finds a lane that works; receive_data.c moves the bytes. Everything here is used by the thread that is
+ * inside the call; the crew only touches the sink.
+ */
+#ifndef WH_TRANSFER_RECEIVE_H
+#define WH_TRANSFER_RECEIVE_H
+
+#include "transfer/cancel.h"
+#include "transfer/crew.h"
+#include "transfer/options.h"
+#include "transfer/sink.h"
+#include "transfer/tensor_table.h"
+
+typedef struct wh_receive {
+    wh_transfer transfer;
+    int32_t rank;         /**< Of the source. */
+    uint64_t incarnation; /**< That the question went to; 0: not known. */
+    uint64_t nonce;
+    wh_inbox *inbox;
+    wh_cancellable cancellable;
+    wh_message offer_message; /**< The OFFER, which `offer` borrows from. */
+    wh_note offer;
+    wherry_plan *plan;
+    wherry_plan_summary summary;
+    bool in_place;
+    wh_stop stop;
+    wh_lane_site site;
+    const wh_lane_ops *lane;
+    wh_lane_end *end;
+    wh_chunk_sink sink;
+    bool verify;
+    wh_crew crew;
+    wh_message_type answer; /**< The last of RELEASED, ASSISTED, REFUSE_LANE that came; 0: none. */
+    wherry_error reason;    /**< What it said; status WHERRY_OK where it was a yes. */
+    bool gone;              /**< The source is lost, or has ended the conversation: it need not be told. */
+    wh_tensor_table table;
+    bool has_table;
+    uint64_t asked_at; /**< Moments, by wh_clock_now. */
+    uint64_t offered_at;
+    uint64_t data_at;
+    uint64_t done_at;
+    uint64_t told_at;     /**< Progress, to the source; */
+    uint64_t shown_at;    /**< to the user. */
+    uint64_t heard;       /**< When something last got on, */
+    uint64_t heard_bytes; /**< at so many bytes. */
+    wherry_stats stats;
+    wh_string reasons; /**< Why lanes were not taken. */
+} wh_receive;
+
+/** Sends the source a message under the id of its send. */
+wherry_status wh_receive_tell(wh_receive *receive, const wh_note *note, wherry_error *error);
+
+/**
+ * Takes a message if one comes until the deadline, and heeds it.
+ * @return WHERRY_OK, also where none came; the reason where the receive must end: the source revoked, gave up or was lost; cancelled; timed out.
+ */
+wherry_status wh_receive_heed(wh_receive *receive, wh_deadline deadline, const char *doing, wherry_error *error);
+
+/** Waits for the source's answer of that type, or of REFUSE_LANE. receive->answer and ->reason have it. */
+wherry_status wh_receive_await(wh_receive *receive, wh_message_type type, const char *doing, wherry_error *error);
+
+/** Gets all bytes over the first lane that works. */
+wherry_status wh_receive_bytes(wh_receive *receive, wherry_error *error);
+
+/** Moves all chunks over the lane that was taken, again where they are wrong. Where the source refuses the lane after all, ->answer says so. */
+wherry_status wh_receive_data(wh_receive *receive, wherry_error *error);
+
+/** Says how far it is, to the source and to the user; `last`: in any case, to the user. */
+void wh_receive_progress(wh_receive *receive, bool last);
+
+/** Stops the crew and closes the lane. */
+void wh_receive_end_lane(wh_receive *receive);
+
+/** After a failure: which tensors are complete, half written, untouched; added to the error, and to options.report_p. */
+void wh_receive_report(wh_receive *receive, wherry_error *error);
+
+/** The table of tensors, made when it is first needed; NULL where there is no memory. */
+const wh_tensor_table *wh_receive_table(wh_receive *receive);
+
+#endif

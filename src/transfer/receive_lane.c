@@ -1,0 +1,173 @@
+/* Finding a lane that works: the fastest that is allowed and offered, tried for real; and the next where it does not. */
+#include <string.h>
+
+#include "base/alloc.h"
+#include "base/fail.h"
+#include "base/log.h"
+#include "transfer/receive.h"
+
+static const wh_offered_lane *find_offer(const wh_receive *receive, const wh_lane_ops *lane) {
+    for (size_t i = 0; i < receive->offer.lane_count; i++) {
+        const wh_offered_lane *one = receive->offer.lanes + i;
+        if (one->name.size == strlen(lane->name) && memcmp(one->name.bytes, lane->name, one->name.size) == 0) {
+            return one;
+        }
+    }
+    return NULL;
+}
+
+static void note_refusal(wh_receive *receive, const wh_lane_ops *lane, const wherry_error *reason) {
+    wherry_log_level level = reason->status == WHERRY_UNSUPPORTED ? WHERRY_LOG_INFO : WHERRY_LOG_WARN;
+    wh_log(level, "the lane %s from rank %d does not work: %s", lane->name, (int)receive->rank, reason->message);
+    wh_string_format(&receive->reasons, "%s%s: %s", receive->reasons.size ? "; " : "", lane->name, reason->message);
+}
+
+/** Whether what the source says of its memory fits the manifest. */
+static wherry_status check_addresses(const wh_receive *receive, wherry_error *error) {
+    wherry_prepared_summary summary;
+    wherry_prepared_summarize(wherry_plan_prepared(receive->plan), &summary);
+    return receive->offer.addresses.size / 8 == summary.storages && receive->offer.addresses.size % 8 == 0
+               ? WHERRY_OK
+               : wh_fail(error, WHERRY_MALFORMED, "the source gave %zu addresses for %llu storages",
+                         receive->offer.addresses.size / 8, (unsigned long long)summary.storages);
+}
+
+static bool decide_verify(const wh_receive *receive) {
+    wherry_verify said = receive->transfer.options.verify;
+    if (said == WHERRY_VERIFY_DEFAULT && receive->offer.verify <= WHERRY_VERIFY_OFF) {
+        said = (wherry_verify)receive->offer.verify;
+    }
+    return said == WHERRY_VERIFY_DEFAULT ? (receive->lane->traits & WH_LANE_NETWORK) != 0 : said == WHERRY_VERIFY_ON;
+}
+
+/** A new stop and a new site: the last lane's stop may have been requested. */
+static wherry_status new_site(wh_receive *receive, wherry_error *error) {
+    wh_stop_destroy(&receive->stop);
+    receive->site = (wh_lane_site){
+        .group = receive->transfer.transport->group,
+        .peer = receive->rank,
+        .tag = receive->offer.id,
+        .threads = receive->transfer.options.threads,
+        .keep_ptracer = receive->transfer.options.flags & WHERRY_KEEP_PTRACER,
+        .stop = &receive->stop,
+        .deadline = receive->transfer.deadline,
+        .no_progress_ms = (uint32_t)receive->transfer.options.no_progress_ms,
+    };
+    return wh_stop_init(&receive->stop, error);
+}
+
+static wherry_status send_plan(wh_receive *receive, const wh_string *request, wherry_error *error) {
+    size_t count;
+    const wherry_interval *intervals = wherry_plan_intervals(receive->plan, &count);
+    wh_string list = {0};
+    wh_intervals_encode(intervals, count, &list);
+    wh_note plan = {
+        .type = WH_PLAN,
+        .lane = {receive->lane->name, strlen(receive->lane->name)},
+        .request = {request->bytes, request->size},
+        .verify = receive->verify,
+        .bytes = receive->summary.chunk_bytes,
+        .intervals = {list.bytes, list.size},
+    };
+    wherry_status status =
+        list.failed || request->failed ? wh_fail_memory(error, "a plan") : wh_receive_tell(receive, &plan, error);
+    wh_free(list.bytes);
+    return status;
+}
+
+/** Asks the source to open the door, and probes again. @return why the receive must end; `refusal` has the lane's own result. */
+static wherry_status assist(wh_receive *receive, const wh_offered_lane *offered, wh_string *request,
+                            wherry_error *refusal, wherry_error *error) {
+    wh_note note = {
+        .type = WH_ASSIST,
+        .lane = {receive->lane->name, strlen(receive->lane->name)},
+        .request = {request->bytes, request->size},
+    };
+    receive->answer = 0;
+    wherry_status status = wh_receive_tell(receive, &note, error);
+    if (status == WHERRY_OK) {
+        status = wh_receive_await(receive, WH_ASSISTED, "waiting for the source to open a lane", error);
+    }
+    if (status != WHERRY_OK) {
+        return status;
+    }
+    if (receive->reason.status != WHERRY_OK) {
+        wherry_error first = *refusal;
+        wh_fail(refusal, first.status, "%s; the source does not open it: %s", first.message, receive->reason.message);
+        return WHERRY_OK;
+    }
+    bool again = false;
+    request->size = 0;
+    refusal->status = receive->lane->probe(&receive->site, offered->offer.bytes, offered->offer.size, request, &again,
+                                           &receive->end, refusal);
+    return WHERRY_OK;
+}
+
+/** Tries one lane. @return why the receive must end; `refusal->status` is WHERRY_OK where the lane is taken. */
+static wherry_status try_lane(wh_receive *receive, const wh_offered_lane *offered, wherry_error *refusal,
+                              wherry_error *error) {
+    wh_string request = {0};
+    bool may_assist = false;
+    wherry_status status = new_site(receive, error);
+    if (status != WHERRY_OK) {
+        return status;
+    }
+    refusal->status = receive->lane->traits & WH_LANE_ONE_SIDED ? check_addresses(receive, refusal) : WHERRY_OK;
+    if (refusal->status == WHERRY_OK) {
+        refusal->status = receive->lane->probe(&receive->site, offered->offer.bytes, offered->offer.size, &request,
+                                               &may_assist, &receive->end, refusal);
+    }
+    if (refusal->status != WHERRY_OK && may_assist) {
+        status = assist(receive, offered, &request, refusal, error);
+    }
+    if (status == WHERRY_OK && refusal->status == WHERRY_OK) {
+        receive->verify = decide_verify(receive);
+        status = send_plan(receive, &request, error);
+    }
+    wh_free(request.bytes);
+    return status;
+}
+
+/** Takes the next lane that works, from number *next on. */
+static wherry_status choose(wh_receive *receive, size_t *next, wherry_error *error) {
+    const wh_lane_choice *lanes = &receive->transfer.lanes;
+    for (; *next < lanes->count; (*next)++) {
+        wherry_error refusal = {.status = WHERRY_OK};
+        wherry_status status = WHERRY_OK;
+        receive->lane = lanes->lanes[*next];
+        const wh_offered_lane *offered = find_offer(receive, receive->lane);
+        if (offered) {
+            status = try_lane(receive, offered, &refusal, error);
+        } else {
+            wh_fail(&refusal, WHERRY_UNSUPPORTED, "rank %d does not offer it", (int)receive->rank);
+        }
+        if (status != WHERRY_OK || refusal.status == WHERRY_OK) {
+            return status;
+        }
+        note_refusal(receive, receive->lane, &refusal);
+        receive->lane = NULL;
+    }
+    wh_fail(error, WHERRY_UNSUPPORTED, "no lane reaches rank %d: %s", (int)receive->rank,
+            receive->reasons.bytes && !receive->reasons.failed ? receive->reasons.bytes : "none is allowed");
+    error->rank = receive->rank;
+    return WHERRY_UNSUPPORTED;
+}
+
+wherry_status wh_receive_bytes(wh_receive *receive, wherry_error *error) {
+    size_t next = 0;
+    for (;; next++) {
+        receive->answer = 0;
+        wherry_status status = choose(receive, &next, error);
+        if (status != WHERRY_OK) {
+            return status;
+        }
+        wh_log(WHERRY_LOG_INFO, "the lane from rank %d is %s", (int)receive->rank, receive->lane->name);
+        receive->data_at = wh_clock_now();
+        status = wh_receive_data(receive, error);
+        if (status == WHERRY_OK || receive->answer != WH_REFUSE_LANE) {
+            return status;
+        }
+        wh_receive_end_lane(receive);
+        note_refusal(receive, receive->lane, &receive->reason);
+    }
+}

@@ -1,0 +1,211 @@
+#include "transfer/sink.h"
+
+#include <inttypes.h>
+#include <string.h>
+
+#include "base/alloc.h"
+#include "base/checked.h"
+#include "base/fail.h"
+#include "transfer/source.h"
+
+bool wh_chunk_sink_init(wh_chunk_sink *sink, const wherry_plan *plan, bool verify) {
+    size_t count;
+    const wherry_interval *intervals = wherry_plan_intervals(plan, &count);
+    wherry_plan_summary summary;
+    wherry_plan_summarize(plan, &summary);
+    sink->plan = plan;
+    sink->verify = verify;
+    sink->bytes = summary.chunk_bytes;
+    atomic_store(&sink->current, UINT64_MAX);
+    if (!wh_chunk_list_init(&sink->wanted, intervals, count) || !wh_chunk_list_init(&sink->round, intervals, count)) {
+        return false;
+    }
+    sink->states = wh_alloc_zeroed(sink->wanted.total, sizeof(*sink->states));
+    if (verify) {
+        sink->landed = wh_alloc_zeroed(sink->wanted.total, sizeof(*sink->landed));
+        sink->claimed = wh_alloc_zeroed(sink->wanted.total, sizeof(*sink->claimed));
+        sink->has_claim = wh_alloc_zeroed(sink->wanted.total, sizeof(*sink->has_claim));
+    }
+    return sink->states && (!verify || (sink->landed && sink->claimed && sink->has_claim));
+}
+
+void wh_chunk_sink_destroy(wh_chunk_sink *sink) {
+    wh_chunk_list_destroy(&sink->wanted);
+    wh_chunk_list_destroy(&sink->round);
+    wh_free(sink->states);
+    wh_free(sink->landed);
+    wh_free(sink->claimed);
+    wh_free(sink->has_claim);
+}
+
+static bool sink_next(void *context, uint64_t *chunk_p) {
+    wh_chunk_sink *sink = context;
+    if (wh_stop_requested(sink->stop) || (sink->tick && !sink->tick(sink->tick_context))) {
+        return false;
+    }
+    return wh_chunk_list_next(&sink->round, chunk_p);
+}
+
+static wherry_status sink_origin(void *context, uint64_t chunk, wh_segments *segments, wherry_error *error) {
+    const wh_chunk_sink *sink = context;
+    return wh_origin_gather(wherry_plan_prepared(sink->plan), sink->bases, chunk, segments, error);
+}
+
+/* ---- where bytes go ---- */
+
+typedef struct landing_work {
+    wh_landing *landing;
+    uint64_t at; /**< How far the chunk is covered. */
+    bool fill;   /**< Gaps get scratch memory of their own. */
+    bool failed;
+    uint64_t widest;
+} landing_work;
+
+/** Bytes that have no place. */
+static void add_gap(landing_work *work, uint64_t length) {
+    if (length) {
+        char *base = work->fill ? (char *)work->landing->scratch + work->at : NULL;
+        work->failed = work->failed || !wh_segments_add(&work->landing->segments, base, length);
+        work->at += length;
+        work->widest = wh_max(work->widest, length);
+    }
+}
+
+static int add_copy(void *context, const wherry_copy *copy) {
+    landing_work *work = context;
+    add_gap(work, copy->chunk_offset - work->at);
+    char *base = (char *)wherry_storage_data(copy->storage) + copy->storage_offset;
+    work->failed = work->failed || !wh_segments_add(&work->landing->segments, base, copy->length);
+    work->at += copy->length;
+    return work->failed;
+}
+
+static bool reserve_scratch(wh_landing *landing, uint64_t bytes) {
+    return wh_reserve(&landing->scratch, &landing->scratch_bytes, bytes, 1);
+}
+
+static bool lay_out(const wh_chunk_sink *sink, uint64_t chunk, uint64_t length, wh_landing *landing) {
+    landing->chunk = chunk;
+    wh_segments_clear(&landing->segments);
+    landing->staged = !wherry_plan_chunk_is_direct(sink->plan, chunk);
+    if (landing->staged) {
+        return reserve_scratch(landing, length) && wh_segments_add(&landing->segments, landing->scratch, length);
+    }
+    landing_work work = {.landing = landing, .fill = sink->verify};
+    if (work.fill && !reserve_scratch(landing, length)) {
+        return false;
+    }
+    wherry_plan_visit_chunk(sink->plan, chunk, add_copy, &work);
+    if (!work.failed) {
+        add_gap(&work, length - work.at);
+    }
+    return !work.failed && (work.fill || reserve_scratch(landing, work.widest));
+}
+
+static wherry_status sink_open(void *context, uint64_t chunk, wh_landing *landing, wherry_error *error) {
+    wh_chunk_sink *sink = context;
+    uint64_t place = wh_chunk_list_find(&sink->wanted, chunk);
+    unsigned char awaited = WH_CHUNK_AWAITED;
+    if (place == UINT64_MAX ||
+        !atomic_compare_exchange_strong(sink->states + place, &awaited, (unsigned char)WH_CHUNK_OPEN)) {
+        return wh_fail(error, WHERRY_MALFORMED, "chunk %" PRIu64 " came, which is not awaited", chunk);
+    }
+    uint64_t begin;
+    uint64_t length;
+    wherry_prepared_chunk(wherry_plan_prepared(sink->plan), chunk, &begin, &length);
+    atomic_store_explicit(&sink->current, chunk, memory_order_relaxed);
+    return lay_out(sink, chunk, length, landing) ? WHERRY_OK : wh_fail_memory(error, "a chunk that has come");
+}
+
+static wherry_status sink_close(void *context, wh_landing *landing, const wh_digest *digest, const wh_digest *claimed,
+                                wherry_error *error) {
+    wh_chunk_sink *sink = context;
+    uint64_t place = wh_chunk_list_find(&sink->wanted, landing->chunk);
+    wh_chunk_state state = WH_CHUNK_LANDED;
+    if (sink->verify && sink->in_band) {
+        state = digest && claimed && wh_digest_equal(digest, claimed) ? WH_CHUNK_LANDED : WH_CHUNK_BAD;
+    } else if (sink->verify && digest) {
+        sink->landed[place] = *digest;
+    }
+    wherry_status status = WHERRY_OK;
+    if (landing->staged && state == WH_CHUNK_LANDED) {
+        status = wherry_plan_place(sink->plan, landing->chunk, landing->scratch, landing->segments.bytes, error);
+    }
+    atomic_store(sink->states + place, (unsigned char)state);
+    if (sink->tick && !sink->tick(sink->tick_context)) {
+        status = wh_fail(error, WHERRY_CANCELLED, "the transfer was ended");
+    }
+    return status;
+}
+
+static void sink_moved(void *context, uint64_t bytes) {
+    atomic_fetch_add_explicit(&((wh_chunk_sink *)context)->moved, bytes, memory_order_relaxed);
+}
+
+wh_sink wh_chunk_sink_face(wh_chunk_sink *sink) {
+    return (wh_sink){sink, sink->verify, sink_next, sink_origin, sink_open, sink_close, sink_moved};
+}
+
+/* ---- judging ---- */
+
+bool wh_chunk_sink_claim(wh_chunk_sink *sink, uint64_t first, const void *digests, size_t count) {
+    if (!sink->verify || first > UINT64_MAX - count) {
+        return false;
+    }
+    for (size_t i = 0; i < count; i++) {
+        uint64_t place = wh_chunk_list_find(&sink->wanted, first + i);
+        if (place == UINT64_MAX) {
+            return false;
+        }
+        memcpy(sink->claimed[place].bytes, (const char *)digests + i * WH_DIGEST_BYTES, WH_DIGEST_BYTES);
+        sink->has_claim[place] = true;
+    }
+    return true;
+}
+
+wh_round_result wh_chunk_sink_judge(wh_chunk_sink *sink) {
+    wh_round_result result = {0};
+    for (uint64_t i = 0; i < sink->round.total; i++) {
+        uint64_t chunk = wh_chunk_list_at(&sink->round, i);
+        uint64_t place = wh_chunk_list_find(&sink->wanted, chunk);
+        wh_chunk_state state = wh_chunk_sink_state(sink, place);
+        if (state == WH_CHUNK_LANDED && sink->verify && !sink->in_band) {
+            result.unclaimed += !sink->has_claim[place];
+            if (sink->has_claim[place] && !wh_digest_equal(sink->landed + place, sink->claimed + place)) {
+                state = WH_CHUNK_BAD;
+                atomic_store(sink->states + place, (unsigned char)state);
+            }
+        }
+        result.missing += state == WH_CHUNK_AWAITED || state == WH_CHUNK_OPEN;
+        if (state == WH_CHUNK_BAD && result.bad++ == 0) {
+            result.first_bad = chunk;
+        }
+    }
+    return result;
+}
+
+bool wh_chunk_sink_retry(wh_chunk_sink *sink) {
+    wherry_interval *intervals = NULL;
+    size_t count = 0;
+    size_t capacity = 0;
+    for (uint64_t place = 0; place < sink->wanted.total; place++) {
+        if (wh_chunk_sink_state(sink, place) != WH_CHUNK_BAD) {
+            continue;
+        }
+        uint64_t chunk = wh_chunk_list_at(&sink->wanted, place);
+        atomic_store(sink->states + place, (unsigned char)WH_CHUNK_AWAITED);
+        sink->has_claim[place] = false;
+        if (count && intervals[count - 1].first + intervals[count - 1].count == chunk) {
+            intervals[count - 1].count++;
+        } else if (WH_GROW(intervals, capacity, count)) {
+            intervals[count++] = (wherry_interval){chunk, 1};
+        } else {
+            wh_free(intervals);
+            return false;
+        }
+    }
+    wh_chunk_list_destroy(&sink->round);
+    bool ok = wh_chunk_list_init(&sink->round, intervals, count);
+    wh_free(intervals);
+    return ok;
+}

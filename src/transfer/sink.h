@@ -1,0 +1,78 @@
+/**
+ * @file sink.h  The receiver's side of the data: which chunks have come, where their bytes go, and whether they are what the source has.
+ *
+ * A chunk is opened by the lane, filled, closed; each once a round. With verify, what landed is compared with what the source says it has: at once
+ * where the lane carries digests, else when the source's message with them has come. Chunks that are wrong are a round of their own.
+ */
+#ifndef WH_TRANSFER_SINK_H
+#define WH_TRANSFER_SINK_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+
+#include <wherry/plan.h>
+
+#include "lane/lane.h"
+#include "transfer/chunk_list.h"
+
+typedef enum wh_chunk_state {
+    WH_CHUNK_AWAITED,
+    WH_CHUNK_OPEN,   /**< Its bytes are landing. */
+    WH_CHUNK_LANDED, /**< All are here. */
+    WH_CHUNK_BAD,    /**< They are, and are not what the source has. */
+} wh_chunk_state;
+
+/** Called now and then by the thread that runs a lane by itself; false: stop. */
+typedef bool (*wh_tick_fn)(void *context);
+
+/** Starts as {0}. */
+typedef struct wh_chunk_sink {
+    const wherry_plan *plan;
+    const void *bases; /**< Addresses of the source's storages: wh_origin_gather. */
+    const wh_stop *stop;
+    bool verify;
+    bool in_band;             /**< The lane carries digests. */
+    wh_chunk_list wanted;     /**< All chunks of the plan. */
+    wh_chunk_list round;      /**< Those of this round. */
+    atomic_uchar *states;     /**< By place in `wanted`. */
+    wh_digest *landed;        /**< Likewise, with verify: of what landed, */
+    wh_digest *claimed;       /**< and what the source says. */
+    bool *has_claim;          /**< Only used by the thread that takes messages, and under no lock: not in band. */
+    _Atomic uint64_t moved;   /**< Bytes, those that came again included. */
+    _Atomic uint64_t current; /**< The chunk that was opened last. */
+    uint64_t bytes;           /**< Of the wanted chunks. */
+    wh_tick_fn tick;
+    void *tick_context;
+} wh_chunk_sink;
+
+/** @param sink  starts as {0}; wh_chunk_sink_destroy in any case. @return false where there is no memory. */
+bool wh_chunk_sink_init(wh_chunk_sink *sink, const wherry_plan *plan, bool verify);
+
+void wh_chunk_sink_destroy(wh_chunk_sink *sink);
+
+/** What a lane is given. Valid as long as the sink. */
+wh_sink wh_chunk_sink_face(wh_chunk_sink *sink);
+
+/** Takes digests from the source, in chunks from `first` on. @return false where they are not of this plan. */
+bool wh_chunk_sink_claim(wh_chunk_sink *sink, uint64_t first, const void *digests, size_t count);
+
+/** What became of a round. */
+typedef struct wh_round_result {
+    uint64_t missing;   /**< Chunks that did not land: the lane failed. */
+    uint64_t unclaimed; /**< That landed, and whose digest the source has not told yet. */
+    uint64_t bad;       /**< That are wrong. */
+    uint64_t first_bad;
+} wh_round_result;
+
+/** Judges the chunks; no worker is at work. */
+wh_round_result wh_chunk_sink_judge(wh_chunk_sink *sink);
+
+/** Makes the bad chunks the next round. @return false where there is no memory. */
+bool wh_chunk_sink_retry(wh_chunk_sink *sink);
+
+/** The state of a chunk. */
+static inline wh_chunk_state wh_chunk_sink_state(const wh_chunk_sink *sink, uint64_t place) {
+    return (wh_chunk_state)atomic_load(sink->states + place);
+}
+
+#endif

@@ -1,0 +1,92 @@
+#include "transfer/source.h"
+
+#include "base/alloc.h"
+#include "base/byteorder.h"
+#include "base/cursor.h"
+#include "base/fail.h"
+#include "state/prepare.h"
+#include <wherry/manifest.h>
+
+static wherry_status check_memory(const wh_source *source, wherry_error *error) {
+    for (size_t i = 0; i < source->summary.storages; i++) {
+        const wherry_storage *storage = wherry_prepared_storage(source->prepared, i);
+        if (wherry_storage_device(storage).kind != WHERRY_DEVICE_CPU) {
+            char device[WHERRY_DEVICE_TEXT_MAX];
+            return wh_fail(error, WHERRY_UNSUPPORTED, "a tensor of the state is on %s; this build sends host memory",
+                           wherry_device_text(wherry_storage_device(storage), device));
+        }
+        if (wherry_storage_nbytes(storage) && !wherry_storage_data(storage)) {
+            return wh_fail(error, WHERRY_INVALID_ARGUMENT, "a tensor of the state has no memory");
+        }
+    }
+    return WHERRY_OK;
+}
+
+wherry_status wh_source_init(wh_source *source, const wherry_value *state, int32_t rank, wherry_error *error) {
+    wherry_prepare_options options;
+    wherry_prepare_options_init(&options);
+    options.rank = rank;
+    wherry_status status = wherry_prepare(state, &options, &source->prepared, error);
+    if (status != WHERRY_OK) {
+        return status;
+    }
+    wherry_prepared_summarize(source->prepared, &source->summary);
+    status = check_memory(source, error);
+    if (status == WHERRY_OK) {
+        status = wherry_manifest_encode(source->prepared, &source->manifest, &source->manifest_size, error);
+    }
+    for (size_t i = 0; i < source->summary.storages && status == WHERRY_OK; i++) {
+        const void *data = wherry_storage_data(wherry_prepared_storage(source->prepared, i));
+        wh_append_number(&source->addresses, (uintptr_t)data, 8);
+    }
+    return status == WHERRY_OK && source->addresses.failed ? wh_fail_memory(error, "a checkpoint's addresses") : status;
+}
+
+void wh_source_destroy(wh_source *source) {
+    wherry_prepared_destroy(source->prepared);
+    wherry_free(source->manifest);
+    wh_free(source->addresses.bytes);
+    *source = (wh_source){0};
+}
+
+typedef struct gathering {
+    const wherry_prepared *prepared;
+    const uint8_t *bases; /**< NULL: the storages' own. */
+    wh_segments *segments;
+} gathering;
+
+static int gather_piece(void *context, const wh_piece *piece) {
+    const gathering *g = context;
+    char *base = g->bases ? (char *)(uintptr_t)wh_load_be64(g->bases + 8 * piece->storage)
+                          : wherry_storage_data(g->prepared->storages[piece->storage]);
+    uint64_t offset = piece->offset;
+    for (uint64_t i = 0; i < piece->count; i++) {
+        if (!wh_segments_add(g->segments, (char *)((uintptr_t)base + offset), piece->length)) {
+            return 1;
+        }
+        offset += piece->stride;
+    }
+    return 0;
+}
+
+static wherry_status gather(const gathering *g, uint64_t chunk, wherry_error *error) {
+    uint64_t begin;
+    uint64_t length;
+    wherry_prepared_chunk(g->prepared, chunk, &begin, &length);
+    wh_segments_clear(g->segments);
+    if (wh_space_visit(&g->prepared->space, begin, begin + length, gather_piece, (void *)g)) {
+        return wh_fail_memory(error, "a chunk's segments");
+    }
+    return WHERRY_OK;
+}
+
+wherry_status wh_source_gather(const wh_source *source, uint64_t chunk, wh_segments *segments, wherry_error *error) {
+    gathering g = {source->prepared, NULL, segments};
+    return gather(&g, chunk, error);
+}
+
+wherry_status wh_origin_gather(const wherry_prepared *prepared, const void *bases, uint64_t chunk,
+                               wh_segments *segments, wherry_error *error) {
+    gathering g = {prepared, bases, segments};
+    return gather(&g, chunk, error);
+}

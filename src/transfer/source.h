@@ -1,0 +1,38 @@
+/** @file source.h  A state as its source serves it: prepared, its manifest written, its chunks ready to be gathered. Only read once it is made. */
+#ifndef WH_TRANSFER_SOURCE_H
+#define WH_TRANSFER_SOURCE_H
+
+#include <wherry/prepare.h>
+#include <wherry/value.h>
+
+#include "base/text.h"
+#include "lane/lane.h"
+
+typedef struct wh_source {
+    wherry_prepared *prepared;
+    wherry_prepared_summary summary;
+    void *manifest;
+    size_t manifest_size;
+    wh_string addresses; /**< Of the storages, as an OFFER has them. */
+} wh_source;
+
+/**
+ * @param source  starts as {0}; wh_source_destroy in any case.
+ * @param rank    the own one.
+ * @return as wherry_prepare and wherry_manifest_encode; WHERRY_UNSUPPORTED for a tensor that is not in host memory, with its path.
+ */
+wherry_status wh_source_init(wh_source *source, const wherry_value *state, int32_t rank, wherry_error *error);
+
+void wh_source_destroy(wh_source *source);
+
+/** Where the bytes of a chunk lie. Replaces what the segments held. */
+wherry_status wh_source_gather(const wh_source *source, uint64_t chunk, wh_segments *segments, wherry_error *error);
+
+/**
+ * Where the bytes of a chunk lie in the memory of a source: addresses there.
+ * @param bases  of the storages, as an OFFER has them: 8 bytes each, as many as there are storages.
+ */
+wherry_status wh_origin_gather(const wherry_prepared *prepared, const void *bases, uint64_t chunk,
+                               wh_segments *segments, wherry_error *error);
+
+#endif

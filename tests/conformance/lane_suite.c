@@ -1,0 +1,522 @@
+#include "conformance/lane_suite.h"
+
+#include <dirent.h>
+#include <limits.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "base/alloc.h"
+#include "conformance/lane_trial.h"
+#include "conformance/sockets_place.h"
+#include "group/local.h"
+#include "support/build.h"
+
+enum { MIB = 1 << 20, SEED = 1, STOP_MS = 200, SHORT_MS = 400, SLACK_MS = 1000, RUNS = 50, CASES_MAX = 64 };
+
+static const wh_lane_ops *ops;
+static wherry_error error;
+
+static void *open_hub(int32_t size) {
+    return wh_local_hub_create(size);
+}
+
+static wh_group *join_hub(void *hub, int32_t rank) {
+    return wh_local_join(hub, rank);
+}
+
+static void close_hub(void *hub) {
+    wh_local_hub_release(hub);
+}
+
+static const wh_group_kind local_kind = {"local", open_hub, join_hub, close_hub};
+static const wh_group_kind unix_kind = {"unix", wh_open_unix_place, wh_join_place, wh_close_place};
+static const wh_group_kind tcp_kind = {"tcp", wh_open_tcp_place, wh_join_place, wh_close_place};
+const wh_lane_place wh_lane_place_local = {&local_kind, false};
+const wh_lane_place wh_lane_place_unix = {&unix_kind, true};
+
+static const lane_shape mixed = {.chunks = 24,
+                                 .pieces = 40,
+                                 .shortest = 1,
+                                 .longest = 16384,
+                                 .source_gap = 64,
+                                 .target_gap = 300,
+                                 .nowhere = 8,
+                                 .staged = 5};
+static const lane_shape small = {.chunks = 7, .pieces = 3, .shortest = 1, .longest = 9000, .source_gap = 5};
+static const lane_shape endless = {
+    .chunks = 128, .pieces = 2, .shortest = 2 * MIB, .longest = 2 * MIB, .source_gap = 3, .repeated = true};
+
+static void must_be_good(const lane_side *side, const char *name) {
+    if (side->status != WHERRY_OK) {
+        fail_msg("%s: %s", name, side->error.message);
+    }
+}
+
+/** Both sides must succeed, with verify and without it. NULL segments are for going without. */
+static void move_all(const lane_world *world, const lane_shape *wanted, uint32_t source_threads,
+                     uint32_t receiver_threads) {
+    for (int verify = 0; verify < 2; verify++) {
+        lane_shape shape = *wanted;
+        shape.nowhere = verify ? 0 : shape.nowhere;
+        lane_data *data = lane_data_create(&shape, SEED, verify);
+        lane_trial trial = lane_trial_of(ops, data);
+        trial.source_threads = source_threads;
+        trial.receiver_threads = receiver_threads;
+        lane_trial_run(&trial, world);
+        must_be_good(&trial.receiver, "receiver");
+        must_be_good(&trial.source, "source");
+        assert_null(data->wrong);
+        lane_data_destroy(data);
+    }
+}
+
+static lane_world world_of(void **state) {
+    const wh_lane_place *place = *state;
+    return lane_world_open(place->kind);
+}
+
+static void test_every_byte(void **state) {
+    static const lane_shape big = {
+        .chunks = 6, .pieces = 1, .shortest = 4 * MIB - 9, .longest = 4 * MIB, .source_gap = 4096, .target_gap = 77};
+    static const lane_shape strided = {.chunks = 5,
+                                       .pieces = 300,
+                                       .shortest = 1024,
+                                       .longest = 1024,
+                                       .source_gap = 3072,
+                                       .target_gap = 8,
+                                       .strided = true,
+                                       .nowhere = 3};
+    static const lane_shape byte = {.chunks = 1, .pieces = 1, .shortest = 1, .longest = 1};
+    static const lane_shape nowhere = {.chunks = 3, .pieces = 2, .shortest = 9, .longest = 9999, .nowhere = 1};
+    lane_world world = world_of(state);
+    move_all(&world, &mixed, 2, 2);
+    move_all(&world, &big, 2, 2);
+    move_all(&world, &strided, 2, 2);
+    move_all(&world, &byte, 2, 2);
+    move_all(&world, &nowhere, 2, 2);
+    lane_world_close(&world);
+}
+
+static void test_numbers_of_threads(void **state) {
+    lane_world world = world_of(state);
+    move_all(&world, &mixed, 1, 1);
+    move_all(&world, &mixed, 1, 4);
+    move_all(&world, &mixed, 4, 1);
+    move_all(&world, &small, 16, 16);
+    lane_world_close(&world);
+}
+
+static void test_ten_thousand_segments(void **state) {
+    static const lane_shape tiny = {.chunks = 10,
+                                    .pieces = 1000,
+                                    .shortest = 1,
+                                    .longest = 16,
+                                    .source_gap = 7,
+                                    .target_gap = 9,
+                                    .strided = false,
+                                    .nowhere = 50,
+                                    .staged = 4};
+    lane_world world = world_of(state);
+    move_all(&world, &tiny, 2, 2);
+    lane_world_close(&world);
+}
+
+/** More segments in one chunk than one call takes: at both sides, at the source alone, at the receiver alone. */
+static void test_more_segments_than_iov_max(void **state) {
+    static const size_t gaps[][2] = {{8, 24}, {8, 0}, {0, 8}};
+    lane_world world = world_of(state);
+    for (size_t i = 0; i < 3; i++) {
+        lane_shape wide = {.chunks = 2,
+                           .pieces = 3 * IOV_MAX + 7,
+                           .shortest = 8,
+                           .longest = 8,
+                           .source_gap = gaps[i][0],
+                           .target_gap = gaps[i][1],
+                           .strided = true,
+                           .nowhere = 1000};
+        move_all(&world, &wide, 2, 2);
+    }
+    lane_world_close(&world);
+}
+
+/** An empty round, some chunks, some that came already once more and some that did not. */
+static void test_rounds(void **state) {
+    lane_world world = world_of(state);
+    for (int verify = 0; verify < 2; verify++) {
+        lane_shape shape = mixed;
+        shape.nowhere = verify ? 0 : shape.nowhere;
+        for (uint32_t empty = 0; empty < TRIAL_ROUNDS; empty++) {
+            lane_data *data = lane_data_create(&shape, SEED, verify);
+            lane_trial trial = lane_trial_of(ops, data);
+            trial.round_count = TRIAL_ROUNDS;
+            trial.rounds[empty] = (lane_round){0, 0};
+            trial.rounds[(empty + 1) % TRIAL_ROUNDS] = (lane_round){3, 1};
+            trial.rounds[(empty + 2) % TRIAL_ROUNDS] = (lane_round){2, 1};
+            lane_trial_run(&trial, &world);
+            must_be_good(&trial.receiver, "receiver");
+            must_be_good(&trial.source, "source");
+            lane_data_destroy(data);
+        }
+    }
+    lane_world_close(&world);
+}
+
+/** Stops sides once some chunks have landed. */
+typedef struct stopper {
+    lane_trial *trial;
+    bool stop_source;
+    bool stop_receiver;
+    size_t at; /**< After so many chunks. */
+    pid_t kill;
+    atomic_uint_fast64_t stopped; /**< When. */
+} stopper;
+
+static void stop_now(stopper *s) {
+    s->stopped = wh_clock_now();
+    if (s->kill) {
+        siginfo_t info;
+        kill(s->kill, SIGKILL);
+        waitid(P_PID, (id_t)s->kill, &info, WEXITED | WNOWAIT);
+    }
+    if (s->stop_source) {
+        wh_stop_request(&s->trial->source.stop);
+    }
+    if (s->stop_receiver) {
+        wh_stop_request(&s->trial->receiver.stop);
+    }
+}
+
+static void chunk_landed(void *context, size_t chunks) {
+    stopper *s = context;
+    if (chunks == s->at) {
+        stop_now(s);
+    }
+}
+
+static void *stop_soon(void *context) {
+    usleep(150 * 1000);
+    stop_now(context);
+    return NULL;
+}
+
+static void must_have_ended(const lane_side *side, uint64_t since, uint64_t within_ms) {
+    assert_true(side->ended >= since);
+    if (side->ended - since > within_ms * 1000000) {
+        fail_msg("it took %llu ms: %s", (unsigned long long)((side->ended - since) / 1000000), side->error.message);
+    }
+}
+
+static void test_stop_in_the_middle(void **state) {
+    lane_world world = world_of(state);
+    lane_data *data = lane_data_create(&endless, SEED, false);
+    lane_trial trial = lane_trial_of(ops, data);
+    stopper s = {.trial = &trial, .stop_source = true, .stop_receiver = true, .at = 5};
+    data->landed = chunk_landed;
+    data->landed_context = &s;
+    lane_trial_run(&trial, &world);
+    assert_int_equal(trial.receiver.status, WHERRY_CANCELLED);
+    must_have_ended(&trial.receiver, s.stopped, STOP_MS);
+    assert_true(data->landed_chunks < endless.chunks / 2);
+    if (ops->push) {
+        /* It may have heard from the receiver first. */
+        assert_true(trial.source.status == WHERRY_CANCELLED || trial.source.status == WHERRY_PEER_LOST);
+        must_have_ended(&trial.source, s.stopped, STOP_MS);
+    }
+    lane_data_destroy(data);
+    lane_world_close(&world);
+}
+
+/** A stop ends workers that wait for the other side too. */
+static void test_stop_while_waiting(void **state) {
+    lane_world world = world_of(state);
+    for (int idle_source = 0; idle_source < 2; idle_source++) {
+        pthread_t thread;
+        lane_data *data = lane_data_create(&endless, SEED, false);
+        lane_trial trial = lane_trial_of(ops, data);
+        stopper s = {.trial = &trial, .stop_source = true, .stop_receiver = true};
+        trial.idle_source = idle_source;
+        trial.idle_receiver = !idle_source;
+        assert_int_equal(pthread_create(&thread, NULL, stop_soon, &s), 0);
+        lane_trial_run(&trial, &world);
+        pthread_join(thread, NULL);
+        const lane_side *side = idle_source ? &trial.receiver : &trial.source;
+        assert_int_equal(side->status, WHERRY_CANCELLED);
+        must_have_ended(side, s.stopped, STOP_MS);
+        lane_data_destroy(data);
+    }
+    lane_world_close(&world);
+}
+
+/** A side that does nothing is given up by the other. */
+static void test_stall(void **state) {
+    lane_world world = world_of(state);
+    for (int idle_source = 0; idle_source < 2; idle_source++) {
+        lane_data *data = lane_data_create(&endless, SEED, false);
+        lane_trial trial = lane_trial_of(ops, data);
+        trial.idle_source = idle_source;
+        trial.idle_receiver = !idle_source;
+        trial.no_progress_ms = SHORT_MS;
+        uint64_t begun = wh_clock_now();
+        lane_trial_run(&trial, &world);
+        const lane_side *side = idle_source ? &trial.receiver : &trial.source;
+        assert_int_equal(side->status, WHERRY_TIMED_OUT);
+        assert_non_null(strstr(side->error.message, "timed out"));
+        must_have_ended(side, begun + SHORT_MS * UINT64_C(1000000) / 2, SHORT_MS + SLACK_MS);
+        lane_data_destroy(data);
+    }
+    lane_world_close(&world);
+}
+
+/** The source gives up in the middle: the receiver finds out by the lane, or by the silence. */
+static void test_source_gives_up(void **state) {
+    lane_world world = world_of(state);
+    lane_data *data = lane_data_create(&endless, SEED, false);
+    lane_trial trial = lane_trial_of(ops, data);
+    stopper s = {.trial = &trial, .stop_source = true, .at = 4};
+    trial.no_progress_ms = SHORT_MS;
+    data->landed = chunk_landed;
+    data->landed_context = &s;
+    lane_trial_run(&trial, &world);
+    assert_int_equal(trial.source.status, WHERRY_CANCELLED);
+    must_have_ended(&trial.source, s.stopped, STOP_MS);
+    assert_true(trial.receiver.status == WHERRY_TIMED_OUT || trial.receiver.status == WHERRY_PEER_LOST ||
+                trial.receiver.status == WHERRY_ABORTED);
+    must_have_ended(&trial.receiver, s.stopped, SHORT_MS + SLACK_MS);
+    lane_data_destroy(data);
+    lane_world_close(&world);
+}
+
+static void test_two_processes(void **state) {
+    const wh_lane_place *place = *state;
+    static const lane_shape wide = {
+        .chunks = 3, .pieces = 2 * IOV_MAX + 3, .shortest = 1, .longest = 600, .source_gap = 9, .staged = 2};
+    for (int i = 0; i < 4; i++) {
+        bool verify = i & 1;
+        lane_shape shape = i & 2 ? mixed : wide;
+        shape.nowhere = verify ? 0 : shape.nowhere;
+        lane_data *data = lane_data_create(&shape, SEED, verify);
+        lane_trial trial = lane_trial_of(ops, data);
+        pid_t source;
+        trial.rounds[1] = (lane_round){2, 1};
+        trial.round_count = 2;
+        int status = lane_trial_run_processes(&trial, place->kind, i & 1, &source);
+        must_be_good(&trial.receiver, "receiver");
+        assert_int_equal(status, 0);
+        lane_data_destroy(data);
+    }
+}
+
+/** The source's process is killed in the middle. Over TCP, since a killed member cannot remove its Unix socket. */
+static void test_source_is_killed(void **state) {
+    (void)state;
+    lane_data *data = lane_data_create(&endless, SEED, false);
+    lane_trial trial = lane_trial_of(ops, data);
+    stopper s = {.trial = &trial, .at = 4};
+    trial.no_progress_ms = SHORT_MS;
+    data->landed = chunk_landed;
+    data->landed_context = &s;
+    int status = lane_trial_run_processes(&trial, &tcp_kind, 0, &s.kill);
+    assert_true(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
+    if (ops->traits & WH_LANE_ONE_SIDED) {
+        assert_int_equal(trial.receiver.status, WHERRY_PEER_LOST);
+    } else {
+        assert_true(trial.receiver.status == WHERRY_PEER_LOST || trial.receiver.status == WHERRY_TIMED_OUT);
+    }
+    must_have_ended(&trial.receiver, s.stopped, SHORT_MS + SLACK_MS);
+    lane_data_destroy(data);
+}
+
+typedef enum judge { ANY, REFUSE } judge;
+
+/** Two sides that have not begun to talk, and what each would say. */
+typedef struct hostile_world {
+    lane_world world;
+    lane_trial trial;
+    lane_data *data;
+    wh_string offer;
+    wh_string request;
+} hostile_world;
+
+static hostile_world open_hostile(void **state) {
+    hostile_world h = {.world = world_of(state), .data = lane_data_create(&small, SEED, false)};
+    bool assist = false;
+    h.trial = lane_trial_of(ops, h.data);
+    h.trial.no_progress_ms = 50;
+    lane_side_begin(&h.trial.source, &h.trial, h.world.source, true);
+    lane_side_begin(&h.trial.receiver, &h.trial, h.world.receiver, false);
+    must(ops->offer(&h.trial.source.site, &h.offer, &error));
+    must(ops->probe(&h.trial.receiver.site, h.offer.bytes, h.offer.size, &h.request, &assist, &h.trial.receiver.end,
+                    &error));
+    assert_true(h.offer.size <= WH_LANE_OFFER_MAX && h.request.size <= WH_LANE_OFFER_MAX);
+    return h;
+}
+
+static void close_hostile(hostile_world *h) {
+    lane_side_finish(&h->trial.receiver, ops);
+    lane_side_finish(&h->trial.source, ops);
+    lane_data_destroy(h->data);
+    lane_world_close(&h->world);
+    wh_free(h->offer.bytes);
+    wh_free(h->request.bytes);
+}
+
+/** The call was given bytes that are not what the other side says; what came of it. */
+static void must_refuse(judge verdict, wherry_status status) {
+    assert_true(verdict == ANY || status != WHERRY_OK);
+    assert_true(status == WHERRY_OK || (error.status == status && error.message[0]));
+}
+
+static void try_offer(hostile_world *h, const void *bytes, size_t size, judge verdict) {
+    wh_string request = {0};
+    wh_lane_end *end = NULL;
+    bool assist = false;
+    wh_lane_site site = h->trial.receiver.site;
+    site.deadline = wh_deadline_in_ms(200);
+    wherry_status status = ops->probe(&site, bytes, size, &request, &assist, &end, &error);
+    must_refuse(verdict, status);
+    assert_true(status == WHERRY_OK || end == NULL);
+    ops->close(end);
+    wh_free(request.bytes);
+}
+
+static void try_request(hostile_world *h, const void *bytes, size_t size, judge verdict) {
+    wh_lane_end *end = NULL;
+    bool ready = true;
+    if (ops->accept) {
+        wherry_status status = ops->accept(&h->trial.source.site, bytes, size, &ready, &end, &error);
+        must_refuse(verdict, status);
+        assert_true((status == WHERRY_OK && ready) || end == NULL);
+        ops->close(end);
+    }
+    if (ops->assist) {
+        must_refuse(verdict, ops->assist(&h->trial.source.site, bytes, size, &error));
+    }
+}
+
+/** Each beginning, each bit flipped, bytes behind the end, random bytes, more than there may be. */
+static void torment(hostile_world *h, const wh_string *good,
+                    void (*try)(hostile_world *, const void *, size_t, judge)) {
+    uint64_t random = 5;
+    uint8_t *bytes = malloc(4 * WH_LANE_OFFER_MAX);
+    for (size_t size = 0; size < good->size; size++) {
+        memcpy(bytes, good->bytes, size);
+        try(h, bytes, size, REFUSE);
+    }
+    for (size_t bit = 0; bit<good->size * 8; bit += good->size> 128 ? 5 : 1) {
+        memcpy(bytes, good->bytes, good->size);
+        bytes[bit / 8] ^= (uint8_t)(1 << bit % 8);
+        try(h, bytes, good->size, ANY);
+    }
+    for (size_t i = 0; i < 4 * WH_LANE_OFFER_MAX; i++) {
+        bytes[i] = (uint8_t)next_random(&random);
+    }
+    for (size_t size = 1; size <= WH_LANE_OFFER_MAX; size += 1 + size / 3) {
+        try(h, bytes + size, size, size == good->size ? ANY : REFUSE);
+    }
+    try(h, bytes, 4 * WH_LANE_OFFER_MAX, REFUSE);
+    memcpy(bytes, good->bytes ? good->bytes : "", good->size);
+    try(h, bytes, good->size + 1, REFUSE);
+    try(h, bytes, 4 * WH_LANE_OFFER_MAX, REFUSE);
+    free(bytes);
+}
+
+static void test_hostile_offers(void **state) {
+    hostile_world h = open_hostile(state);
+    torment(&h, &h.offer, try_offer);
+    close_hostile(&h);
+}
+
+static void test_hostile_requests(void **state) {
+    hostile_world h = open_hostile(state);
+    torment(&h, &h.request, try_request);
+    close_hostile(&h);
+}
+
+/** An end that is opened and closed, and never used; and the end that is not there. */
+static void test_close_at_once(void **state) {
+    hostile_world h = open_hostile(state);
+    lane_side_accept(&h.trial.source, ops, h.request.bytes, h.request.size);
+    must_be_good(&h.trial.source, "source");
+    close_hostile(&h);
+    ops->close(NULL);
+}
+
+static size_t count_entries(const char *folder) {
+    size_t count = 0;
+    DIR *open = opendir(folder);
+    assert_non_null(open);
+    while (readdir(open)) {
+        count++;
+    }
+    closedir(open);
+    return count;
+}
+
+/** What is left to be closed by other threads is, in time. */
+static void must_become(const char *folder, size_t count) {
+    for (int i = 0; i < 200 && count_entries(folder) > count; i++) {
+        usleep(10000);
+    }
+    assert_true(count_entries(folder) <= count);
+}
+
+static void test_nothing_leaks(void **state) {
+    lane_world world = world_of(state);
+    move_all(&world, &small, 2, 2);
+    usleep(50000);
+    size_t descriptors = count_entries("/proc/self/fd");
+    size_t threads = count_entries("/proc/self/task");
+    for (int i = 0; i < RUNS / 2; i++) {
+        move_all(&world, &small, 2, 2);
+    }
+    must_become("/proc/self/fd", descriptors);
+    must_become("/proc/self/task", threads);
+    lane_world_close(&world);
+}
+
+typedef struct suite_case {
+    const char *name;
+    CMUnitTestFunction function;
+    bool processes; /**< Only where members may be processes. */
+    bool two_sided; /**< Only for a lane whose source pushes. */
+} suite_case;
+
+static const suite_case cases[] = {
+    {"every byte", test_every_byte, false, false},
+    {"numbers of threads", test_numbers_of_threads, false, false},
+    {"ten thousand segments", test_ten_thousand_segments, false, false},
+    {"more segments than IOV_MAX", test_more_segments_than_iov_max, false, false},
+    {"rounds", test_rounds, false, false},
+    {"stop in the middle", test_stop_in_the_middle, false, false},
+    {"stop while waiting", test_stop_while_waiting, false, true},
+    {"stall", test_stall, false, true},
+    {"source gives up", test_source_gives_up, false, true},
+    {"two processes", test_two_processes, true, false},
+    {"source is killed", test_source_is_killed, true, false},
+    {"hostile offers", test_hostile_offers, false, false},
+    {"hostile requests", test_hostile_requests, false, false},
+    {"close at once", test_close_at_once, false, false},
+    {"nothing leaks", test_nothing_leaks, false, false},
+};
+
+int wh_lane_suite_run(const wh_lane_ops *wanted, const wh_lane_place *const *places, size_t count) {
+    static char names[CASES_MAX][96];
+    struct CMUnitTest tests[CASES_MAX];
+    size_t used = 0;
+    ops = wanted;
+    wherry_log_set_level(WHERRY_LOG_OFF);
+    for (size_t i = 0; i < count; i++) {
+        for (size_t c = 0; c < sizeof(cases) / sizeof(*cases) && used < CASES_MAX; c++) {
+            if ((places[i]->processes || !cases[c].processes) && (ops->push || !cases[c].two_sided)) {
+                snprintf(names[used], sizeof(*names), "%s over %s: %s", ops->name, places[i]->kind->name,
+                         cases[c].name);
+                tests[used] = (struct CMUnitTest){names[used], cases[c].function, NULL, NULL, (void *)places[i]};
+                used++;
+            }
+        }
+    }
+    return _cmocka_run_group_tests(ops->name, tests, used, NULL, NULL);
+}

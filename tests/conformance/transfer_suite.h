@@ -1,0 +1,10 @@
+/** @file transfer_suite.h  What sending and receiving must do, whatever the group and the lane. Ranks are threads of one process here. */
+#ifndef WH_TESTS_TRANSFER_SUITE_H
+#define WH_TESTS_TRANSFER_SUITE_H
+
+#include "conformance/group_suite.h"
+
+/** Runs the suite as a cmocka group over one lane. @return the number of tests that failed. */
+int wh_transfer_suite_run(const wh_group_kind *kind, const char *lane);
+
+#endif

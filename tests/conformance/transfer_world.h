@@ -1,0 +1,60 @@
+/** @file transfer_world.h  Ranks that are threads of one process, each with a transport: what the cases of the transfer suite share. */
+#ifndef WH_TESTS_TRANSFER_WORLD_H
+#define WH_TESTS_TRANSFER_WORLD_H
+
+#include <pthread.h>
+
+#include "api/group.h"
+#include "conformance/transfer_suite.h"
+#include "lane/lanes.h"
+#include "support/build.h"
+#include "support/random_state.h"
+#include "transfer/transport.h"
+
+enum { FERRY_RANKS = 3, FERRY_MS = 20000 };
+
+typedef struct ferry_world {
+    void *place;
+    wh_group *groups[FERRY_RANKS];
+    wherry_transport *transports[FERRY_RANKS];
+} ferry_world;
+
+/** The kind of group, and the lane, that the suite runs for. */
+extern const wh_group_kind *ferry_kind;
+extern const char *ferry_lane;
+
+ferry_world ferry_open(void);
+void ferry_close(ferry_world *world);
+
+/** The defaults, a timeout of FERRY_MS and the lane of the suite. */
+wherry_transfer_options ferry_options(void);
+
+/** One rank's part, run by a thread of its own. */
+typedef struct ferry_call {
+    wherry_transport *transport;
+    int32_t ranks[FERRY_RANKS]; /**< Send: to whom. Receive: from whom. */
+    size_t count;               /**< 0: receive. */
+    const wherry_value *state;  /**< Send: what. */
+    wherry_value *received;
+    wherry_transfer_options options;
+    wherry_status status;
+    wherry_error error;
+    wherry_outcome outcomes[FERRY_RANKS];
+    wherry_stats stats;
+    pthread_t thread;
+} ferry_call;
+
+ferry_call ferry_send(const ferry_world *world, int32_t from, int32_t to, const wherry_value *state);
+ferry_call ferry_receive(const ferry_world *world, int32_t at, int32_t from);
+
+/** Runs calls at once, each in its thread, and waits for them. */
+void ferry_run(ferry_call *calls, size_t count);
+
+/** Starts one, and waits for it. */
+void ferry_start(ferry_call *call);
+void ferry_join(ferry_call *call);
+
+/** In options.target_context: the target that is handed out. */
+wherry_status ferry_target(void *context, const wherry_value **target_p);
+
+#endif

@@ -1,0 +1,53 @@
+/*
+ * Any blocks: reading a frame and putting messages together answers, and believes nothing. The input is a row of blocks, each behind its size (two
+ * bytes, the higher first). A message that becomes whole has as many bytes as it said, and never more memory is taken than twice what came.
+ */
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "group/callback/callback_frame.h"
+#include "group/group.h"
+
+#define REQUIRE(condition)                                                                                             \
+    do {                                                                                                               \
+        if (!(condition)) {                                                                                            \
+            fprintf(stderr, "%s:%d: not so: %s\n", __FILE__, __LINE__, #condition);                                    \
+            abort();                                                                                                   \
+        }                                                                                                              \
+    } while (0)
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+
+/** What is read is written the same way again. */
+static void check_header(const wh_frame *frame, const uint8_t *block) {
+    uint8_t header[WH_FRAME_HEADER];
+    wh_frame_write(frame, header);
+    REQUIRE(memcmp(header, block, sizeof(header)) == 0);
+    REQUIRE(frame->from > 0 && frame->total <= WH_MESSAGE_MAX && frame->offset + frame->size <= frame->total);
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
+    wh_assembly assembly = {0};
+    size_t at = 0;
+    size_t seen = 0;
+    while (size - at >= 2) {
+        size_t length = (size_t)data[at] << 8 | data[at + 1];
+        at += 2;
+        length = length < size - at ? length : size - at;
+        wh_frame frame;
+        if (wh_frame_read(data + at, length, &frame)) {
+            check_header(&frame, data + at);
+            seen += frame.size;
+            if (frame.kind == WH_FRAME_DATA && wh_assembly_add(&assembly, &frame) == WH_ASSEMBLY_WHOLE) {
+                REQUIRE(assembly.got == frame.total);
+                wh_assembly_clear(&assembly);
+            }
+            REQUIRE(assembly.got <= seen && assembly.capacity <= 2 * seen + 1);
+        }
+        at += length;
+    }
+    wh_assembly_clear(&assembly);
+    return 0;
+}

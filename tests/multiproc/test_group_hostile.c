@@ -1,0 +1,227 @@
+/*
+ * A peer that knows how to greet and then speaks nonsense, or nothing: the connection ends, whoever waits on that rank is told, and the group goes on.
+ */
+#include <poll.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include "base/byteorder.h"
+#include "group/hello.h"
+#include "group/inbox.h"
+#include "group/sockets/connection.h"
+#include "group/sockets/sockets.h"
+#include "support/build.h"
+#include "support/meeting.h"
+
+enum { SOON_MS = 10000, DEAD_AFTER_MS = 700, ASK = 1 };
+
+#define TALK (WH_TAG_CONVERSATION | 5)
+
+static wherry_error error;
+
+/** Rank 0, which is under attack; rank 1 is played by the test. */
+typedef struct victim {
+    const wh_test_meeting *meeting;
+    wh_group *group;
+    wherry_status status;
+} victim;
+
+static void *join_victim(void *context) {
+    victim *v = context;
+    char address[128];
+    wh_sockets_options options = {.heartbeat_ms = 100, .dead_after_ms = DEAD_AFTER_MS};
+    snprintf(address, sizeof(address), "unix://%s/meet?rank=0&size=2&job=test", v->meeting->folder);
+    v->status = wh_sockets_join(address, &options, wh_deadline_in_ms(SOON_MS), &v->group, NULL);
+    return NULL;
+}
+
+static int dial(const wh_test_meeting *meeting) {
+    struct sockaddr_un name = {.sun_family = AF_UNIX};
+    snprintf(name.sun_path, sizeof(name.sun_path), "%s/meet", meeting->folder);
+    for (wh_deadline end = wh_deadline_in_ms(SOON_MS); !wh_deadline_passed(end); usleep(1000)) {
+        int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+        if (connect(fd, (struct sockaddr *)&name, sizeof(name)) == 0) {
+            return fd;
+        }
+        close(fd);
+    }
+    fail_msg("nobody listens");
+    return -1;
+}
+
+/** Dials and greets as an incarnation of rank 1. */
+static int greet(const wh_test_meeting *meeting, uint64_t incarnation, wh_hello_purpose purpose) {
+    wh_hello_config config = {.purpose = purpose,
+                              .rank = 1,
+                              .size = 2,
+                              .incarnation = incarnation,
+                              .job = "test",
+                              .address = "unix:/nowhere"};
+    wh_hello *hello;
+    int fd = dial(meeting);
+    must(wh_hello_create(&config, true, &hello, &error));
+    const uint8_t *out;
+    size_t size;
+    while (wh_hello_output(hello, &out, &size), size || wh_hello_state_of(hello) != WH_HELLO_DONE) {
+        uint8_t in[1];
+        size_t used;
+        if (size) {
+            assert_int_equal(send(fd, out, size, MSG_NOSIGNAL), (ssize_t)size);
+            wh_hello_sent(hello, size);
+        } else {
+            assert_int_equal(recv(fd, in, 1, 0), 1);
+            must(wh_hello_input(hello, in, 1, &used, &error));
+        }
+    }
+    wh_hello_destroy(hello);
+    return fd;
+}
+
+/** Reads until the other side closes; @return how many milliseconds that took. */
+static uint64_t read_to_end(int fd) {
+    uint64_t begin = wh_clock_now();
+    char bytes[4096];
+    struct pollfd at = {fd, POLLIN, 0};
+    ssize_t got = 1;
+    while (got > 0) {
+        assert_int_equal(poll(&at, 1, SOON_MS), 1);
+        got = recv(fd, bytes, sizeof(bytes), 0);
+    }
+    close(fd);
+    return (wh_clock_now() - begin) / 1000000;
+}
+
+typedef struct nonsense {
+    wh_hello_purpose purpose;
+    uint32_t size; /**< What the head of the frame says. */
+    uint8_t type;
+    uint64_t first; /**< The body: two numbers, */
+    uint64_t second;
+    size_t sent; /**< of which so many bytes are sent, and then zeros. */
+    size_t more;
+} nonsense;
+
+static const nonsense all_nonsense[] = {
+    {WH_HELLO_CONTROL, 0, 0, 0, 0, 0, 0},
+    {WH_HELLO_CONTROL, 0, 99, 0, 0, 0, 0},
+    {WH_HELLO_CONTROL, UINT32_MAX, WH_FRAME_MESSAGE, 0, 0, 0, 0},
+    {WH_HELLO_CONTROL, WH_FRAME_MAX + 1, WH_FRAME_TABLE, 0, 0, 0, 0},
+    {WH_HELLO_CONTROL, 15, WH_FRAME_MESSAGE, 1, 0, 15, 0},
+    {WH_HELLO_CONTROL, 16, WH_FRAME_MESSAGE, 1, 1, 16, 0},          /* no bytes, and more to come */
+    {WH_HELLO_CONTROL, 16, WH_FRAME_MESSAGE, 1, UINT64_MAX, 16, 0}, /* without end */
+    {WH_HELLO_CONTROL, 17, WH_FRAME_MESSAGE, 1, UINT64_MAX, 16, 1},
+    {WH_HELLO_CONTROL, 17, WH_FRAME_MESSAGE, 1, WH_MESSAGE_MAX + 1, 16, 1},
+    {WH_HELLO_CONTROL, 13, WH_FRAME_TABLE, 1, 1, 13, 0},                   /* half an entry */
+    {WH_HELLO_CONTROL, 14, WH_FRAME_TABLE, UINT64_MAX, UINT64_MAX, 14, 0}, /* a rank that cannot be */
+    {WH_HELLO_CONTROL, 8, WH_FRAME_ATTACH, TALK, 0, 8, 0},
+    {WH_HELLO_DATA, 8, WH_FRAME_ATTACH, TALK, 0, 8, 1}, /* bytes before their time */
+    {WH_HELLO_DATA, 9, WH_FRAME_ATTACH, TALK, 0, 9, 0},
+    {WH_HELLO_DATA, 0, WH_FRAME_ATTACH, 0, 0, 0, 0},
+    {WH_HELLO_DATA, 0, WH_FRAME_PING, 0, 0, 0, 0},
+    {WH_HELLO_DATA, 17, WH_FRAME_MESSAGE, ASK, 0, 16, 1},
+    {WH_HELLO_DATA, UINT32_MAX, WH_FRAME_ATTACH, 0, 0, 0, 0},
+};
+
+static void speak(int fd, const nonsense *n) {
+    uint8_t bytes[WH_FRAME_HEAD + 32] = {0};
+    wh_frame_head(bytes, n->type, n->size);
+    wh_store_be64(bytes + WH_FRAME_HEAD, n->first);
+    wh_store_be64(bytes + WH_FRAME_HEAD + 8, n->second);
+    size_t size = WH_FRAME_HEAD + n->sent + n->more;
+    assert_int_equal(send(fd, bytes, size, MSG_NOSIGNAL), (ssize_t)size);
+}
+
+/** A message in parts that do not fit each other. */
+static void speak_unfit_parts(int fd, uint64_t tag, uint64_t rest) {
+    nonsense first = {WH_HELLO_CONTROL, 20, WH_FRAME_MESSAGE, 7, 100, 16, 4};
+    nonsense second = {WH_HELLO_CONTROL, 20, WH_FRAME_MESSAGE, tag, rest, 16, 4};
+    speak(fd, &first);
+    speak(fd, &second);
+}
+
+static void expect_lost(wh_group *group) {
+    wh_message message;
+    must_fail(WHERRY_PEER_LOST, error, wh_group_receive(group, 1, ASK, wh_deadline_in_ms(SOON_MS), &message, &error));
+}
+
+/** A good message still arrives. */
+static int talk(const wh_test_meeting *meeting, wh_group *group, uint64_t incarnation) {
+    wh_message message;
+    nonsense good = {WH_HELLO_CONTROL, 17, WH_FRAME_MESSAGE, ASK, 0, 16, 1};
+    int fd = greet(meeting, incarnation, WH_HELLO_CONTROL);
+    speak(fd, &good);
+    must(wh_group_receive(group, WH_ANY_RANK, ASK, wh_deadline_in_ms(SOON_MS), &message, &error));
+    assert_int_equal(message.rank, 1);
+    assert_true(message.incarnation == incarnation);
+    assert_int_equal(message.size, 1);
+    wh_message_clear(&message);
+    return fd;
+}
+
+static void test_nonsense(void **state) {
+    victim v = {.meeting = *state};
+    pthread_t thread;
+    uint64_t incarnation = 1;
+    assert_int_equal(pthread_create(&thread, NULL, join_victim, &v), 0);
+    int fd = greet(v.meeting, incarnation, WH_HELLO_CONTROL);
+    pthread_join(thread, NULL);
+    must(v.status);
+    close(fd);
+    wh_inbox *inbox;
+    must(wh_inbox_open(v.group, TALK, &inbox, &error));
+    for (size_t i = 0; i < sizeof(all_nonsense) / sizeof(*all_nonsense); i++) {
+        const nonsense *n = all_nonsense + i;
+        fd = talk(v.meeting, v.group, ++incarnation);
+        int other = n->purpose == WH_HELLO_DATA ? greet(v.meeting, incarnation, WH_HELLO_DATA) : fd;
+        speak(other, n);
+        assert_true(read_to_end(other) < DEAD_AFTER_MS / 2);
+        if (n->purpose == WH_HELLO_DATA) {
+            assert_true(wh_group_process(v.group, 1) == getpid());
+            close(fd);
+        }
+        expect_lost(v.group);
+    }
+    static const uint64_t unfit[][2] = {{8, 96}, {7, 97}, {7, 100}, {7, 0}, {7, UINT64_MAX}};
+    for (size_t i = 0; i < sizeof(unfit) / sizeof(*unfit); i++) {
+        fd = talk(v.meeting, v.group, ++incarnation);
+        speak_unfit_parts(fd, unfit[i][0], unfit[i][1]);
+        assert_true(read_to_end(fd) < DEAD_AFTER_MS / 2);
+        expect_lost(v.group);
+    }
+    wh_inbox_close(inbox);
+    wh_group_destroy(v.group);
+}
+
+/** Whoever says nothing: before the greeting, behind one for data, and behind one for messages. */
+static void test_silence(void **state) {
+    victim v = {.meeting = *state};
+    pthread_t thread;
+    assert_int_equal(pthread_create(&thread, NULL, join_victim, &v), 0);
+    int fd = greet(v.meeting, 1, WH_HELLO_CONTROL);
+    pthread_join(thread, NULL);
+    must(v.status);
+    int stranger = dial(v.meeting);
+    int silent = greet(v.meeting, 1, WH_HELLO_DATA);
+    uint64_t begin = wh_clock_now();
+    read_to_end(stranger);
+    read_to_end(silent);
+    uint64_t ms = (wh_clock_now() - begin) / 1000000;
+    assert_true(ms >= DEAD_AFTER_MS / 2 && ms < 2 * DEAD_AFTER_MS);
+    expect_lost(v.group);
+    read_to_end(fd);
+    assert_true((wh_clock_now() - begin) / 1000000 < 2 * DEAD_AFTER_MS);
+    close(talk(v.meeting, v.group, 2));
+    wh_group_destroy(v.group);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(test_nonsense, wh_test_open_unix, wh_test_close),
+        cmocka_unit_test_setup_teardown(test_silence, wh_test_open_unix, wh_test_close),
+    };
+    return cmocka_run_group_tests_name("group_hostile", tests, NULL, NULL);
+}

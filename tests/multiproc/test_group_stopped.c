@@ -1,0 +1,104 @@
+/*
+ * The member that holds the meeting place is stopped, not dead: whoever comes then must not wait for it. And it finds the others when it goes on.
+ */
+#include <signal.h>
+#include <stdio.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "group/sockets/sockets.h"
+#include "support/build.h"
+#include "support/meeting.h"
+
+enum {
+    RANKS = 3,
+    HOST = 0,
+    VICTIM = 1,
+    OWN = 2,
+    JOIN_MS = 20000,
+    SOON_MS = 10000,
+    FEW_SECONDS_MS = 9000,
+    ASK = 1,
+    ANSWER = 2
+};
+
+static wherry_error error;
+
+/** Answers whoever asks, until it is killed. */
+static int serve(const wh_test_meeting *meeting, int32_t rank) {
+    wh_group *group;
+    if (wh_test_join(meeting, rank, RANKS, JOIN_MS, &group, &error) != WHERRY_OK) {
+        fprintf(stderr, "rank %d: %s\n", (int)rank, error.message);
+        return 1;
+    }
+    for (;;) {
+        wh_message message;
+        if (wh_group_receive(group, WH_ANY_RANK, ASK, wh_deadline_in_ms(60000), &message, &error) != WHERRY_OK) {
+            return 2;
+        }
+        wh_group_send(group, message.rank, ANSWER, message.bytes, message.size, wh_deadline_in_ms(SOON_MS), NULL);
+        wh_message_clear(&message);
+    }
+}
+
+static pid_t start(const wh_test_meeting *meeting, int32_t rank) {
+    pid_t child = fork();
+    assert_true(child >= 0);
+    if (child == 0) {
+        _exit(serve(meeting, rank));
+    }
+    return child;
+}
+
+static bool ask(wh_group *group, int32_t rank) {
+    static uint64_t question;
+    wh_message message;
+    question++;
+    if (wh_group_send(group, rank, ASK, &question, sizeof(question), wh_deadline_in_ms(500), NULL) != WHERRY_OK ||
+        wh_group_receive(group, rank, ANSWER, wh_deadline_in_ms(500), &message, NULL) != WHERRY_OK) {
+        return false;
+    }
+    bool same = message.size == sizeof(question) && memcmp(message.bytes, &question, sizeof(question)) == 0;
+    wh_message_clear(&message);
+    return same;
+}
+
+static void ask_until(wh_group *group, int32_t rank, int64_t ms) {
+    wh_deadline end = wh_deadline_in_ms(ms);
+    while (!ask(group, rank)) {
+        assert_false(wh_deadline_passed(end));
+        usleep(20000);
+    }
+}
+
+static void test_the_host_is_stopped(void **state) {
+    const wh_test_meeting *meeting = *state;
+    wh_group *group;
+    pid_t host = start(meeting, HOST);
+    usleep(300000);
+    pid_t victim = start(meeting, VICTIM);
+    must(wh_test_join(meeting, OWN, RANKS, JOIN_MS, &group, &error));
+    ask_until(group, HOST, SOON_MS);
+    ask_until(group, VICTIM, SOON_MS);
+    kill(host, SIGSTOP);
+    kill(victim, SIGKILL);
+    waitpid(victim, NULL, 0);
+    pid_t successor = start(meeting, VICTIM);
+    ask_until(group, VICTIM, FEW_SECONDS_MS);
+    kill(host, SIGCONT);
+    ask_until(group, HOST, SOON_MS);
+    ask_until(group, VICTIM, SOON_MS);
+    kill(host, SIGKILL);
+    kill(successor, SIGKILL);
+    waitpid(host, NULL, 0);
+    waitpid(successor, NULL, 0);
+    wh_group_destroy(group);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(test_the_host_is_stopped, wh_test_open_unix, wh_test_close),
+        cmocka_unit_test_setup_teardown(test_the_host_is_stopped, wh_test_open_tcp, wh_test_close),
+    };
+    return cmocka_run_group_tests_name("group_stopped", tests, NULL, NULL);
+}

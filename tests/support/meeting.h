@@ -1,0 +1,75 @@
+/** @file meeting.h  A place of their own where the processes of a test meet: a Unix socket in a new folder, or a free port of the loopback. */
+#ifndef WH_TESTS_MEETING_H
+#define WH_TESTS_MEETING_H
+
+#include <arpa/inet.h>
+#include <glob.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "group/sockets/sockets.h"
+
+typedef struct wh_test_meeting {
+    char folder[64]; /**< Unix. */
+    int port;        /**< TCP; 0: Unix. */
+} wh_test_meeting;
+
+static inline int wh_test_open_unix(void **state) {
+    wh_test_meeting *meeting = calloc(1, sizeof(*meeting));
+    wherry_log_set_level(WHERRY_LOG_OFF);
+    snprintf(meeting->folder, sizeof(meeting->folder), "/tmp/wherry-test-XXXXXX");
+    *state = meeting;
+    return mkdtemp(meeting->folder) ? 0 : -1;
+}
+
+/** The port is the system's choice, and free again. */
+static inline int wh_test_open_tcp(void **state) {
+    wh_test_meeting *meeting = calloc(1, sizeof(*meeting));
+    struct sockaddr_in at = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    socklen_t size = sizeof(at);
+    wherry_log_set_level(WHERRY_LOG_OFF);
+    *state = meeting;
+    int probe = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    int result = bind(probe, (struct sockaddr *)&at, size) || getsockname(probe, (struct sockaddr *)&at, &size);
+    meeting->port = ntohs(at.sin_port);
+    close(probe);
+    return result;
+}
+
+/** Killed processes leave the names of their sockets behind. */
+static inline int wh_test_close(void **state) {
+    wh_test_meeting *meeting = *state;
+    int result = 0;
+    if (*meeting->folder) {
+        char pattern[sizeof(meeting->folder) + 2];
+        glob_t found;
+        snprintf(pattern, sizeof(pattern), "%s/*", meeting->folder);
+        if (glob(pattern, GLOB_NOSORT, NULL, &found) == 0) {
+            for (size_t i = 0; i < found.gl_pathc; i++) {
+                unlink(found.gl_pathv[i]);
+            }
+            globfree(&found);
+        }
+        result = rmdir(meeting->folder);
+    }
+    free(meeting);
+    return result;
+}
+
+static inline wherry_status wh_test_join(const wh_test_meeting *meeting, int32_t rank, int32_t size, int64_t ms,
+                                         wh_group **group_p, wherry_error *error) {
+    char address[256];
+    wh_sockets_options options = {0};
+    if (meeting->port) {
+        snprintf(address, sizeof(address), "tcp://127.0.0.1:%d?rank=%d&size=%d&job=test", meeting->port, (int)rank,
+                 (int)size);
+    } else {
+        snprintf(address, sizeof(address), "unix://%s/meet?rank=%d&size=%d&job=test", meeting->folder, (int)rank,
+                 (int)size);
+    }
+    return wh_sockets_join(address, &options, wh_deadline_in_ms(ms), group_p, error);
+}
+
+#endif

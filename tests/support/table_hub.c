@@ -1,0 +1,259 @@
+#include "support/table_hub.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+typedef struct member {
+    table_hub *hub;
+    int32_t rank;
+    atomic_int inside; /**< Calls that are under way. */
+    uint64_t *deaths;  /**< Those of each rank that were reported. */
+} member;
+
+typedef struct place {
+    member *present;
+    int pair[2]; /**< Blocks are written into 1 and read from 0. */
+    bool dead;
+    uint64_t deaths;
+    wherry_status send;
+    wherry_status receive;
+    size_t last_size;
+    unsigned char last[TABLE_HUB_BLOCK_MAX];
+} place;
+
+struct table_hub {
+    pthread_mutex_t lock;
+    table_hub_options options;
+    int32_t size;
+    place places[];
+};
+
+static void die(const char *what) {
+    fprintf(stderr, "table_hub: %s: %s\n", what, strerror(errno));
+    abort();
+}
+
+table_hub *table_hub_open(int32_t size, const table_hub_options *options) {
+    table_hub *hub = calloc(1, sizeof(*hub) + (size_t)size * sizeof(place));
+    pthread_mutex_init(&hub->lock, NULL);
+    hub->options = *options;
+    hub->size = size;
+    for (int32_t i = 0; i < size; i++) {
+        if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, hub->places[i].pair) != 0) {
+            die("socketpair");
+        }
+    }
+    return hub;
+}
+
+void table_hub_close(table_hub *hub) {
+    for (int32_t i = 0; i < hub->size; i++) {
+        if (hub->places[i].present) {
+            die("a member has not left");
+        }
+        close(hub->places[i].pair[0]);
+        close(hub->places[i].pair[1]);
+    }
+    pthread_mutex_destroy(&hub->lock);
+    free(hub);
+}
+
+static void enter(member *m) {
+    int others = atomic_fetch_add(&m->inside, 1);
+    if (others && !(m->hub->options.flags & WHERRY_GROUP_OPS_CONCURRENT)) {
+        die("two calls of a table overlap that does not allow it");
+    }
+}
+
+/** What a call answers before it does anything. */
+static wherry_status look(member *m, bool sends) {
+    pthread_mutex_lock(&m->hub->lock);
+    const place *own = m->hub->places + m->rank;
+    wherry_status status = own->present != m ? WHERRY_CLOSED : sends ? own->send : own->receive;
+    pthread_mutex_unlock(&m->hub->lock);
+    return status;
+}
+
+/** Writes a block with the sender's rank in front of it. @return false where there is no room in time. */
+static bool post(const place *to, int32_t from, const void *bytes, size_t size, int timeout_ms) {
+    struct iovec parts[2] = {{&from, sizeof(from)}, {(void *)bytes, size}};
+    struct msghdr message = {.msg_iov = parts, .msg_iovlen = 2};
+    for (int tries = 0; tries < 2; tries++) {
+        if (sendmsg(to->pair[1], &message, MSG_NOSIGNAL) >= 0) {
+            return true;
+        }
+        if (errno != EAGAIN) {
+            die("sendmsg");
+        }
+        poll(&(struct pollfd){.fd = to->pair[1], .events = POLLOUT}, 1, tries ? 0 : timeout_ms);
+    }
+    return false;
+}
+
+static wherry_status send_block(member *m, int32_t rank, const void *bytes, size_t size, uint32_t timeout_ms) {
+    table_hub *hub = m->hub;
+    wherry_status status = look(m, true);
+    if (status != WHERRY_OK) {
+        return status;
+    }
+    if (size > TABLE_HUB_BLOCK_MAX || rank == m->rank || rank < 0 || rank >= hub->size) {
+        die("a block that may not be");
+    }
+    pthread_mutex_lock(&hub->lock);
+    bool dead = hub->places[rank].dead && (hub->options.flags & WHERRY_GROUP_OPS_DEATH);
+    pthread_mutex_unlock(&hub->lock);
+    if (dead) {
+        return WHERRY_PEER_LOST;
+    }
+    if (!post(hub->places + rank, m->rank, bytes, size, (int)timeout_ms)) {
+        return WHERRY_TIMED_OUT;
+    }
+    pthread_mutex_lock(&hub->lock);
+    memcpy(hub->places[m->rank].last, bytes, size);
+    hub->places[m->rank].last_size = size;
+    pthread_mutex_unlock(&hub->lock);
+    return WHERRY_OK;
+}
+
+static wherry_status table_send(void *context, int32_t rank, const void *bytes, size_t size, uint32_t timeout_ms,
+                                wherry_error *error) {
+    (void)error;
+    member *m = context;
+    enter(m);
+    wherry_status status = send_block(m, rank, bytes, size, timeout_ms);
+    atomic_fetch_sub(&m->inside, 1);
+    return status;
+}
+
+/** A rank that has died since this was asked last, or -1. */
+static int32_t find_death(member *m) {
+    int32_t found = -1;
+    pthread_mutex_lock(&m->hub->lock);
+    for (int32_t i = 0; i < m->hub->size && found < 0; i++) {
+        if (m->hub->places[i].deaths != m->deaths[i]) {
+            found = i;
+        }
+    }
+    pthread_mutex_unlock(&m->hub->lock);
+    return found;
+}
+
+/** Delivers what is there. @return how many blocks. */
+static int drain(member *m, wherry_group_deliver_fn deliver, void *sink) {
+    static _Thread_local unsigned char space[TABLE_HUB_BLOCK_MAX + sizeof(int32_t)];
+    int blocks = 0;
+    for (ssize_t got; (got = recv(m->hub->places[m->rank].pair[0], space, sizeof(space), 0)) > 0; blocks++) {
+        int32_t from;
+        memcpy(&from, space, sizeof(from));
+        deliver(sink, from, space + sizeof(from), (size_t)got - sizeof(from));
+    }
+    return blocks;
+}
+
+static wherry_status receive_blocks(member *m, uint32_t timeout_ms, wherry_group_deliver_fn deliver, void *sink,
+                                    wherry_error *error) {
+    wherry_status status = look(m, false);
+    if (status != WHERRY_OK) {
+        return status;
+    }
+    /* Who was dead before the socket was seen empty has sent nothing that was not delivered. */
+    int32_t dead = m->hub->options.flags & WHERRY_GROUP_OPS_DEATH ? find_death(m) : -1;
+    if (drain(m, deliver, sink) > 0) {
+        return WHERRY_OK;
+    }
+    if (dead >= 0) {
+        pthread_mutex_lock(&m->hub->lock);
+        m->deaths[dead] = m->hub->places[dead].deaths;
+        pthread_mutex_unlock(&m->hub->lock);
+        error->rank = dead;
+        return WHERRY_PEER_LOST;
+    }
+    poll(&(struct pollfd){.fd = m->hub->places[m->rank].pair[0], .events = POLLIN}, 1, (int)timeout_ms);
+    drain(m, deliver, sink);
+    return WHERRY_OK;
+}
+
+static wherry_status table_receive(void *context, uint32_t timeout_ms, wherry_group_deliver_fn deliver, void *sink,
+                                   wherry_error *error) {
+    member *m = context;
+    enter(m);
+    wherry_status status = receive_blocks(m, timeout_ms, deliver, sink, error);
+    atomic_fetch_sub(&m->inside, 1);
+    return status;
+}
+
+/** The present member of a rank is gone; the lock is held. */
+static void mark_dead(place *at) {
+    at->present = NULL;
+    at->dead = true;
+    at->deaths++;
+}
+
+static void table_destroy(void *context) {
+    member *m = context;
+    pthread_mutex_lock(&m->hub->lock);
+    if (m->hub->places[m->rank].present == m) {
+        mark_dead(m->hub->places + m->rank);
+    }
+    pthread_mutex_unlock(&m->hub->lock);
+    free(m->deaths);
+    free(m);
+}
+
+void *table_hub_member(table_hub *hub, int32_t rank, wherry_group_ops *ops_p) {
+    member *m = calloc(1, sizeof(*m));
+    *m = (member){.hub = hub, .rank = rank, .deaths = calloc((size_t)hub->size, sizeof(*m->deaths))};
+    pthread_mutex_lock(&hub->lock);
+    for (int32_t i = 0; i < hub->size; i++) {
+        m->deaths[i] = hub->places[i].deaths;
+    }
+    hub->places[rank].present = m;
+    hub->places[rank].dead = false;
+    pthread_mutex_unlock(&hub->lock);
+    wherry_group_ops_init(ops_p);
+    ops_p->flags = hub->options.flags;
+    ops_p->name = "table_hub";
+    ops_p->rank = rank;
+    ops_p->size = hub->size;
+    ops_p->max_block = hub->options.max_block ? hub->options.max_block : TABLE_HUB_BLOCK_MAX;
+    ops_p->send = table_send;
+    ops_p->receive = table_receive;
+    ops_p->destroy = table_destroy;
+    return m;
+}
+
+void table_hub_kill(table_hub *hub, int32_t rank) {
+    pthread_mutex_lock(&hub->lock);
+    mark_dead(hub->places + rank);
+    pthread_mutex_unlock(&hub->lock);
+}
+
+void table_hub_inject(table_hub *hub, int32_t from, int32_t to, const void *bytes, size_t size) {
+    if (!post(hub->places + to, from, bytes, size, 1000)) {
+        die("a block that nobody took");
+    }
+}
+
+void table_hub_break(table_hub *hub, int32_t rank, wherry_status send, wherry_status receive) {
+    pthread_mutex_lock(&hub->lock);
+    hub->places[rank].send = send;
+    hub->places[rank].receive = receive;
+    pthread_mutex_unlock(&hub->lock);
+}
+
+size_t table_hub_last(table_hub *hub, int32_t rank, void *bytes, size_t size) {
+    pthread_mutex_lock(&hub->lock);
+    size_t had = hub->places[rank].last_size;
+    memcpy(bytes, hub->places[rank].last, size < had ? size : had);
+    pthread_mutex_unlock(&hub->lock);
+    return had;
+}

@@ -1,0 +1,529 @@
+/* The public group: joining, messages of the program, and the barrier. */
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include "api/group.h"
+#include "base/byteorder.h"
+#include "group/local.h"
+#include "support/build.h"
+#include "support/counting_allocator.h"
+#include "support/table_hub.h"
+
+enum { RANKS = 3, SOON_MS = 10000 };
+
+static wherry_error error;
+
+/** A group of three within this process. */
+typedef struct world {
+    wh_local_hub *hub;
+    wherry_group *groups[RANKS];
+} world;
+
+static void join_local(world *w, int32_t rank) {
+    wh_group *inner = wh_local_join(w->hub, rank);
+    assert_non_null(inner);
+    must(wh_group_wrap(inner, w->groups + rank, &error));
+}
+
+static world open_world(void) {
+    world w = {wh_local_hub_create(RANKS), {NULL}};
+    for (int32_t rank = 0; rank < RANKS; rank++) {
+        join_local(&w, rank);
+    }
+    return w;
+}
+
+static void leave(world *w, int32_t rank) {
+    wherry_group_leave(w->groups[rank]);
+    w->groups[rank] = NULL;
+}
+
+static void close_world(world *w) {
+    for (int32_t rank = 0; rank < RANKS; rank++) {
+        leave(w, rank);
+    }
+    wh_local_hub_release(w->hub);
+}
+
+static void expect_text(wherry_group *group, int32_t from, uint32_t tag, const char *text, int32_t sender) {
+    void *bytes = NULL;
+    size_t size = 99;
+    int32_t rank = -5;
+    must(wherry_group_receive(group, from, tag, SOON_MS, &bytes, &size, &rank, &error));
+    assert_int_equal(size, strlen(text));
+    assert_memory_equal(bytes, text, size);
+    assert_int_equal(rank, sender);
+    wherry_free(bytes);
+}
+
+static void test_messages(void **state) {
+    (void)state;
+    world w = open_world();
+    assert_int_equal(wherry_group_rank(w.groups[2]), 2);
+    assert_int_equal(wherry_group_size(w.groups[2]), RANKS);
+    must(wherry_group_send(w.groups[0], 1, UINT32_MAX, "one", 3, SOON_MS, &error));
+    must(wherry_group_send(w.groups[2], 1, 0, "two", 3, SOON_MS, &error));
+    must(wherry_group_send(w.groups[1], 1, 7, NULL, 0, SOON_MS, &error));
+    expect_text(w.groups[1], 2, 0, "two", 2);
+    expect_text(w.groups[1], WHERRY_ANY_RANK, UINT32_MAX, "one", 0);
+    void *bytes;
+    size_t size;
+    must(wherry_group_receive(w.groups[1], 1, 7, 0, &bytes, &size, NULL, &error));
+    assert_int_equal(size, 0);
+    wherry_free(bytes);
+    close_world(&w);
+}
+
+/** The library's own tags, and conversations, are out of a program's reach. */
+static void test_tags_apart(void **state) {
+    (void)state;
+    world w = open_world();
+    void *bytes;
+    size_t size;
+    wh_message message;
+    must(wh_group_send(wh_group_of(w.groups[0]), 1, 5, "library", 7, wh_deadline_in_ms(SOON_MS), &error));
+    must(wherry_group_send(w.groups[0], 1, 5, "program", 7, SOON_MS, &error));
+    expect_text(w.groups[1], 0, 5, "program", 0);
+    must_fail(WHERRY_TIMED_OUT, error, wherry_group_receive(w.groups[1], 0, 5, 10, &bytes, &size, NULL, &error));
+    assert_int_equal(error.rank, 0);
+    must(wh_group_receive(wh_group_of(w.groups[1]), 0, 5, wh_deadline_in_ms(0), &message, &error));
+    wh_message_clear(&message);
+    close_world(&w);
+}
+
+static void test_arguments(void **state) {
+    (void)state;
+    world w = open_world();
+    void *bytes;
+    size_t size;
+    wherry_group *g = w.groups[0];
+    must_fail(WHERRY_INVALID_ARGUMENT, error, wherry_group_send(NULL, 1, 1, "x", 1, 0, &error));
+    must_fail(WHERRY_INVALID_ARGUMENT, error, wherry_group_send(g, RANKS, 1, "x", 1, 0, &error));
+    must_fail(WHERRY_INVALID_ARGUMENT, error, wherry_group_send(g, WHERRY_ANY_RANK, 1, "x", 1, 0, &error));
+    must_fail(WHERRY_INVALID_ARGUMENT, error, wherry_group_send(g, 1, 1, "x", WHERRY_GROUP_MESSAGE_MAX + 1, 0, &error));
+    must_fail(WHERRY_INVALID_ARGUMENT, error, wherry_group_send(g, 1, 1, NULL, 1, 0, &error));
+    must_fail(WHERRY_INVALID_ARGUMENT, error, wherry_group_receive(NULL, 1, 1, 0, &bytes, &size, NULL, &error));
+    must_fail(WHERRY_INVALID_ARGUMENT, error, wherry_group_receive(g, -2, 1, 0, &bytes, &size, NULL, &error));
+    must_fail(WHERRY_INVALID_ARGUMENT, error, wherry_group_receive(g, 1, 1, 0, NULL, &size, NULL, &error));
+    must_fail(WHERRY_INVALID_ARGUMENT, error, wherry_group_receive(g, 1, 1, 0, &bytes, NULL, NULL, &error));
+    must_fail(WHERRY_INVALID_ARGUMENT, error, wherry_group_barrier(NULL, 1, 0, &error));
+    assert_false(wherry_group_alive(g, -1));
+    assert_false(wherry_group_alive(g, RANKS));
+    wherry_group_leave(NULL);
+    close_world(&w);
+}
+
+static void test_loss(void **state) {
+    (void)state;
+    world w = open_world();
+    void *bytes;
+    size_t size;
+    for (int32_t rank = 0; rank < RANKS; rank++) {
+        assert_true(wherry_group_alive(w.groups[0], rank));
+    }
+    must(wherry_group_send(w.groups[1], 0, 3, "last", 4, SOON_MS, &error));
+    leave(&w, 1);
+    assert_false(wherry_group_alive(w.groups[0], 1));
+    assert_true(wherry_group_alive(w.groups[0], 2));
+    must_fail(WHERRY_PEER_LOST, error, wherry_group_send(w.groups[0], 1, 3, "x", 1, SOON_MS, &error));
+    assert_int_equal(error.rank, 1);
+    expect_text(w.groups[0], 1, 3, "last", 1);
+    must_fail(WHERRY_PEER_LOST, error, wherry_group_receive(w.groups[0], 1, 3, SOON_MS, &bytes, &size, NULL, &error));
+    assert_int_equal(error.rank, 1);
+    join_local(&w, 1);
+    assert_true(wherry_group_alive(w.groups[0], 1));
+    close_world(&w);
+}
+
+static void test_bad_options(void **state) {
+    (void)state;
+    wherry_group_options good;
+    wherry_group *group = NULL;
+    memset(&good, 0xEE, sizeof(good));
+    wherry_group_options_init(&good);
+    assert_int_equal(good.struct_size, sizeof(good));
+    good.timeout_ms = 0;
+    wherry_group_options bad[7];
+    for (size_t i = 0; i < 7; i++) {
+        bad[i] = good;
+    }
+    bad[0].struct_size = 0;
+    bad[1].struct_size = sizeof(good) + 8;
+    bad[2].reserved = 1;
+    bad[3].secret = "";
+    bad[4].secret_size = 4;
+    bad[5].dead_after_ms = bad[5].heartbeat_ms;
+    bad[6].allow_insecure = 2;
+    for (size_t i = 0; i < 7; i++) {
+        must_fail(WHERRY_INVALID_ARGUMENT, error,
+                  wherry_group_join("unix:///tmp/nowhere?rank=0&size=2", bad + i, &group, &error));
+    }
+    must_fail(WHERRY_INVALID_ARGUMENT, error, wherry_group_join(NULL, &good, &group, &error));
+    must_fail(WHERRY_INVALID_ARGUMENT, error, wherry_group_join("unix:///tmp/a?rank=0&size=2", &good, NULL, &error));
+    must_fail(WHERRY_INVALID_ARGUMENT, error, wherry_group_join("http://a", &good, &group, &error));
+    assert_null(group);
+}
+
+/** A thread that joins over a Unix socket. */
+typedef struct joiner {
+    char address[128];
+    wherry_group *group;
+    wherry_status status;
+} joiner;
+
+static void *join_unix(void *context) {
+    joiner *j = context;
+    wherry_group_options options;
+    wherry_group_options_init(&options);
+    options.timeout_ms = SOON_MS;
+    j->status = wherry_group_join(j->address, &options, &j->group, NULL);
+    return NULL;
+}
+
+static void test_join(void **state) {
+    (void)state;
+    char folder[] = "/tmp/wherry-test-XXXXXX";
+    joiner joiners[2];
+    pthread_t threads[2];
+    assert_non_null(mkdtemp(folder));
+    for (int i = 0; i < 2; i++) {
+        joiners[i] = (joiner){.status = WHERRY_INTERNAL};
+        snprintf(joiners[i].address, sizeof(joiners[i].address), "unix://%s/meet?rank=%d&size=2", folder, i);
+        assert_int_equal(pthread_create(threads + i, NULL, join_unix, joiners + i), 0);
+    }
+    for (int i = 0; i < 2; i++) {
+        pthread_join(threads[i], NULL);
+        must(joiners[i].status);
+        assert_int_equal(wherry_group_rank(joiners[i].group), i);
+        assert_int_equal(wherry_group_size(joiners[i].group), 2);
+        assert_true(wherry_group_alive(joiners[i].group, 1 - i));
+    }
+    must(wherry_group_send(joiners[0].group, 1, 1, "over a socket", 13, SOON_MS, &error));
+    expect_text(joiners[1].group, 0, 1, "over a socket", 0);
+    wherry_group_leave(joiners[0].group);
+    wherry_group_leave(joiners[1].group);
+
+    wherry_group_options options;
+    wherry_group *alone = NULL;
+    wherry_group_options_init(&options);
+    options.timeout_ms = 50;
+    must_fail(WHERRY_TIMED_OUT, error, wherry_group_join(joiners[0].address, &options, &alone, &error));
+    assert_non_null(strstr(error.message, "timed out"));
+    assert_null(alone);
+    char lock[64];
+    snprintf(lock, sizeof(lock), "%s/meet.lock", folder);
+    unlink(lock);
+    assert_int_equal(rmdir(folder), 0);
+}
+
+/** A thread in a barrier. */
+typedef struct comer {
+    wherry_group *group;
+    uint64_t number;
+    uint32_t timeout_ms;
+    wherry_status status;
+    wherry_error error;
+    atomic_bool done;
+} comer;
+
+static void *come(void *context) {
+    comer *c = context;
+    c->status = wherry_group_barrier(c->group, c->number, c->timeout_ms, &c->error);
+    atomic_store(&c->done, true);
+    return NULL;
+}
+
+static pthread_t start_comer(comer *c, wherry_group *group, uint64_t number) {
+    pthread_t thread;
+    *c = (comer){.group = group, .number = number, .timeout_ms = SOON_MS};
+    assert_int_equal(pthread_create(&thread, NULL, come, c), 0);
+    return thread;
+}
+
+static void test_barrier(void **state) {
+    (void)state;
+    world w = open_world();
+    for (uint64_t number = 0; number < 50; number++) {
+        comer comers[2];
+        pthread_t threads[2] = {start_comer(comers, w.groups[0], number), start_comer(comers + 1, w.groups[2], number)};
+        if (number % 10 == 0) {
+            usleep(30000);
+            assert_false(atomic_load(&comers[0].done) || atomic_load(&comers[1].done));
+        }
+        must(wherry_group_barrier(w.groups[1], number, SOON_MS, &error));
+        for (int i = 0; i < 2; i++) {
+            pthread_join(threads[i], NULL);
+            must(comers[i].status);
+        }
+    }
+    close_world(&w);
+}
+
+/** One that is behind passes the barriers that the others are past; a group of one has nobody to wait for. */
+static void test_barrier_behind(void **state) {
+    (void)state;
+    world w = open_world();
+    comer comers[2];
+    pthread_t threads[2] = {start_comer(comers, w.groups[0], 9), start_comer(comers + 1, w.groups[2], 9)};
+    for (uint64_t number = 5; number <= 9; number++) {
+        must(wherry_group_barrier(w.groups[1], number, SOON_MS, &error));
+    }
+    for (int i = 0; i < 2; i++) {
+        pthread_join(threads[i], NULL);
+        must(comers[i].status);
+    }
+    must_fail(WHERRY_TIMED_OUT, error, wherry_group_barrier(w.groups[1], 10, 0, &error));
+    close_world(&w);
+    wh_local_hub *hub = wh_local_hub_create(1);
+    wherry_group *alone;
+    must(wh_group_wrap(wh_local_join(hub, 0), &alone, &error));
+    must(wherry_group_barrier(alone, 1, 0, &error));
+    wherry_group_leave(alone);
+    wh_local_hub_release(hub);
+}
+
+static void test_barrier_fails(void **state) {
+    (void)state;
+    world w = open_world();
+    comer waiting;
+    must_fail(WHERRY_TIMED_OUT, error, wherry_group_barrier(w.groups[0], 1, 50, &error));
+    assert_int_equal(error.rank, 1);
+    assert_non_null(strstr(error.message, "timed out"));
+    pthread_t thread = start_comer(&waiting, w.groups[0], 1);
+    usleep(50000);
+    must_fail(WHERRY_INVALID_ARGUMENT, error, wherry_group_barrier(w.groups[0], 1, SOON_MS, &error));
+    uint64_t begin = wh_clock_now();
+    leave(&w, 2);
+    pthread_join(thread, NULL);
+    assert_int_equal(waiting.status, WHERRY_PEER_LOST);
+    assert_int_equal(waiting.error.rank, 2);
+    assert_true((wh_clock_now() - begin) / 1000000 < 1000);
+    must_fail(WHERRY_PEER_LOST, error, wherry_group_barrier(w.groups[1], 1, SOON_MS, &error));
+    assert_int_equal(error.rank, 2);
+
+    join_local(&w, 2);
+    comer comers[2];
+    pthread_t threads[2] = {start_comer(comers, w.groups[0], 1), start_comer(comers + 1, w.groups[1], 1)};
+    must(wherry_group_barrier(w.groups[2], 1, SOON_MS, &error));
+    for (int i = 0; i < 2; i++) {
+        pthread_join(threads[i], NULL);
+        must(comers[i].status);
+    }
+    close_world(&w);
+}
+
+/** A rank that came, and left before the others had seen it, has come all the same. */
+static void test_barrier_then_leave(void **state) {
+    (void)state;
+    world w = open_world();
+    comer comers[2];
+    must_fail(WHERRY_TIMED_OUT, error, wherry_group_barrier(w.groups[2], 4, 0, &error));
+    leave(&w, 2);
+    pthread_t threads[2] = {start_comer(comers, w.groups[0], 4), start_comer(comers + 1, w.groups[1], 4)};
+    for (int i = 0; i < 2; i++) {
+        pthread_join(threads[i], NULL);
+        must(comers[i].status);
+    }
+    close_world(&w);
+}
+
+/** What a former incarnation said of itself does not count for the one that is there. */
+static void test_barrier_forgets_former(void **state) {
+    (void)state;
+    world w = open_world();
+    must_fail(WHERRY_TIMED_OUT, error, wherry_group_barrier(w.groups[1], 7, 0, &error));
+    must_fail(WHERRY_TIMED_OUT, error, wherry_group_barrier(w.groups[2], 7, 0, &error));
+    must(wherry_group_barrier(w.groups[0], 7, SOON_MS, &error));
+    leave(&w, 2);
+    join_local(&w, 2);
+    must_fail(WHERRY_TIMED_OUT, error, wherry_group_barrier(w.groups[0], 7, 60, &error));
+    assert_int_equal(error.rank, 2);
+    close_world(&w);
+}
+
+/** A rank that starts anew while the others wait at the barrier: they learn of the loss, or of its coming, and it is told of theirs. */
+static void test_barrier_tells_newcomer(void **state) {
+    (void)state;
+    world w = open_world();
+    comer waiting;
+    must_fail(WHERRY_TIMED_OUT, error, wherry_group_barrier(w.groups[1], 3, 0, &error));
+    pthread_t thread = start_comer(&waiting, w.groups[0], 3);
+    usleep(50000);
+    wherry_group *former = w.groups[2];
+    join_local(&w, 2);
+    must(wherry_group_send(w.groups[2], 1, 1, "x", 1, 0, &error));
+    comer newcomer;
+    pthread_t other = start_comer(&newcomer, w.groups[2], 3);
+    pthread_join(thread, NULL);
+    if (waiting.status == WHERRY_PEER_LOST) {
+        assert_int_equal(waiting.error.rank, 2);
+        must(wherry_group_barrier(w.groups[0], 3, SOON_MS, &error));
+    } else {
+        must(waiting.status);
+    }
+    must(wherry_group_barrier(w.groups[1], 3, SOON_MS, &error));
+    pthread_join(other, NULL);
+    must(newcomer.status);
+    wherry_group_leave(former);
+    close_world(&w);
+}
+
+static void test_barrier_hostile(void **state) {
+    (void)state;
+    world w = open_world();
+    wh_group *rogue = wh_group_of(w.groups[1]);
+    wh_deadline soon = wh_deadline_in_ms(SOON_MS);
+    must(wh_group_send(rogue, 0, WH_TAG_BARRIER, "x", 1, soon, &error));
+    must(wh_group_send(rogue, 0, WH_TAG_BARRIER, NULL, 0, soon, &error));
+    must(wh_group_send(rogue, 0, WH_TAG_BARRIER, "123456789", 9, soon, &error));
+    must_fail(WHERRY_TIMED_OUT, error, wherry_group_barrier(w.groups[0], 0, 60, &error));
+    assert_int_equal(error.rank, 1);
+    close_world(&w);
+}
+
+static atomic_int destroyed;
+
+static void count_destroy(void *context) {
+    (void)context;
+    destroyed++;
+}
+
+static wherry_status send_nothing(void *context, int32_t rank, const void *bytes, size_t size, uint32_t timeout_ms,
+                                  wherry_error *failure) {
+    (void)context, (void)rank, (void)bytes, (void)size, (void)timeout_ms, (void)failure;
+    return WHERRY_OK;
+}
+
+static wherry_status receive_nothing(void *context, uint32_t timeout_ms, wherry_group_deliver_fn deliver, void *sink,
+                                     wherry_error *failure) {
+    (void)context, (void)deliver, (void)sink, (void)failure;
+    usleep(timeout_ms * 1000);
+    return WHERRY_OK;
+}
+
+static wherry_group_ops idle_table(void) {
+    wherry_group_ops ops;
+    wherry_group_ops_init(&ops);
+    ops.rank = 0;
+    ops.size = 2;
+    ops.send = send_nothing;
+    ops.receive = receive_nothing;
+    ops.destroy = count_destroy;
+    return ops;
+}
+
+static void test_bad_tables(void **state) {
+    (void)state;
+    wherry_group *group = NULL;
+    wherry_group_ops bad[10];
+    for (size_t i = 0; i < 10; i++) {
+        bad[i] = idle_table();
+    }
+    bad[0].struct_size = 0;
+    bad[1].struct_size = sizeof(bad[1]) + 8;
+    bad[2].send = NULL;
+    bad[3].receive = NULL;
+    bad[4].rank = 2;
+    bad[5].rank = -1;
+    bad[6].size = 0;
+    bad[7].max_block = 1023;
+    bad[8].flags = WHERRY_GROUP_OPS_FLAGS + 1;
+    bad[9].name = NULL;
+    destroyed = 0;
+    for (size_t i = 0; i < 10; i++) {
+        must_fail(WHERRY_INVALID_ARGUMENT, error, wherry_group_from_ops(bad + i, NULL, &group, &error));
+    }
+    must_fail(WHERRY_INVALID_ARGUMENT, error, wherry_group_from_ops(NULL, NULL, &group, &error));
+    wherry_group_ops good = idle_table();
+    must_fail(WHERRY_INVALID_ARGUMENT, error, wherry_group_from_ops(&good, NULL, NULL, &error));
+    assert_null(group);
+    assert_int_equal(destroyed, 0);
+    must(wherry_group_from_ops(&good, NULL, &group, &error));
+    wherry_group_leave(group);
+    assert_int_equal(destroyed, 1);
+}
+
+/** Messages and barriers over a table, as a program uses it. */
+static void test_from_ops(void **state) {
+    (void)state;
+    static const table_hub_options options = {.flags = WHERRY_GROUP_OPS_DEATH};
+    table_hub *hub = table_hub_open(RANKS, &options);
+    wherry_group *groups[RANKS];
+    comer comers[RANKS];
+    pthread_t threads[RANKS];
+    for (int32_t rank = 0; rank < RANKS; rank++) {
+        wherry_group_ops ops;
+        void *context = table_hub_member(hub, rank, &ops);
+        must(wherry_group_from_ops(&ops, context, groups + rank, &error));
+    }
+    for (int32_t rank = 0; rank < RANKS; rank++) {
+        threads[rank] = start_comer(comers + rank, groups[rank], 1);
+    }
+    for (int32_t rank = 0; rank < RANKS; rank++) {
+        pthread_join(threads[rank], NULL);
+        must(comers[rank].status);
+        assert_true(wherry_group_alive(groups[rank], (rank + 1) % RANKS));
+    }
+    must(wherry_group_send(groups[2], 0, 1, "over a table", 12, SOON_MS, &error));
+    expect_text(groups[0], WHERRY_ANY_RANK, 1, "over a table", 2);
+    table_hub_kill(hub, 1);
+    must_fail(WHERRY_PEER_LOST, error, wherry_group_barrier(groups[0], 2, SOON_MS, &error));
+    assert_int_equal(error.rank, 1);
+    assert_false(wherry_group_alive(groups[0], 1));
+    for (int32_t rank = 0; rank < RANKS; rank++) {
+        wherry_group_leave(groups[rank]);
+    }
+    table_hub_close(hub);
+}
+
+/** Makes a group of a table and has a barrier in it, with the Nth allocation failing. */
+static void test_no_memory(void **state) {
+    (void)state;
+    wherry_status status = WHERRY_NO_MEMORY;
+    uint64_t fail = 0;
+    while (status == WHERRY_NO_MEMORY) {
+        counting count;
+        wherry_group *group = NULL;
+        wherry_group_ops ops = idle_table();
+        ops.size = 1;
+        destroyed = 0;
+        counting_begin(&count);
+        count.fail = ++fail;
+        status = wherry_group_from_ops(&ops, NULL, &group, &error);
+        assert_true((status == WHERRY_OK) == (group != NULL));
+        if (group) {
+            status = wherry_group_barrier(group, 1, 0, &error);
+        }
+        wherry_group_leave(group);
+        assert_int_equal(destroyed, group != NULL);
+        assert_int_equal(count.held, 0);
+        wherry_allocator_set(NULL);
+    }
+    must(status);
+    assert_true(fail > 3);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_messages),
+        cmocka_unit_test(test_tags_apart),
+        cmocka_unit_test(test_arguments),
+        cmocka_unit_test(test_loss),
+        cmocka_unit_test(test_bad_options),
+        cmocka_unit_test(test_join),
+        cmocka_unit_test(test_barrier),
+        cmocka_unit_test(test_barrier_behind),
+        cmocka_unit_test(test_barrier_fails),
+        cmocka_unit_test(test_barrier_then_leave),
+        cmocka_unit_test(test_barrier_forgets_former),
+        cmocka_unit_test(test_barrier_tells_newcomer),
+        cmocka_unit_test(test_barrier_hostile),
+        cmocka_unit_test(test_bad_tables),
+        cmocka_unit_test(test_from_ops),
+        cmocka_unit_test(test_no_memory),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,492 @@
+/* The frames of a callback group, what becomes of blocks that are none, and of tables that fail. */
+#include <pthread.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include "group/callback/callback.h"
+#include "group/callback/callback_frame.h"
+#include "group/inbox.h"
+#include "group/mailbox.h"
+#include "support/build.h"
+#include "support/counting_allocator.h"
+#include "support/table_hub.h"
+
+enum { RANKS = 2, SOON_MS = 10000, SHORT_MS = 60 };
+
+static wherry_error error;
+
+static wh_deadline soon(void) {
+    return wh_deadline_in_ms(SOON_MS);
+}
+
+static void expect_not_a_frame(const uint8_t *good, size_t size, size_t at, uint8_t value) {
+    uint8_t block[WH_FRAME_HEADER + 8];
+    wh_frame frame;
+    memcpy(block, good, size);
+    block[at] = value;
+    assert_false(wh_frame_read(block, size, &frame));
+}
+
+static void test_frame(void **state) {
+    (void)state;
+    uint8_t block[WH_FRAME_HEADER + 3] = {0};
+    wh_frame written = {.kind = WH_FRAME_DATA, .from = 7, .to = UINT64_MAX, .tag = 1, .total = 10, .offset = 7};
+    wh_frame read;
+    wh_frame_write(&written, block);
+    assert_true(wh_frame_read(block, sizeof(block), &read));
+    assert_true(read.kind == WH_FRAME_DATA && read.from == 7 && read.to == UINT64_MAX && read.tag == 1);
+    assert_true(read.total == 10 && read.offset == 7 && read.size == 3 && read.bytes == block + WH_FRAME_HEADER);
+    for (size_t size = 0; size <= WH_FRAME_HEADER; size++) {
+        assert_false(wh_frame_read(block, size, &read));
+    }
+    expect_not_a_frame(block, sizeof(block), 0, 'X');
+    expect_not_a_frame(block, sizeof(block), 4, 2);
+    expect_not_a_frame(block, sizeof(block), 5, 3);
+    expect_not_a_frame(block, sizeof(block), 5, WH_FRAME_HELLO);
+    expect_not_a_frame(block, sizeof(block), 7, 1);
+    expect_not_a_frame(block, sizeof(block), 15, 0);
+    expect_not_a_frame(block, sizeof(block), 39, 9);
+    expect_not_a_frame(block, sizeof(block), 32, 0x80);
+    expect_not_a_frame(block, sizeof(block), 40, 0xFF);
+    expect_not_a_frame(block, sizeof(block), 47, 8);
+}
+
+static wh_assembly_result add(wh_assembly *assembly, uint64_t tag, uint64_t total, uint64_t offset, const char *text) {
+    wh_frame frame = {.tag = tag, .total = total, .offset = offset};
+    frame.bytes = (const uint8_t *)text;
+    frame.size = strlen(text);
+    return wh_assembly_add(assembly, &frame);
+}
+
+static void test_assembly(void **state) {
+    (void)state;
+    wh_assembly a = {0};
+    assert_int_equal(add(&a, 1, 6, 3, "def"), WH_ASSEMBLY_STRAY);
+    assert_int_equal(add(&a, 1, 6, 0, "abc"), WH_ASSEMBLY_MORE);
+    assert_int_equal(add(&a, 1, 6, 3, "def"), WH_ASSEMBLY_WHOLE);
+    assert_memory_equal(a.bytes, "abcdef", 6);
+    assert_int_equal(add(&a, 1, 0, 0, ""), WH_ASSEMBLY_WHOLE);
+    assert_int_equal(add(&a, 1, 6, 0, "abc"), WH_ASSEMBLY_MORE);
+    assert_int_equal(add(&a, 2, 6, 3, "def"), WH_ASSEMBLY_STRAY);
+    assert_int_equal(add(&a, 1, 6, 3, "def"), WH_ASSEMBLY_STRAY);
+    assert_int_equal(add(&a, 1, 6, 0, "abc"), WH_ASSEMBLY_MORE);
+    assert_int_equal(add(&a, 1, 7, 3, "def"), WH_ASSEMBLY_STRAY);
+    assert_int_equal(add(&a, 1, 9, 0, "abc"), WH_ASSEMBLY_MORE);
+    assert_int_equal(add(&a, 1, 9, 2, "def"), WH_ASSEMBLY_STRAY);
+    assert_int_equal(add(&a, 1, 6, 0, "not this"), WH_ASSEMBLY_MORE);
+    assert_int_equal(add(&a, 2, 2, 0, "ok"), WH_ASSEMBLY_WHOLE);
+    assert_memory_equal(a.bytes, "ok", 2);
+    counting count;
+    wh_assembly_clear(&a);
+    counting_begin(&count);
+    assert_int_equal(add(&a, 1, WH_MESSAGE_MAX, 0, "a claim"), WH_ASSEMBLY_MORE);
+    assert_true(count.last <= 64);
+    count.fail = 1;
+    assert_int_equal(add(&a, 1, WH_MESSAGE_MAX, 7, "more"), WH_ASSEMBLY_NO_MEMORY);
+    wh_assembly_clear(&a);
+    assert_int_equal(count.held, 0);
+    wherry_allocator_set(NULL);
+}
+
+/** Two ranks over a hub. */
+typedef struct world {
+    table_hub *hub;
+    wh_group *groups[RANKS];
+} world;
+
+static wh_group *join(table_hub *hub, int32_t rank) {
+    wherry_group_ops ops;
+    void *context = table_hub_member(hub, rank, &ops);
+    wh_group *group;
+    must(wh_callback_create(&ops, context, &group, &error));
+    return group;
+}
+
+static world open_world(uint32_t flags) {
+    table_hub_options options = {.flags = flags, .max_block = 1024};
+    world w = {.hub = table_hub_open(RANKS, &options)};
+    for (int32_t rank = 0; rank < RANKS; rank++) {
+        w.groups[rank] = join(w.hub, rank);
+    }
+    return w;
+}
+
+static void close_world(world *w) {
+    for (int32_t rank = 0; rank < RANKS; rank++) {
+        wh_group_destroy(w->groups[rank]);
+    }
+    table_hub_close(w->hub);
+}
+
+static void send_text(world *w, int32_t from, const char *text) {
+    must(wh_group_send(w->groups[from], 1 - from, 1, text, strlen(text), soon(), &error));
+}
+
+static void expect_text(world *w, int32_t at, const char *text) {
+    wh_message message;
+    must(wh_group_receive(w->groups[at], 1 - at, 1, soon(), &message, &error));
+    assert_int_equal(message.size, strlen(text));
+    assert_memory_equal(message.bytes, text, message.size);
+    wh_message_clear(&message);
+}
+
+static void expect_nothing(world *w, int32_t at) {
+    wh_message message;
+    must_fail(WHERRY_TIMED_OUT, error,
+              wh_group_receive(w->groups[at], 1 - at, 1, wh_deadline_in_ms(SHORT_MS), &message, &error));
+}
+
+/** Both ranks have heard of each other. */
+static void meet(world *w) {
+    send_text(w, 0, "hello");
+    expect_text(w, 1, "hello");
+    send_text(w, 1, "hello");
+    expect_text(w, 0, "hello");
+}
+
+/** Puts a frame of rank 1 into the socket of rank 0. */
+static void inject(world *w, const wh_frame *frame, const char *bytes) {
+    uint8_t block[WH_FRAME_HEADER + 64];
+    wh_frame_write(frame, block);
+    size_t size = WH_FRAME_HEADER;
+    while (*bytes) {
+        block[size++] = (uint8_t)*bytes++;
+    }
+    table_hub_inject(w->hub, 1, 0, block, size);
+}
+
+/** The header of the last frame that rank 1 has sent: its incarnation and that of rank 0. */
+static wh_frame last_frame(world *w, int32_t rank) {
+    uint8_t block[TABLE_HUB_BLOCK_MAX];
+    wh_frame frame;
+    assert_true(wh_frame_read(block, table_hub_last(w->hub, rank, block, sizeof(block)), &frame));
+    return frame;
+}
+
+static void test_foreign_blocks(void **state) {
+    (void)state;
+    world w = open_world(0);
+    static const char noise[] = "this is a message of somebody else, and longer than a header of a frame";
+    meet(&w);
+    table_hub_inject(w.hub, 1, 0, noise, sizeof(noise));
+    table_hub_inject(w.hub, 1, 0, noise, 0);
+    table_hub_inject(w.hub, 0, 0, noise, sizeof(noise));
+    table_hub_inject(w.hub, -1, 0, noise, sizeof(noise));
+    table_hub_inject(w.hub, RANKS, 0, noise, sizeof(noise));
+    wh_frame frame = last_frame(&w, 1);
+    frame.total = 8;
+    frame.offset = 4;
+    inject(&w, &frame, "rear");
+    expect_nothing(&w, 0);
+    send_text(&w, 1, "goes on");
+    expect_text(&w, 0, "goes on");
+    close_world(&w);
+}
+
+/** A message of which only the beginning came is dropped when the next begins. */
+static void test_unfinished(void **state) {
+    (void)state;
+    world w = open_world(0);
+    meet(&w);
+    wh_frame frame = last_frame(&w, 1);
+    frame.tag = 1;
+    frame.total = 100;
+    frame.offset = 0;
+    inject(&w, &frame, "only this");
+    send_text(&w, 1, "whole");
+    expect_text(&w, 0, "whole");
+    close_world(&w);
+}
+
+static void test_too_long(void **state) {
+    (void)state;
+    world w = open_world(0);
+    wh_message message;
+    meet(&w);
+    wh_frame frame = last_frame(&w, 1);
+    frame.total = WH_MESSAGE_MAX;
+    frame.offset = 0;
+    inject(&w, &frame, "a claim");
+    must_fail(WHERRY_PEER_LOST, error, wh_group_receive(w.groups[0], 1, 1, soon(), &message, &error));
+    assert_int_equal(error.rank, 1);
+    send_text(&w, 1, "back");
+    must(wh_group_receive(w.groups[0], WH_ANY_RANK, 1, soon(), &message, &error));
+    wh_message_clear(&message);
+    assert_true(wh_mailbox_incarnation(w.groups[0]->mailbox, 1) != 0);
+    close_world(&w);
+}
+
+/** What a former incarnation sent, and what was meant for one, does not arrive. */
+static void test_stale(void **state) {
+    (void)state;
+    world w = open_world(0);
+    meet(&w);
+    wh_frame frame = last_frame(&w, 1);
+    frame.tag = 1;
+    frame.total = 5;
+    frame.offset = 0;
+    wh_frame former = frame;
+    former.from--;
+    inject(&w, &former, "stale");
+    former = frame;
+    former.to--;
+    inject(&w, &former, "stale");
+    expect_nothing(&w, 0);
+    inject(&w, &frame, "fresh");
+    expect_text(&w, 0, "fresh");
+    close_world(&w);
+}
+
+/** A rank that has not noticed that the other started anew is told, though that one only waits. */
+static void test_unaware(void **state) {
+    (void)state;
+    world w = open_world(0);
+    wh_message message;
+    meet(&w);
+    table_hub_break(w.hub, 0, WHERRY_SYSTEM, WHERRY_OK);
+    wh_group *former = w.groups[0];
+    w.groups[0] = join(w.hub, 0);
+    table_hub_break(w.hub, 0, WHERRY_OK, WHERRY_OK);
+    send_text(&w, 1, "to the former one");
+    expect_nothing(&w, 0);
+    must_fail(WHERRY_TIMED_OUT, error,
+              wh_group_receive(w.groups[1], WH_ANY_RANK, 9, wh_deadline_in_ms(SHORT_MS), &message, &error));
+    send_text(&w, 1, "to the new one");
+    expect_text(&w, 0, "to the new one");
+    wh_group_destroy(former);
+    close_world(&w);
+}
+
+/** An incarnation that hears of a newer one of its own rank is out. */
+static void test_fence(void **state) {
+    (void)state;
+    world w = open_world(0);
+    wh_message message;
+    meet(&w);
+    wh_frame frame = last_frame(&w, 1);
+    frame.kind = WH_FRAME_HELLO;
+    frame.to++;
+    frame.tag = frame.total = frame.offset = 0;
+    inject(&w, &frame, "");
+    must_fail(WHERRY_CLOSED, error, wh_group_receive(w.groups[0], 1, 1, soon(), &message, &error));
+    must_fail(WHERRY_CLOSED, error, wh_group_send(w.groups[0], 1, 1, "x", 1, soon(), &error));
+    close_world(&w);
+}
+
+/** The newest incarnation answers a former one, which so hears that it is that. */
+static void test_former_is_told(void **state) {
+    (void)state;
+    world w = open_world(0);
+    meet(&w);
+    wh_frame frame = last_frame(&w, 1);
+    uint64_t present = frame.from;
+    frame.from--;
+    frame.kind = WH_FRAME_HELLO;
+    frame.tag = frame.total = frame.offset = 0;
+    send_text(&w, 0, "the last frame so far");
+    assert_int_equal(last_frame(&w, 0).kind, WH_FRAME_DATA);
+    inject(&w, &frame, "");
+    expect_nothing(&w, 0);
+    wh_frame answer = last_frame(&w, 0);
+    assert_int_equal(answer.kind, WH_FRAME_HELLO);
+    assert_true(answer.to == present);
+    close_world(&w);
+}
+
+/** Without WHERRY_GROUP_OPS_DEATH nobody is told of a death: whoever waits does so until the deadline, and no longer. */
+static void test_silent_death(void **state) {
+    (void)state;
+    world w = open_world(0);
+    meet(&w);
+    table_hub_kill(w.hub, 1);
+    uint64_t begin = wh_clock_now();
+    expect_nothing(&w, 0);
+    uint64_t waited = (wh_clock_now() - begin) / 1000000;
+    assert_true(waited >= SHORT_MS && waited < SOON_MS / 2);
+    assert_true(wh_mailbox_incarnation(w.groups[0]->mailbox, 1) != 0);
+    assert_false(wh_group_can(w.groups[0], WH_GROUP_DEATH));
+    close_world(&w);
+}
+
+static void test_reported_death(void **state) {
+    (void)state;
+    world w = open_world(WHERRY_GROUP_OPS_DEATH);
+    wh_message message;
+    meet(&w);
+    assert_true(wh_group_can(w.groups[0], WH_GROUP_DEATH));
+    send_text(&w, 1, "last words");
+    table_hub_kill(w.hub, 1);
+    expect_text(&w, 0, "last words");
+    must_fail(WHERRY_PEER_LOST, error, wh_group_receive(w.groups[0], 1, 1, soon(), &message, &error));
+    assert_int_equal(error.rank, 1);
+    must_fail(WHERRY_PEER_LOST, error, wh_group_send(w.groups[0], 1, 1, "x", 1, soon(), &error));
+    close_world(&w);
+}
+
+static void test_failing_send(void **state) {
+    (void)state;
+    world w = open_world(0);
+    wh_message message;
+    meet(&w);
+    table_hub_break(w.hub, 0, WHERRY_SYSTEM, WHERRY_OK);
+    must_fail(WHERRY_SYSTEM, error, wh_group_send(w.groups[0], 1, 1, "x", 1, soon(), &error));
+    assert_int_equal(error.rank, 1);
+    assert_non_null(strstr(error.message, "table_hub"));
+    table_hub_break(w.hub, 0, (wherry_status)17, WHERRY_OK);
+    must_fail(WHERRY_INTERNAL, error, wh_group_send(w.groups[0], 1, 1, "x", 1, soon(), &error));
+    table_hub_break(w.hub, 0, WHERRY_TIMED_OUT, WHERRY_OK);
+    must_fail(WHERRY_TIMED_OUT, error, wh_group_send(w.groups[0], 1, 1, "x", 1, wh_deadline_in_ms(SHORT_MS), &error));
+    assert_non_null(strstr(error.message, "timed out"));
+    table_hub_break(w.hub, 0, WHERRY_PEER_LOST, WHERRY_OK);
+    must_fail(WHERRY_PEER_LOST, error, wh_group_send(w.groups[0], 1, 1, "x", 1, soon(), &error));
+    must_fail(WHERRY_PEER_LOST, error, wh_group_receive(w.groups[0], 1, 1, soon(), &message, &error));
+    table_hub_break(w.hub, 0, WHERRY_OK, WHERRY_OK);
+    send_text(&w, 0, "mended");
+    expect_text(&w, 1, "mended");
+    close_world(&w);
+}
+
+static void test_failing_receive(void **state) {
+    (void)state;
+    static const wherry_status answers[] = {WHERRY_SYSTEM, WHERRY_PEER_LOST, WHERRY_CLOSED, (wherry_status)17};
+    for (size_t i = 0; i < sizeof(answers) / sizeof(*answers); i++) {
+        world w = open_world(0);
+        wh_message message;
+        meet(&w);
+        table_hub_break(w.hub, 0, WHERRY_OK, WHERRY_TIMED_OUT);
+        expect_nothing(&w, 0);
+        table_hub_break(w.hub, 0, WHERRY_OK, answers[i]);
+        must_fail(WHERRY_CLOSED, error, wh_group_receive(w.groups[0], 1, 1, soon(), &message, &error));
+        close_world(&w);
+    }
+}
+
+static void count_message(void *context, wh_message *message) {
+    ++*(int *)context;
+    wh_message_clear(message);
+}
+
+/** Who cannot send reads, but calls no service: the caller may hold a lock that the service takes. Who waits does. */
+static void test_send_calls_no_service(void **state) {
+    (void)state;
+    world w = open_world(0);
+    wh_message message;
+    int served = 0;
+    meet(&w);
+    must(wh_service_open(w.groups[0], 9, count_message, &served, &error));
+    must(wh_group_send(w.groups[1], 0, 9, "x", 1, soon(), &error));
+    table_hub_break(w.hub, 0, WHERRY_TIMED_OUT, WHERRY_OK);
+    must_fail(WHERRY_TIMED_OUT, error, wh_group_send(w.groups[0], 1, 1, "x", 1, wh_deadline_in_ms(SHORT_MS), &error));
+    assert_int_equal(served, 0);
+    table_hub_break(w.hub, 0, WHERRY_OK, WHERRY_SYSTEM);
+    must_fail(WHERRY_TIMED_OUT, error, wh_group_receive(w.groups[0], 1, 1, wh_deadline_in_ms(0), &message, &error));
+    assert_int_equal(served, 1);
+    table_hub_break(w.hub, 0, WHERRY_OK, WHERRY_OK);
+    wh_service_close(w.groups[0], 9);
+    close_world(&w);
+}
+
+/** A rank that sends a long message, and then takes one. */
+typedef struct talker {
+    wh_group *group;
+    size_t size;
+    int failures;
+} talker;
+
+static void *talk(void *context) {
+    talker *t = context;
+    int32_t peer = 1 - t->group->rank;
+    unsigned char *bytes = malloc(t->size);
+    wh_message message = {.size = 0};
+    memset(bytes, 'a' + t->group->rank, t->size);
+    t->failures += wh_group_send(t->group, peer, 1, bytes, t->size, soon(), NULL) != WHERRY_OK;
+    t->failures += wh_group_receive(t->group, peer, 1, soon(), &message, NULL) != WHERRY_OK;
+    memset(bytes, 'a' + peer, t->size);
+    t->failures += message.size != t->size || memcmp(message.bytes, bytes, t->size) != 0;
+    wh_message_clear(&message);
+    free(bytes);
+    return NULL;
+}
+
+/** Two ranks that send far more to each other than the sockets hold, and read only afterwards, do not wait on each other. */
+static void test_both_send_first(void **state) {
+    (void)state;
+    world w = open_world(0);
+    talker talkers[RANKS];
+    pthread_t threads[RANKS];
+    for (int i = 0; i < RANKS; i++) {
+        talkers[i] = (talker){w.groups[i], 4 << 20, 0};
+        assert_int_equal(pthread_create(threads + i, NULL, talk, talkers + i), 0);
+    }
+    for (int i = 0; i < RANKS; i++) {
+        pthread_join(threads[i], NULL);
+        assert_int_equal(talkers[i].failures, 0);
+    }
+    close_world(&w);
+}
+
+/** Nobody reads: a message that is longer than the socket holds ends at its deadline, and what came of it matches nothing. */
+static void test_nobody_reads(void **state) {
+    (void)state;
+    world w = open_world(0);
+    size_t size = 4 << 20;
+    char *bytes = calloc(1, size);
+    meet(&w);
+    must_fail(WHERRY_TIMED_OUT, error,
+              wh_group_send(w.groups[0], 1, 1, bytes, size, wh_deadline_in_ms(SHORT_MS), &error));
+    assert_int_equal(error.rank, 1);
+    free(bytes);
+    expect_nothing(&w, 1);
+    send_text(&w, 0, "the next");
+    expect_text(&w, 1, "the next");
+    close_world(&w);
+}
+
+/** The Nth allocation fails, of a message there and back: an error, or a rank that is given up, and nothing is left over. */
+static void test_no_memory(void **state) {
+    (void)state;
+    bool through = false;
+    for (uint64_t fail = 1; !through; fail++) {
+        static const char text[] = "of two frames at least";
+        char bytes[1500] = {0};
+        counting count;
+        counting_begin(&count);
+        world w = open_world(0);
+        wh_message message;
+        meet(&w);
+        memcpy(bytes, text, sizeof(text));
+        count.calls = 0;
+        count.fail = fail;
+        wherry_status status = wh_group_send(w.groups[0], 1, 1, bytes, sizeof(bytes), soon(), &error);
+        assert_true(status == WHERRY_OK || status == WHERRY_NO_MEMORY);
+        if (status == WHERRY_OK) {
+            status = wh_group_receive(w.groups[1], 0, 1, soon(), &message, &error);
+            assert_true(status == WHERRY_OK || status == WHERRY_PEER_LOST);
+            through = status == WHERRY_OK;
+        }
+        if (through) {
+            assert_memory_equal(message.bytes, bytes, sizeof(bytes));
+            wh_message_clear(&message);
+            assert_true(fail > 3);
+        }
+        count.fail = 0;
+        close_world(&w);
+        assert_int_equal(count.held, 0);
+        wherry_allocator_set(NULL);
+    }
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_frame),           cmocka_unit_test(test_assembly),
+        cmocka_unit_test(test_foreign_blocks),  cmocka_unit_test(test_unfinished),
+        cmocka_unit_test(test_too_long),        cmocka_unit_test(test_stale),
+        cmocka_unit_test(test_unaware),         cmocka_unit_test(test_fence),
+        cmocka_unit_test(test_former_is_told),  cmocka_unit_test(test_silent_death),
+        cmocka_unit_test(test_reported_death),  cmocka_unit_test(test_failing_send),
+        cmocka_unit_test(test_failing_receive), cmocka_unit_test(test_send_calls_no_service),
+        cmocka_unit_test(test_both_send_first), cmocka_unit_test(test_nobody_reads),
+        cmocka_unit_test(test_no_memory),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

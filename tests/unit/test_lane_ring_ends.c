@@ -1,0 +1,636 @@
+/*
+ * The ring lane between honest ends and others: who may hand over the memory, who may take it, and what either side can write into it. What holds for
+ * every lane is the conformance suite's.
+ */
+#include <fcntl.h>
+#include <sched.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "base/alloc.h"
+#include "base/fail.h"
+#include "lane/lanes.h"
+#include "lane/ring/ring_internal.h"
+#include "support/build.h"
+
+enum {
+    CHUNKS = 2,
+    CHUNK = 2 * WH_RING_SLOT_BYTES + 5, /* three frames */
+    SPLIT = 1000,                       /* where the landing changes from one run to the other */
+    GUARD = 64,
+    FILL = 0xA5,
+    QUICK_MS = 50,
+    MAGIC_AT = 0, /* in offers and requests */
+    BOOT_AT = 8,
+    NETWORK_AT = 48,
+    NAME_AT = 8,
+    PASS_AT = 24,
+    WORKERS_AT = 56,
+};
+
+static wherry_error error;
+static wh_stop stop;
+static uint8_t source_bytes[CHUNKS][CHUNK];
+
+/* A landing of two runs with guards around them. */
+static uint8_t target[CHUNKS][GUARD + SPLIT + GUARD + (CHUNK - SPLIT) + GUARD];
+static int opened[CHUNKS];
+static int closed[CHUNKS];
+static bool claims; /* the last chunk came with a digest */
+static bool equal;  /* which was the one of what landed */
+static uint64_t next_chunk;
+
+static bool feed_next(void *context, uint64_t *chunk_p) {
+    (void)context;
+    *chunk_p = next_chunk;
+    return next_chunk++ < CHUNKS;
+}
+
+static wherry_status feed_gather(void *context, uint64_t chunk, wh_segments *segments, wherry_error *problem) {
+    (void)context;
+    wh_segments_clear(segments);
+    return wh_segments_add(segments, source_bytes[chunk], CHUNK) ? WHERRY_OK : wh_fail_memory(problem, "a chunk");
+}
+
+static void moved(void *context, uint64_t bytes) {
+    (void)context;
+    (void)bytes;
+}
+
+static wherry_status sink_open(void *context, uint64_t chunk, wh_landing *landing, wherry_error *problem) {
+    (void)context;
+    if (chunk >= CHUNKS || opened[chunk]++) {
+        return wh_fail(problem, WHERRY_MALFORMED, "not a chunk that is waited for");
+    }
+    wh_segments_clear(&landing->segments);
+    return wh_segments_add(&landing->segments, target[chunk] + GUARD, SPLIT) &&
+                   wh_segments_add(&landing->segments, target[chunk] + GUARD + SPLIT + GUARD, CHUNK - SPLIT)
+               ? WHERRY_OK
+               : wh_fail_memory(problem, "a landing");
+}
+
+static wherry_status sink_close(void *context, wh_landing *landing, const wh_digest *digest, const wh_digest *claimed,
+                                wherry_error *problem) {
+    (void)context;
+    (void)problem;
+    closed[landing->chunk]++;
+    claims = claimed != NULL;
+    equal = digest && claimed && wh_digest_equal(digest, claimed);
+    return WHERRY_OK;
+}
+
+static const wh_feed feed = {.next = feed_next, .gather = feed_gather, .moved = moved};
+static const wh_feed summing_feed = {.verify = true, .next = feed_next, .gather = feed_gather, .moved = moved};
+static const wh_sink sink = {.open = sink_open, .close = sink_close, .moved = moved};
+static const wh_sink summing_sink = {.verify = true, .open = sink_open, .close = sink_close, .moved = moved};
+
+static void begin_round(void) {
+    memset(target, FILL, sizeof(target));
+    memset(opened, 0, sizeof(opened));
+    memset(closed, 0, sizeof(closed));
+    next_chunk = 0;
+}
+
+static bool guards_hold(void) {
+    bool good = true;
+    for (int chunk = 0; chunk < CHUNKS; chunk++) {
+        for (int i = 0; i < GUARD; i++) {
+            good = good && target[chunk][i] == FILL && target[chunk][GUARD + SPLIT + i] == FILL &&
+                   target[chunk][sizeof(target[chunk]) - GUARD + i] == FILL;
+        }
+    }
+    return good;
+}
+
+static bool has_arrived(int chunk) {
+    return memcmp(target[chunk] + GUARD, source_bytes[chunk], SPLIT) == 0 &&
+           memcmp(target[chunk] + GUARD + SPLIT + GUARD, source_bytes[chunk] + SPLIT, CHUNK - SPLIT) == 0;
+}
+
+/* Both ends in this thread: what one waits for, the other has done before. */
+typedef struct pair {
+    wh_lane_site site;
+    wh_string offer;
+    wh_string request;
+    wh_lane_end *receiver;
+    wh_lane_end *source;
+} pair;
+
+static wherry_status pair_probe(pair *p) {
+    bool assist = true;
+    *p = (pair){.site = {.peer = 1, .threads = 1, .stop = &stop, .no_progress_ms = QUICK_MS}};
+    p->site.deadline = wh_deadline_never();
+    wherry_status status = wh_lane_ring.offer(&p->site, &p->offer, &error);
+    if (status == WHERRY_OK) {
+        status =
+            wh_lane_ring.probe(&p->site, p->offer.bytes, p->offer.size, &p->request, &assist, &p->receiver, &error);
+    }
+    return status;
+}
+
+static wherry_status pair_accept(pair *p) {
+    bool ready = false;
+    wherry_status status = wh_lane_ring.accept(&p->site, p->request.bytes, p->request.size, &ready, &p->source, &error);
+    assert_true(ready || status != WHERRY_OK);
+    return status;
+}
+
+static void pair_close(pair *p) {
+    wh_lane_ring.close(p->source);
+    wh_lane_ring.close(p->receiver);
+    wh_free(p->offer.bytes);
+    wh_free(p->request.bytes);
+}
+
+static void pair_open(pair *p) {
+    must(pair_probe(p));
+    must(pair_accept(p));
+    begin_round();
+}
+
+static wh_ring_shared *shared_of(const pair *p) {
+    return wh_ring_end_of(p->source)->shared;
+}
+
+/* What a source could write, whatever it is. */
+static void write_frame(const pair *p, uint32_t number, uint64_t kind, uint64_t length, uint64_t chunk) {
+    wh_ring_frame *frame = &shared_of(p)->rings[0].frames[number % WH_RING_SLOTS];
+    atomic_store(&frame->what, kind << 32 | length);
+    atomic_store(&frame->chunk, chunk);
+}
+
+static void write_head(const pair *p, uint32_t head) {
+    atomic_store(&shared_of(p)->rings[0].head, head);
+}
+
+static wherry_status pull(pair *p) {
+    return wh_lane_ring.pull(p->receiver, 0, &sink, &error);
+}
+
+static void test_refusals(void **state) {
+    (void)state;
+    static const struct {
+        size_t at;
+        wherry_status status;
+        const char *text;
+    } rows[] = {
+        {MAGIC_AT, WHERRY_BAD_VERSION, "another version"},
+        {BOOT_AT, WHERRY_UNSUPPORTED, "another host"},
+        {NETWORK_AT, WHERRY_UNSUPPORTED, "network namespace"},
+    };
+    pair p;
+    pair_open(&p);
+    for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
+        wh_string request = {0};
+        wh_lane_end *end = NULL;
+        bool assist = true;
+        p.offer.bytes[rows[i].at] ^= 1;
+        must_fail(rows[i].status, error,
+                  wh_lane_ring.probe(&p.site, p.offer.bytes, p.offer.size, &request, &assist, &end, &error));
+        p.offer.bytes[rows[i].at] ^= 1;
+        assert_non_null(strstr(error.message, rows[i].text));
+        assert_null(end);
+        assert_false(assist);
+        assert_int_equal(request.size, 0);
+    }
+    pair_close(&p);
+}
+
+static void must_not_accept(pair *p, size_t at, uint8_t flip, wherry_status status) {
+    wh_lane_end *end = NULL;
+    bool ready = false;
+    p->request.bytes[at] = (char)(p->request.bytes[at] ^ flip);
+    must_fail(status, error, wh_lane_ring.accept(&p->site, p->request.bytes, p->request.size, &ready, &end, &error));
+    p->request.bytes[at] = (char)(p->request.bytes[at] ^ flip);
+    assert_null(end);
+}
+
+static void test_requests(void **state) {
+    (void)state;
+    pair p;
+    must(pair_probe(&p));
+    must_not_accept(&p, MAGIC_AT, 1, WHERRY_MALFORMED);
+    must_not_accept(&p, NAME_AT, 1, WHERRY_REFUSED); /* nobody listens */
+    must_not_accept(&p, WORKERS_AT, 1, WHERRY_MALFORMED);
+    must_not_accept(&p, WORKERS_AT + 3, 1, WHERRY_MALFORMED); /* none */
+    must_not_accept(&p, WORKERS_AT + 3, 3, WHERRY_MALFORMED); /* more than there are threads */
+    pair_close(&p);
+}
+
+/* Sends what a source sends, or something else, to the socket that a request names. memory may be -1. */
+static void send_to(const pair *p, const void *bytes, size_t size, int memory) {
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    int length = snprintf(address.sun_path + 1, sizeof(address.sun_path) - 1, "wherry-ring-");
+    for (int i = 0; i < WH_RING_SECRET_BYTES; i++) {
+        length += snprintf(address.sun_path + 1 + length, 3, "%02x", (uint8_t)p->request.bytes[NAME_AT + i]);
+    }
+    struct iovec iov = {(void *)(uintptr_t)bytes, size};
+    alignas(struct cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {0};
+    struct msghdr message = {.msg_name = &address,
+                             .msg_namelen = (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + (size_t)length),
+                             .msg_iov = &iov,
+                             .msg_iovlen = 1};
+    if (memory >= 0) {
+        message.msg_control = control;
+        message.msg_controllen = sizeof(control);
+        struct cmsghdr *part = CMSG_FIRSTHDR(&message);
+        part->cmsg_level = SOL_SOCKET;
+        part->cmsg_type = SCM_RIGHTS;
+        part->cmsg_len = CMSG_LEN(sizeof(int));
+        memcpy(CMSG_DATA(part), &memory, sizeof(memory));
+    }
+    int fd = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+    assert_true(fd >= 0);
+    assert_int_equal(sendmsg(fd, &message, 0), size);
+    close(fd);
+}
+
+static void handover_of(const pair *p, char message[WH_RING_MAGIC_BYTES + WH_RING_SECRET_BYTES]) {
+    memcpy(message, WH_RING_MAGIC, WH_RING_MAGIC_BYTES);
+    memcpy(message + WH_RING_MAGIC_BYTES, p->request.bytes + PASS_AT, WH_RING_SECRET_BYTES);
+}
+
+static int open_descriptors(void) {
+    int count = 0;
+    for (int fd = 0; fd < 256; fd++) {
+        count += fcntl(fd, F_GETFD) >= 0;
+    }
+    return count;
+}
+
+/* Names are no secret: others may send something too, and what they send is closed. */
+static void test_strangers(void **state) {
+    (void)state;
+    pair p;
+    char message[WH_RING_MAGIC_BYTES + WH_RING_SECRET_BYTES];
+    int before = open_descriptors();
+    int stray = memfd_create("stray", MFD_CLOEXEC);
+    assert_true(stray >= 0);
+    must(pair_probe(&p));
+    begin_round();
+    handover_of(&p, message);
+    message[WH_RING_MAGIC_BYTES + 3] ^= 1;
+    send_to(&p, message, sizeof(message), stray);
+    send_to(&p, message, 3, stray);
+    send_to(&p, "", 0, -1);
+    close(stray);
+    must(pair_accept(&p));
+    must(wh_ring_enter(wh_ring_end_of(p.receiver), &error));
+    must(wh_lane_ring.push(p.source, 0, &feed, &error));
+    must(pull(&p));
+    assert_true(has_arrived(0) && has_arrived(1) && guards_hold());
+    pair_close(&p);
+    assert_int_equal(open_descriptors(), before);
+}
+
+/* A source with the right pass hands over something else than sealed memory of the right size. */
+static void test_wrong_memory(void **state) {
+    (void)state;
+    for (int row = 0; row < 4; row++) {
+        pair p; /* an honest one, which shows how large the memory has to be */
+        pair other;
+        char message[WH_RING_MAGIC_BYTES + WH_RING_SECRET_BYTES];
+        pair_open(&p);
+        wh_ring_end *honest = wh_ring_end_of(p.source);
+        must(pair_probe(&other));
+        handover_of(&other, message);
+        off_t size = (off_t)(wh_ring_slot(honest, 1, 0) - (uint8_t *)honest->shared);
+        int fd =
+            row == 3 ? open("/dev/zero", O_RDWR | O_CLOEXEC) : memfd_create("wrong", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+        assert_true(fd >= 0);
+        if (row < 3) {
+            assert_int_equal(ftruncate(fd, row == 1 ? size - 1 : size), 0);
+        }
+        if (row == 1) {
+            assert_int_equal(fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW), 0);
+        }
+        send_to(&other, message, sizeof(message), row == 2 ? -1 : fd);
+        close(fd);
+        must_fail(row == 2 ? WHERRY_SYSTEM : WHERRY_MALFORMED, error, pull(&other));
+        must_fail(row == 2 ? WHERRY_SYSTEM : WHERRY_MALFORMED, error, pull(&other)); /* the next worker hears it too */
+        pair_close(&other);
+        pair_close(&p);
+    }
+}
+
+/* Somebody else has bound the name and taken the memory: no byte of a chunk is written there. */
+static void test_wrong_answer(void **state) {
+    (void)state;
+    pair p;
+    pair_open(&p);
+    memset(source_bytes, 0x5C, sizeof(source_bytes));
+    wh_ring_end_of(p.receiver)->answer[15] ^= 1;
+    must(wh_ring_enter(wh_ring_end_of(p.receiver), &error));
+    must_fail(WHERRY_REFUSED, error, wh_lane_ring.push(p.source, 0, &feed, &error));
+    assert_int_equal(next_chunk, 0);
+    assert_int_equal(wh_ring_slot(wh_ring_end_of(p.source), 0, 0)[0], 0);
+    pair_close(&p);
+}
+
+/* Without an answer nothing is sent either. */
+static void test_no_answer(void **state) {
+    (void)state;
+    pair p;
+    pair_open(&p);
+    must_fail(WHERRY_TIMED_OUT, error, wh_lane_ring.push(p.source, 0, &feed, &error));
+    assert_int_equal(next_chunk, 0);
+    pair_close(&p);
+}
+
+static void test_memory_is_late(void **state) {
+    (void)state;
+    pair p;
+    must(pair_probe(&p));
+    must_fail(WHERRY_TIMED_OUT, error, pull(&p));
+    pair_close(&p);
+    must(pair_probe(&p));
+    p.site.no_progress_ms = 60000;
+    p.site.deadline = wh_deadline_in_ms(QUICK_MS);
+    must_fail(WHERRY_TIMED_OUT, error, pull(&p));
+    pair_close(&p);
+}
+
+static void test_hostile_frames(void **state) {
+    (void)state;
+    const uint64_t slot = WH_RING_SLOT_BYTES;
+    static const uint64_t huge = UINT32_MAX;
+    const struct {
+        uint32_t head;
+        uint64_t frames[3][3]; /* kind, length, chunk */
+    } rows[] = {
+        {WH_RING_SLOTS + 1, {{WH_RING_END, 0, 0}}},
+        {UINT32_MAX, {{WH_RING_END, 0, 0}}},
+        {1, {{0, 0, 0}}},
+        {1, {{WH_RING_END + 1, slot, 0}}},
+        {1, {{WH_RING_END, 1, 0}}},
+        {1, {{WH_RING_MORE, 0, 0}}},
+        {1, {{WH_RING_MORE, slot - 1, 0}}},
+        {1, {{WH_RING_MORE, slot + 1, 0}}},
+        {1, {{WH_RING_MORE, huge, 0}}},
+        {1, {{WH_RING_LAST, CHUNK, 0}}},
+        {1, {{WH_RING_LAST, huge, 0}}},
+        {1, {{WH_RING_LAST, 5, 0}}},
+        {1, {{WH_RING_MORE, slot, CHUNKS}}},
+        {1, {{WH_RING_MORE, slot, UINT64_MAX}}},
+        {2, {{WH_RING_MORE, slot, 0}, {WH_RING_MORE, slot, 1}}},
+        {2, {{WH_RING_MORE, slot, 0}, {WH_RING_END, 0, 0}}},
+        {3, {{WH_RING_MORE, slot, 0}, {WH_RING_MORE, slot, 0}, {WH_RING_MORE, slot, 0}}},
+        {3, {{WH_RING_MORE, slot, 0}, {WH_RING_MORE, slot, 0}, {WH_RING_LAST, 4, 0}}},
+        {3, {{WH_RING_MORE, slot, 0}, {WH_RING_MORE, slot, 0}, {WH_RING_LAST_SUM, 6, 0}}},
+    };
+    for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
+        pair p;
+        pair_open(&p);
+        for (uint32_t k = 0; k < 3; k++) {
+            write_frame(&p, k, rows[i].frames[k][0], rows[i].frames[k][1], rows[i].frames[k][2]);
+        }
+        write_head(&p, rows[i].head);
+        must_fail(WHERRY_MALFORMED, error, pull(&p));
+        assert_true(guards_hold() && !closed[0] && !closed[1]);
+        pair_close(&p);
+    }
+}
+
+/* A chunk that was closed does not come twice. */
+static void test_chunk_again(void **state) {
+    (void)state;
+    pair p;
+    pair_open(&p);
+    for (uint32_t i = 0; i < 6; i++) {
+        bool last = i % 3 == 2;
+        write_frame(&p, i, last ? WH_RING_LAST : WH_RING_MORE, last ? 5 : WH_RING_SLOT_BYTES, 0);
+    }
+    write_head(&p, 6);
+    must_fail(WHERRY_MALFORMED, error, pull(&p));
+    assert_int_equal(closed[0], 1);
+    pair_close(&p);
+}
+
+/* A number below `most`, the same ones in every run. */
+static uint32_t pick(uint32_t most) {
+    static uint64_t seed = 7;
+    seed = seed * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
+    return (uint32_t)(seed >> 32) % most;
+}
+
+static void test_nonsense(void **state) {
+    (void)state;
+    pair p;
+    uint32_t read_so_far = 0;
+    pair_open(&p);
+    p.site.no_progress_ms = 0;
+    for (int i = 0; i < 3000; i++) {
+        begin_round();
+        for (uint32_t k = 0; k < WH_RING_SLOTS; k++) {
+            uint64_t lengths[] = {0, 5, WH_RING_SLOT_BYTES, pick(UINT32_MAX)};
+            write_frame(&p, k, pick(6), lengths[pick(4)], pick(CHUNKS + 1));
+        }
+        write_head(&p, read_so_far + pick(WH_RING_SLOTS + 2));
+        wherry_status status = pull(&p);
+        assert_true(status == WHERRY_OK || status == WHERRY_MALFORMED || status == WHERRY_TIMED_OUT);
+        assert_true(guards_hold());
+        read_so_far = wh_ring_end_of(p.receiver)->frames[0];
+    }
+    pair_close(&p);
+}
+
+/* A receiver that says it has read what was never written. */
+static void test_hostile_tail(void **state) {
+    (void)state;
+    static const uint32_t tails[] = {1, WH_RING_SLOTS, UINT32_MAX / 2, UINT32_MAX - WH_RING_SLOTS};
+    for (size_t i = 0; i < sizeof(tails) / sizeof(tails[0]); i++) {
+        pair p;
+        pair_open(&p);
+        must(wh_ring_enter(wh_ring_end_of(p.receiver), &error));
+        atomic_store(&shared_of(&p)->rings[0].tail, tails[i]);
+        must_fail(WHERRY_MALFORMED, error, wh_lane_ring.push(p.source, 0, &feed, &error));
+        pair_close(&p);
+    }
+}
+
+/* What was written before the source closed its end still counts; then there is nobody to wait for. */
+static void test_closed_ends(void **state) {
+    (void)state;
+    pair p;
+    pair_open(&p);
+    p.site.no_progress_ms = 60000;
+    must(wh_ring_enter(wh_ring_end_of(p.receiver), &error));
+    must(wh_lane_ring.push(p.source, 0, &feed, &error));
+    wh_lane_ring.close(p.source);
+    p.source = NULL;
+    must(pull(&p));
+    assert_true(has_arrived(0) && has_arrived(1));
+    must_fail(WHERRY_PEER_LOST, error, pull(&p));
+    pair_close(&p);
+
+    pair_open(&p);
+    p.site.no_progress_ms = 60000;
+    must(wh_ring_enter(wh_ring_end_of(p.receiver), &error));
+    wh_lane_ring.close(p.receiver);
+    p.receiver = NULL;
+    must(wh_lane_ring.push(p.source, 0, &feed, &error)); /* as much as there is room for */
+    next_chunk = 0;
+    must_fail(WHERRY_PEER_LOST, error, wh_lane_ring.push(p.source, 0, &feed, &error));
+    pair_close(&p);
+}
+
+static void test_digests(void **state) {
+    (void)state;
+    pair p;
+    pair_open(&p);
+    must(wh_ring_enter(wh_ring_end_of(p.receiver), &error));
+    must(wh_lane_ring.push(p.source, 0, &summing_feed, &error));
+    must(wh_lane_ring.pull(p.receiver, 0, &summing_sink, &error));
+    assert_true(claims && equal);
+    begin_round();
+    must(wh_lane_ring.push(p.source, 0, &summing_feed, &error));
+    wh_ring_slot(wh_ring_end_of(p.source), 0, 7 + 5)[2] ^= 1; /* a byte of the last frame of the second round */
+    must(wh_lane_ring.pull(p.receiver, 0, &summing_sink, &error));
+    assert_true(claims && !equal);
+    begin_round();
+    must(wh_lane_ring.push(p.source, 0, &feed, &error));
+    must(wh_lane_ring.pull(p.receiver, 0, &summing_sink, &error));
+    assert_false(claims);
+    pair_close(&p);
+}
+
+/* A source of another user, whose memory nobody may read: what process_vm_readv is refused for. */
+static void test_another_user(void **state) {
+    (void)state;
+    pair p;
+    must(pair_probe(&p));
+    p.site.no_progress_ms = 5000;
+    begin_round();
+    for (size_t i = 0; i < sizeof(source_bytes); i++) {
+        source_bytes[i / CHUNK][i % CHUNK] = (uint8_t)(i * 7);
+    }
+    pid_t child = fork();
+    assert_true(child >= 0);
+    if (child == 0) {
+        bool good = geteuid() != 0 || setresuid(65534, 65534, 65534) == 0;
+        good = good && prctl(PR_SET_DUMPABLE, 0) == 0 && pair_accept(&p) == WHERRY_OK &&
+               wh_lane_ring.push(p.source, 0, &feed, &error) == WHERRY_OK;
+        wh_lane_ring.close(p.source);
+        _exit(good ? 0 : 1);
+    }
+    must(pull(&p));
+    int status;
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_int_equal(status, 0);
+    assert_true(has_arrived(0) && has_arrived(1) && guards_hold());
+    pair_close(&p);
+}
+
+/* A source in another network namespace is told apart by its offer; one that says otherwise does not reach the receiver's socket. */
+static void test_another_network(void **state) {
+    (void)state;
+    enum { GOOD, WRONG, CANNOT };
+    pair p;
+    must(pair_probe(&p));
+    pid_t child = fork();
+    assert_true(child >= 0);
+    if (child == 0) {
+        wh_string request = {0};
+        wh_lane_end *end = NULL;
+        bool assist;
+        if (unshare(CLONE_NEWNET) != 0 && unshare(CLONE_NEWUSER | CLONE_NEWNET) != 0) {
+            _exit(CANNOT);
+        }
+        bool good = pair_accept(&p) == WHERRY_REFUSED &&
+                    wh_lane_ring.probe(&p.site, p.offer.bytes, p.offer.size, &request, &assist, &end, &error) ==
+                        WHERRY_UNSUPPORTED;
+        _exit(good ? GOOD : WRONG);
+    }
+    int status;
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_true(WIFEXITED(status) && WEXITSTATUS(status) != WRONG);
+    if (WEXITSTATUS(status) == CANNOT) {
+        fprintf(stderr, "not tried: another network namespace, which takes root or user namespaces\n");
+    }
+    pair_close(&p);
+}
+
+static long allocations;
+static long failing;
+static long live;
+
+static void *allocate(void *context, size_t size) {
+    (void)context;
+    void *memory = allocations++ == failing ? NULL : malloc(size);
+    live += memory != NULL;
+    return memory;
+}
+
+static void *reallocate(void *context, void *memory, size_t size) {
+    (void)context;
+    void *grown = allocations++ == failing ? NULL : realloc(memory, size);
+    live += grown && !memory;
+    return grown;
+}
+
+static void release(void *context, void *memory) {
+    (void)context;
+    live--;
+    free(memory);
+}
+
+static wherry_status whole_transfer(void) {
+    pair p;
+    wherry_status status = pair_probe(&p);
+    begin_round();
+    if (status == WHERRY_OK && (status = pair_accept(&p)) == WHERRY_OK &&
+        (status = wh_ring_enter(wh_ring_end_of(p.receiver), &error)) == WHERRY_OK &&
+        (status = wh_lane_ring.push(p.source, 0, &summing_feed, &error)) == WHERRY_OK) {
+        status = wh_lane_ring.pull(p.receiver, 0, &summing_sink, &error);
+    }
+    pair_close(&p);
+    return status;
+}
+
+static void test_every_allocation_fails(void **state) {
+    (void)state;
+    static const wherry_allocator counting = {allocate, reallocate, release, NULL};
+    wherry_status status = WHERRY_NO_MEMORY;
+    int before = open_descriptors();
+    wherry_allocator_set(&counting);
+    for (failing = 0; status == WHERRY_NO_MEMORY; failing++) {
+        allocations = 0;
+        status = whole_transfer();
+        assert_int_equal(live, 0);
+        assert_int_equal(open_descriptors(), before);
+    }
+    wherry_allocator_set(NULL);
+    assert_int_equal(status, WHERRY_OK);
+    assert_true(failing > 6 && claims && equal);
+}
+
+static int set_up(void **state) {
+    (void)state;
+    return wh_stop_init(&stop, &error);
+}
+
+static int tear_down(void **state) {
+    (void)state;
+    wh_stop_destroy(&stop);
+    return 0;
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_refusals),        cmocka_unit_test(test_requests),
+        cmocka_unit_test(test_strangers),       cmocka_unit_test(test_wrong_memory),
+        cmocka_unit_test(test_wrong_answer),    cmocka_unit_test(test_no_answer),
+        cmocka_unit_test(test_memory_is_late),  cmocka_unit_test(test_hostile_frames),
+        cmocka_unit_test(test_chunk_again),     cmocka_unit_test(test_nonsense),
+        cmocka_unit_test(test_hostile_tail),    cmocka_unit_test(test_closed_ends),
+        cmocka_unit_test(test_digests),         cmocka_unit_test(test_another_user),
+        cmocka_unit_test(test_another_network), cmocka_unit_test(test_every_allocation_fails),
+    };
+    return cmocka_run_group_tests_name("lane_ring_ends", tests, set_up, tear_down);
+}

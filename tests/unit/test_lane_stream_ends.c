@@ -1,0 +1,422 @@
+/* How the ends of the stream lane come to be, and a receiver that says nonsense while a source pushes. */
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "base/byteorder.h"
+#include "base/fail.h"
+#include "group/local.h"
+#include "lane/lanes.h"
+#include "support/build.h"
+#include "support/counting_allocator.h"
+
+enum { CHUNK = 4 << 20, CHUNKS = 12, OUTSTANDING = 8, LONG_MS = 20000, SHORT_MS = 100, CHANNELS = 8 };
+#define TAG (WH_TAG_CONVERSATION | 6)
+#define BACK (TAG ^ 1)
+
+static wherry_error error;
+static const wh_lane_ops *const lane = &wh_lane_stream;
+
+/** A group that opens so many channels to itself. */
+typedef struct pairs {
+    wh_group base;
+    int most;              /**< Channels that it opens. */
+    wherry_status failure; /**< Of one more. */
+    int opened;
+    int far[CHANNELS];
+} pairs;
+
+static wherry_status connect_pair(wh_group *group, int32_t rank, uint64_t tag, wh_deadline deadline, int *channel_p,
+                                  wherry_error *problem) {
+    pairs *own = (pairs *)group;
+    int ends[2];
+    (void)rank, (void)tag, (void)deadline;
+    if (own->opened == own->most) {
+        return wh_fail(problem, own->failure, "no more");
+    }
+    assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, ends), 0);
+    own->far[own->opened++] = ends[1];
+    *channel_p = ends[0];
+    return WHERRY_OK;
+}
+
+static pairs pairs_of(int most, wherry_status failure) {
+    static const wh_group_ops ops = {.name = "pairs", .connect = connect_pair};
+    return (pairs){.base = {&ops, 0, 2, NULL}, .most = most, .failure = failure};
+}
+
+/** Whether the lane's end of a channel is closed; closes the other one. */
+static bool was_closed(int far) {
+    char byte;
+    bool closed = recv(far, &byte, 1, MSG_DONTWAIT) == 0;
+    close(far);
+    return closed;
+}
+
+static wh_lane_site site_of(wh_group *group, uint32_t threads, const wh_stop *stop) {
+    return (wh_lane_site){.group = group,
+                          .peer = 1,
+                          .threads = threads,
+                          .stop = stop,
+                          .deadline = wh_deadline_in_ms(LONG_MS),
+                          .no_progress_ms = LONG_MS};
+}
+
+static wherry_status probe(const wh_lane_site *site, uint8_t offered, wh_string *request, wh_lane_end **end_p) {
+    uint8_t offer[] = {1, offered};
+    bool assist = true;
+    wherry_status status = lane->probe(site, offer, sizeof(offer), request, &assist, end_p, &error);
+    assert_false(assist);
+    return status;
+}
+
+/** As many channels as both sides may have threads for, and no more than four. */
+static void test_number_of_channels(void **state) {
+    (void)state;
+    static const struct {
+        uint32_t source, receiver, channels;
+    } cases[] = {{1, 1, 1}, {1, 9, 1}, {2, 1, 1}, {2, 3, 2}, {3, 3, 3}, {16, 16, 4}, {255, 1000, 4}};
+    wh_stop stop;
+    must(wh_stop_init(&stop, &error));
+    for (size_t i = 0; i < sizeof(cases) / sizeof(*cases); i++) {
+        pairs group = pairs_of(CHANNELS, WHERRY_INTERNAL);
+        wh_lane_site source = site_of(&group.base, cases[i].source, &stop);
+        wh_lane_site receiver = site_of(&group.base, cases[i].receiver, &stop);
+        wh_string offer = {0};
+        wh_string request = {0};
+        wh_lane_end *end = NULL;
+        must(lane->offer(&source, &offer, &error));
+        must(probe(&receiver, (uint8_t)offer.bytes[1], &request, &end));
+        assert_int_equal(end->workers, cases[i].channels);
+        assert_int_equal(group.opened, cases[i].channels);
+        assert_int_equal(request.size, 2);
+        assert_int_equal(request.bytes[1], cases[i].channels);
+        lane->close(end);
+        for (int c = 0; c < group.opened; c++) {
+            assert_true(was_closed(group.far[c]));
+        }
+        wh_free(offer.bytes);
+        wh_free(request.bytes);
+    }
+    wh_stop_destroy(&stop);
+}
+
+/** Where not all channels can be had, fewer do; where none can, that is the answer. */
+static void test_fewer_channels(void **state) {
+    (void)state;
+    wh_stop stop;
+    wh_string request = {0};
+    wh_lane_end *end = NULL;
+    must(wh_stop_init(&stop, &error));
+    pairs three = pairs_of(3, WHERRY_SYSTEM);
+    wh_lane_site site = site_of(&three.base, 4, &stop);
+    must(probe(&site, 4, &request, &end));
+    assert_int_equal(end->workers, 3);
+    assert_memory_equal(request.bytes, "\1\3", 2);
+    lane->close(end);
+    for (int i = 0; i < 3; i++) {
+        assert_true(was_closed(three.far[i]));
+    }
+    wh_free(request.bytes);
+
+    pairs none = pairs_of(0, WHERRY_REFUSED);
+    request = (wh_string){0};
+    end = NULL;
+    site = site_of(&none.base, 4, &stop);
+    must_fail(WHERRY_REFUSED, error, probe(&site, 4, &request, &end));
+    assert_null(end);
+
+    pairs many = pairs_of(CHANNELS, WHERRY_INTERNAL);
+    site = site_of(&many.base, 4, &stop);
+    wh_stop_request(&stop);
+    must_fail(WHERRY_CANCELLED, error, probe(&site, 4, &request, &end));
+    assert_null(end);
+    wh_free(request.bytes);
+    wh_stop_destroy(&stop);
+}
+
+/** Messages, where either side has no channels, or its group says so only when it is asked for one. */
+static void test_messages_where_there_are_no_channels(void **state) {
+    (void)state;
+    wh_stop stop;
+    wh_local_hub *hub = wh_local_hub_create(2);
+    wh_group *local = wh_local_join(hub, 0);
+    must(wh_stop_init(&stop, &error));
+    for (int i = 0; i < 3; i++) {
+        pairs group = pairs_of(i == 2 ? 0 : CHANNELS, WHERRY_UNSUPPORTED);
+        wh_string request = {0};
+        wh_lane_end *end = NULL;
+        group.base.mailbox = local->mailbox;
+        wh_lane_site site = site_of(i == 0 ? local : &group.base, 4, &stop);
+        must(probe(&site, i == 1 ? 0 : 4, &request, &end));
+        assert_int_equal(end->workers, 1);
+        assert_int_equal(group.opened, 0);
+        assert_int_equal(request.size, 9);
+        assert_int_equal(request.bytes[0], 2);
+        assert_true(request.bytes[1] & 0x80);
+        lane->close(end);
+        wh_free(request.bytes);
+    }
+    wh_stop_destroy(&stop);
+    wh_group_destroy(local);
+    wh_local_hub_release(hub);
+}
+
+/** Accept is ready when all channels have come, takes those, and leaves the others. */
+static void test_accept_channels(void **state) {
+    (void)state;
+    wh_stop stop;
+    int near[3];
+    must(wh_stop_init(&stop, &error));
+    pairs group = pairs_of(CHANNELS, WHERRY_INTERNAL);
+    wh_lane_site site = site_of(&group.base, 4, &stop);
+    wh_lane_end *end = NULL;
+    bool ready = true;
+    for (int i = 0; i < 3; i++) {
+        must(connect_pair(&group.base, 1, TAG, wh_deadline_never(), near + i, &error));
+    }
+    site.channels = near;
+    for (site.channel_count = 0; site.channel_count < 2; site.channel_count++) {
+        must(lane->accept(&site, "\1\2", 2, &ready, &end, &error));
+        assert_false(ready);
+        assert_null(end);
+    }
+    site.channel_count = 3;
+    must_fail(WHERRY_MALFORMED, error, lane->accept(&site, "\1\0", 2, &ready, &end, &error));
+    must_fail(WHERRY_MALFORMED, error, lane->accept(&site, "\1\5", 2, &ready, &end, &error));
+    must_fail(WHERRY_MALFORMED, error, lane->accept(&site, "\3\1", 2, &ready, &end, &error));
+    must_fail(WHERRY_MALFORMED, error, lane->accept(&site, "\2\177abcdefg", 9, &ready, &end, &error));
+    assert_null(end);
+    must(lane->accept(&site, "\1\2", 2, &ready, &end, &error));
+    assert_true(ready);
+    assert_int_equal(end->workers, 2);
+    lane->close(end);
+    assert_true(was_closed(group.far[0]) && was_closed(group.far[1]) && !was_closed(group.far[2]));
+    close(near[2]);
+    wh_stop_destroy(&stop);
+}
+
+/** Every allocation fails in turn: an error, nothing is kept, and the source's channels stay the caller's. */
+static void test_no_memory(void **state) {
+    (void)state;
+    for (int accepts = 0; accepts < 2; accepts++) {
+        wherry_status status = WHERRY_NO_MEMORY;
+        for (uint64_t fail = 1; status != WHERRY_OK; fail++) {
+            wh_stop stop;
+            counting count;
+            int near[2];
+            must(wh_stop_init(&stop, &error));
+            pairs group = pairs_of(CHANNELS, WHERRY_INTERNAL);
+            wh_lane_site site = site_of(&group.base, 2, &stop);
+            wh_string request = {0};
+            wh_lane_end *end = NULL;
+            bool ready = false;
+            for (int i = 0; accepts && i < 2; i++) {
+                must(connect_pair(&group.base, 1, TAG, wh_deadline_never(), near + i, &error));
+            }
+            site.channels = near;
+            site.channel_count = 2;
+            counting_begin(&count);
+            count.fail = fail;
+            status = accepts ? lane->accept(&site, "\1\2", 2, &ready, &end, &error) : probe(&site, 2, &request, &end);
+            assert_true(status == WHERRY_OK || (status == WHERRY_NO_MEMORY && error.status == status && !end));
+            lane->close(end);
+            wh_free(request.bytes);
+            assert_int_equal(count.held, 0);
+            wherry_allocator_set(NULL);
+            for (int i = 0; i < group.opened; i++) {
+                assert_true(was_closed(group.far[i]) == (!accepts || status == WHERRY_OK));
+            }
+            for (int i = 0; accepts && status != WHERRY_OK && i < 2; i++) {
+                close(near[i]);
+            }
+            wh_stop_destroy(&stop);
+            assert_true(fail < 50);
+        }
+    }
+}
+
+/** A source that pushes more than may be outstanding, to a receiver that only the test plays. */
+typedef struct source {
+    wh_local_hub *hub;
+    wh_group *groups[3]; /**< Source, receiver, somebody else. */
+    wh_lane_site site;
+    wh_stop stop;
+    wh_lane_end *end;
+    uint64_t next;
+    uint8_t *memory;
+} source;
+
+static bool next_chunk(void *context, uint64_t *chunk_p) {
+    source *s = context;
+    *chunk_p = s->next++;
+    return *chunk_p < CHUNKS;
+}
+
+static wherry_status gather(void *context, uint64_t chunk, wh_segments *segments, wherry_error *problem) {
+    source *s = context;
+    (void)chunk, (void)problem;
+    wh_segments_clear(segments);
+    return wh_segments_add(segments, s->memory, CHUNK) ? WHERRY_OK : WHERRY_NO_MEMORY;
+}
+
+static void moved(void *context, uint64_t bytes) {
+    (void)context, (void)bytes;
+}
+
+static void open_source(source *s) {
+    uint8_t request[9] = {2};
+    bool ready = false;
+    *s = (source){.hub = wh_local_hub_create(3), .memory = calloc(1, CHUNK)};
+    for (int32_t i = 0; i < 3; i++) {
+        s->groups[i] = wh_local_join(s->hub, i);
+    }
+    must(wh_stop_init(&s->stop, &error));
+    s->site = site_of(s->groups[0], 1, &s->stop);
+    wh_store_be64(request + 1, TAG);
+    must(lane->accept(&s->site, request, sizeof(request), &ready, &s->end, &error));
+    assert_true(ready);
+    assert_int_equal(s->end->workers, 1);
+}
+
+static void close_source(source *s) {
+    lane->close(s->end);
+    for (int i = 0; i < 3; i++) {
+        wh_group_destroy(s->groups[i]);
+    }
+    wh_local_hub_release(s->hub);
+    wh_stop_destroy(&s->stop);
+    free(s->memory);
+}
+
+static wherry_status push(source *s) {
+    wh_feed feed = {s, false, next_chunk, gather, moved};
+    return lane->push(s->end, 0, &feed, &error);
+}
+
+static void credit(wh_group *from, uint64_t number, size_t size) {
+    uint8_t bytes[16] = {0};
+    wh_store_be64(bytes, number);
+    must(wh_group_send(from, 0, BACK, bytes, size, wh_deadline_never(), &error));
+}
+
+static void test_nonsense_credits(void **state) {
+    (void)state;
+    static const struct {
+        uint64_t first, second;
+        size_t size;
+    } cases[] = {{0, 0, 8}, {OUTSTANDING + 1, 0, 8}, {UINT64_MAX, 0, 8}, {3, 0, 7}, {3, 0, 16}, {3, 0, 0}, {2, 2, 8},
+                 {3, 2, 8}, {1, UINT64_MAX, 8}};
+    for (size_t i = 0; i < sizeof(cases) / sizeof(*cases); i++) {
+        source s;
+        open_source(&s);
+        credit(s.groups[1], cases[i].first, cases[i].size);
+        credit(s.groups[1], cases[i].second, 8);
+        must_fail(WHERRY_MALFORMED, error, push(&s));
+        assert_int_equal(error.rank, 1);
+        close_source(&s);
+    }
+}
+
+/** Honest credits let it through, whoever else says something. */
+static void test_honest_credits(void **state) {
+    (void)state;
+    source s;
+    open_source(&s);
+    credit(s.groups[2], UINT64_MAX, 8);
+    for (uint64_t i = 1; i <= 5; i++) {
+        credit(s.groups[1], i, 8);
+    }
+    must(push(&s));
+    close_source(&s);
+}
+
+static void test_no_credits(void **state) {
+    (void)state;
+    source s;
+    open_source(&s);
+    s.site.no_progress_ms = SHORT_MS;
+    credit(s.groups[2], OUTSTANDING, 8);
+    must_fail(WHERRY_TIMED_OUT, error, push(&s));
+    assert_non_null(strstr(error.message, "timed out"));
+    assert_int_equal(s.next, OUTSTANDING + 1);
+    close_source(&s);
+
+    open_source(&s);
+    wh_group_destroy(s.groups[1]);
+    s.groups[1] = NULL;
+    must_fail(WHERRY_PEER_LOST, error, push(&s));
+    assert_int_equal(error.rank, 1);
+    close_source(&s);
+}
+
+/** A feed that ends because of the stop is no end of a round. */
+static void test_stopped_feed(void **state) {
+    (void)state;
+    source s;
+    open_source(&s);
+    s.next = CHUNKS;
+    wh_stop_request(&s.stop);
+    must_fail(WHERRY_CANCELLED, error, push(&s));
+    close_source(&s);
+}
+
+/** A receiver that takes a little now and then is slow, not lost: the limit counts from the last byte. */
+static void *sip(void *context) {
+    const int *channel = context;
+    char *bytes = malloc(CHUNK);
+    for (size_t left = (size_t)CHUNK + 32; left;) {
+        usleep(1000 * SHORT_MS / 3);
+        ssize_t got = recv(*channel, bytes, left < CHUNK / 16 ? left : CHUNK / 16, MSG_DONTWAIT);
+        if (got == 0 || (got < 0 && errno != EAGAIN)) {
+            break;
+        }
+        left -= got > 0 ? (size_t)got : 0;
+    }
+    free(bytes);
+    return NULL;
+}
+
+static void test_slow_is_not_lost(void **state) {
+    (void)state;
+    int near;
+    pthread_t thread;
+    bool ready = false;
+    pairs group = pairs_of(1, WHERRY_INTERNAL);
+    source s = {.memory = calloc(1, CHUNK), .next = CHUNKS - 1};
+    must(wh_stop_init(&s.stop, &error));
+    s.site = site_of(&group.base, 1, &s.stop);
+    s.site.no_progress_ms = SHORT_MS * 2;
+    must(connect_pair(&group.base, 1, TAG, wh_deadline_never(), &near, &error));
+    s.site.channels = &near;
+    s.site.channel_count = 1;
+    must(lane->accept(&s.site, "\1\1", 2, &ready, &s.end, &error));
+    assert_int_equal(pthread_create(&thread, NULL, sip, group.far), 0);
+    uint64_t begun = wh_clock_now();
+    must(push(&s));
+    assert_true(wh_clock_now() - begun > 2 * SHORT_MS * UINT64_C(1000000));
+    lane->close(s.end);
+    pthread_join(thread, NULL);
+    close(group.far[0]);
+    wh_stop_destroy(&s.stop);
+    free(s.memory);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_number_of_channels),
+        cmocka_unit_test(test_fewer_channels),
+        cmocka_unit_test(test_messages_where_there_are_no_channels),
+        cmocka_unit_test(test_accept_channels),
+        cmocka_unit_test(test_no_memory),
+        cmocka_unit_test(test_nonsense_credits),
+        cmocka_unit_test(test_honest_credits),
+        cmocka_unit_test(test_no_credits),
+        cmocka_unit_test(test_stopped_feed),
+        cmocka_unit_test(test_slow_is_not_lost),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,423 @@
+/* A source that sends nonsense over the stream lane: the receiver answers with an error, and writes nothing but what its sink gave. */
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "base/alloc.h"
+#include "base/byteorder.h"
+#include "group/local.h"
+#include "lane/lanes.h"
+#include "support/build.h"
+
+enum { CHUNKS = 4, CHUNK = 1000, GUARD = 4096, TARGET = CHUNKS * CHUNK + 2 * GUARD, LONG_MS = 20000, SHORT_MS = 100 };
+enum { MESSAGE_MAX = 4 << 20 };
+#define END UINT64_MAX
+#define WITH_DIGEST (UINT64_C(1) << 63)
+
+static wherry_error error;
+
+/** The receiver's memory, what came of each chunk, and the bytes that a source would send. */
+typedef struct scene {
+    wh_lane_site site;
+    wh_stop stop;
+    wh_lane_end *end;
+    int channel; /**< The source's end; -1: messages. */
+    wh_local_hub *hub;
+    wh_group *groups[3]; /**< Receiver, source, somebody else. */
+    uint64_t tag;
+    uint8_t target[TARGET];
+    int opened[CHUNKS];
+    int closed[CHUNKS];
+    int good[CHUNKS]; /**< Closed with two digests that are the same. */
+    wh_string script;
+} scene;
+
+static wherry_status open_chunk(void *context, uint64_t chunk, wh_landing *landing, wherry_error *problem) {
+    scene *s = context;
+    if (chunk >= CHUNKS || s->opened[chunk]) {
+        wherry_status status = WHERRY_MALFORMED;
+        snprintf(problem->message, sizeof(problem->message), "not waited for");
+        return problem->status = status;
+    }
+    s->opened[chunk] = 1;
+    wh_segments_clear(&landing->segments);
+    for (size_t i = 0; i < 4; i++) {
+        /* In pieces whose order in memory is not that of the chunk. */
+        size_t at = GUARD + chunk * CHUNK + (3 - i) * (CHUNK / 4);
+        assert_true(wh_segments_add(&landing->segments, s->target + at, CHUNK / 4));
+    }
+    return WHERRY_OK;
+}
+
+static wherry_status close_chunk(void *context, wh_landing *landing, const wh_digest *digest, const wh_digest *claimed,
+                                 wherry_error *problem) {
+    scene *s = context;
+    (void)problem;
+    size_t chunk = (size_t)((uint8_t *)landing->segments.items[3].iov_base - s->target - GUARD) / CHUNK;
+    s->closed[chunk]++;
+    s->good[chunk] += digest && claimed && wh_digest_equal(digest, claimed);
+    return WHERRY_OK;
+}
+
+static void moved(void *context, uint64_t bytes) {
+    (void)context;
+    (void)bytes;
+}
+
+static wherry_status pull(scene *s, bool verify) {
+    wh_sink sink = {s, verify, NULL, NULL, open_chunk, close_chunk, moved};
+    return wh_lane_stream.pull(s->end, 0, &sink, &error);
+}
+
+static int next_channel;
+
+static wherry_status connect_pair(wh_group *group, int32_t rank, uint64_t tag, wh_deadline deadline, int *channel_p,
+                                  wherry_error *problem) {
+    int ends[2];
+    (void)group, (void)rank, (void)tag, (void)deadline, (void)problem;
+    assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, ends), 0);
+    *channel_p = ends[0];
+    next_channel = ends[1];
+    return WHERRY_OK;
+}
+
+static void open_scene(scene *s, bool channels) {
+    static const wh_group_ops ops = {.name = "pairs", .connect = connect_pair};
+    static wh_group pairs = {&ops, 0, 3, NULL};
+    uint8_t offer[] = {1, channels};
+    wh_string request = {0};
+    bool assist;
+    memset(s, 0, sizeof(*s));
+    memset(s->target, 0xA5, TARGET);
+    must(wh_stop_init(&s->stop, &error));
+    s->channel = -1;
+    if (!channels) {
+        s->hub = wh_local_hub_create(3);
+        for (int32_t i = 0; i < 3; i++) {
+            s->groups[i] = wh_local_join(s->hub, i);
+        }
+    }
+    s->site = (wh_lane_site){.group = channels ? &pairs : s->groups[0],
+                             .peer = 1,
+                             .threads = 1,
+                             .stop = &s->stop,
+                             .deadline = wh_deadline_in_ms(LONG_MS),
+                             .no_progress_ms = LONG_MS};
+    must(wh_lane_stream.probe(&s->site, offer, sizeof(offer), &request, &assist, &s->end, &error));
+    assert_int_equal(request.size, channels ? 2 : 9);
+    if (channels) {
+        s->channel = next_channel;
+    } else {
+        s->tag = wh_load_be64((uint8_t *)request.bytes + 1);
+    }
+    wh_free(request.bytes);
+}
+
+/** No byte outside the chunks was written, and none of a chunk that was not opened. */
+static void check_target(const scene *s) {
+    for (size_t i = 0; i < TARGET; i++) {
+        bool inside = i >= GUARD && i < TARGET - GUARD && s->opened[(i - GUARD) / CHUNK];
+        assert_true(inside || s->target[i] == 0xA5);
+    }
+}
+
+static void close_scene(scene *s) {
+    check_target(s);
+    wh_lane_stream.close(s->end);
+    for (int i = 0; i < 3; i++) {
+        wh_group_destroy(s->groups[i]);
+    }
+    if (s->hub) {
+        wh_local_hub_release(s->hub);
+    }
+    if (s->channel >= 0) {
+        close(s->channel);
+    }
+    wh_stop_destroy(&s->stop);
+    wh_free(s->script.bytes);
+}
+
+static void add_header(wh_string *script, uint64_t chunk, uint64_t length) {
+    uint8_t bytes[16];
+    wh_store_be64(bytes, chunk);
+    wh_store_be64(bytes + 8, length);
+    wh_string_append(script, (char *)bytes, sizeof(bytes));
+}
+
+static uint8_t byte_of(uint64_t chunk, size_t i) {
+    return (uint8_t)(chunk * 31 + i * 7 + 1);
+}
+
+/** A frame as it should be. */
+static void add_chunk(wh_string *script, uint64_t chunk, bool digest) {
+    uint8_t bytes[CHUNK];
+    for (size_t i = 0; i < CHUNK; i++) {
+        bytes[i] = byte_of(chunk, i);
+    }
+    add_header(script, chunk, CHUNK | (digest ? WITH_DIGEST : 0));
+    wh_string_append(script, (char *)bytes, CHUNK);
+    if (digest) {
+        wh_digester *digester = wh_digester_create();
+        struct iovec all = {bytes, CHUNK};
+        wh_digest made = wh_digest_of(digester, &all, 1);
+        wh_string_append(script, (char *)made.bytes, sizeof(made.bytes));
+        wh_digester_destroy(digester);
+    }
+}
+
+/** Sends the first bytes of the script, as messages of that size where there is no channel. */
+static void play(scene *s, size_t bytes, size_t step) {
+    if (s->channel >= 0) {
+        assert_int_equal(write(s->channel, s->script.bytes, bytes), (ssize_t)bytes);
+        return;
+    }
+    for (size_t at = 0; at < bytes; at += step) {
+        size_t part = bytes - at < step ? bytes - at : step;
+        must(wh_group_send(s->groups[1], 0, s->tag, s->script.bytes + at, part, wh_deadline_never(), &error));
+    }
+}
+
+/** The source goes away. */
+static void leave(scene *s) {
+    if (s->channel >= 0) {
+        close(s->channel);
+    }
+    s->channel = -1;
+    wh_group_destroy(s->groups[1]);
+    s->groups[1] = NULL;
+}
+
+static void check_chunk(const scene *s, uint64_t chunk) {
+    for (size_t i = 0; i < CHUNK; i++) {
+        size_t at = GUARD + chunk * CHUNK + (3 - i / (CHUNK / 4)) * (CHUNK / 4) + i % (CHUNK / 4);
+        assert_int_equal(s->target[at], byte_of(chunk, i));
+    }
+}
+
+/** What a good source sends, cut at every byte: whole it succeeds, and less is a peer that was lost. */
+static void test_cut_anywhere(void **state) {
+    (void)state;
+    for (int i = 0; i < 4; i++) {
+        bool verify = i & 1;
+        size_t all = 1;
+        for (size_t bytes = 0; bytes <= all; bytes += bytes + 40 < all && i & 2 ? 37 : 1) {
+            scene s;
+            open_scene(&s, !(i & 2));
+            add_chunk(&s.script, 2, verify);
+            add_chunk(&s.script, 0, verify);
+            add_header(&s.script, END, 0);
+            all = s.script.size;
+            play(&s, bytes, 333);
+            if (bytes < all) {
+                leave(&s);
+                must_fail(WHERRY_PEER_LOST, error, pull(&s, verify));
+                assert_int_equal(error.rank, 1);
+            } else {
+                must(pull(&s, verify));
+                check_chunk(&s, 0);
+                check_chunk(&s, 2);
+                assert_true(s.closed[0] == 1 && s.closed[2] == 1 && s.good[0] == verify && s.good[2] == verify);
+            }
+            close_scene(&s);
+        }
+    }
+}
+
+/** A frame that claims something else than what is waited for; behind it come more bytes than any chunk has. */
+static void expect_malformed(bool channels, bool verify, bool first, uint64_t chunk, uint64_t length) {
+    static const char junk[2 * CHUNK];
+    scene s;
+    open_scene(&s, channels);
+    if (first) {
+        add_chunk(&s.script, 1, verify);
+    }
+    add_header(&s.script, chunk, length);
+    wh_string_append(&s.script, junk, sizeof(junk));
+    play(&s, s.script.size, 500);
+    must_fail(WHERRY_MALFORMED, error, pull(&s, verify));
+    assert_int_equal(error.rank, 1);
+    assert_int_equal(s.closed[1], first);
+    for (size_t i = GUARD; i < TARGET - GUARD; i++) {
+        assert_true((first && (i - GUARD) / CHUNK == 1) || s.target[i] == 0xA5);
+    }
+    close_scene(&s);
+}
+
+static void test_false_headers(void **state) {
+    (void)state;
+    for (int i = 0; i < 2; i++) {
+        for (int first = 0; first < 2; first++) {
+            expect_malformed(i, false, first, 0, CHUNK - 1);
+            expect_malformed(i, false, first, 0, CHUNK + 1);
+            expect_malformed(i, false, first, 0, 0);
+            expect_malformed(i, false, first, 0, UINT64_MAX / 2);
+            expect_malformed(i, true, first, 0, CHUNK + 1 + WITH_DIGEST);
+            expect_malformed(i, true, first, 0, CHUNK);
+            expect_malformed(i, false, first, CHUNKS, CHUNK);
+            expect_malformed(i, false, first, END - 1, CHUNK);
+            expect_malformed(i, false, first, END, 1);
+            expect_malformed(i, false, first, END, WITH_DIGEST);
+        }
+        expect_malformed(i, false, true, 1, CHUNK);
+    }
+}
+
+/** An end before all chunks have come is no fault of the lane's: the sink knows what is missing. The next round goes on behind it. */
+static void test_rounds_end_where_the_source_says(void **state) {
+    (void)state;
+    for (int channels = 0; channels < 2; channels++) {
+        scene s;
+        open_scene(&s, channels);
+        add_header(&s.script, END, 0);
+        add_chunk(&s.script, 3, true);
+        add_header(&s.script, END, 0);
+        play(&s, s.script.size, 100);
+        must(pull(&s, false));
+        assert_int_equal(s.opened[3], 0);
+        must(pull(&s, false)); /* with a digest that nobody asked for */
+        check_chunk(&s, 3);
+        assert_true(s.closed[3] == 1 && s.good[3] == 0);
+        leave(&s);
+        must_fail(WHERRY_PEER_LOST, error, pull(&s, false));
+        close_scene(&s);
+    }
+}
+
+static void test_damaged_bytes_reach_the_sink_with_both_digests(void **state) {
+    (void)state;
+    for (size_t at = 16; at < 16 + CHUNK + 16; at += 103) {
+        scene s;
+        open_scene(&s, true);
+        add_chunk(&s.script, 0, true);
+        add_header(&s.script, END, 0);
+        s.script.bytes[at] ^= 8;
+        play(&s, s.script.size, 0);
+        must(pull(&s, true));
+        assert_true(s.closed[0] == 1 && s.good[0] == 0);
+        close_scene(&s);
+    }
+}
+
+static void *dribble(void *context) {
+    scene *s = context;
+    for (size_t i = 0; i < s->script.size; i++) {
+        if (write(s->channel, s->script.bytes + i, 1) != 1) {
+            abort();
+        }
+        if (i % 8 == 0) {
+            usleep(50);
+        }
+    }
+    return NULL;
+}
+
+static void test_byte_by_byte(void **state) {
+    (void)state;
+    scene s;
+    pthread_t thread;
+    open_scene(&s, true);
+    add_chunk(&s.script, 0, true);
+    add_chunk(&s.script, 3, true);
+    add_header(&s.script, END, 0);
+    assert_int_equal(pthread_create(&thread, NULL, dribble, &s), 0);
+    must(pull(&s, true));
+    pthread_join(thread, NULL);
+    check_chunk(&s, 0);
+    check_chunk(&s, 3);
+    assert_true(s.good[0] && s.good[3]);
+    close_scene(&s);
+}
+
+/** Headers that are nearly right, lengths that are nearly right, and bytes out of nowhere. */
+static void test_garbage(void **state) {
+    (void)state;
+    uint64_t random = 11;
+    for (int i = 0; i < 1000; i++) {
+        scene s;
+        open_scene(&s, i & 1);
+        for (int frames = 0; frames < 5; frames++) {
+            uint64_t dice = next_random(&random);
+            if (dice % 3) {
+                add_chunk(&s.script, dice / 3 % CHUNKS, dice / 32 % 2);
+            } else {
+                add_header(&s.script, dice / 3 % 7 == 6 ? END : dice / 3 % 7, dice / 32 % 2 ? CHUNK : dice >> 20);
+                for (int word = 0; word < 20; word++) {
+                    uint64_t bytes = next_random(&random);
+                    wh_string_append(&s.script, (char *)&bytes, sizeof(bytes));
+                }
+            }
+        }
+        play(&s, s.script.size, 1 + next_random(&random) % 3000);
+        leave(&s);
+        wherry_status status = pull(&s, i & 2);
+        assert_true(status == WHERRY_OK || status == WHERRY_MALFORMED || status == WHERRY_PEER_LOST);
+        close_scene(&s);
+    }
+}
+
+static void test_messages_of_other_sizes(void **state) {
+    (void)state;
+    uint8_t *bytes = calloc(1, MESSAGE_MAX + 1);
+    for (int i = 0; i < 2; i++) {
+        scene s;
+        open_scene(&s, false);
+        must(wh_group_send(s.groups[1], 0, s.tag, bytes, i ? MESSAGE_MAX + 1 : 0, wh_deadline_never(), &error));
+        must_fail(WHERRY_MALFORMED, error, pull(&s, false));
+        assert_int_equal(error.rank, 1);
+        close_scene(&s);
+    }
+    free(bytes);
+}
+
+/** What somebody else sends with the tag, and somebody else's end, are nothing to this lane. */
+static void test_messages_of_others(void **state) {
+    (void)state;
+    scene s;
+    open_scene(&s, false);
+    must(wh_group_send(s.groups[2], 0, s.tag, "nonsense", 8, wh_deadline_never(), &error));
+    wh_group_destroy(s.groups[2]);
+    s.groups[2] = NULL;
+    add_chunk(&s.script, 1, false);
+    add_header(&s.script, END, 0);
+    play(&s, s.script.size, 100);
+    must(pull(&s, false));
+    check_chunk(&s, 1);
+    close_scene(&s);
+}
+
+static void test_silence(void **state) {
+    (void)state;
+    for (int i = 0; i < 4; i++) {
+        scene s;
+        open_scene(&s, i & 1);
+        if (i & 2) {
+            s.site.no_progress_ms = SHORT_MS;
+        } else {
+            s.site.deadline = wh_deadline_in_ms(SHORT_MS);
+        }
+        uint64_t begun = wh_clock_now();
+        must_fail(WHERRY_TIMED_OUT, error, pull(&s, false));
+        uint64_t took = (wh_clock_now() - begun) / 1000000;
+        assert_true(took + 1 >= SHORT_MS && took < 10 * SHORT_MS);
+        assert_non_null(strstr(error.message, "timed out"));
+        assert_int_equal(error.rank, 1);
+        close_scene(&s);
+    }
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_cut_anywhere),
+        cmocka_unit_test(test_false_headers),
+        cmocka_unit_test(test_rounds_end_where_the_source_says),
+        cmocka_unit_test(test_damaged_bytes_reach_the_sink_with_both_digests),
+        cmocka_unit_test(test_byte_by_byte),
+        cmocka_unit_test(test_garbage),
+        cmocka_unit_test(test_messages_of_other_sizes),
+        cmocka_unit_test(test_messages_of_others),
+        cmocka_unit_test(test_silence),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
