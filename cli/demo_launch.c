@@ -13,22 +13,17 @@
 
 enum { CONTROL = 3, SEAT_ARGUMENTS = 10 };
 
-/** Writes a path as an address wants it: what is not plain becomes %XX. @return false where it does not fit. */
-static bool write_escaped(char *to, size_t capacity, const char *path) {
+/** Writes a path as an address wants it: what is not plain becomes %XX, so that it takes three times the room at most. */
+static void write_escaped(char *to, const char *path) {
     static const char plain[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-._~/";
-    size_t used = 0;
     for (; *path; path++) {
-        if (used + 4 > capacity) {
-            return false;
-        }
         if (strchr(plain, *path)) {
-            to[used++] = *path;
+            *to++ = *path;
         } else {
-            used += (size_t)snprintf(to + used, capacity - used, "%%%02X", (unsigned char)*path);
+            to += snprintf(to, 4, "%%%02X", (unsigned char)*path);
         }
     }
-    to[used] = '\0';
-    return true;
+    *to = '\0';
 }
 
 bool wh_demo_place_create(wh_demo_place *place) {
@@ -47,7 +42,8 @@ bool wh_demo_place_create(wh_demo_place *place) {
     }
     snprintf(meeting, sizeof(meeting), "%s/meet", place->folder);
     memcpy(place->address, scheme, sizeof(scheme));
-    return write_escaped(place->address + strlen(scheme), sizeof(place->address) - strlen(scheme), meeting);
+    write_escaped(place->address + strlen(scheme), meeting);
+    return true;
 }
 
 void wh_demo_place_remove(wh_demo_place *place) {

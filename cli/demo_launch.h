@@ -8,7 +8,7 @@
 
 #include "demo_options.h"
 
-enum { WH_DEMO_PATH_MAX = 512, WH_DEMO_ADDRESS_MAX = 3 * WH_DEMO_PATH_MAX + 16 };
+enum { WH_DEMO_PATH_MAX = 512, WH_DEMO_ADDRESS_MAX = 3 * WH_DEMO_PATH_MAX + 64 };
 
 /** What a rank's process is told when it is started. */
 typedef struct wh_demo_seat {

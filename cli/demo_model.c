@@ -145,8 +145,7 @@ static void add_model(wherry_status *status, wherry_value *state, const wh_demo_
     add_tensor(status, dict, "head", embedding, 0, error); /* tied: the same memory */
 }
 
-static void add_optimizer(wherry_status *status, wherry_value *state, const wh_demo_model *model,
-                          wherry_error *error) {
+static void add_optimizer(wherry_status *status, wherry_value *state, const wh_demo_model *model, wherry_error *error) {
     wherry_value *dict = add_container(status, state, "optimizer", wherry_dict_create, error);
     wherry_value *moments = add_container(status, dict, "state", wherry_list_create, error);
     for (int i = 0; i < PARAMETERS; i++) {

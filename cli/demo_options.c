@@ -20,11 +20,16 @@ enum { KILLS_MAX = 1000, STEPS_A_KILL = 6, NOT_SAID = -1 };
 static const char *const lanes[] = {"auto", "cma", "ring", "stream"};
 
 static const struct option long_options[] = {
-    {"ranks", required_argument, NULL, 'r'}, {"size", required_argument, NULL, 's'},
-    {"lane", required_argument, NULL, 'l'},  {"kills", required_argument, NULL, 'k'},
-    {"steps", required_argument, NULL, 'n'}, {"verify", no_argument, NULL, 'c'},
-    {"no-color", no_argument, NULL, 'C'},    {"quiet", no_argument, NULL, 'q'},
-    {"verbose", no_argument, NULL, 'v'},     {"help", no_argument, NULL, 'h'},
+    {"ranks", required_argument, NULL, 'r'},
+    {"size", required_argument, NULL, 's'},
+    {"lane", required_argument, NULL, 'l'},
+    {"kills", required_argument, NULL, 'k'},
+    {"steps", required_argument, NULL, 'n'},
+    {"verify", no_argument, NULL, 'c'},
+    {"no-color", no_argument, NULL, 'C'},
+    {"quiet", no_argument, NULL, 'q'},
+    {"verbose", no_argument, NULL, 'v'},
+    {"help", no_argument, NULL, 'h'},
     {NULL, 0, NULL, 0},
 };
 
@@ -32,15 +37,20 @@ static void print_help(void) {
     printf(
         "Usage: wherry demo [OPTION...]\n"
         "\n"
-        "Starts a few processes, the ranks, that hold the same model-shaped state and train it: each step changes every\n"
-        "byte, in the same way on all of them. Then one rank after the other, 0 included, is killed by SIGKILL. Each time a\n"
-        "new process takes its place, joins the group and is healed by a peer: it receives the peer's state in place, while\n"
+        "Starts a few processes, the ranks, that hold the same model-shaped state and train it: each step changes "
+        "every\n"
+        "byte, in the same way on all of them. Then one rank after the other, 0 included, is killed by SIGKILL. Each "
+        "time a\n"
+        "new process takes its place, joins the group and is healed by a peer: it receives the peer's state in place, "
+        "while\n"
         "the others train on, and catches up. After each step and at the end the digests of all ranks must be equal.\n"
         "\n"
         "Options:\n"
         "  --ranks N      processes, 2 to %d (default 4)\n"
-        "  --size SIZE    state of each rank, such as 512M or 2G, from 1M on (default 1G); all of it must fit in memory\n"
-        "  --lane LANE    how the bytes move: cma (read from the peer's memory), ring (shared memory), stream (sockets), or\n"
+        "  --size SIZE    state of each rank, such as 512M or 2G, from 1M on (default 1G); all of it must fit in "
+        "memory\n"
+        "  --lane LANE    how the bytes move: cma (read from the peer's memory), ring (shared memory), stream "
+        "(sockets), or\n"
         "                 auto, the fastest that works (default auto)\n"
         "  --kills N      how many ranks are killed, in turn from 0 on, 0 to %d (default: each rank once)\n"
         "  --steps N      training steps, more than kills (default: %d for each kill, and as many to begin with)\n"
@@ -50,7 +60,8 @@ static void print_help(void) {
         "  --no-color     no colors; so does the environment variable NO_COLOR\n"
         "  -h, --help     print this and end\n"
         "\n"
-        "Exit codes: 0 all digests were equal; 1 they were not, or something failed; 2 a mistake in the options; 128 and the\n"
+        "Exit codes: 0 all digests were equal; 1 they were not, or something failed; 2 a mistake in the options; 128 "
+        "and the\n"
         "signal's number where one ended the demo. Whatever happens, no process and no file is left behind.\n",
         WH_DEMO_RANKS_MAX, KILLS_MAX, STEPS_A_KILL);
 }

@@ -85,10 +85,8 @@ static wherry_status lend(demo_rank *r, const int32_t *ranks, size_t count, wher
     wherry_value_destroy(state);
     for (size_t i = 0; i < count; i++) {
         if (outcomes[i].status == WHERRY_OK) {
-            tell(r, &(wh_demo_message){.kind = WH_DEMO_LENT,
-                                       .peer = ranks[i],
-                                       .step = r->step,
-                                       .seconds = seconds_now() - begin});
+            tell(r, &(wh_demo_message){
+                        .kind = WH_DEMO_LENT, .peer = ranks[i], .step = r->step, .seconds = seconds_now() - begin});
         } else if (outcomes[i].status == WHERRY_CLOSED) {
             *error = outcomes[i].error;
             return WHERRY_CLOSED;

@@ -32,13 +32,14 @@ static void print_help(FILE *out) {
             fprintf(out, "  %-10s %s\n", commands[i].name, commands[i].summary);
         }
     }
-    fprintf(out, "\n"
-                 "Options:\n"
-                 "  -h, --help     print this and end\n"
-                 "  -V, --version  print the version and end\n"
-                 "\n"
-                 "`wherry COMMAND --help` explains a command. The environment variable WHERRY_LOG (off, error, warn, info,\n"
-                 "debug) says how much the library tells while it works.\n");
+    fprintf(out,
+            "\n"
+            "Options:\n"
+            "  -h, --help     print this and end\n"
+            "  -V, --version  print the version and end\n"
+            "\n"
+            "`wherry COMMAND --help` explains a command. The environment variable WHERRY_LOG (off, error, warn, info,\n"
+            "debug) says how much the library tells while it works.\n");
 }
 
 static bool is_one_of(const char *text, const char *brief, const char *full) {

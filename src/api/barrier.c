@@ -1,5 +1,5 @@
 /* The barrier: every rank tells every other how far it has come, and waits until all have come as far. */
-#include "api/group.h"
+#include "api/group_handle.h"
 #include "base/alloc.h"
 #include "base/byteorder.h"
 #include "base/fail.h"

@@ -22,7 +22,7 @@ typedef struct wh_group wh_group;
 #define WH_ANY_RANK (-1)
 
 /** A message is no longer than this. */
-#define WH_MESSAGE_MAX (UINT64_C(1) << 30)
+#define WH_MESSAGE_MAX (UINT64_C(1) << 28)
 
 /**
  * Tags with this bit belong to conversations: a message with one is dropped where no inbox is open for it (group/inbox.h), so that what is left of

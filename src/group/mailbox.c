@@ -233,17 +233,14 @@ static wherry_status fail_about(wherry_error *error, wherry_status status, int32
     return status;
 }
 
-/** Why there is no more use in waiting; WHERRY_OK where there is. `awaited` is the incarnation that was there when the waiting began. */
-static wherry_status why_stop(const wh_mailbox *mailbox, int32_t rank, uint64_t awaited, wherry_error *error) {
+/** Why there is no more use in waiting; WHERRY_OK where there is. `losses` is how often the rank had been lost when the waiting began. */
+static wherry_status why_stop(const wh_mailbox *mailbox, int32_t rank, uint64_t losses, wherry_error *error) {
     if (mailbox->closed) {
         return wh_fail(error, WHERRY_CLOSED, "the group was left while a message was awaited");
     }
     const wh_resident *from = rank == WH_ANY_RANK ? NULL : mailbox->residents + rank;
-    if (from && from->lost) {
+    if (from && (from->lost || from->losses != losses)) {
         return fail_about(error, WHERRY_PEER_LOST, rank, "lost: ", from->reason);
-    }
-    if (from && awaited && from->incarnation != awaited) {
-        return fail_about(error, WHERRY_PEER_LOST, rank, "lost: ", "it has started anew");
     }
     return WHERRY_OK;
 }
@@ -251,14 +248,14 @@ static wherry_status why_stop(const wh_mailbox *mailbox, int32_t rank, uint64_t 
 wherry_status wh_mailbox_take(wh_mailbox *mailbox, int32_t rank, uint64_t tag, wh_deadline deadline,
                               wh_message *message_p, wherry_error *error) {
     pthread_mutex_lock(&mailbox->lock);
-    uint64_t awaited = rank == WH_ANY_RANK ? 0 : mailbox->residents[rank].incarnation;
+    uint64_t losses = rank == WH_ANY_RANK ? 0 : mailbox->residents[rank].losses;
     wherry_status status = WHERRY_OK;
     wh_letter *found = NULL;
     bool in_time = true;
     while (!found && status == WHERRY_OK) {
         found = find_letter(mailbox, rank, tag);
         if (!found) {
-            status = why_stop(mailbox, rank, awaited, error);
+            status = why_stop(mailbox, rank, losses, error);
         }
         if (!found && status == WHERRY_OK && !in_time) {
             status = fail_about(error, WHERRY_TIMED_OUT, rank, "timed out waiting for a message", "");

@@ -8,6 +8,7 @@
 #include "base/checked.h"
 #include "base/fail.h"
 #include "base/log.h"
+#include "base/point.h"
 #include "transfer/destination_work.h"
 
 #define MS UINT64_C(1000000)
@@ -147,6 +148,7 @@ static void take_want(wh_destination *destination, const wh_message *message) {
     if (destination->state != WH_DESTINATION_WAITING || !want.nonce) {
         return;
     }
+    wh_point("source was asked");
     destination->nonce = want.nonce;
     destination->incarnation = message->incarnation;
     destination->epoch = wh_random_tag();
@@ -171,6 +173,7 @@ static void take_want(wh_destination *destination, const wh_message *message) {
     if (status == WHERRY_OK) {
         destination->state = WH_DESTINATION_OFFERED;
         status = send_offer(destination, &error);
+        wh_point("source offered");
     }
     if (status != WHERRY_OK) {
         wh_destination_fail(destination, status, &error);
@@ -185,6 +188,7 @@ static void take_done(wh_destination *destination, const wh_note *note) {
     }
     wherry_error error;
     destination->peer_bytes = note->bytes;
+    wh_point("source was told done");
     wh_note released = {.type = WH_RELEASED, .epoch = destination->epoch};
     wherry_status status = wh_destination_tell(destination, &released, destination->transfer->deadline, &error);
     if (status != WHERRY_OK) {
@@ -192,6 +196,7 @@ static void take_done(wh_destination *destination, const wh_note *note) {
         return;
     }
     destination->state = WH_DESTINATION_RELEASED;
+    wh_point("source released");
     finish_stats(destination);
     const wherry_stats *stats = &destination->outcome.stats;
     wh_log(WHERRY_LOG_INFO, "rank %d has the checkpoint: %llu bytes over %s; waited %.3f s, planned %.3f, data %.3f",

@@ -14,7 +14,7 @@
 
 #include "transfer/chunk_list.h"
 #include "transfer/crew.h"
-#include "transfer/options.h"
+#include "transfer/transfer.h"
 #include "transfer/source.h"
 
 typedef enum wh_destination_state {

@@ -7,6 +7,7 @@
 #include "base/checked.h"
 #include "base/fail.h"
 #include "base/log.h"
+#include "base/point.h"
 
 /** Digests in one message. */
 enum { DIGESTS_MAX = 4096 };
@@ -23,6 +24,7 @@ static bool feed_next(void *context, uint64_t *chunk_p) {
 }
 
 static wherry_status feed_gather(void *context, uint64_t chunk, wh_segments *segments, wherry_error *error) {
+    wh_point("source gathers a chunk");
     return wh_source_gather(((wh_destination *)context)->source, chunk, segments, error);
 }
 
@@ -200,6 +202,7 @@ wherry_status wh_destination_plan(wh_destination *destination, const wh_note *pl
         return status;
     }
     destination->state = WH_DESTINATION_MOVING;
+    wh_point("source has the plan");
     destination->plan_at = destination->heard = wh_clock_now();
     destination->wanted = plan->bytes;
     destination->verify = plan->verify;

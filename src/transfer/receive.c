@@ -10,6 +10,7 @@
 #include "base/checked.h"
 #include "base/fail.h"
 #include "base/log.h"
+#include "base/point.h"
 
 wherry_status wh_receive_tell(wh_receive *receive, const wh_note *note, wherry_error *error) {
     receive->stats.messages++;
@@ -142,6 +143,7 @@ static wherry_status ask(wh_receive *receive, wherry_error *error) {
     receive->stats.messages++;
     status = wh_transport_tell(transport, receive->rank, transport->tag, &want, receive->transfer.deadline, error);
     receive->incarnation = wh_mailbox_incarnation(transport->group->mailbox, receive->rank);
+    wh_point("receiver asked");
     return status;
 }
 
@@ -152,6 +154,7 @@ static wherry_status await_offer(wh_receive *receive, wherry_error *error) {
             wh_receive_heed(receive, wh_transfer_tick(&receive->transfer), "waiting for the source to send", error);
     }
     receive->offered_at = wh_clock_now();
+    wh_point("receiver has the offer");
     return status;
 }
 
@@ -176,6 +179,7 @@ static wherry_status make_plan(wh_receive *receive, const wherry_value *target, 
         return status;
     }
     wherry_plan_summarize(receive->plan, &receive->summary);
+    wh_point("receiver planned");
     for (size_t i = 0; i < receive->summary.missing || i < receive->summary.extra; i++) {
         wh_log(WHERRY_LOG_DEBUG, "partial: the source lacks %s, the target lacks %s",
                i < receive->summary.missing ? wherry_plan_missing(receive->plan, i) : "nothing more",
@@ -212,8 +216,10 @@ static wherry_status agree(wh_receive *receive, wherry_error *error) {
 static wherry_status confirm(wh_receive *receive, wherry_error *error) {
     receive->done_at = wh_clock_now();
     receive->answer = 0;
+    wh_point("receiver has all bytes");
     wh_note done = {.type = WH_DONE, .epoch = receive->offer.epoch, .bytes = atomic_load(&receive->sink.moved)};
     wherry_status status = wh_receive_tell(receive, &done, error);
+    wh_point("receiver said done");
     return status == WHERRY_OK ? wh_receive_await(receive, WH_RELEASED, "waiting for the source to confirm", error)
                                : status;
 }

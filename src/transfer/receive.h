@@ -9,7 +9,7 @@
 
 #include "transfer/cancel.h"
 #include "transfer/crew.h"
-#include "transfer/options.h"
+#include "transfer/transfer.h"
 #include "transfer/sink.h"
 #include "transfer/tensor_table.h"
 

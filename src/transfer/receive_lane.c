@@ -4,6 +4,7 @@
 #include "base/alloc.h"
 #include "base/fail.h"
 #include "base/log.h"
+#include "base/point.h"
 #include "transfer/receive.h"
 
 static const wh_offered_lane *find_offer(const wh_receive *receive, const wh_lane_ops *lane) {
@@ -122,7 +123,9 @@ static wherry_status try_lane(wh_receive *receive, const wh_offered_lane *offere
     }
     if (status == WHERRY_OK && refusal->status == WHERRY_OK) {
         receive->verify = decide_verify(receive);
+        wh_point("receiver probed");
         status = send_plan(receive, &request, error);
+        wh_point("receiver sent the plan");
     }
     wh_free(request.bytes);
     return status;

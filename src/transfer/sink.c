@@ -6,6 +6,7 @@
 #include "base/alloc.h"
 #include "base/checked.h"
 #include "base/fail.h"
+#include "base/point.h"
 #include "transfer/source.h"
 
 bool wh_chunk_sink_init(wh_chunk_sink *sink, const wherry_plan *plan, bool verify) {
@@ -114,6 +115,7 @@ static wherry_status sink_open(void *context, uint64_t chunk, wh_landing *landin
     uint64_t length;
     wherry_prepared_chunk(wherry_plan_prepared(sink->plan), chunk, &begin, &length);
     atomic_store_explicit(&sink->current, chunk, memory_order_relaxed);
+    wh_point("receiver opened a chunk");
     return lay_out(sink, chunk, length, landing) ? WHERRY_OK : wh_fail_memory(error, "a chunk that has come");
 }
 
@@ -132,6 +134,7 @@ static wherry_status sink_close(void *context, wh_landing *landing, const wh_dig
         status = wherry_plan_place(sink->plan, landing->chunk, landing->scratch, landing->segments.bytes, error);
     }
     atomic_store(sink->states + place, (unsigned char)state);
+    wh_point("receiver closed a chunk");
     if (sink->tick && !sink->tick(sink->tick_context)) {
         status = wh_fail(error, WHERRY_CANCELLED, "the transfer was ended");
     }

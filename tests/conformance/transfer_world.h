@@ -4,7 +4,7 @@
 
 #include <pthread.h>
 
-#include "api/group.h"
+#include "api/group_handle.h"
 #include "conformance/transfer_suite.h"
 #include "lane/lanes.h"
 #include "support/build.h"

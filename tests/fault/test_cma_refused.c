@@ -245,7 +245,7 @@ static void be_receiver(const scene *s, int source, int in, int out, int results
     wh_lane_site site = site_of(&stop, s);
     probe(s, &site, tampered.bytes, in, out, &end, &o);
     if (o.status == WHERRY_OK) {
-        o.by_memory = ((wh_cma_end *)end)->peer.memory >= 0;
+        o.by_memory = wh_cma_end_of(end)->peer.memory >= 0;
         o.pulled = wh_lane_cma.pull(end, 0, &sink, &error);
         memcpy(o.message, error.message, sizeof(o.message));
         o.right = is_right();

@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-#include "api/group.h"
+#include "api/group_handle.h"
 #include "base/byteorder.h"
 #include "group/local.h"
 #include "support/build.h"

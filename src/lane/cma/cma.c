@@ -174,7 +174,7 @@ static wherry_status cma_assist(const wh_lane_site *site, const void *request, s
 
 static void cma_close(wh_lane_end *end) {
     if (end) {
-        wh_cma_peer_close(&((wh_cma_end *)end)->peer);
+        wh_cma_peer_close(&wh_cma_end_of(end)->peer);
         wh_free(end);
     }
 }

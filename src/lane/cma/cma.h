@@ -112,4 +112,9 @@ typedef struct wh_cma_end {
     const wh_stop *stop;
 } wh_cma_end;
 
+/** The whole of an end of this lane. */
+static inline wh_cma_end *wh_cma_end_of(wh_lane_end *end) {
+    return (void *)end;
+}
+
 #endif

@@ -185,7 +185,7 @@ static wherry_status pull_chunk(puller *p, uint64_t chunk, wherry_error *error) 
 
 wherry_status wh_cma_pull(wh_lane_end *end, uint32_t worker, const wh_sink *sink, wherry_error *error) {
     (void)worker;
-    const wh_cma_end *own = (const wh_cma_end *)end;
+    const wh_cma_end *own = wh_cma_end_of(end);
     wherry_status status = WHERRY_OK;
     uint64_t chunk;
     puller *p = wh_alloc(sizeof(*p));

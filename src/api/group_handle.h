@@ -1,6 +1,6 @@
-/** @file group.h  What stands behind a wherry_group, for the other entry points. */
-#ifndef WH_API_GROUP_H
-#define WH_API_GROUP_H
+/** @file group_handle.h  What stands behind a wherry_group, for the other entry points. */
+#ifndef WH_API_GROUP_HANDLE_H
+#define WH_API_GROUP_HANDLE_H
 
 #include <stdatomic.h>
 

@@ -1,4 +1,4 @@
-#include "api/group.h"
+#include "api/group_handle.h"
 
 #include <wherry/group_ops.h>
 

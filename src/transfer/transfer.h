@@ -1,6 +1,6 @@
-/** @file options.h  Options of a transfer, checked, with what follows from them. */
-#ifndef WH_TRANSFER_OPTIONS_H
-#define WH_TRANSFER_OPTIONS_H
+/** @file transfer.h  What a send and a receive have in common: their options, checked, and what follows from them. */
+#ifndef WH_TRANSFER_TRANSFER_H
+#define WH_TRANSFER_TRANSFER_H
 
 #include "transfer/lane_choice.h"
 

@@ -1,4 +1,4 @@
-#include "transfer/options.h"
+#include "transfer/transfer.h"
 
 #include <sched.h>
 #include <stddef.h>

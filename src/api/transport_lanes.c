@@ -1,7 +1,7 @@
 /* Transports: a group, and the lanes that there are. */
 #include <wherry/checkpoint.h>
 
-#include "api/group.h"
+#include "api/group_handle.h"
 #include "base/fail.h"
 #include "base/options.h"
 #include "lane/lanes.h"

@@ -1,0 +1,3 @@
+#include "base/point.h"
+
+void (*wh_point_hook)(const char *name) = NULL;
