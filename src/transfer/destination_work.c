@@ -16,8 +16,11 @@ enum { DIGESTS_MAX = 4096 };
 
 static bool feed_next(void *context, uint64_t *chunk_p) {
     wh_destination *destination = context;
-    if (wh_stop_requested(&destination->stop) || wh_deadline_passed(destination->transfer->deadline) ||
+    if (wh_deadline_passed(destination->transfer->deadline) ||
         wherry_cancel_requested(destination->transfer->options.cancel)) {
+        wh_stop_request(&destination->stop); /* so that nobody takes this for the end of the round */
+    }
+    if (wh_stop_requested(&destination->stop)) {
         return false;
     }
     return wh_chunk_list_next(&destination->list, chunk_p);
@@ -77,7 +80,8 @@ static wherry_status start(wh_destination *destination, wherry_error *error) {
         }
     }
     if (!one_sided && must_work_alone(destination)) {
-        return push(destination, 0, error);
+        wherry_status status = push(destination, 0, error);
+        return status == WHERRY_CANCELLED ? WHERRY_OK : status; /* the send ends, and says so */
     }
     uint32_t workers = one_sided ? (uint32_t)wh_min(destination->site.threads, destination->list.total)
                                  : (uint32_t)wh_min(destination->end->workers, WH_CREW_MAX);
