@@ -16,11 +16,11 @@ SANITIZE := $(DEV) -Db_lundef=false -Dc_args=-fno-sanitize-recover=all
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-demo: ## Build and run the example
+demo: ## Kill ranks of a training run, and watch their peers heal them
 	@scripts/install-deps build
 	@test -f build/build.ninja || scripts/configure build -Dwerror=true -Dtests=disabled
-	@ninja -C build examples/wherry-demo
-	@build/examples/wherry-demo
+	@ninja -C build cli/wherry
+	@build/cli/wherry demo
 
 test: ## Build and run all tests
 	@scripts/install-deps build test

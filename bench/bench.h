@@ -1,8 +1,9 @@
 /**
- * @file bench.h  What the benchmarks of transfers share: processes that start together, states, and what Wherry is measured against.
+ * @file bench.h  What the benchmarks of transfers share: processes that start together, states, and what Wherry is
+ * measured against.
  *
- * A benchmark runs as rank 0, the source, and one or more receivers, each a process of its own. A benchmark that cannot go on says why and ends its
- * process; whoever started it ends the others.
+ * A benchmark runs as rank 0, the source, and one or more receivers, each a process of its own. A process that cannot
+ * go on says why and ends; whoever started it ends the others.
  */
 #ifndef BENCH_H
 #define BENCH_H
@@ -45,8 +46,7 @@ void *bench_alloc(size_t count, size_t size);
 typedef struct bench_note {
     wherry_stats receiver[BENCH_REPEATS_MAX]; /**< Of each repeat, where it is a transfer; of the first receiver. */
     wherry_stats source[BENCH_REPEATS_MAX];   /**< Likewise. */
-    int64_t
-        growth[BENCH_RANKS_MAX]; /**< Bytes of memory that each rank took for the first call; INT64_MIN: not known. */
+    int64_t growth[BENCH_RANKS_MAX]; /**< Bytes that each rank took for its first call; INT64_MIN: not known. */
 } bench_note;
 
 /** Memory that all processes of a benchmark share. */
@@ -82,10 +82,10 @@ void bench_gate(bench_world *world);
 /** The same, and then leaves within a microsecond or so of the others. */
 void bench_line_up(bench_world *world);
 
-/** Sets the mark of the most memory that this process has had back to what it has now. @return that; negative where the system cannot. */
+/** Sets the peak of this process's resident memory back to what it has now. @return that; negative: not possible. */
 int64_t bench_memory_mark(void);
 
-/** The most memory that this process has had since. */
+/** The peak of this process's resident memory, in bytes, since then. */
 int64_t bench_memory_peak(void);
 
 /* ---- states ---- */

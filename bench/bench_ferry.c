@@ -1,7 +1,8 @@
 /*
- * bench_ferry CASE REPEATS: ferries a state between processes again and again, in turn with what it is measured against, so that both see the same machine.
- * Prints a line of JSON with the seconds of every repeat, those of each phase, and the memory that the first call took. A first round warms up and is not
- * counted; what it received is compared with what was sent.
+ * bench_ferry CASE REPEATS: ferries a state between processes again and again, in turn with what it is measured
+ * against, so that both see the same machine. Prints a line of JSON with the seconds of every repeat, those of each
+ * phase, and the memory that the first call took. A first round warms up and is not counted; what it received is
+ * compared with what was sent.
  */
 #include <arpa/inet.h>
 #include <errno.h>
@@ -37,7 +38,7 @@ typedef struct step {
     wherry_verify verify;
 } step;
 
-/** States that are measured in one pair of processes, and in which ways. A transfer comes first: it sees the memory untouched. */
+/** States that are measured in one set of processes, and how. A transfer comes first: it sees the memory untouched. */
 typedef struct bench_case {
     const char *name;
     uint32_t receivers;

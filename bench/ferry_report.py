@@ -2,9 +2,12 @@
 
 import dataclasses
 import json
+import os
 import pathlib
+import resource
 import statistics
 import subprocess
+import time
 import xml.sax.saxutils
 
 MIB = 1 << 20
@@ -64,6 +67,26 @@ class Row:
 def measure(build, case, repeats):
     program = [str(build / "bench" / "bench_ferry"), case, str(repeats)]
     return json.loads(subprocess.run(program, check=True, stdout=subprocess.PIPE, text=True).stdout)
+
+
+class Others:
+    """How much of the machine other work takes: figures of a busy one are not worth much."""
+
+    def __init__(self):
+        self.began = self.now()
+
+    @staticmethod
+    def now():
+        """Seconds by the clock; of all processors, busy or taken by the host; of this process's children."""
+        with open("/proc/stat", encoding="ascii") as file:
+            user, nice, system, _, _, irq, softirq, steal = (int(field) for field in file.readline().split()[1:9])
+        own = resource.getrusage(resource.RUSAGE_CHILDREN)
+        busy = (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK")
+        return time.monotonic(), busy, own.ru_utime + own.ru_stime
+
+    def share(self):
+        seconds, busy, own = (after - before for before, after in zip(self.began, self.now()))
+        return max(0.0, (busy - own) / (seconds * os.cpu_count()))
 
 
 # ---- figures ----
@@ -311,9 +334,9 @@ def chart(rows, repeats, machine):
 
 def run(build, repeats, machine, results_folder):
     """@return the lines of the page; writes it, and the chart, where there is a folder for them."""
-    results = {}
-    for case in CASES:
-        results[case] = measure(pathlib.Path(build), case, repeats)
+    others = Others()
+    results = {case: measure(pathlib.Path(build), case, repeats) for case in CASES}
+    machine += f"; other work took {others.share() * 100:.0f}% of its time meanwhile"
     rows = rows_of(results)
     lines = page(results, rows, repeats, machine)
     if results_folder:

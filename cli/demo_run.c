@@ -25,6 +25,7 @@
 #define QUIT_SECONDS 10     /**< What a rank may take to end. */
 
 enum {
+    RUN_UP = 2,    /**< Steps from a rank's return to the next kill, where the others had to wait for it. */
     LEAD = 2,      /**< No rank is more steps ahead of the slowest that trains. */
     FRAME_MS = 100 /**< The bar is drawn so often. */
 };
@@ -98,6 +99,22 @@ static int extreme_step(const run *r, bool highest, int except) {
     return found;
 }
 
+static int count_in(const run *r, seat_state state) {
+    int count = 0;
+    for (int i = 0; i < r->options.ranks; i++) {
+        count += r->seats[i].state == state;
+    }
+    return count;
+}
+
+static bool somebody_is_behind(const run *r) {
+    int rank = 0;
+    while (rank < r->options.ranks && !r->seats[rank].behind) {
+        rank++;
+    }
+    return rank < r->options.ranks;
+}
+
 /** After which step a kill is due: they are spread evenly over the run. */
 static int kill_step(const run *r, int kill) {
     return (int)((int64_t)(kill + 1) * r->options.steps / (r->options.kills + 1));
@@ -148,6 +165,10 @@ static void on_loss(run *r, int rank) {
     }
 }
 
+static double rate(uint64_t bytes, double seconds) {
+    return seconds > 0 ? (double)bytes / seconds * 1e-9 : 0;
+}
+
 static void on_healed(run *r, int rank, const wh_demo_message *m) {
     seat *s = r->seats + rank;
     s->state = TRAINING;
@@ -156,11 +177,11 @@ static void on_healed(run *r, int rank, const wh_demo_message *m) {
     r->healed++;
     r->bytes += m->bytes;
     r->seconds += m->seconds;
+    char size[WH_DEMO_SIZE_TEXT_MAX];
     wh_demo_say(&r->screen, WH_DEMO_GOOD,
-                "rank %d healed in place from rank %d: %.2f GiB in %.2f s, %.1f GB/s over %s, verified %s, at step %d",
-                rank, m->peer, (double)m->bytes / (1 << 30), m->seconds,
-                m->seconds > 0 ? (double)m->bytes / m->seconds * 1e-9 : 0, m->text, m->verified ? "yes" : "no",
-                s->step);
+                "rank %d healed in place from rank %d: %s in %.2f s, %.1f GB/s over %s, verified %s, at step %d", rank,
+                m->peer, wh_demo_size_text(m->bytes, size), m->seconds, rate(m->bytes, m->seconds), m->text,
+                m->verified ? "yes" : "no", s->step);
 }
 
 static void note_caught_up(run *r, int rank, int others) {
@@ -240,10 +261,16 @@ static void listen_to(run *r, int rank) {
     }
 }
 
-/** Lets the ranks go on: together, and not past the next kill before it has happened. That one is gone is found out when it is listened to. */
+/**
+ * Lets the ranks go on: together, and not past the next kill before it has happened. While one is away the others stop a little before,
+ * so that there is some training between its return and that kill.
+ */
 static void set_pace(run *r) {
     int limit = extreme_step(r, false, -1) + LEAD;
-    int stop = r->killed < r->options.kills ? kill_step(r, r->killed) + 1 : r->options.steps;
+    int stop = r->options.steps;
+    if (r->killed < r->options.kills) {
+        stop = kill_step(r, r->killed) + (count_in(r, TRAINING) == r->options.ranks ? 1 : -RUN_UP);
+    }
     limit = limit < stop ? limit : stop;
     for (int i = 0; i < r->options.ranks; i++) {
         seat *s = r->seats + i;
@@ -262,16 +289,6 @@ static void tell_all(run *r, wh_demo_kind kind) {
     }
 }
 
-/** Whether every rank trains and none has to catch up. */
-static bool all_are_well(const run *r) {
-    for (int i = 0; i < r->options.ranks; i++) {
-        if (r->seats[i].state != TRAINING || r->seats[i].behind) {
-            return false;
-        }
-    }
-    return true;
-}
-
 /** What is due: a new process, a kill, the end. */
 static void act(run *r) {
     for (int i = 0; i < r->options.ranks; i++) {
@@ -279,7 +296,7 @@ static void act(run *r) {
             start(r, i, true);
         }
     }
-    if (r->finishing || !all_are_well(r)) {
+    if (r->finishing || count_in(r, TRAINING) < r->options.ranks || somebody_is_behind(r)) {
         return;
     }
     int lowest = extreme_step(r, false, -1);
@@ -289,14 +306,6 @@ static void act(run *r) {
         r->finishing = true;
         tell_all(r, WH_DEMO_FINISH);
     }
-}
-
-static bool all_have_answered(const run *r) {
-    int rank = 0;
-    while (rank < r->options.ranks && r->seats[rank].state == ANSWERED) {
-        rank++;
-    }
-    return rank == r->options.ranks;
 }
 
 static void show(run *r) {
@@ -362,7 +371,7 @@ static void conduct(run *r) {
         if (r->screen.broken) {
             fail(r, "nobody reads the output");
         }
-        if (all_have_answered(r)) {
+        if (count_in(r, ANSWERED) == r->options.ranks) {
             break;
         }
     }
@@ -401,12 +410,13 @@ static void judge(run *r) {
     if (r->over) {
         return;
     }
-    wh_demo_verdict(
-        &r->screen, WH_DEMO_GOOD,
-        "OK: %d ranks at step %d with equal digests (%016" PRIx64 "), after %d kills and %d heals, %.2f GiB at "
-        "%.1f GB/s, in %.1f s",
-        r->options.ranks, r->options.steps, first->words[2], r->killed, r->healed, (double)r->bytes / (1 << 30),
-        r->seconds > 0 ? (double)r->bytes / r->seconds * 1e-9 : 0, wh_demo_clock() - r->screen.begin);
+    char size[WH_DEMO_SIZE_TEXT_MAX];
+    wh_demo_verdict(&r->screen, WH_DEMO_GOOD,
+                    "OK: %d ranks at step %d with equal digests (%016" PRIx64 "), after %d kill%s and %d heal%s: %s at "
+                    "%.1f GB/s; in %.1f s",
+                    r->options.ranks, r->options.steps, first->words[2], r->killed, r->killed == 1 ? "" : "s",
+                    r->healed, r->healed == 1 ? "" : "s", wh_demo_size_text(r->bytes, size), rate(r->bytes, r->seconds),
+                    wh_demo_clock() - r->screen.begin);
 }
 
 /** From here on the signals that end a command are read from a descriptor, so that the ranks and the folder never stay. */
@@ -426,8 +436,9 @@ static bool take_signals(run *r) {
 }
 
 static void conduct_all(run *r) {
-    wh_demo_say(&r->screen, WH_DEMO_PLAIN, "%d ranks start, each with a state of %.2f GiB", r->options.ranks,
-                (double)r->options.size / (1 << 30));
+    char size[WH_DEMO_SIZE_TEXT_MAX];
+    wh_demo_say(&r->screen, WH_DEMO_PLAIN, "%d ranks start, each with a state of %s", r->options.ranks,
+                wh_demo_size_text(r->options.size, size));
     for (int i = 0; i < r->options.ranks && !r->over; i++) {
         start(r, i, false);
     }

@@ -18,6 +18,16 @@ double wh_demo_clock(void) {
     return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
 }
 
+const char *wh_demo_size_text(uint64_t bytes, char text[WH_DEMO_SIZE_TEXT_MAX]) {
+    /* A state may be a few bytes less than was asked for. */
+    if (bytes + 1024 >= UINT64_C(1) << 30) {
+        snprintf(text, WH_DEMO_SIZE_TEXT_MAX, "%.2f GiB", (double)bytes / (1 << 30));
+    } else {
+        snprintf(text, WH_DEMO_SIZE_TEXT_MAX, "%.1f MiB", (double)bytes / (1 << 20));
+    }
+    return text;
+}
+
 void wh_demo_screen_init(wh_demo_screen *screen, const wh_demo_options *options) {
     const char *kind = getenv("TERM");
     bool terminal = isatty(STDOUT_FILENO) && kind && strcmp(kind, "dumb") != 0;

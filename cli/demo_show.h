@@ -3,6 +3,7 @@
 #define WH_CLI_DEMO_SHOW_H
 
 #include <stdbool.h>
+#include <stdint.h>
 
 #include "demo_options.h"
 
@@ -23,6 +24,11 @@ typedef struct wh_demo_screen {
     bool broken;       /**< Nobody reads the output any more. */
     int tenths;        /**< Without a terminal: how much of the run was told. */
 } wh_demo_screen;
+
+enum { WH_DEMO_SIZE_TEXT_MAX = 32 };
+
+/** Writes a number of bytes for people: "1.00 GiB", "32.0 MiB". @return text. */
+const char *wh_demo_size_text(uint64_t bytes, char text[WH_DEMO_SIZE_TEXT_MAX]);
 
 /** Seconds of a clock that only goes on. */
 double wh_demo_clock(void);

@@ -153,17 +153,27 @@ typedef struct waiter {
     wherry_status status;
     wherry_error error;
     uint64_t ended;
+    atomic_bool begun;
 } waiter;
 
 static void *wait_for_message(void *context) {
     waiter *w = context;
     wh_message message;
+    atomic_store(&w->begun, true);
     w->status = wh_group_receive(w->group, w->rank, w->tag, wh_soon(), &message, &w->error);
     w->ended = wh_clock_now();
     if (w->status == WHERRY_OK) {
         wh_message_clear(&message);
     }
     return NULL;
+}
+
+/** Returns when the thread waits, as far as that can be known. */
+static void let_begin(waiter *w) {
+    while (!atomic_load(&w->begun)) {
+        usleep(1000);
+    }
+    usleep(20000);
 }
 
 static void test_death(void **state) {
@@ -175,7 +185,7 @@ static void test_death(void **state) {
     wh_send_text(w.groups[0], 1, 8, "hello");
     wh_expect_text(w.groups[1], 0, 8, "hello", 0);
     assert_int_equal(pthread_create(&thread, NULL, wait_for_message, &waiting), 0);
-    usleep(20000);
+    let_begin(&waiting);
     uint64_t died = wh_clock_now();
     wh_group_destroy(w.groups[1]);
     w.groups[1] = NULL;
@@ -221,7 +231,7 @@ static void test_rejoin(void **state) {
         wh_send_text(w.groups[other], rank, 6, "hello");
         wh_expect_text(w.groups[rank], other, 6, "hello", other);
         assert_int_equal(pthread_create(&thread, NULL, wait_for_message, &waiting), 0);
-        usleep(20000);
+        let_begin(&waiting);
         wh_group *former = w.groups[rank];
         w.groups[rank] = wh_kind->join(w.place, rank);
         pthread_join(thread, NULL);

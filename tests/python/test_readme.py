@@ -21,5 +21,12 @@ def test_example(tmp_path: pathlib.Path) -> None:
         cwd=tmp_path,
         check=True,
     )
-    output = subprocess.run([tmp_path / "example"], check=True, capture_output=True, text=True).stdout
-    assert output == "dict of 1\n  w: float32[2, 3] cpu, storage #0\n"
+    ranks = [
+        subprocess.Popen(
+            [tmp_path / "example", f"unix://{tmp_path}/meet?rank={rank}&size=2"], stdout=subprocess.PIPE, text=True
+        )
+        for rank in range(2)
+    ]
+    outputs = [process.communicate(timeout=60)[0] for process in ranks]
+    assert [process.returncode for process in ranks] == [0, 0]
+    assert outputs == ["", "dict of 1\n  w: float32[2, 3] cpu, storage #0\n"]

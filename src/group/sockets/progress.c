@@ -56,6 +56,12 @@ wh_connection *wh_sockets_add(wh_sockets *sockets, int fd, bool dialled) {
     return connection;
 }
 
+/** Whether the other side has closed the connection, whatever is left to be read of it. */
+static bool has_gone(const wh_connection *connection) {
+    struct pollfd at = {connection->fd, POLLRDHUP, 0};
+    return poll(&at, 1, 0) == 1;
+}
+
 static bool greeted(void *context, wh_connection *connection, const wh_hello_fields *peer) {
     wh_sockets *sockets = context;
     if ((connection->wanted >= 0 && connection->wanted != connection->rank) ||
@@ -63,6 +69,10 @@ static bool greeted(void *context, wh_connection *connection, const wh_hello_fie
         return false;
     }
     if (connection->data) {
+        return true;
+    }
+    if (!wh_mailbox_incarnation(sockets->base.mailbox, connection->rank) && has_gone(connection)) {
+        connection->doomed = true; /* the greeting of a process that was lost meanwhile: it is not back */
         return true;
     }
     wh_member *member = sockets->members + peer->rank;

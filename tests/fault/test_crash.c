@@ -1,0 +1,376 @@
+/*
+ * A source or a receiver dies, or stands still, at every named point of the conversation, over every lane: the other one is told soon, says what it is left
+ * with, and goes on with a third rank in the same process. One that was stopped and wakes ends too.
+ */
+#include <stdio.h>
+#include <unistd.h>
+
+#include "support/build.h"
+#include "support/ferry_processes.h"
+
+enum { SOURCE, RECEIVER, THIRD, RANKS };
+
+/** What ranks say to each other. */
+enum { SENDING, SURVIVED, WOKEN };
+
+/** A stopped process is lost by the heartbeat; a slow one must not be. What may pass until a survivor has noticed. */
+enum {
+    DEAD_AFTER_MS = 1000 * CROWD_SLOW,
+    DEATH_MS = 1000,
+    MARGIN_MS = 1500 * CROWD_SLOW,
+    SETTLE_US = 60000 * CROWD_SLOW
+};
+
+/** Cases that run at once: most of the time they wait. */
+enum { AT_ONCE = 8 };
+
+typedef struct point {
+    const char *name;
+    int32_t at;  /**< Whose it is. */
+    int count;   /**< At which passage. */
+    bool no_cma; /**< It is not passed where the receiver reads the memory. */
+    int late; /**< Bits of the victims whose loss here may be too late to fail the other one: 1 << SOURCE, 1 << RECEIVER. */
+} point;
+
+static const point points[] = {
+    {"receiver asked", RECEIVER, 1, false, 0},
+    {"source was asked", SOURCE, 1, false, 0},
+    {"source offered", SOURCE, 1, false, 0},
+    {"receiver has the offer", RECEIVER, 1, false, 0},
+    {"receiver planned", RECEIVER, 1, false, 0},
+    {"receiver probed", RECEIVER, 1, false, 0},
+    {"receiver sent the plan", RECEIVER, 1, false, 0},
+    {"source has the plan", SOURCE, 1, false, 0},
+    {"source gathers a chunk", SOURCE, 1, true, 0},
+    {"source gathers a chunk", SOURCE, 3, true, 0},
+    {"receiver opened a chunk", RECEIVER, 1, false, 0},
+    {"receiver opened a chunk", RECEIVER, 3, false, 0},
+    {"receiver closed a chunk", RECEIVER, 1, false, 0},
+    {"receiver closed a chunk", RECEIVER, 3, false, 0},
+    {"receiver has all bytes", RECEIVER, 1, false, 0},
+    {"receiver said done", RECEIVER, 1, false, 1 << SOURCE | 1 << RECEIVER},
+    {"source was told done", SOURCE, 1, false, 1 << RECEIVER},
+    {"source released", SOURCE, 1, false, 1 << SOURCE | 1 << RECEIVER},
+};
+
+enum { POINTS = sizeof(points) / sizeof(*points) };
+
+/** One case. */
+typedef struct scene {
+    char name[120];
+    const point *where;
+    int32_t victim;
+    int signal;
+    const char *lane;
+    bool tcp;
+    uint32_t dead_after_ms;
+    int64_t no_progress_ms;
+    wherry_verify verify;
+} scene;
+
+static crowd_state sent;
+static crowd_state target;
+static crowd_state before;
+
+static int32_t survivor_of(const scene *s) {
+    return s->victim == SOURCE ? RECEIVER : SOURCE;
+}
+
+static wherry_transfer_options options_of(const scene *s) {
+    wherry_transfer_options options = crowd_options(s->lane);
+    options.no_progress_ms = s->no_progress_ms;
+    options.verify = s->verify;
+    options.threads = 2;
+    return options;
+}
+
+/** Whether the survivor was right to end like this, and in time. */
+static void judge_survivor(crowd_rank *self, wherry_status status, const wherry_error *error) {
+    const scene *s = self->scene;
+    double ms = crowd_since_strike(self->crowd);
+    crowd_check(self, atomic_load(&self->crowd->struck_at), "the point was not passed: %s: %s",
+                wherry_status_name(status), status == WHERRY_OK ? "" : error->message);
+    if (status == WHERRY_OK) {
+        crowd_check(self, s->where->late & 1 << s->victim, "it succeeded without the other");
+        return;
+    }
+    bool by_limit = s->no_progress_ms < s->dead_after_ms;
+    wherry_status expected = s->signal == SIGSTOP && by_limit ? WHERRY_TIMED_OUT : WHERRY_PEER_LOST;
+    crowd_check(self, status == expected, "%s instead of %s: %s", wherry_status_name(status),
+                wherry_status_name(expected), error->message);
+    crowd_check(self, error->status == status && error->rank == s->victim, "the error is about rank %d: %s",
+                (int)error->rank, error->message);
+    crowd_check(self, status != WHERRY_TIMED_OUT || strstr(error->message, "timed out"), "no \"timed out\" in: %s",
+                error->message);
+    double limit = s->signal == SIGKILL ? DEATH_MS : by_limit ? (double)s->no_progress_ms : s->dead_after_ms;
+    crowd_check(self, ms < limit + MARGIN_MS, "it took %.0f ms to notice: %s", ms, error->message);
+}
+
+/** One who was stopped and goes on: it fails, or is done because the point was late. */
+static void judge_woken(crowd_rank *self, wherry_status status, const wherry_error *error) {
+    const scene *s = self->scene;
+    bool lost = status == WHERRY_PEER_LOST || status == WHERRY_REVOKED || status == WHERRY_TIMED_OUT ||
+                status == WHERRY_ABORTED;
+    crowd_check(self, lost || (status == WHERRY_OK && s->where->late), "woken: %s: %s", wherry_status_name(status),
+                error->message);
+    crowd_say(self, WOKEN);
+}
+
+/** The survivor's way back to work. */
+static void go_on(crowd_rank *self) {
+    const scene *s = self->scene;
+    wherry_transfer_options options = crowd_options(s->lane);
+    wherry_error error;
+    wherry_value *received = NULL;
+    crowd_say(self, SURVIVED);
+    if (self->rank == SOURCE) {
+        crowd_must(self,
+                   wherry_checkpoint_send(self->transport, (int32_t[]){THIRD}, 1, sent.value, &options, NULL, &error),
+                   error);
+    } else {
+        crowd_must(self, wherry_checkpoint_recv(self->transport, THIRD, &options, &received, &error), error);
+        crowd_check(self, crowd_state_is(&sent, received), "what the third rank sent is not right");
+        wherry_value_destroy(received);
+    }
+    if (s->signal == SIGSTOP) {
+        crowd_signal(self, s->victim, SIGCONT);
+        crowd_await(self, WOKEN);
+    }
+}
+
+static void judge(crowd_rank *self, wherry_status status, const wherry_error *error) {
+    const scene *s = self->scene;
+    if (self->rank == s->victim) {
+        judge_woken(self, status, error);
+    } else {
+        judge_survivor(self, status, error);
+        go_on(self);
+    }
+}
+
+static void be_source(crowd_rank *self) {
+    wherry_transfer_options options = options_of(self->scene);
+    wherry_error error;
+    wherry_outcome outcome;
+    crowd_say(self, SENDING);
+    wherry_status status =
+        wherry_checkpoint_send(self->transport, (int32_t[]){RECEIVER}, 1, sent.value, &options, &outcome, &error);
+    crowd_check(self, outcome.rank == RECEIVER && outcome.status == status, "the outcome is not the result");
+    judge(self, status, &error);
+}
+
+static void be_receiver(crowd_rank *self) {
+    wherry_transfer_options options = options_of(self->scene);
+    wherry_error error;
+    wherry_report *report;
+    wherry_value *received;
+    options.target = crowd_target;
+    options.target_context = target.value;
+    options.report_p = &report;
+    crowd_await(self, SENDING);
+    usleep(SETTLE_US); /* the source is at it: who dies before that is waited for */
+    wherry_status status = wherry_checkpoint_recv(self->transport, SOURCE, &options, &received, &error);
+    if (status == WHERRY_OK) {
+        crowd_check(self, memcmp(target.memory, sent.memory, sent.bytes) == 0, "the bytes are not right");
+        wherry_value_destroy(received);
+    } else {
+        crowd_check_report(self, report, &error, &target, &before, &sent);
+        wherry_report_destroy(report);
+    }
+    judge(self, status, &error);
+}
+
+static void be_third(crowd_rank *self) {
+    const scene *s = self->scene;
+    wherry_transfer_options options = crowd_options(s->lane);
+    wherry_error error;
+    wherry_value *received;
+    int32_t other = survivor_of(s);
+    crowd_await(self, SURVIVED);
+    if (other == SOURCE) {
+        crowd_must(self, wherry_checkpoint_recv(self->transport, other, &options, &received, &error), error);
+        crowd_check(self, crowd_state_is(&sent, received), "what the survivor sent is not right");
+        wherry_value_destroy(received);
+    } else {
+        crowd_must(self, wherry_checkpoint_send(self->transport, &other, 1, sent.value, &options, NULL, &error), error);
+    }
+}
+
+static crowd *start(scene *s) {
+    static const crowd_part parts[RANKS] = {be_source, be_receiver, be_third};
+    crowd_strike strike = {s->where->name, s->where->count, s->victim, s->signal};
+    snprintf(s->name, sizeof(s->name), "%s %s at \"%s\" %d, %s%s", s->victim == SOURCE ? "source" : "receiver",
+             s->signal == SIGKILL ? "killed" : "stopped", s->where->name, s->where->count, s->lane,
+             s->tcp ? " over tcp" : "");
+    crowd *all = crowd_open(s->name, RANKS, s->tcp, s->dead_after_ms);
+    for (int32_t rank = 0; rank < RANKS; rank++) {
+        if (s->signal == SIGKILL && rank == s->victim) {
+            all->expendable[rank] = true;
+        }
+        crowd_start(all, rank, parts[rank], s, rank == s->where->at ? &strike : NULL);
+    }
+    return all;
+}
+
+static void run(scene *scenes, size_t count) {
+    size_t failed = 0;
+    for (size_t first = 0; first < count; first += AT_ONCE) {
+        crowd *at_work[AT_ONCE];
+        size_t some = count - first < AT_ONCE ? count - first : AT_ONCE;
+        for (size_t i = 0; i < some; i++) {
+            at_work[i] = start(scenes + first + i);
+        }
+        for (size_t i = 0; i < some; i++) {
+            failed += !crowd_close(at_work[i]);
+        }
+    }
+    assert_int_equal(failed, 0);
+}
+
+static scene basic(const point *where, int32_t victim, int signal, const char *lane) {
+    return (scene){.where = where,
+                   .victim = victim,
+                   .signal = signal,
+                   .lane = lane,
+                   .dead_after_ms = DEAD_AFTER_MS,
+                   .no_progress_ms = 10000 * CROWD_SLOW};
+}
+
+/** Every point, either victim: one at the point itself, or the other when this one is there. */
+static void everywhere(const char *lane, int signal) {
+    scene scenes[2 * POINTS];
+    size_t count = 0;
+    for (size_t i = 0; i < POINTS; i++) {
+        for (int32_t victim = SOURCE; victim <= RECEIVER; victim++) {
+            if (!points[i].no_cma || strcmp(lane, "cma") != 0) {
+                scenes[count++] = basic(points + i, victim, signal, lane);
+            }
+        }
+    }
+    run(scenes, count);
+}
+
+static void test_kill_cma(void **state) {
+    (void)state;
+    everywhere("cma", SIGKILL);
+}
+
+static void test_kill_ring(void **state) {
+    (void)state;
+    everywhere("ring", SIGKILL);
+}
+
+static void test_kill_stream(void **state) {
+    (void)state;
+    everywhere("stream", SIGKILL);
+}
+
+static void test_stop_cma(void **state) {
+    (void)state;
+    everywhere("cma", SIGSTOP);
+}
+
+static void test_stop_ring(void **state) {
+    (void)state;
+    everywhere("ring", SIGSTOP);
+}
+
+static void test_stop_stream(void **state) {
+    (void)state;
+    everywhere("stream", SIGSTOP);
+}
+
+static const point *find(const char *name) {
+    for (size_t i = 0; i < POINTS; i++) {
+        if (strcmp(points[i].name, name) == 0) {
+            return points + i;
+        }
+    }
+    fail();
+    return NULL;
+}
+
+static void test_some_over_tcp(void **state) {
+    (void)state;
+    static const char *const names[] = {"receiver asked", "source offered", "source gathers a chunk",
+                                        "receiver closed a chunk", "receiver has all bytes"};
+    scene scenes[20];
+    size_t count = 0;
+    for (size_t i = 0; i < 5; i++) {
+        for (int32_t victim = SOURCE; victim <= RECEIVER; victim++) {
+            for (int stop = 0; stop < 2; stop++) {
+                scenes[count] = basic(find(names[i]), victim, stop ? SIGSTOP : SIGKILL, "stream");
+                scenes[count++].tcp = true;
+            }
+        }
+    }
+    run(scenes, count);
+}
+
+/** Digests are made and sent by the source where the receiver reads its memory. */
+static void test_some_verified(void **state) {
+    (void)state;
+    static const char *const names[] = {"source has the plan", "receiver closed a chunk", "receiver has all bytes"};
+    static const char *const lanes[] = {"cma", "ring"};
+    scene scenes[12];
+    size_t count = 0;
+    for (size_t i = 0; i < 3; i++) {
+        for (size_t k = 0; k < 2; k++) {
+            for (int32_t victim = SOURCE; victim <= RECEIVER; victim++) {
+                scenes[count] = basic(find(names[i]), victim, SIGKILL, lanes[k]);
+                scenes[count++].verify = WHERRY_VERIFY_ON;
+            }
+        }
+    }
+    run(scenes, count);
+}
+
+/** The heartbeat is patient; whoever waits for bytes or for an answer is not. */
+static void test_no_progress(void **state) {
+    (void)state;
+    static const struct {
+        const char *point;
+        int32_t victim;
+    } ways[] = {
+        {"receiver has the offer", RECEIVER}, {"receiver opened a chunk", RECEIVER},
+        {"receiver has all bytes", RECEIVER}, {"source has the plan", SOURCE},
+        {"source was told done", SOURCE},
+    };
+    static const char *const lanes[] = {"cma", "ring", "stream"};
+    scene scenes[15];
+    size_t count = 0;
+    for (size_t i = 0; i < 5; i++) {
+        for (size_t k = 0; k < 3; k++) {
+            scenes[count] = basic(find(ways[i].point), ways[i].victim, SIGSTOP, lanes[k]);
+            scenes[count].dead_after_ms = 60000;
+            scenes[count++].no_progress_ms = 800 * CROWD_SLOW;
+        }
+    }
+    run(scenes, count);
+}
+
+static int set_up(void **state) {
+    (void)state;
+    wherry_log_set_level(WHERRY_LOG_OFF);
+    sent = crowd_state_make(1);
+    target = crowd_state_make(2);
+    before = crowd_state_make(2);
+    return 0;
+}
+
+static int tear_down(void **state) {
+    (void)state;
+    crowd_state_destroy(&sent);
+    crowd_state_destroy(&target);
+    crowd_state_destroy(&before);
+    return 0;
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_kill_cma),      cmocka_unit_test(test_kill_ring),     cmocka_unit_test(test_kill_stream),
+        cmocka_unit_test(test_stop_cma),      cmocka_unit_test(test_stop_ring),     cmocka_unit_test(test_stop_stream),
+        cmocka_unit_test(test_some_over_tcp), cmocka_unit_test(test_some_verified), cmocka_unit_test(test_no_progress),
+    };
+    return cmocka_run_group_tests(tests, set_up, tear_down);
+}

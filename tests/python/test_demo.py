@@ -1,0 +1,228 @@
+"""The command `wherry` and its demo: every lane, every rank killed and healed, and nothing left behind, however it ends."""
+
+import os
+import pathlib
+import re
+import signal
+import subprocess
+import time
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+WHERRY = pathlib.Path(os.environ.get("WHERRY_BUILD", ROOT / "build")) / "cli" / "wherry"
+SMALL = ["--ranks", "3", "--size", "32M"]
+
+
+@pytest.fixture
+def place(tmp_path_factory):
+    """A folder for the demo's folder, with a short path: a socket's name has 107 bytes at most."""
+    return tmp_path_factory.mktemp("d")
+
+
+def environment(place):
+    return {**{k: v for k, v in os.environ.items() if not k.startswith("WHERRY_")}, "TMPDIR": str(place)}
+
+
+def wherry(*arguments, place=pathlib.Path("/tmp"), timeout=50):
+    return subprocess.run([WHERRY, *arguments], env=environment(place), capture_output=True, text=True, timeout=timeout)
+
+
+def ranks_meeting_below(place):
+    """The processes that have the folder's name among their arguments: the ranks of a demo that runs there."""
+    found = []
+    for process in pathlib.Path("/proc").glob("[0-9]*"):
+        try:
+            arguments = (process / "cmdline").read_bytes()
+        except OSError:
+            continue
+        if b"demo-rank" in arguments and str(place).encode() in arguments:
+            found.append(int(process.name))
+    return found
+
+
+def nothing_is_left(place):
+    return ranks_meeting_below(place) == [] and list(place.iterdir()) == []
+
+
+@pytest.mark.parametrize("lane, verified", [("cma", "no"), ("ring", "no"), ("stream", "yes")])
+def test_each_rank_is_killed_and_healed(lane, verified, place):
+    done = wherry("demo", *SMALL, "--kills", "3", "--lane", lane, place=place)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stderr == ""
+    *timeline, verdict = done.stdout.splitlines()
+    assert re.fullmatch(
+        r"OK: 3 ranks at step 24 with equal digests \([0-9a-f]{16}\), after 3 kills and 3 heals: 96\.0 MiB at "
+        r"[0-9.]+ GB/s; in [0-9.]+ s", verdict), verdict
+    assert all(re.match(r" *[0-9]+\.[0-9] s  \S", line) for line in timeline), done.stdout
+    for rank in range(3):
+        parts = [rf"rank {rank} killed", rf"rank {rank} is back \(pid \d+\)",
+                 rf"rank {rank} healed in place from rank {(rank + 1) % 3}: 32\.0 MiB in .* over {lane}, verified {verified}",
+                 rf"rank {rank} has caught up"]
+        places = [[i for i, line in enumerate(timeline) if re.search(part, line)] for part in parts]
+        assert [len(found) for found in places] == [1, 1, 1, 1], done.stdout
+        assert places == sorted(places), done.stdout
+    assert nothing_is_left(place)
+
+
+def test_quiet_and_verified(place):
+    done = wherry("demo", *SMALL, "--kills", "1", "--steps", "2", "--verify", "-q", place=place)
+    assert done.returncode == 0, done.stderr
+    assert re.fullmatch(r"OK: .* step 2 with equal digests .* 1 kill and 1 heal: .*\n", done.stdout)
+    loud = wherry("demo", *SMALL, "--kills", "1", "--steps", "2", "--verify", "-v", place=place)
+    assert "verified yes" in loud.stdout
+    assert re.search(r"s  rank \d: ", loud.stdout), "what the library tells is not there"
+
+
+def test_the_digest_follows_from_size_and_steps(place):
+    """As computed here, byte by byte in another language, for a state that was healed."""
+    done = wherry("demo", "--ranks", "2", "--size", "1M", "--kills", "2", "--steps", "5", "-q", place=place)
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"\(([0-9a-f]{16})\)", done.stdout)[1] == f"{expected_digest(1 << 20, 5):016x}"
+
+
+WORD = (1 << 64) - 1
+GOLDEN = 0x9E3779B97F4A7C15
+
+
+def mix(number):
+    number = (number ^ (number >> 31)) * GOLDEN & WORD
+    return number ^ (number >> 29)
+
+
+def storage_bytes(size):
+    """Bytes of each storage: 8 layers of a transformer, what is left for the embedding, a weight and two moments each."""
+    total = size // 10
+    width = 16
+    while 104 * (width + 16) ** 2 <= total:
+        width += 16
+    layers = [3 * width**2, width**2, 4 * width**2, 4 * width**2, width] * 8
+    counts = [(total - sum(layers)) // width * width, *layers]
+    return [count * each for count in counts for each in (2, 4, 4)]
+
+
+def expected_digest(size, steps):
+    """The sum of the sums of the even words."""
+    storages = storage_bytes(size)
+    words = [[(j + mix(i + 1)) * GOLDEN & WORD for j in range(0, nbytes // 8, 2)] for i, nbytes in enumerate(storages)]
+    for step in range(1, steps + 1):
+        for i, storage in enumerate(words):
+            key = mix(step * len(storages) + i)
+            storage[:] = [(x := (word + key) & WORD) ^ (x >> 27) for word in storage]
+    total = sums = 0
+    for storage in words:
+        for word in storage:
+            total += word
+            sums += total
+    return sums & WORD
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_leaves_nothing_behind(number, place):
+    with subprocess.Popen([WHERRY, "demo", *SMALL, "--steps", "100000"], env=environment(place), stdout=subprocess.PIPE,
+                          stderr=subprocess.PIPE, text=True, start_new_session=True) as demo:
+        wait_for(lambda: len(ranks_meeting_below(place)) == 3)
+        time.sleep(0.3)
+        os.killpg(demo.pid, number) if number == signal.SIGINT else demo.send_signal(number)  # as Ctrl-C does
+        _, errors = demo.communicate(timeout=10)
+    assert demo.returncode == 128 + number
+    assert errors == f"wherry demo: ended by a signal: {signal.strsignal(number)}\n"
+    assert nothing_is_left(place)
+
+
+def test_ranks_end_with_a_conductor_that_was_killed(place):
+    with subprocess.Popen([WHERRY, "demo", *SMALL, "--steps", "100000", "-q"], env=environment(place)) as demo:
+        wait_for(lambda: len(ranks_meeting_below(place)) == 3)
+        demo.kill()
+    wait_for(lambda: ranks_meeting_below(place) == [])
+
+
+def test_a_rank_that_dies_by_itself_ends_the_demo(place):
+    with subprocess.Popen([WHERRY, "demo", *SMALL, "--steps", "100000"], env=environment(place), stdout=subprocess.PIPE,
+                          stderr=subprocess.PIPE, text=True) as demo:
+        wait_for(lambda: len(ranks_meeting_below(place)) == 3)
+        os.kill(ranks_meeting_below(place)[0], signal.SIGSEGV)
+        _, errors = demo.communicate(timeout=10)
+    assert demo.returncode == 1
+    assert re.fullmatch(r"wherry demo: rank \d was ended by a signal: Segmentation fault; .*\n", errors)
+    assert nothing_is_left(place)
+
+
+def test_nobody_reads_the_output(place):
+    with subprocess.Popen([WHERRY, "demo", *SMALL], env=environment(place), stdout=subprocess.PIPE,
+                          stderr=subprocess.PIPE, text=True) as demo:
+        demo.stdout.close()
+        errors = demo.stderr.read()
+    assert demo.returncode == 1
+    assert errors == "wherry demo: nobody reads the output\n"
+    assert nothing_is_left(place)
+
+
+def wait_for(condition):
+    until = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
+def test_help_names_every_option():
+    done = wherry("demo", "--help")
+    assert done.returncode == 0 and done.stderr == ""
+    for option in ("--ranks", "--size", "--lane", "--kills", "--steps", "--verify", "--quiet", "--verbose", "--no-color"):
+        assert option in done.stdout
+    assert max(map(len, done.stdout.splitlines())) <= 120
+
+
+def test_the_command():
+    done = wherry("--help")
+    assert done.returncode == 0 and "demo " in done.stdout and "demo-rank" not in done.stdout
+    version = re.search(r'WHERRY_VERSION_STRING "(.*)"', (ROOT / "include/wherry/version.h").read_text())[1]
+    assert wherry("--version").stdout == f"wherry {version}\n"
+    nothing = wherry()
+    assert nothing.returncode == 2 and nothing.stdout == "" and "Usage:" in nothing.stderr
+    for word in ("row", "--row"):
+        unknown = wherry(word)
+        assert unknown.returncode == 2 and f"'{word}' is not known" in unknown.stderr
+    assert wherry("demo-rank", "0").returncode == 2
+
+
+@pytest.mark.parametrize("arguments, told", [
+    (["--ranks", "1"], "--ranks takes a number from 2 to 64, not '1'"),
+    (["--ranks", "65"], "not '65'"),
+    (["--ranks", "two"], "not 'two'"),
+    (["--ranks", "3x"], "not '3x'"),
+    (["--size", "0"], "--size takes a size from 1M to 1T, such as 512M or 2G, not '0'"),
+    (["--size", "-1G"], "not '-1G'"),
+    (["--size", "1X"], "not '1X'"),
+    (["--size", "1Gb"], "not '1Gb'"),
+    (["--size", "99999999999999999999G"], "--size takes"),
+    (["--size", "18014398509481984K"], "--size takes"),
+    (["--size", ""], "not ''"),
+    (["--lane", "boat"], "--lane takes auto, cma, ring or stream, not 'boat'"),
+    (["--kills", "-1"], "--kills takes a number from 0 to 1000, not '-1'"),
+    (["--steps", "0"], "--steps takes a number from 1 to"),
+    (["--kills", "4", "--steps", "4"], "4 kills need at least 5 steps; say --steps 5, or --kills 3"),
+    (["-q", "-v"], "do not go together"),
+    (["--bow"], "--help` explains"),
+    (["--size"], "--help` explains"),
+    (["now"], "'now' is not an option"),
+])
+def test_mistakes(arguments, told, place):
+    done = wherry("demo", *arguments, place=place)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert told in done.stderr
+    assert nothing_is_left(place)
+
+
+def test_too_little_memory(place):
+    done = wherry("demo", "--size", "1T", "--ranks", "64", place=place)
+    assert done.returncode == 1
+    assert re.search(r"64 ranks with 1024\.00 GiB each need \d+\.\d\d GiB of memory, and \d+\.\d\d GiB are available; say "
+                     r"(--size \d+M|fewer --ranks)\n", done.stderr)
+
+
+def test_a_folder_that_is_not_there(place):
+    done = wherry("demo", *SMALL, place=place / "missing")
+    assert done.returncode == 1
+    assert "set TMPDIR" in done.stderr

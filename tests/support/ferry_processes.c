@@ -1,0 +1,308 @@
+#include "support/ferry_processes.h"
+
+#include <arpa/inet.h>
+#include <glob.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "base/point.h"
+#include "support/build.h"
+
+/** A rank that has not ended after so long hangs. */
+enum { PATIENCE_S = 60 * CROWD_SLOW, HEARTBEAT_MS = 200, SECRET_BYTES = 8 };
+
+/* ---- the crowd, as the test sees it ---- */
+
+/** A port that is free now. */
+static int free_port(void) {
+    struct sockaddr_in at = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    socklen_t size = sizeof(at);
+    int probe = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    assert_int_equal(bind(probe, (struct sockaddr *)&at, size), 0);
+    assert_int_equal(getsockname(probe, (struct sockaddr *)&at, &size), 0);
+    close(probe);
+    return ntohs(at.sin_port);
+}
+
+crowd *crowd_open(const char *name, int32_t size, bool tcp, uint32_t dead_after_ms) {
+    crowd *all = mmap(NULL, sizeof(*all), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    assert_true(all != MAP_FAILED);
+    all->name = name;
+    all->size = size;
+    all->dead_after_ms = dead_after_ms;
+    all->port = tcp ? free_port() : 0;
+    snprintf(all->folder, sizeof(all->folder), "/tmp/wherry-test-XXXXXX");
+    assert_non_null(mkdtemp(all->folder));
+    return all;
+}
+
+void crowd_start(crowd *all, int32_t rank, crowd_part part, const void *scene, const crowd_strike *strike) {
+    if (strike && strike->signal == SIGKILL) {
+        all->expendable[strike->victim] = true;
+    }
+    pid_t child = fork();
+    assert_true(child >= 0);
+    if (child) {
+        all->children[rank] = child;
+        return;
+    }
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    alarm(PATIENCE_S);
+    wherry_log_set_level(getenv("WHERRY_LOG") ? WHERRY_LOG_DEBUG : WHERRY_LOG_OFF);
+    crowd_rank self = {.crowd = all, .rank = rank, .scene = scene};
+    if (strike) {
+        crowd_strike_at(all, rank, strike);
+    }
+    atomic_store(all->pids + rank, getpid());
+    crowd_join(&self);
+    part(&self);
+    wherry_transport_destroy(self.transport);
+    wherry_group_leave(self.group);
+    _exit(0);
+}
+
+/** @return whether a rank ended as it should. */
+static bool judge(const crowd *all, int32_t rank, int result) {
+    if ((WIFEXITED(result) && WEXITSTATUS(result) == 0) ||
+        (WIFSIGNALED(result) && WTERMSIG(result) == SIGKILL && all->expendable[rank])) {
+        return true;
+    }
+    print_error("%s: rank %d %s %d: %s\n", all->name, (int)rank, WIFSIGNALED(result) ? "died of signal" : "exited with",
+                WIFSIGNALED(result) ? WTERMSIG(result) : WEXITSTATUS(result), all->failures[rank]);
+    return false;
+}
+
+static void remove_folder(const char *folder) {
+    char pattern[80];
+    glob_t found;
+    snprintf(pattern, sizeof(pattern), "%s/*", folder);
+    if (glob(pattern, GLOB_NOSORT, NULL, &found) == 0) {
+        for (size_t i = 0; i < found.gl_pathc; i++) {
+            unlink(found.gl_pathv[i]); /* killed processes leave the names of their sockets behind */
+        }
+        globfree(&found);
+    }
+    rmdir(folder);
+}
+
+bool crowd_close(crowd *all) {
+    bool good = true;
+    uint64_t limit = wh_clock_now() + (PATIENCE_S + 5) * UINT64_C(1000000000);
+    for (int32_t left = all->size; left > 0;) {
+        left = 0;
+        for (int32_t rank = 0; rank < all->size; rank++) {
+            int result = 0;
+            pid_t child = all->children[rank];
+            if (child && waitpid(child, &result, WNOHANG) == child) {
+                all->children[rank] = 0;
+                good = judge(all, rank, result) && good;
+            }
+            left += all->children[rank] != 0;
+        }
+        if (left && wh_clock_now() > limit) {
+            for (int32_t rank = 0; rank < all->size; rank++) {
+                if (all->children[rank]) {
+                    kill(all->children[rank], SIGKILL);
+                    snprintf(all->failures[rank], sizeof(all->failures[rank]), "it hangs");
+                    all->expendable[rank] = false;
+                }
+            }
+        }
+        usleep(left ? 2000 : 0);
+    }
+    remove_folder(all->folder);
+    munmap(all, sizeof(*all));
+    return good;
+}
+
+/* ---- in a rank ---- */
+
+void crowd_fail(crowd_rank *self, const char *format, ...) {
+    va_list list;
+    va_start(list, format);
+    vsnprintf(self->crowd->failures[self->rank], sizeof(self->crowd->failures[self->rank]), format, list);
+    va_end(list);
+    _exit(1);
+}
+
+void crowd_join(crowd_rank *self) {
+    char address[256];
+    wherry_group_options options;
+    wherry_error error;
+    const crowd *all = self->crowd;
+    if (all->port) {
+        snprintf(address, sizeof(address), "tcp://127.0.0.1:%d?rank=%d&size=%d&job=crowd", all->port, (int)self->rank,
+                 (int)all->size);
+    } else {
+        snprintf(address, sizeof(address), "unix://%s/meet?rank=%d&size=%d&job=crowd", all->folder, (int)self->rank,
+                 (int)all->size);
+    }
+    wherry_group_options_init(&options);
+    options.timeout_ms = CROWD_MS;
+    options.secret = "a secret";
+    options.secret_size = SECRET_BYTES;
+    if (all->dead_after_ms) {
+        options.heartbeat_ms = HEARTBEAT_MS;
+        options.dead_after_ms = all->dead_after_ms;
+    }
+    crowd_must(self, wherry_group_join(address, &options, &self->group, &error), error);
+    crowd_must(self, wherry_transport_create(self->group, NULL, &self->transport, &error), error);
+}
+
+void crowd_say(crowd_rank *self, int flag) {
+    atomic_store(self->crowd->flags + flag, 1);
+}
+
+void crowd_await(crowd_rank *self, int flag) {
+    uint64_t limit = wh_clock_now() + CROWD_MS * UINT64_C(1000000);
+    while (!atomic_load(self->crowd->flags + flag)) {
+        crowd_check(self, wh_clock_now() < limit, "waited in vain for flag %d", flag);
+        usleep(500);
+    }
+}
+
+void crowd_signal(crowd_rank *self, int32_t rank, int signal) {
+    kill(atomic_load(self->crowd->pids + rank), signal);
+}
+
+double crowd_since_strike(const crowd *all) {
+    return (double)(wh_clock_now() - atomic_load(&all->struck_at)) * 1e-6;
+}
+
+static crowd *strike_crowd;
+static crowd_strike strike;
+static int32_t strike_self;
+static atomic_int passages;
+
+/** The own process must not go on: raise() is about the calling thread, so that the signal is there before the call returns. */
+static void pass(const char *name) {
+    if (strcmp(name, strike.point) != 0 || atomic_fetch_add(&passages, 1) + 1 != strike.count) {
+        return;
+    }
+    atomic_store(&strike_crowd->struck_at, wh_clock_now());
+    if (strike.victim == strike_self) {
+        raise(strike.signal);
+    } else {
+        kill(atomic_load(strike_crowd->pids + strike.victim), strike.signal);
+        usleep(5000); /* so that it is gone, or stands still, when this one goes on */
+    }
+}
+
+void crowd_strike_at(crowd *all, int32_t self, const crowd_strike *at) {
+    strike_crowd = all;
+    strike = *at;
+    strike_self = self;
+    atomic_store(&passages, 0);
+    wh_point_hook = pass;
+}
+
+wherry_transfer_options crowd_options(const char *lane) {
+    wherry_transfer_options options;
+    wherry_transfer_options_init(&options);
+    options.timeout_ms = CROWD_MS;
+    options.lanes = lane;
+    return options;
+}
+
+/* ---- a state ---- */
+
+enum { LARGE = 3, SMALL_BYTES = 1000 };
+
+static const char *const names[CROWD_TENSORS] = {"embed", "body", "head", "b0",  "b1",  "b2",  "b3",  "b4",  "b5", "b6",
+                                                 "b7",    "b8",   "b9",   "b10", "b11", "b12", "b13", "b14", "b15"};
+static const size_t large_bytes[LARGE] = {(5 << 20) + 24, 9 << 20, 3 << 20};
+
+const char *crowd_tensor(size_t index, size_t *offset_p, size_t *bytes_p) {
+    *offset_p = 0;
+    for (size_t i = 0; i < index; i++) {
+        *offset_p += i < LARGE ? large_bytes[i] : SMALL_BYTES;
+    }
+    *bytes_p = index < LARGE ? large_bytes[index] : SMALL_BYTES;
+    return names[index];
+}
+
+crowd_state crowd_state_make(uint64_t seed) {
+    crowd_state state = {.bytes = 0};
+    size_t offset;
+    size_t bytes;
+    wherry_error error;
+    crowd_tensor(CROWD_TENSORS - 1, &offset, &bytes);
+    state.bytes = offset + bytes;
+    state.memory = mmap(NULL, state.bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    assert_true(state.memory != MAP_FAILED);
+    uint64_t *words = (uint64_t *)state.memory;
+    for (size_t i = 0; i < state.bytes / sizeof(*words); i++) {
+        words[i] = (seed << 56) + i * UINT64_C(0x9E3779B97F4A7C15);
+    }
+    state.value = build_dict(NULL);
+    for (size_t i = 0; i < CROWD_TENSORS; i++) {
+        wherry_storage *storage;
+        const char *name = crowd_tensor(i, &offset, &bytes);
+        int64_t shape = (int64_t)bytes;
+        must(wherry_storage_wrap(state.memory + offset, bytes, wherry_device_cpu(), NULL, NULL, &storage, &error));
+        must(wherry_dict_put(state.value, name, build_tensor(storage, WHERRY_U8, 0, 1, &shape, NULL), &error));
+    }
+    return state;
+}
+
+void crowd_state_destroy(crowd_state *state) {
+    wherry_value_destroy(state->value);
+    munmap(state->memory, state->bytes);
+}
+
+bool crowd_state_is(const crowd_state *state, const wherry_value *received) {
+    return wherry_value_compare(state->value, received, WHERRY_COMPARE_ALL, NULL) == WHERRY_OK;
+}
+
+wherry_status crowd_target(void *context, const wherry_value **target_p) {
+    *target_p = context;
+    return WHERRY_OK;
+}
+
+/* ---- reports ---- */
+
+/** @return the state of a tensor; -1: the report does not name it, or more than once. */
+static int state_of(const wherry_report *report, const char *name) {
+    int found = -1;
+    int times = 0;
+    for (int state = 0; state <= WHERRY_TENSOR_UNTOUCHED; state++) {
+        for (size_t i = 0; i < wherry_report_count(report, (wherry_tensor_state)state); i++) {
+            if (strcmp(wherry_report_path(report, (wherry_tensor_state)state, i), name) == 0) {
+                found = state;
+                times++;
+            }
+        }
+    }
+    return times == 1 ? found : -1;
+}
+
+void crowd_check_report(crowd_rank *self, const wherry_report *report, const wherry_error *error,
+                        const crowd_state *target, const crowd_state *before, const crowd_state *source) {
+    char figures[100];
+    for (size_t i = 0; i < CROWD_TENSORS; i++) {
+        size_t offset;
+        size_t bytes;
+        const char *name = crowd_tensor(i, &offset, &bytes);
+        int state = report ? state_of(report, name) : WHERRY_TENSOR_UNTOUCHED;
+        crowd_check(self, state >= 0, "the report does not have %s once", name);
+        bool same = memcmp(target->memory + offset, before->memory + offset, bytes) == 0;
+        crowd_check(self, same || state != WHERRY_TENSOR_UNTOUCHED, "%s was touched, and %s: %s", name,
+                    report ? "the report says not" : "there is no report", error->message);
+        bool right = !source || memcmp(target->memory + offset, source->memory + offset, bytes) == 0;
+        crowd_check(self, right || state != WHERRY_TENSOR_COMPLETE, "%s is not complete, and the report says so: %s",
+                    name, error->message);
+    }
+    if (report) {
+        snprintf(figures, sizeof(figures), "%zu tensors complete, %zu half written",
+                 wherry_report_count(report, WHERRY_TENSOR_COMPLETE),
+                 wherry_report_count(report, WHERRY_TENSOR_PARTIAL));
+        crowd_check(self, strstr(error->message, figures), "the error does not say \"%s\": %s", figures,
+                    error->message);
+    }
+}
