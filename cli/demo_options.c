@@ -15,7 +15,7 @@
 /** Memory of a rank beside its state: the program, buffers and stacks. */
 #define RANK_OVERHEAD (UINT64_C(48) * MIB)
 
-enum { KILLS_MAX = 1000, STEPS_A_KILL = 6, NOT_SAID = -1 };
+enum { KILLS_MAX = 1000, STEPS_A_KILL = 12, NOT_SAID = -1 };
 
 static const char *const lanes[] = {"auto", "cma", "ring", "stream"};
 

@@ -25,7 +25,7 @@
 #define QUIT_SECONDS 10     /**< What a rank may take to end. */
 
 enum {
-    RUN_UP = 2,    /**< Steps from a rank's return to the next kill, where the others had to wait for it. */
+    RUN_UP = 3,    /**< Steps from a rank's return to the next kill. */
     LEAD = 2,      /**< No rank is more steps ahead of the slowest that trains. */
     FRAME_MS = 100 /**< The bar is drawn so often. */
 };
@@ -61,6 +61,7 @@ typedef struct run {
     int signals; /**< A descriptor. */
     int killed;
     int healed;
+    int returned;   /**< The step of the foremost rank when one was healed last. */
     uint64_t bytes; /**< That healed. */
     double seconds;
     double heard; /**< When something came from a rank. */
@@ -115,9 +116,17 @@ static bool somebody_is_behind(const run *r) {
     return rank < r->options.ranks;
 }
 
-/** After which step a kill is due: they are spread evenly over the run. */
-static int kill_step(const run *r, int kill) {
-    return (int)((int64_t)(kill + 1) * r->options.steps / (r->options.kills + 1));
+/** Steps from a rank's return to the next kill, at least: as many as there is room for. */
+static int run_up(const run *r) {
+    int room = r->options.steps / (r->options.kills + 1);
+    return room < RUN_UP ? room : RUN_UP;
+}
+
+/** After which step all must be for the next kill: they are spread evenly over the run, but for a rank that was long away. */
+static int next_kill(const run *r) {
+    int planned = (int)((int64_t)(r->killed + 1) * r->options.steps / (r->options.kills + 1));
+    int earliest = r->returned + run_up(r) - 1;
+    return planned > earliest ? planned : earliest;
 }
 
 static void start(run *r, int rank, bool heal) {
@@ -174,6 +183,7 @@ static void on_healed(run *r, int rank, const wh_demo_message *m) {
     s->state = TRAINING;
     s->step = (int)m->step;
     s->behind = true;
+    r->returned = extreme_step(r, true, -1);
     r->healed++;
     r->bytes += m->bytes;
     r->seconds += m->seconds;
@@ -261,15 +271,13 @@ static void listen_to(run *r, int rank) {
     }
 }
 
-/**
- * Lets the ranks go on: together, and not past the next kill before it has happened. While one is away the others stop a little before,
- * so that there is some training between its return and that kill.
- */
+/** Lets the ranks go on: together, not past the next kill, and while one is away not so far that no steps are left for other kills. */
 static void set_pace(run *r) {
     int limit = extreme_step(r, false, -1) + LEAD;
+    int kills = r->options.kills - r->killed;
     int stop = r->options.steps;
-    if (r->killed < r->options.kills) {
-        stop = kill_step(r, r->killed) + (count_in(r, TRAINING) == r->options.ranks ? 1 : -RUN_UP);
+    if (kills > 0) {
+        stop = count_in(r, TRAINING) == r->options.ranks ? next_kill(r) + 1 : stop - kills * run_up(r);
     }
     limit = limit < stop ? limit : stop;
     for (int i = 0; i < r->options.ranks; i++) {
@@ -300,7 +308,7 @@ static void act(run *r) {
         return;
     }
     int lowest = extreme_step(r, false, -1);
-    if (r->killed < r->options.kills && lowest >= kill_step(r, r->killed)) {
+    if (r->killed < r->options.kills && lowest >= next_kill(r)) {
         kill_rank(r, r->killed % r->options.ranks);
     } else if (lowest == r->options.steps) {
         r->finishing = true;

@@ -8,7 +8,7 @@
 
 #include "demo_show.h"
 
-enum { COLUMNS_DEFAULT = 80, BAR_MAX = 40 };
+enum { COLUMNS_DEFAULT = 80, BAR_MIN = 10, BAR_MAX = 40, COLUMNS_BESIDE = 50 };
 
 static const char *const tones[] = {"", "\033[2m", "\033[31m", "\033[32m"};
 
@@ -83,7 +83,8 @@ static void draw_bar(wh_demo_screen *screen, int step, int steps, const char *no
     struct winsize size;
     char line[256];
     int columns = ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col ? size.ws_col : COLUMNS_DEFAULT;
-    int width = columns / 2 < BAR_MAX ? columns / 2 : BAR_MAX;
+    int width = columns - COLUMNS_BESIDE;
+    width = width < BAR_MIN ? BAR_MIN : width > BAR_MAX ? BAR_MAX : width;
     int full = width * step / steps;
     char bar[BAR_MAX + 1];
     memset(bar, '#', (size_t)full);

@@ -86,10 +86,11 @@ wherry_status wh_channel_write(int channel, struct iovec *segments, size_t count
         }
         struct msghdr message = message_of(segments, count);
         ssize_t moved = sendmsg(channel, &message, MSG_NOSIGNAL);
-        if (moved >= 0) {
-            cut(&segments, &count, (size_t)moved);
-        } else {
-            status = wait_or_fail(channel, POLLOUT, errno, stop, deadline, error);
+        int errnum = moved < 0 ? errno : EAGAIN;
+        cut(&segments, &count, moved > 0 ? (size_t)moved : 0);
+        /* Also behind a part of it: a slow peer takes some at each call, and none of them would ever have to wait. */
+        if (count) {
+            status = wait_or_fail(channel, POLLOUT, errnum, stop, deadline, error);
         }
     }
     return status;

@@ -116,8 +116,8 @@ typedef struct wh_lane_site {
     const wh_stop *stop;     /**< Ends everything. */
     wh_deadline deadline;    /**< Of the whole call. */
     uint32_t no_progress_ms; /**< A peer that has not moved a byte for so long is given up: WHERRY_TIMED_OUT. */
-    const int
-        *channels; /**< SOURCE, accept: the channels that this receiver has opened; what accept takes over it owns. */
+    int *
+        channels; /**< SOURCE, accept: the channels that this receiver has opened; what accept takes over it owns, and sets to -1. */
     size_t channel_count;
 } wh_lane_site;
 

@@ -175,3 +175,45 @@ wherry_status wh_plan_check_aliases(const wh_matches *matches, wherry_error *err
     wh_free(prints);
     return status;
 }
+
+/** The footprints of a target's tensors as they are collected. */
+typedef struct scan {
+    footprint *prints;
+    size_t count;
+    size_t capacity;
+    bool sorted;
+    bool once; /**< None covers a byte twice. */
+} scan;
+
+static bool scan_leaf(void *context, wherry_value *leaf) {
+    scan *s = context;
+    for (size_t i = 0; i < wh_value_tensor_count(leaf) && s->once; i++) {
+        const wherry_tensor *tensor = wh_value_tensor_at(leaf, i)->as.tensor;
+        wh_view view = wh_tensor_view(tensor);
+        wh_extent extent;
+        if (!wh_extent_of_view(&view, &extent)) {
+            continue;
+        }
+        if (!WH_GROW(s->prints, s->capacity, s->count)) {
+            return false;
+        }
+        s->once = extent_of_target(tensor, &extent);
+        wherry_extent whole = wh_extent_borrow(&extent);
+        s->prints[s->count++] = (footprint){extent.offset, extent.offset + wh_extent_span(&whole), NULL};
+        s->sorted = s->sorted && (s->count < 2 || s->prints[s->count - 2].begin <= extent.offset);
+    }
+    return s->once;
+}
+
+bool wh_targets_are_apart(const wherry_value *target) {
+    scan s = {.sorted = true, .once = true};
+    bool apart = wh_visit_tensor_leaves(target, scan_leaf, &s);
+    if (apart && !s.sorted) {
+        qsort(s.prints, s.count, sizeof(*s.prints), by_begin);
+    }
+    for (size_t i = 1; i < s.count && apart; i++) {
+        apart = s.prints[i - 1].end <= s.prints[i].begin;
+    }
+    wh_free(s.prints);
+    return apart;
+}

@@ -105,10 +105,18 @@ static void adopt_targets(const wh_matches *matches) {
     }
 }
 
-static wherry_status plan_in_place(wherry_plan *plan, const wherry_value *target, uint64_t *work, wherry_error *error) {
+static wherry_status plan_in_place(wherry_plan *plan, const wherry_value *target, bool apart, uint64_t *work,
+                                   wherry_error *error) {
     wh_matches matches = {0};
+    size_t count =
+        plan->prepared->tensor_count; /* room for nearly always all, since growing touches new memory again and again */
+    if (!WH_RESERVE(matches.items, matches.capacity, count) || !WH_RESERVE(plan->moves, plan->move_capacity, count) ||
+        !WH_RESERVE(plan->kept, plan->kept_capacity, count)) {
+        wh_free(matches.items);
+        return wh_fail_memory(error, "a plan");
+    }
     wherry_status status = wh_plan_match(plan, target, &matches, error);
-    if (status == WHERRY_OK) {
+    if (status == WHERRY_OK && !apart) {
         status = wh_plan_check_aliases(&matches, error);
     }
     if (status == WHERRY_OK) {
@@ -174,6 +182,11 @@ static wherry_status check_arguments(const wherry_prepared *prepared, wherry_pla
 
 wherry_status wherry_plan_create(wherry_prepared *prepared, const wherry_value *target,
                                  const wherry_plan_options *options, wherry_plan **plan_p, wherry_error *error) {
+    return wh_plan_create(prepared, target, false, options, plan_p, error);
+}
+
+wherry_status wh_plan_create(wherry_prepared *prepared, const wherry_value *target, bool apart,
+                             const wherry_plan_options *options, wherry_plan **plan_p, wherry_error *error) {
     wherry_plan_options chosen;
     wherry_status status = check_arguments(prepared, plan_p, options, &chosen, error);
     if (status != WHERRY_OK) {
@@ -186,7 +199,7 @@ wherry_status wherry_plan_create(wherry_prepared *prepared, const wherry_value *
     plan->prepared = prepared;
     plan->options = chosen;
     uint64_t work = WH_PLAN_WORK + prepared->tensor_count * WH_PLAN_WORK_PER_TENSOR;
-    status = target ? plan_in_place(plan, target, &work, error) : plan_fresh(plan, &work, error);
+    status = target ? plan_in_place(plan, target, apart, &work, error) : plan_fresh(plan, &work, error);
     if (status != WHERRY_OK) {
         plan->prepared = NULL;
         wherry_plan_destroy(plan);

@@ -162,11 +162,15 @@ bool wh_plan_finish_moves(wherry_plan *plan) {
         return false;
     }
     uint64_t reach = 0;
+    uint64_t first = 0;
+    uint64_t chunk_end = wh_space_chunk_begin(space, 1);
     for (size_t i = 0; i < plan->move_count; i++) {
         const wh_move *move = plan->moves + i;
-        uint64_t first = wh_space_chunk_of(space, move->copy.from);
-        uint64_t last =
-            move->end <= wh_space_chunk_begin(space, first + 1) ? first : wh_space_chunk_of(space, move->end - 1);
+        if (move->copy.from >= chunk_end) {
+            first = wh_space_chunk_of(space, move->copy.from);
+            chunk_end = wh_space_chunk_begin(space, first + 1);
+        }
+        uint64_t last = move->end <= chunk_end ? first : wh_space_chunk_of(space, move->end - 1);
         bool ok = add_chunks(&plan->wanted, first, last);
         if (move->copy.level_count) {
             ok = ok && add_chunks(&plan->tangled, first, last);

@@ -110,6 +110,16 @@ wherry_status wh_mismatch(const wherry_value *source, const wherry_value *target
 /** Checks that no two targets overlap but where their sources do in the same way. */
 wherry_status wh_plan_check_aliases(const wh_matches *matches, wherry_error *error);
 
+/**
+ * Whether no two tensors of a target reach into each other, and none covers a byte twice: then whatever the sources are, there is nothing to check.
+ * false also where that cannot be told. It needs nothing of the source, so that a receiver looks while it waits for the manifest.
+ */
+bool wh_targets_are_apart(const wherry_value *target);
+
+/** wherry_plan_create, with what wh_targets_are_apart said. */
+wherry_status wh_plan_create(wherry_prepared *prepared, const wherry_value *target, bool apart,
+                             const wherry_plan_options *options, wherry_plan **plan_p, wherry_error *error);
+
 /** New storages for all of the source's, in its order, and the moves that fill them. */
 wherry_status wh_plan_fresh(wherry_plan *plan, wherry_storage **storages, uint64_t *work, wherry_error *error);
 

@@ -145,8 +145,8 @@ static void take_want(wh_destination *destination, const wh_message *message) {
     wherry_error error;
     wh_note want = {.nonce = 0};
     wherry_status status = wh_note_decode(message->bytes, message->size, &want, &error);
-    if (destination->state != WH_DESTINATION_WAITING || !want.nonce) {
-        return;
+    if (want.type != WH_WANT) {
+        return; /* withdrawn twice */
     }
     wh_point("source was asked");
     destination->nonce = want.nonce;
@@ -211,18 +211,24 @@ static void take_abort(wh_destination *destination, const wh_note *note) {
 }
 
 /** The receiver has gone before it had the offer. Where its time was up it may ask again; another reason is the end. */
-static void take_withdrawal(wh_destination *destination, const wh_note *note) {
+static wherry_status take_withdrawal(wh_destination *destination, const wh_note *note, wherry_error *error) {
     if (note->nonce != destination->nonce) {
-        return;
+        return WHERRY_OK;
+    }
+    if (destination->state != WH_DESTINATION_OFFERED) {
+        return wh_fail(error, WHERRY_MALFORMED, "rank %d withdrew its question after it had the answer",
+                       (int)destination->rank);
     }
     if (note->status != WHERRY_TIMED_OUT && note->status != WHERRY_CANCELLED) {
         take_abort(destination, note);
-        return;
+        return WHERRY_OK;
     }
+    wh_destination_end_lane(destination); /* channels that it has opened all the same */
     wh_stop_destroy(&destination->stop);
     destination->state = WH_DESTINATION_WAITING;
     destination->nonce = 0;
     wh_transport_unpair(destination->transfer->transport, destination->waiting, destination->rank);
+    return WHERRY_OK;
 }
 
 static void take_progress(wh_destination *destination, const wh_note *note) {
@@ -254,7 +260,7 @@ static void take_note(wh_destination *destination, const wh_message *message) {
             take_done(destination, &note);
             break;
         case WH_WITHDRAW:
-            take_withdrawal(destination, &note);
+            status = take_withdrawal(destination, &note, &error);
             break;
         case WH_ABORT:
             take_abort(destination, &note);
@@ -342,7 +348,7 @@ static void check_progress(wh_destination *destination, uint64_t now) {
     }
     if (now > destination->heard && now - destination->heard > (uint64_t)limit * MS) {
         wherry_error error;
-        wh_fail(&error, WHERRY_TIMED_OUT, "no byte moved for %lld ms", (long long)limit);
+        wh_fail(&error, WHERRY_TIMED_OUT, "timed out: no byte moved for %lld ms", (long long)limit);
         wh_destination_revoke(destination, WHERRY_TIMED_OUT, &error);
     }
 }

@@ -170,13 +170,7 @@ wherry_status wh_destination_accept(wh_destination *destination, wherry_error *e
     if (status != WHERRY_OK) {
         return refuse_lane(destination, status, &reason, error);
     }
-    if (!ready) {
-        return WHERRY_OK;
-    }
-    if (destination->end) {
-        destination->site.channel_count = 0; /* they are the lane's now */
-    }
-    return start(destination, error);
+    return ready ? start(destination, error) : WHERRY_OK;
 }
 
 static wherry_status take_list(wh_destination *destination, wh_bytes bytes, wherry_error *error) {

@@ -11,6 +11,7 @@
 #include "base/fail.h"
 #include "base/log.h"
 #include "base/point.h"
+#include "plan/plan.h"
 
 wherry_status wh_receive_tell(wh_receive *receive, const wh_note *note, wherry_error *error) {
     receive->stats.messages++;
@@ -158,7 +159,7 @@ static wherry_status await_offer(wh_receive *receive, wherry_error *error) {
     return status;
 }
 
-static wherry_status make_plan(wh_receive *receive, const wherry_value *target, wherry_error *error) {
+static wherry_status make_plan(wh_receive *receive, const wherry_value *target, bool apart, wherry_error *error) {
     const wherry_transfer_options *options = &receive->transfer.options;
     wherry_prepared *prepared;
     wherry_status status = wherry_manifest_decode(receive->offer.manifest.bytes, receive->offer.manifest.size,
@@ -173,7 +174,7 @@ static wherry_status make_plan(wh_receive *receive, const wherry_value *target, 
     plan_options.allocate = options->allocate;
     plan_options.context = options->allocate_context;
     plan_options.rank = receive->transfer.transport->group->rank;
-    status = wherry_plan_create(prepared, target, &plan_options, &receive->plan, error);
+    status = wh_plan_create(prepared, target, apart, &plan_options, &receive->plan, error);
     if (status != WHERRY_OK) {
         wherry_prepared_destroy(prepared);
         return status;
@@ -188,7 +189,7 @@ static wherry_status make_plan(wh_receive *receive, const wherry_value *target, 
     return WHERRY_OK;
 }
 
-/** Asks, and finds out what will be received where. The target is made while the source prepares its offer. */
+/** Asks, and finds out what will be received where. The target is made and looked at while the source prepares its offer. */
 static wherry_status agree(wh_receive *receive, wherry_error *error) {
     const wherry_transfer_options *options = &receive->transfer.options;
     const wherry_value *target = NULL;
@@ -199,6 +200,7 @@ static wherry_status agree(wh_receive *receive, wherry_error *error) {
             wh_fail(error, status, "the target callback failed: %s", wherry_status_text(status));
         }
     }
+    bool apart = status == WHERRY_OK && target && wh_targets_are_apart(target);
     if (status == WHERRY_OK) {
         status = await_offer(receive, error);
     }
@@ -208,7 +210,7 @@ static wherry_status agree(wh_receive *receive, wherry_error *error) {
         status = wh_fail(error, WHERRY_MISMATCH, "rank %d sends step %lld and step %lld is wanted", (int)receive->rank,
                          (long long)steps[1], (long long)steps[0]);
     }
-    return status == WHERRY_OK ? make_plan(receive, target, error) : status;
+    return status == WHERRY_OK ? make_plan(receive, target, apart, error) : status;
 }
 
 /* ---- the end ---- */
@@ -220,8 +222,14 @@ static wherry_status confirm(wh_receive *receive, wherry_error *error) {
     wh_note done = {.type = WH_DONE, .epoch = receive->offer.epoch, .bytes = atomic_load(&receive->sink.moved)};
     wherry_status status = wh_receive_tell(receive, &done, error);
     wh_point("receiver said done");
-    return status == WHERRY_OK ? wh_receive_await(receive, WH_RELEASED, "waiting for the source to confirm", error)
-                               : status;
+    if (status == WHERRY_OK) {
+        status = wh_receive_await(receive, WH_RELEASED, "waiting for the source to confirm", error);
+    }
+    if (status == WHERRY_OK && receive->answer != WH_RELEASED) {
+        status =
+            wh_fail(error, WHERRY_MALFORMED, "rank %d refused a lane after all bytes had come", (int)receive->rank);
+    }
+    return status;
 }
 
 /** Tells the source that this side gives up. */

@@ -9,9 +9,9 @@
 
 #include "transfer/cancel.h"
 #include "transfer/crew.h"
-#include "transfer/transfer.h"
 #include "transfer/sink.h"
 #include "transfer/tensor_table.h"
+#include "transfer/transfer.h"
 
 typedef struct wh_receive {
     wh_transfer transfer;
@@ -66,6 +66,9 @@ wherry_status wh_receive_bytes(wh_receive *receive, wherry_error *error);
 
 /** Moves all chunks over the lane that was taken, again where they are wrong. Where the source refuses the lane after all, ->answer says so. */
 wherry_status wh_receive_data(wh_receive *receive, wherry_error *error);
+
+/** A lane failed with `status` and `error`: waits a moment, since the source, or its end, may tell better why. @return the better reason, or status. */
+wherry_status wh_receive_explain(wh_receive *receive, wherry_status status, wherry_error *error);
 
 /** Says how far it is, to the source and to the user; `last`: in any case, to the user. */
 void wh_receive_progress(wh_receive *receive, bool last);

@@ -120,8 +120,7 @@ static wherry_status pull_alone(wh_receive *receive, bool looks_around, wherry_e
     return status;
 }
 
-/** The lane failed: the source may know better why. */
-static wherry_status explain(wh_receive *receive, wherry_status status, wherry_error *error) {
+wherry_status wh_receive_explain(wh_receive *receive, wherry_status status, wherry_error *error) {
     wh_deadline soon = wh_deadline_in_ms(EXPLAIN_MS);
     wherry_error better;
     wherry_status told = WHERRY_OK;
@@ -152,7 +151,7 @@ static wherry_status pull_together(wh_receive *receive, uint32_t workers, wherry
     wherry_status result = wh_crew_join(&receive->crew, &broken);
     if (status == WHERRY_OK && result != WHERRY_OK) {
         *error = broken;
-        status = explain(receive, result, error);
+        status = wh_receive_explain(receive, result, error);
     }
     return status;
 }

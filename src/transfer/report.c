@@ -113,8 +113,18 @@ static void describe(const wherry_report *report, bool in_place, wherry_error *e
     wh_free(text.bytes);
 }
 
+/** Whether a byte may have been written: a chunk that was opened counts, however little of it has come. */
+static bool began(const wh_chunk_sink *sink) {
+    for (uint64_t place = 0; sink->states && place < sink->wanted.total; place++) {
+        if (wh_chunk_sink_state(sink, place) != WH_CHUNK_AWAITED) {
+            return true;
+        }
+    }
+    return false;
+}
+
 void wh_receive_report(wh_receive *receive, wherry_error *error) {
-    if (!receive->plan || !receive->sink.states || !atomic_load(&receive->sink.moved)) {
+    if (!receive->plan || !began(&receive->sink)) {
         return;
     }
     wherry_report *report = make_report(receive);

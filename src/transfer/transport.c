@@ -12,8 +12,8 @@
 /** Tags of WANTs: one a transport, out of the way of a program's own. */
 #define WANT_TAG (UINT64_C(1) << 48)
 
-/** A rank that asks more often than this without an answer is forgotten, the oldest first. */
-enum { ASKING_MAX = 64 };
+/** A rank that asks more often than this without an answer is forgotten, the oldest first. What it asks is kept, and so must be short. */
+enum { ASKING_MAX = 64, QUESTION_MAX = 4096 };
 
 /* ---- pairing; the lock is held ---- */
 
@@ -95,7 +95,7 @@ static void serve(void *context, wh_message *message) {
     wh_note note = {.nonce = 0};
     wherry_error error;
     wherry_status status = wh_note_decode(message->bytes, message->size, &note, &error);
-    bool known = note.type == WH_WANT || note.type == WH_WITHDRAW;
+    bool known = (note.type == WH_WANT || note.type == WH_WITHDRAW) && message->size <= QUESTION_MAX;
     if ((status != WHERRY_OK && status != WHERRY_BAD_VERSION) || !known || !(note.nonce & WH_TAG_CONVERSATION)) {
         wh_log(WHERRY_LOG_WARN, "rank %d asks in a form that is not known; it is not heard", (int)message->rank);
         wh_message_clear(message);

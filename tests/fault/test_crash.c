@@ -87,13 +87,14 @@ static wherry_transfer_options options_of(const scene *s) {
 /** Whether the survivor was right to end like this, and in time. */
 static void judge_survivor(crowd_rank *self, wherry_status status, const wherry_error *error) {
     const scene *s = self->scene;
-    double ms = crowd_since_strike(self->crowd);
-    crowd_check(self, atomic_load(&self->crowd->struck_at), "the point was not passed: %s: %s",
-                wherry_status_name(status), status == WHERRY_OK ? "" : error->message);
     if (status == WHERRY_OK) {
         crowd_check(self, s->where->late & 1 << s->victim, "it succeeded without the other");
+        crowd_await_strike(self);
         return;
     }
+    crowd_check(self, atomic_load(&self->crowd->struck_at), "the point was not passed: %s: %s",
+                wherry_status_name(status), error->message);
+    double ms = crowd_since_strike(self->crowd);
     bool by_limit = s->no_progress_ms < s->dead_after_ms;
     wherry_status expected = s->signal == SIGSTOP && by_limit ? WHERRY_TIMED_OUT : WHERRY_PEER_LOST;
     crowd_check(self, status == expected, "%s instead of %s: %s", wherry_status_name(status),
@@ -106,13 +107,16 @@ static void judge_survivor(crowd_rank *self, wherry_status status, const wherry_
     crowd_check(self, ms < limit + MARGIN_MS, "it took %.0f ms to notice: %s", ms, error->message);
 }
 
-/** One who was stopped and goes on: it fails, or is done because the point was late. */
+/**
+ * One who was stopped and goes on: it fails, or is done because the point was late. A source may find that its receiver had everything and said so before it
+ * gave the source up, and that its answer came too late it cannot know.
+ */
 static void judge_woken(crowd_rank *self, wherry_status status, const wherry_error *error) {
     const scene *s = self->scene;
     bool lost = status == WHERRY_PEER_LOST || status == WHERRY_REVOKED || status == WHERRY_TIMED_OUT ||
                 status == WHERRY_ABORTED;
-    crowd_check(self, lost || (status == WHERRY_OK && s->where->late), "woken: %s: %s", wherry_status_name(status),
-                error->message);
+    bool done = status == WHERRY_OK && (s->where->late || self->rank == SOURCE);
+    crowd_check(self, lost || done, "woken: %s: %s", wherry_status_name(status), lost || done ? "" : error->message);
     crowd_say(self, WOKEN);
 }
 

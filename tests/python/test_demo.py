@@ -1,10 +1,14 @@
 """The command `wherry` and its demo: every lane, every rank killed and healed, and nothing left behind, however it ends."""
 
+import fcntl
 import os
 import pathlib
+import pty
 import re
 import signal
+import struct
 import subprocess
+import termios
 import time
 
 import pytest
@@ -21,7 +25,8 @@ def place(tmp_path_factory):
 
 
 def environment(place):
-    return {**{k: v for k, v in os.environ.items() if not k.startswith("WHERRY_")}, "TMPDIR": str(place)}
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("WHERRY_") and name != "NO_COLOR"}
+    return {**kept, "TMPDIR": str(place)}
 
 
 def wherry(*arguments, place=pathlib.Path("/tmp"), timeout=50):
@@ -52,7 +57,7 @@ def test_each_rank_is_killed_and_healed(lane, verified, place):
     assert done.stderr == ""
     *timeline, verdict = done.stdout.splitlines()
     assert re.fullmatch(
-        r"OK: 3 ranks at step 24 with equal digests \([0-9a-f]{16}\), after 3 kills and 3 heals: 96\.0 MiB at "
+        r"OK: 3 ranks at step 48 with equal digests \([0-9a-f]{16}\), after 3 kills and 3 heals: 96\.0 MiB at "
         r"[0-9.]+ GB/s; in [0-9.]+ s", verdict), verdict
     assert all(re.match(r" *[0-9]+\.[0-9] s  \S", line) for line in timeline), done.stdout
     for rank in range(3):
@@ -72,6 +77,33 @@ def test_quiet_and_verified(place):
     loud = wherry("demo", *SMALL, "--kills", "1", "--steps", "2", "--verify", "-v", place=place)
     assert "verified yes" in loud.stdout
     assert re.search(r"s  rank \d: ", loud.stdout), "what the library tells is not there"
+
+
+@pytest.mark.parametrize("options, colors", [([], True), (["--no-color"], False)])
+def test_a_bar_on_a_terminal(options, colors, place):
+    ours, its = pty.openpty()
+    fcntl.ioctl(its, termios.TIOCSWINSZ, struct.pack("HHHH", 25, 70, 0, 0))
+    with subprocess.Popen([WHERRY, "demo", *SMALL, "--kills", "1", *options], env={**environment(place), "TERM": "xterm"},
+                          stdout=its) as demo:
+        os.close(its)
+        output = read_all(ours)
+    assert demo.returncode == 0, output
+    frames = re.findall(r"\r( +\d+\.\d s  \[(#*)(-*)\] step \d+ of 24[^\x1b]*)\x1b\[K", output)
+    assert frames and all(len(text) < 70 and len(full) + len(empty) == 20 for text, full, empty in frames), output
+    assert any("rank 0 is down" in text for text, _, _ in frames), output
+    assert "\r\x1b[K" + ("\x1b[32m" if colors else "") + "OK: 3 ranks at step 24" in output
+    assert ("m" in re.findall(r"\x1b\[[0-9]*(.)", output)) == colors
+
+
+def read_all(descriptor):
+    data = b""
+    try:
+        while piece := os.read(descriptor, 65536):
+            data += piece
+    except OSError:  # how a terminal says that the other side is closed
+        pass
+    os.close(descriptor)
+    return data.decode()
 
 
 def test_the_digest_follows_from_size_and_steps(place):
@@ -146,6 +178,42 @@ def test_a_rank_that_dies_by_itself_ends_the_demo(place):
     assert demo.returncode == 1
     assert re.fullmatch(r"wherry demo: rank \d was ended by a signal: Segmentation fault; .*\n", errors)
     assert nothing_is_left(place)
+
+
+def test_one_flipped_bit_in_a_rank_is_found(place):
+    with subprocess.Popen([WHERRY, "demo", *SMALL, "--kills", "0", "--steps", "100000"], env=environment(place),
+                          stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as demo:
+        wait_for(lambda: len(ranks_meeting_below(place)) == 3)
+        rank = ranks_meeting_below(place)[1]
+        wait_for(lambda: demo.poll() is not None or flip_a_bit(rank))  # not while the memory is still being filled
+        _, errors = demo.communicate(timeout=20)
+    assert demo.returncode == 1
+    assert re.fullmatch(r"wherry demo: the digests differ: after step \d+ rank \d has [0-9a-f]{16} and rank \d has .*\n", errors)
+    assert nothing_is_left(place)
+
+
+def large_mappings(process):
+    """(begin, end) of the process's private memory in pieces of 2 MiB and more: where tensors lie."""
+    lines = pathlib.Path(f"/proc/{process}/maps").read_text().splitlines()
+    private = [line.split()[0] for line in lines if " rw-p 00000000 00:00 0" in line and "[" not in line]
+    mappings = [[int(number, 16) for number in text.split("-")] for text in private]
+    return [(begin, end) for begin, end in mappings if end - begin >= 2 << 20]
+
+
+def flip_a_bit(process):
+    """One in the middle of the largest mapping, while the process stands still. Returns None, so that it is tried again."""
+    try:
+        os.kill(process, signal.SIGSTOP)
+        begin, end = max(large_mappings(process), key=lambda mapping: mapping[1] - mapping[0])
+        with open(f"/proc/{process}/mem", "r+b", buffering=0) as memory:
+            memory.seek((begin + end) // 2)
+            (byte,) = memory.read(1)
+            memory.seek((begin + end) // 2)
+            memory.write(bytes([byte ^ 16]))
+        os.kill(process, signal.SIGCONT)
+    except (OSError, ValueError):  # it is gone, or has no tensors yet
+        pass
+    time.sleep(0.1)
 
 
 def test_nobody_reads_the_output(place):

@@ -67,15 +67,28 @@ void crowd_start(crowd *all, int32_t rank, crowd_part part, const void *scene, c
     _exit(0);
 }
 
-/** @return whether a rank ended as it should. */
-static bool judge(const crowd *all, int32_t rank, int result) {
+/** @param tell  what went wrong: the first failure; the others are its doing. @return whether a rank ended as it should. */
+static bool judge(const crowd *all, int32_t rank, int result, bool tell) {
     if ((WIFEXITED(result) && WEXITSTATUS(result) == 0) ||
         (WIFSIGNALED(result) && WTERMSIG(result) == SIGKILL && all->expendable[rank])) {
         return true;
     }
-    print_error("%s: rank %d %s %d: %s\n", all->name, (int)rank, WIFSIGNALED(result) ? "died of signal" : "exited with",
-                WIFSIGNALED(result) ? WTERMSIG(result) : WEXITSTATUS(result), all->failures[rank]);
+    if (tell) {
+        print_error("%s: rank %d %s %d: %s\n", all->name, (int)rank,
+                    WIFSIGNALED(result) ? "died of signal" : "exited with",
+                    WIFSIGNALED(result) ? WTERMSIG(result) : WEXITSTATUS(result), all->failures[rank]);
+    }
     return false;
+}
+
+/** After a failure the others wait in vain; or they hang. */
+static void kill_rest(crowd *all) {
+    for (int32_t rank = 0; rank < all->size; rank++) {
+        if (all->children[rank]) {
+            kill(all->children[rank], SIGKILL);
+            all->expendable[rank] = false;
+        }
+    }
 }
 
 static void remove_folder(const char *folder) {
@@ -101,18 +114,12 @@ bool crowd_close(crowd *all) {
             pid_t child = all->children[rank];
             if (child && waitpid(child, &result, WNOHANG) == child) {
                 all->children[rank] = 0;
-                good = judge(all, rank, result) && good;
+                good = judge(all, rank, result, good) && good;
             }
             left += all->children[rank] != 0;
         }
-        if (left && wh_clock_now() > limit) {
-            for (int32_t rank = 0; rank < all->size; rank++) {
-                if (all->children[rank]) {
-                    kill(all->children[rank], SIGKILL);
-                    snprintf(all->failures[rank], sizeof(all->failures[rank]), "it hangs");
-                    all->expendable[rank] = false;
-                }
-            }
+        if (left && (!good || wh_clock_now() > limit)) {
+            kill_rest(all);
         }
         usleep(left ? 2000 : 0);
     }
@@ -163,6 +170,14 @@ void crowd_await(crowd_rank *self, int flag) {
     uint64_t limit = wh_clock_now() + CROWD_MS * UINT64_C(1000000);
     while (!atomic_load(self->crowd->flags + flag)) {
         crowd_check(self, wh_clock_now() < limit, "waited in vain for flag %d", flag);
+        usleep(500);
+    }
+}
+
+void crowd_await_strike(crowd_rank *self) {
+    uint64_t limit = wh_clock_now() + CROWD_MS * UINT64_C(1000000);
+    while (!atomic_load(&self->crowd->struck_at)) {
+        crowd_check(self, wh_clock_now() < limit, "the point is never passed");
         usleep(500);
     }
 }

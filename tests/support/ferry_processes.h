@@ -103,6 +103,9 @@ void crowd_say(crowd_rank *self, int flag);
 void crowd_await(crowd_rank *self, int flag);
 void crowd_signal(crowd_rank *self, int32_t rank, int signal);
 
+/** Waits until the signal was sent. */
+void crowd_await_strike(crowd_rank *self);
+
 /** Milliseconds since the strike. */
 double crowd_since_strike(const crowd *all);
 

@@ -176,6 +176,7 @@ static wherry_status accept_channels(const wh_lane_site *site, uint32_t wanted, 
     }
     for (uint32_t i = 0; i < wanted; i++) {
         wh_pipe_attach(own->workers[i].pipe, site->channels[i]);
+        site->channels[i] = -1;
     }
     *ready_p = true;
     *end_p = &own->base;

@@ -71,6 +71,9 @@ static wherry_status channel_read_some(wh_pipe *pipe, const struct iovec *segmen
                                        wherry_error *error) {
     const channel_pipe *own = (channel_pipe *)pipe;
     const wh_lane_site *site = pipe->site;
+    if (wh_deadline_passed(site->deadline)) {
+        return wh_pipe_timed_out(site, error);
+    }
     wherry_status status =
         wh_channel_read_some(own->channel, segments, count, site->stop, wh_pipe_patience(site), got_p, error);
     return status == WHERRY_TIMED_OUT ? wh_pipe_timed_out(site, error) : wh_pipe_blame(site, status, error);

@@ -53,6 +53,9 @@ static wherry_status take(message_pipe *own, wh_message *message_p, wherry_error
         if (wh_stop_requested(site->stop)) {
             return cancelled(error);
         }
+        if (wh_deadline_passed(site->deadline)) {
+            return wh_pipe_timed_out(site, error);
+        }
         wh_deadline slice = wh_deadline_earlier(patience, wh_deadline_in_ms(SLICE_MS));
         wherry_status status = wh_inbox_take(own->inbox, slice, message_p, error);
         if (status == WHERRY_OK) {
@@ -83,6 +86,9 @@ static wherry_status send_message(const message_pipe *own, const void *bytes, si
     for (int64_t slice = SLICE_MS;; slice *= 2) {
         if (wh_stop_requested(site->stop)) {
             return cancelled(error);
+        }
+        if (wh_deadline_passed(site->deadline)) {
+            return wh_pipe_timed_out(site, error);
         }
         wh_deadline deadline = wh_deadline_earlier(patience, wh_deadline_in_ms(slice));
         wherry_status status = wh_group_send(site->group, site->peer, own->tag, bytes, size, deadline, error);

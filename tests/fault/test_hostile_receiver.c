@@ -1,0 +1,549 @@
+/*
+ * A receiver that speaks nonsense, out of turn, or asks for what is not offered. The source ends with the right error, promptly; nothing but the offered
+ * bytes leaves it; and another receiver of the same send, which is honest, gets everything.
+ */
+#include <dirent.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include "conformance/sockets_place.h"
+#include "group/local.h"
+#include "support/scripted_peer.h"
+
+enum { HONEST = 1, HOSTILE = 2, STALE_MS = 400, LIMIT_MS = 5000, BODY = (9 << 20) + 5, SECRET = 64 << 10 };
+
+static wherry_error error;
+
+static void *open_local(int32_t size) {
+    return wh_local_hub_create(size);
+}
+
+static wh_group *join_local(void *hub, int32_t rank) {
+    return wh_local_join(hub, rank);
+}
+
+static void close_local(void *hub) {
+    wh_local_hub_release(hub);
+}
+
+static const wh_group_kind local = {"local", open_local, join_local, close_local};
+static const wh_group_kind sockets = {"unix", wh_open_unix_place, wh_join_place, wh_close_place};
+
+/** A tensor in the middle of a storage: what lies around it is nobody's business. Bytes of the tensor are never 0xA5. */
+static wherry_value *guarded_state(void) {
+    int64_t body = BODY;
+    wherry_storage *storage;
+    must(wherry_storage_allocate(BODY + 2 * SECRET, wherry_device_cpu(), &storage, &error));
+    uint8_t *bytes = wherry_storage_data(storage);
+    memset(bytes, 0xA5, BODY + 2 * SECRET);
+    for (size_t i = 0; i < BODY; i++) {
+        bytes[SECRET + i] = (uint8_t)(i * 7 % 0xA5);
+    }
+    return build_dict("w", build_tensor(storage, WHERRY_U8, SECRET, 1, &body, NULL), NULL);
+}
+
+/** A send to an honest receiver and a scripted one. */
+typedef struct scene {
+    ferry_world world;
+    wherry_value *state;
+    ferry_call send;
+    ferry_call honest;
+    scripted peer;
+    uint64_t begun;
+} scene;
+
+static void scene_begin(scene *s, const wh_group_kind *kind, const char *lanes) {
+    ferry_kind = kind;
+    ferry_lane = lanes;
+    s->world = ferry_open();
+    s->state = guarded_state();
+    s->send = ferry_send(&s->world, 0, HOSTILE, s->state);
+    s->send.ranks[1] = HONEST;
+    s->send.count = 2;
+    s->send.options.no_progress_ms = STALE_MS;
+    s->honest = ferry_receive(&s->world, HONEST, 0);
+    s->begun = wh_clock_now();
+    ferry_start(&s->send);
+    ferry_start(&s->honest);
+    script_begin(&s->peer, s->world.groups[HOSTILE], 0, s->world.transports[0]->tag);
+}
+
+/** The source must end so for the scripted receiver, and well for the other. */
+static void scene_finish(scene *s, wherry_status expected) {
+    ferry_join(&s->send);
+    ferry_join(&s->honest);
+    uint64_t took = (wh_clock_now() - s->begun) / 1000000;
+    if (s->send.outcomes[0].status != expected) {
+        print_error("%s: %s\n", wherry_status_name(s->send.outcomes[0].status), s->send.outcomes[0].error.message);
+    }
+    assert_int_equal(s->send.outcomes[0].status, expected);
+    assert_int_equal(s->send.outcomes[1].status, WHERRY_OK);
+    assert_int_equal(s->honest.status, WHERRY_OK);
+    assert_true(took < LIMIT_MS);
+    if (expected != WHERRY_OK) {
+        assert_int_equal(s->send.outcomes[0].error.rank, HOSTILE);
+        assert_true(s->send.outcomes[0].error.message[0]);
+    }
+    wherry_value *expect = guarded_state();
+    must(wherry_value_compare(expect, s->honest.received, WHERRY_COMPARE_ALL, &error));
+    wherry_value_destroy(expect);
+    wherry_value_destroy(s->honest.received);
+    script_end(&s->peer);
+    wherry_value_destroy(s->state);
+    ferry_close(&s->world);
+}
+
+/* ---- questions ---- */
+
+static void test_nonsense_instead_of_a_question(void **state) {
+    (void)state;
+    scene s;
+    uint64_t seed = 1;
+    uint8_t bytes[200];
+    scene_begin(&s, &local, NULL);
+    for (int i = 0; i < 500; i++) {
+        for (size_t k = 0; k < sizeof(bytes); k++) {
+            bytes[k] = (uint8_t)next_random(&seed);
+        }
+        bytes[0] = (uint8_t)(i % 2 ? bytes[0] : i % 20);
+        script_send(&s.peer, s.peer.want_tag, bytes, (size_t)i % sizeof(bytes));
+    }
+    script_ask(&s.peer);
+    wh_note done = {.type = WH_DONE, .epoch = s.peer.offer.epoch};
+    script_say(&s.peer, &done);
+    script_expect(&s.peer, WH_RELEASED);
+    scene_finish(&s, WHERRY_OK);
+}
+
+/** Only so many are kept, the newest; the first has the offer, which it leaves lying. */
+static void test_thousands_of_questions(void **state) {
+    (void)state;
+    scene s;
+    scene_begin(&s, &local, NULL);
+    for (uint64_t i = 0; i < 5000; i++) {
+        wh_note want = {.type = WH_WANT, .nonce = s.peer.own ^ i, .step = WHERRY_STEP_ANY};
+        script_say(&s.peer, &want);
+    }
+    script_expect(&s.peer, WH_OFFER);
+    size_t kept = 0;
+    for (const wh_asking *one = s.world.transports[0]->asking; one; one = one->next) {
+        kept += one->message.rank == HOSTILE;
+    }
+    assert_true(kept > 0 && kept <= 64);
+    scene_finish(&s, WHERRY_TIMED_OUT);
+}
+
+static void test_a_long_question_is_not_kept(void **state) {
+    (void)state;
+    scene s;
+    scene_begin(&s, &local, NULL);
+    size_t size = 8 << 20;
+    uint8_t *bytes = calloc(1, size);
+    bytes[0] = WH_WANT;
+    bytes[2] = 2; /* a version whose form is not known */
+    wh_store_be64(bytes + 3, s.peer.own);
+    script_send(&s.peer, s.peer.want_tag, bytes, size);
+    assert_false(script_take(&s.peer, 50));
+    script_send(&s.peer, s.peer.want_tag, bytes, 20);
+    script_expect(&s.peer, WH_ABORT);
+    assert_int_equal(s.peer.note.status, WHERRY_BAD_VERSION);
+    free(bytes);
+    scene_finish(&s, WHERRY_BAD_VERSION);
+}
+
+static void withdraw(scripted *peer, uint64_t nonce, wherry_status status) {
+    wh_note note = {.type = WH_WITHDRAW, .nonce = nonce, .status = status};
+    wh_string text = script_encode(&note);
+    script_send(peer, peer->want_tag, text.bytes, text.size);
+    wh_free(text.bytes);
+}
+
+/** A question that was withdrawn may be asked again, however often it is withdrawn; one of another nonce is not withdrawn. */
+static void test_withdrawing_again_and_again(void **state) {
+    (void)state;
+    scene s;
+    scene_begin(&s, &local, NULL);
+    for (int i = 0; i < 3; i++) {
+        s.peer.there = 0;
+        script_ask(&s.peer);
+        withdraw(&s.peer, s.peer.own ^ 1, WHERRY_TIMED_OUT);
+        withdraw(&s.peer, s.peer.own, WHERRY_TIMED_OUT);
+        withdraw(&s.peer, s.peer.own, WHERRY_TIMED_OUT);
+    }
+    assert_false(script_take(&s.peer, 50)); /* a withdrawal is never taken for a question */
+    s.peer.there = 0;
+    script_ask(&s.peer);
+    script_say(&s.peer, &(wh_note){.type = WH_DONE, .epoch = s.peer.offer.epoch});
+    script_expect(&s.peer, WH_RELEASED);
+    scene_finish(&s, WHERRY_OK);
+}
+
+static wh_bytes messages_request(uint8_t bytes[9], uint64_t tag) {
+    bytes[0] = 2;
+    wh_store_be64(bytes + 1, tag);
+    return (wh_bytes){bytes, 9};
+}
+
+/** Its threads are at work when it pretends never to have asked. */
+static void test_withdrawing_while_bytes_move(void **state) {
+    (void)state;
+    scene s;
+    uint8_t request[9];
+    scene_begin(&s, &local, NULL);
+    script_ask(&s.peer);
+    script_plan(&s.peer, "stream", messages_request(request, s.peer.own ^ 2), &(wherry_interval){0, 3}, 1);
+    withdraw(&s.peer, s.peer.own, WHERRY_TIMED_OUT);
+    script_expect(&s.peer, WH_ABORT);
+    scene_finish(&s, WHERRY_MALFORMED);
+}
+
+/* ---- plans ---- */
+
+static void test_plans_that_ask_outside(void **state) {
+    (void)state;
+    const uint64_t big = UINT64_C(1) << 60;
+    const struct {
+        wherry_interval intervals[2];
+        size_t count;
+        wherry_status status;
+    } cases[] = {
+        {{{3, 1}}, 1, WHERRY_OUT_OF_BOUNDS},
+        {{{0, 4}}, 1, WHERRY_OUT_OF_BOUNDS},
+        {{{0, big}}, 1, WHERRY_OUT_OF_BOUNDS},
+        {{{big, 1}}, 1, WHERRY_OUT_OF_BOUNDS},
+        {{{UINT64_MAX, 2}}, 1, WHERRY_OUT_OF_BOUNDS},
+        {{{1, UINT64_MAX}}, 1, WHERRY_OUT_OF_BOUNDS},
+        {{{0, 0}}, 1, WHERRY_OUT_OF_BOUNDS},
+        {{{2, 1}, {0, 1}}, 2, WHERRY_OUT_OF_BOUNDS},
+        {{{0, 2}, {1, 1}}, 2, WHERRY_OUT_OF_BOUNDS},
+        {{{0, 1}, {0, 1}}, 2, WHERRY_OUT_OF_BOUNDS},
+        {{{0, 1}}, 0, WHERRY_MALFORMED},
+    };
+    static const char *const lanes[] = {"stream", "ring", "cma"};
+    for (size_t i = 0; i < sizeof(cases) / sizeof(*cases); i++) {
+        scene s;
+        uint8_t request[9];
+        wh_inbox *data;
+        wh_message message;
+        scene_begin(&s, &local, NULL);
+        script_ask(&s.peer);
+        uint64_t tag = s.peer.own ^ 2;
+        must(wh_inbox_open(s.peer.group, tag, &data, &error));
+        script_plan(&s.peer, lanes[i % 3], messages_request(request, tag), cases[i].intervals, cases[i].count);
+        script_expect(&s.peer, WH_ABORT);
+        assert_int_equal(s.peer.note.status, cases[i].status);
+        assert_false(wh_inbox_poll(data, &message));
+        wh_inbox_close(data);
+        scene_finish(&s, cases[i].status);
+    }
+}
+
+/** What a plan within the bounds gets is the tensor and nothing around it. */
+static void test_a_plan_gets_what_is_offered_and_no_more(void **state) {
+    (void)state;
+    scene s;
+    uint8_t request[9];
+    wh_inbox *data;
+    wh_message message;
+    scene_begin(&s, &local, "stream");
+    script_ask(&s.peer);
+    assert_int_equal(s.peer.offer.addresses.size, 0); /* no lane needs them: they are not told */
+    uint64_t tag = s.peer.own ^ 2;
+    must(wh_inbox_open(s.peer.group, tag, &data, &error));
+    script_plan(&s.peer, "stream", messages_request(request, tag), &(wherry_interval){0, 3}, 1);
+    size_t got = 0;
+    while (got < BODY + 4 * 16) {
+        must(wh_inbox_take(data, wh_deadline_in_ms(LIMIT_MS), &message, &error));
+        for (size_t i = 16; i < message.size; i++) {
+            const uint8_t *bytes = message.bytes;
+            assert_false(bytes[i] == 0xA5 && bytes[i - 1] == 0xA5);
+        }
+        got += message.size;
+        wh_message_clear(&message);
+    }
+    assert_int_equal(got, BODY + 4 * 16); /* three headers and the end */
+    assert_false(wh_inbox_poll(data, &message));
+    wh_inbox_close(data);
+    script_say(&s.peer, &(wh_note){.type = WH_DONE, .epoch = s.peer.offer.epoch});
+    script_expect(&s.peer, WH_RELEASED);
+    scene_finish(&s, WHERRY_OK);
+}
+
+static void test_plans_for_lanes_that_are_not_offered(void **state) {
+    (void)state;
+    static const char *const names[] = {"boat", "", "cma", "strea", "streams"};
+    for (size_t i = 0; i < sizeof(names) / sizeof(*names); i++) {
+        scene s;
+        scene_begin(&s, &local, "stream,ring");
+        script_ask(&s.peer);
+        assert_int_equal(s.peer.offer.lane_count, 2);
+        script_plan(&s.peer, names[i], (wh_bytes){"", 0}, &(wherry_interval){0, 1}, 1);
+        script_expect(&s.peer, WH_ABORT);
+        scene_finish(&s, WHERRY_MALFORMED);
+    }
+}
+
+/** A request that a lane cannot read refuses the lane, not the receiver: it may take another, and here does not. */
+static void test_garbage_for_a_lane(void **state) {
+    (void)state;
+    uint8_t garbage[WH_LANE_OFFER_MAX];
+    uint64_t seed = 3;
+    for (size_t i = 0; i < sizeof(garbage); i++) {
+        garbage[i] = (uint8_t)next_random(&seed);
+    }
+    static const size_t sizes[] = {0, 1, 2, 9, 60, WH_LANE_OFFER_MAX};
+    static const char *const lanes[] = {"stream", "ring"};
+    scene s;
+    scene_begin(&s, &local, NULL);
+    script_ask(&s.peer);
+    for (size_t i = 0; i < sizeof(sizes) / sizeof(*sizes); i++) {
+        for (size_t k = 0; k < 2; k++) {
+            script_plan(&s.peer, lanes[k], (wh_bytes){garbage, sizes[i]}, &(wherry_interval){0, 1}, 1);
+            script_expect(&s.peer, WH_REFUSE_LANE);
+            assert_true(s.peer.note.text.size > 0);
+        }
+    }
+    scene_finish(&s, WHERRY_TIMED_OUT);
+}
+
+static void test_a_plan_twice(void **state) {
+    (void)state;
+    scene s;
+    scene_begin(&s, &local, NULL);
+    script_ask(&s.peer);
+    script_plan(&s.peer, "cma", (wh_bytes){"", 0}, &(wherry_interval){0, 1}, 1);
+    script_plan(&s.peer, "cma", (wh_bytes){"", 0}, &(wherry_interval){1, 1}, 1);
+    script_expect(&s.peer, WH_ABORT);
+    scene_finish(&s, WHERRY_MALFORMED);
+}
+
+/* ---- what comes then ---- */
+
+static void test_done_for_another_lease(void **state) {
+    (void)state;
+    scene s;
+    scene_begin(&s, &local, NULL);
+    script_ask(&s.peer);
+    script_say(&s.peer, &(wh_note){.type = WH_DONE, .epoch = s.peer.offer.epoch ^ 1, .bytes = UINT64_MAX});
+    script_say(&s.peer, &(wh_note){.type = WH_PROGRESS, .bytes = UINT64_MAX});
+    script_expect(&s.peer, WH_REVOKED);
+    assert_int_equal(s.peer.note.epoch, s.peer.offer.epoch);
+    scene_finish(&s, WHERRY_TIMED_OUT);
+}
+
+static void test_retry_too_early(void **state) {
+    (void)state;
+    uint8_t one[16] = {0};
+    one[15] = 1; /* chunk 0, one of it */
+    wh_note retry = {.type = WH_RETRY, .intervals = {one, sizeof(one)}};
+    for (int planned = 0; planned < 2; planned++) {
+        scene s;
+        scene_begin(&s, &local, NULL);
+        script_ask(&s.peer);
+        if (planned) { /* over channels, which never come */
+            script_plan(&s.peer, "stream", (wh_bytes){"\1\2", 2}, &(wherry_interval){0, 3}, 1);
+        }
+        script_say(&s.peer, &retry);
+        script_expect(&s.peer, WH_ABORT);
+        scene_finish(&s, WHERRY_MALFORMED);
+    }
+}
+
+static void test_assistance(void **state) {
+    (void)state;
+    static const char *const lanes[] = {"ring", "stream", "boat"};
+    for (size_t i = 0; i < sizeof(lanes) / sizeof(*lanes); i++) {
+        scene s;
+        scene_begin(&s, &local, NULL);
+        script_ask(&s.peer);
+        wh_note assist = {.type = WH_ASSIST, .lane = text_bytes("cma"), .request = text_bytes("nonsense")};
+        script_say(&s.peer, &assist);
+        script_expect(&s.peer, WH_ASSISTED);
+        assert_int_not_equal(s.peer.note.status, WHERRY_OK);
+        assist.lane = text_bytes(lanes[i]);
+        script_say(&s.peer, &assist);
+        script_expect(&s.peer, WH_ABORT);
+        scene_finish(&s, WHERRY_MALFORMED);
+    }
+}
+
+/** Types that there are not, and those that only a source sends. */
+static void test_types_that_no_receiver_sends(void **state) {
+    (void)state;
+    static const uint8_t types[] = {0,          WH_WANT, WH_OFFER, WH_REFUSE_LANE, WH_ASSISTED, WH_DIGESTS, WH_RELEASED,
+                                    WH_REVOKED, 15,      255};
+    for (size_t i = 0; i < sizeof(types); i++) {
+        scene s;
+        scene_begin(&s, &local, NULL);
+        script_ask(&s.peer);
+        wh_note note = {.type = (wh_message_type)types[i], .nonce = s.peer.own, .epoch = s.peer.offer.epoch};
+        wh_string text = script_encode(&note);
+        script_send(&s.peer, s.peer.there, text.bytes, text.size);
+        wh_free(text.bytes);
+        script_expect(&s.peer, WH_ABORT);
+        scene_finish(&s, WHERRY_MALFORMED);
+    }
+}
+
+/* ---- cut off, and changed ---- */
+
+/** One conversation of a scripted receiver with a send of its own, small and quick; `text` is said behind the OFFER. */
+static wherry_status converse(ferry_world *world, const wherry_value *small, const void *text, size_t size) {
+    ferry_call send = ferry_send(world, 0, HOSTILE, small);
+    scripted peer;
+    send.options.no_progress_ms = 20;
+    send.options.timeout_ms = 1000;
+    ferry_start(&send);
+    script_begin(&peer, world->groups[HOSTILE], 0, world->transports[0]->tag);
+    script_ask(&peer);
+    script_send(&peer, peer.there, text, size);
+    ferry_join(&send);
+    script_end(&peer);
+    return send.status;
+}
+
+static wh_string example(wh_message_type type, uint64_t epoch) {
+    static uint8_t one[16] = {[15] = 1};
+    wh_note note = {
+        .type = type,
+        .nonce = UINT64_MAX,
+        .epoch = epoch,
+        .bytes = 5,
+        .status = WHERRY_MISMATCH,
+        .path = text_bytes("layer.0"),
+        .text = text_bytes("why"),
+        .lane = text_bytes("cma"),
+        .request = text_bytes("please"),
+        .intervals = {one, sizeof(one)},
+    };
+    return script_encode(&note);
+}
+
+static const wh_message_type spoken[] = {WH_PLAN, WH_RETRY, WH_ASSIST, WH_PROGRESS, WH_DONE, WH_ABORT, WH_WITHDRAW};
+
+static wherry_value *small_state(void) {
+    int64_t bytes = 100;
+    return build_dict("w", build_tensor(build_storage(100, 1), WHERRY_U8, 0, 1, &bytes, NULL), NULL);
+}
+
+static void test_messages_cut_off_at_every_byte(void **state) {
+    (void)state;
+    ferry_kind = &local;
+    ferry_lane = NULL;
+    ferry_world world = ferry_open();
+    wherry_value *small = small_state();
+    for (size_t i = 0; i < sizeof(spoken) / sizeof(*spoken); i++) {
+        wh_string text = example(spoken[i], 1);
+        for (size_t size = 0; size < text.size; size++) {
+            assert_int_equal(converse(&world, small, text.bytes, size), WHERRY_MALFORMED);
+        }
+        wh_string_append(&text, "", 1);
+        assert_int_equal(converse(&world, small, text.bytes, text.size), WHERRY_MALFORMED);
+        wh_free(text.bytes);
+    }
+    wherry_value_destroy(small);
+    ferry_close(&world);
+}
+
+/** A changed byte is an error, or means something else that the receiver could have said; the next send is as good as ever. */
+static void test_messages_with_each_byte_changed(void **state) {
+    (void)state;
+    ferry_kind = &local;
+    ferry_lane = NULL;
+    ferry_world world = ferry_open();
+    wherry_value *small = small_state();
+    for (size_t i = 0; i < sizeof(spoken) / sizeof(*spoken); i++) {
+        wh_string text = example(spoken[i], 1);
+        for (size_t at = 0; at < text.size; at++) {
+            char before = text.bytes[at];
+            text.bytes[at] = (char)(before ^ (at % 2 ? 0x81 : 0x01));
+            wherry_status status = converse(&world, small, text.bytes, text.size);
+            assert_true(status == WHERRY_MALFORMED || status == WHERRY_OUT_OF_BOUNDS || status == WHERRY_ABORTED ||
+                        status == WHERRY_TIMED_OUT);
+            text.bytes[at] = before;
+        }
+        wh_free(text.bytes);
+    }
+    ferry_call calls[] = {ferry_send(&world, 0, HONEST, small), ferry_receive(&world, HONEST, 0)};
+    ferry_run(calls, 2);
+    assert_int_equal(calls[0].status, WHERRY_OK);
+    assert_int_equal(calls[1].status, WHERRY_OK);
+    wherry_value_destroy(calls[1].received);
+    wherry_value_destroy(small);
+    ferry_close(&world);
+}
+
+/* ---- channels ---- */
+
+static size_t count_descriptors(void) {
+    size_t count = 0;
+    DIR *folder = opendir("/proc/self/fd");
+    while (readdir(folder)) {
+        count++;
+    }
+    closedir(folder);
+    return count;
+}
+
+/** Channels that no lane takes are closed, whatever lane is taken and however often the question is withdrawn. */
+static void test_channels_that_nobody_wants(void **state) {
+    (void)state;
+    ferry_kind = &sockets;
+    ferry_lane = NULL;
+    ferry_world world = ferry_open();
+    wherry_value *small = small_state();
+    size_t before = 0;
+    for (int round = 0; round < 4; round++) {
+        ferry_call send = ferry_send(&world, 0, HOSTILE, small);
+        scripted peer;
+        int channels[5];
+        send.options.no_progress_ms = 100;
+        ferry_start(&send);
+        script_begin(&peer, world.groups[HOSTILE], 0, world.transports[0]->tag);
+        script_ask(&peer);
+        for (int i = 0; i < 5; i++) {
+            must(wh_group_connect(peer.group, 0, peer.there, wh_deadline_in_ms(SCRIPT_MS), channels + i, &error));
+        }
+        if (round % 2) {
+            withdraw(&peer, peer.own, WHERRY_CANCELLED);
+            peer.there = 0;
+            script_ask(&peer);
+        }
+        script_plan(&peer, round < 2 ? "stream" : "cma", (wh_bytes){"\1\1", 2}, &(wherry_interval){0, 1}, 1);
+        ferry_join(&send);
+        assert_int_equal(send.status, WHERRY_TIMED_OUT);
+        for (int i = 0; i < 5; i++) {
+            close(channels[i]);
+        }
+        script_end(&peer);
+        before = before ? before : count_descriptors();
+        assert_int_equal(count_descriptors(), before);
+    }
+    wherry_value_destroy(small);
+    ferry_close(&world);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_nonsense_instead_of_a_question),
+        cmocka_unit_test(test_thousands_of_questions),
+        cmocka_unit_test(test_a_long_question_is_not_kept),
+        cmocka_unit_test(test_withdrawing_again_and_again),
+        cmocka_unit_test(test_withdrawing_while_bytes_move),
+        cmocka_unit_test(test_plans_that_ask_outside),
+        cmocka_unit_test(test_a_plan_gets_what_is_offered_and_no_more),
+        cmocka_unit_test(test_plans_for_lanes_that_are_not_offered),
+        cmocka_unit_test(test_garbage_for_a_lane),
+        cmocka_unit_test(test_a_plan_twice),
+        cmocka_unit_test(test_done_for_another_lease),
+        cmocka_unit_test(test_retry_too_early),
+        cmocka_unit_test(test_assistance),
+        cmocka_unit_test(test_types_that_no_receiver_sends),
+        cmocka_unit_test(test_messages_cut_off_at_every_byte),
+        cmocka_unit_test(test_messages_with_each_byte_changed),
+        cmocka_unit_test(test_channels_that_nobody_wants),
+    };
+    wherry_log_set_level(WHERRY_LOG_OFF);
+    return cmocka_run_group_tests_name("hostile_receiver", tests, NULL, NULL);
+}

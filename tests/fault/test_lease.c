@@ -1,0 +1,402 @@
+/*
+ * The lease: once a send has returned, in whatever way, the source's memory may change or go, and a receiver that stood still meanwhile never takes what it has for
+ * good. And one that stands still does not hold up another.
+ */
+#include <pthread.h>
+#include <stdio.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "support/build.h"
+#include "support/ferry_processes.h"
+
+enum { SOURCE, RECEIVER, OTHER };
+
+/** What ranks say to each other. */
+enum { SENDING, ENDED, WOKEN, ROUND_OVER };
+
+enum { TIMEOUT_MS = 300 * CROWD_SLOW, SETTLE_US = 30000 * CROWD_SLOW, AT_ONCE = 6, SCENES_MAX = 100 };
+
+/** How the send, or the receive, ends while the other one stands still; and what becomes of the source's memory then. */
+typedef enum ending { TIME_OUT, CANCEL } ending;
+typedef enum fate { OVERWRITE, UNMAP } fate;
+
+typedef struct scene {
+    char name[120];
+    const char *point;
+    int count;
+    int32_t stopped;
+    const char *lane;
+    bool tcp;
+    ending end;
+    fate memory;
+    bool in_place;
+    bool many; /**< Tensors: an offer that does not fit into a socket. */
+    wherry_verify verify;
+} scene;
+
+static const char *const lanes[] = {"cma", "ring", "stream"};
+
+static crowd_state sent;
+static crowd_state second;
+static crowd_state target;
+static crowd_state before;
+static wherry_value *many;
+
+static wherry_transfer_options options_of(const scene *s) {
+    wherry_transfer_options options = crowd_options(s->lane);
+    options.verify = s->verify;
+    options.threads = 2;
+    return options;
+}
+
+static void *cancel_later(void *context) {
+    usleep(TIMEOUT_MS * 1000);
+    wherry_cancel_request(context);
+    return NULL;
+}
+
+/** The call that ends early: by a timeout, or by another thread that cancels it. */
+typedef struct hurry {
+    wherry_cancel *cancel;
+    pthread_t thread;
+} hurry;
+
+static void hurry_begin(crowd_rank *self, hurry *h, wherry_transfer_options *options) {
+    const scene *s = self->scene;
+    wherry_error error;
+    if (s->end == TIME_OUT) {
+        options->timeout_ms = TIMEOUT_MS;
+        return;
+    }
+    crowd_must(self, wherry_cancel_create(&h->cancel, &error), error);
+    options->cancel = h->cancel;
+    crowd_check(self, pthread_create(&h->thread, NULL, cancel_later, h->cancel) == 0, "no thread");
+}
+
+static void hurry_end(crowd_rank *self, hurry *h, wherry_status status, const wherry_error *error) {
+    const scene *s = self->scene;
+    wherry_status expected = s->end == TIME_OUT ? WHERRY_TIMED_OUT : WHERRY_CANCELLED;
+    if (s->end == CANCEL) {
+        pthread_join(h->thread, NULL);
+        wherry_cancel_destroy(h->cancel);
+    }
+    crowd_check(self, status == expected, "%s instead of %s: %s", wherry_status_name(status),
+                wherry_status_name(expected), status == WHERRY_OK ? "" : error->message);
+    crowd_check(self, expected != WHERRY_TIMED_OUT || strstr(error->message, "timed out"), "no \"timed out\" in: %s",
+                error->message);
+    double ms = crowd_since_strike(self->crowd);
+    crowd_check(self, ms < TIMEOUT_MS + 1000 * CROWD_SLOW, "it took %.0f ms to end: %s", ms, error->message);
+}
+
+/** The memory changes at once, before anything else. */
+static void spoil(crowd_state *state, fate memory) {
+    if (memory == UNMAP) {
+        munmap(state->memory, state->bytes);
+    } else {
+        memset(state->memory, 0x5A, state->bytes);
+    }
+}
+
+/** A transfer as every other. */
+static void transfer_again(crowd_rank *self) {
+    wherry_transfer_options options = options_of(self->scene);
+    wherry_error error;
+    wherry_value *received;
+    if (self->rank == SOURCE) {
+        crowd_must(
+            self,
+            wherry_checkpoint_send(self->transport, (int32_t[]){RECEIVER}, 1, second.value, &options, NULL, &error),
+            error);
+    } else {
+        crowd_must(self, wherry_checkpoint_recv(self->transport, SOURCE, &options, &received, &error), error);
+        crowd_check(self, crowd_state_is(&second, received), "the second state is not right");
+        wherry_value_destroy(received);
+    }
+}
+
+/* ---- the receiver stands still ---- */
+
+static void revoking_source(crowd_rank *self) {
+    const scene *s = self->scene;
+    wherry_transfer_options options = options_of(s);
+    wherry_error error;
+    hurry h;
+    crowd_say(self, SENDING);
+    hurry_begin(self, &h, &options);
+    wherry_status status =
+        wherry_checkpoint_send(self->transport, (int32_t[]){RECEIVER}, 1, sent.value, &options, NULL, &error);
+    spoil(&sent, s->memory);
+    hurry_end(self, &h, status, &error);
+    crowd_signal(self, RECEIVER, SIGCONT);
+    crowd_await(self, WOKEN);
+    transfer_again(self);
+}
+
+static void revoked_receiver(crowd_rank *self) {
+    const scene *s = self->scene;
+    wherry_transfer_options options = options_of(s);
+    wherry_error error;
+    wherry_report *report;
+    wherry_value *received;
+    options.report_p = &report;
+    if (s->in_place) {
+        options.target = crowd_target;
+        options.target_context = target.value;
+    }
+    crowd_await(self, SENDING);
+    usleep(SETTLE_US);
+    wherry_status status = wherry_checkpoint_recv(self->transport, SOURCE, &options, &received, &error);
+    uint64_t woken = wh_clock_now();
+    crowd_check(self, status == WHERRY_REVOKED, "%s instead of revoked: %s", wherry_status_name(status),
+                status == WHERRY_OK ? "" : error.message);
+    crowd_check(self, error.status == status && error.rank == SOURCE, "the error is about rank %d", (int)error.rank);
+    if (s->in_place) {
+        crowd_check_report(self, report, &error, &target, &before, NULL);
+    }
+    wherry_report_destroy(report);
+    crowd_say(self, WOKEN);
+    crowd_check(self, woken, "no clock");
+    transfer_again(self);
+}
+
+/* ---- the source stands still ---- */
+
+static void stopped_source(crowd_rank *self) {
+    const scene *s = self->scene;
+    wherry_transfer_options options = options_of(s);
+    wherry_error error;
+    crowd_say(self, SENDING);
+    wherry_status status =
+        wherry_checkpoint_send(self->transport, (int32_t[]){RECEIVER}, 1, sent.value, &options, NULL, &error);
+    /* One that was about to confirm when it was stopped cannot know that nobody waits for that any more. */
+    bool late = status == WHERRY_OK && strcmp(s->point, "source was told done") == 0;
+    crowd_check(self, late || status == WHERRY_ABORTED || status == WHERRY_TIMED_OUT, "%s instead of aborted: %s",
+                wherry_status_name(status), status == WHERRY_OK ? "" : error.message);
+    crowd_say(self, WOKEN);
+    transfer_again(self);
+}
+
+static void leaving_receiver(crowd_rank *self) {
+    const scene *s = self->scene;
+    wherry_transfer_options options = options_of(s);
+    wherry_error error;
+    wherry_report *report;
+    wherry_value *received;
+    hurry h;
+    crowd_await(self, SENDING);
+    usleep(SETTLE_US);
+    hurry_begin(self, &h, &options);
+    options.target = crowd_target;
+    options.target_context = target.value;
+    options.report_p = &report;
+    wherry_status status = wherry_checkpoint_recv(self->transport, SOURCE, &options, &received, &error);
+    crowd_check(self, status != WHERRY_OK, "it succeeded without the source");
+    crowd_check_report(self, report, &error, &target, &before, &sent);
+    wherry_report_destroy(report);
+    memcpy(target.memory, before.memory, before.bytes);
+    hurry_end(self, &h, status, &error);
+    crowd_signal(self, SOURCE, SIGCONT);
+    crowd_await(self, WOKEN);
+    transfer_again(self);
+    crowd_check(self, memcmp(target.memory, before.memory, before.bytes) == 0,
+                "the target was written after the receive had returned");
+}
+
+/* ---- one of two receivers stands still ---- */
+
+enum { USUAL, BESIDE }; /* figures: seconds of the good one's receive without and with the other standing still */
+
+static const wherry_value *state_of(const scene *s) {
+    return s->many ? many : sent.value;
+}
+
+static void two_source(crowd_rank *self) {
+    const scene *s = self->scene;
+    static const int32_t both[] = {RECEIVER, OTHER};
+    wherry_transfer_options options = options_of(s);
+    wherry_error error;
+    wherry_outcome outcomes[2];
+    crowd_must(self, wherry_checkpoint_send(self->transport, both + 1, 1, state_of(s), &options, NULL, &error), error);
+    crowd_await(self, ROUND_OVER);
+    crowd_say(self, SENDING);
+    options.timeout_ms = 4L * TIMEOUT_MS;
+    wherry_status status = wherry_checkpoint_send(self->transport, both, 2, state_of(s), &options, outcomes, &error);
+    crowd_check(self, outcomes[1].status == WHERRY_OK, "the good one: %s: %s", wherry_status_name(outcomes[1].status),
+                outcomes[1].status == WHERRY_OK ? "" : outcomes[1].error.message);
+    crowd_check(self, status == WHERRY_TIMED_OUT && outcomes[0].status == status && error.rank == RECEIVER,
+                "the other one: %s: %s", wherry_status_name(outcomes[0].status), error.message);
+    crowd_signal(self, RECEIVER, SIGCONT);
+}
+
+static void two_stopped(crowd_rank *self) {
+    wherry_transfer_options options = options_of(self->scene);
+    wherry_error error;
+    wherry_value *received;
+    crowd_await(self, SENDING);
+    wherry_status status = wherry_checkpoint_recv(self->transport, SOURCE, &options, &received, &error);
+    crowd_check(self, status == WHERRY_REVOKED, "%s instead of revoked: %s", wherry_status_name(status),
+                status == WHERRY_OK ? "" : error.message);
+}
+
+static double receive_good(crowd_rank *self) {
+    wherry_transfer_options options = options_of(self->scene);
+    wherry_error error;
+    wherry_value *received;
+    uint64_t begin = wh_clock_now();
+    crowd_must(self, wherry_checkpoint_recv(self->transport, SOURCE, &options, &received, &error), error);
+    double seconds = (double)(wh_clock_now() - begin) * 1e-9;
+    crowd_check(self, wherry_value_compare(state_of(self->scene), received, WHERRY_COMPARE_ALL, NULL) == WHERRY_OK,
+                "the good one's state is not right");
+    wherry_value_destroy(received);
+    return seconds;
+}
+
+static void two_good(crowd_rank *self) {
+    double usual = receive_good(self);
+    crowd_say(self, ROUND_OVER);
+    crowd_await_strike(self);
+    usleep(SETTLE_US); /* the other one stands still */
+    double beside = receive_good(self);
+    crowd_check(self, beside < 3 * usual + 0.25 * CROWD_SLOW,
+                "%.0f ms beside one that stands still, %.0f without: it was held up", beside * 1e3, usual * 1e3);
+}
+
+/* ---- running them ---- */
+
+static crowd *start(scene *s, const crowd_part *parts, int32_t ranks) {
+    static const char *const endings[] = {"timeout", "cancel"};
+    static const char *const fates[] = {"overwritten", "unmapped"};
+    crowd_strike strike = {s->point, s->count, s->stopped, SIGSTOP};
+    snprintf(s->name, sizeof(s->name), "\"%s\", %s, %s%s%s, %s%s", s->point, s->lane, endings[s->end],
+             s->in_place ? ", in place" : "", s->tcp ? ", tcp" : "", fates[s->memory], s->many ? ", many" : "");
+    crowd *all = crowd_open(s->name, ranks, s->tcp, 60000);
+    for (int32_t rank = 0; rank < ranks; rank++) {
+        crowd_start(all, rank, parts[rank], s, rank == s->stopped ? &strike : NULL);
+    }
+    return all;
+}
+
+static void run(scene *scenes, size_t count, const crowd_part *parts, int32_t ranks, size_t at_once) {
+    size_t failed = 0;
+    for (size_t first = 0; first < count; first += at_once) {
+        crowd *at_work[AT_ONCE];
+        size_t some = count - first < at_once ? count - first : at_once;
+        for (size_t i = 0; i < some; i++) {
+            at_work[i] = start(scenes + first + i, parts, ranks);
+        }
+        for (size_t i = 0; i < some; i++) {
+            failed += !crowd_close(at_work[i]);
+        }
+    }
+    assert_int_equal(failed, 0);
+}
+
+static void test_receiver_stands_still(void **state) {
+    (void)state;
+    static const struct {
+        const char *point;
+        int count;
+    } points[] = {{"receiver asked", 1},          {"receiver has the offer", 1},  {"receiver planned", 1},
+                  {"receiver probed", 1},         {"receiver sent the plan", 1},  {"receiver opened a chunk", 1},
+                  {"receiver opened a chunk", 3}, {"receiver closed a chunk", 2}, {"receiver has all bytes", 1}};
+    static const crowd_part parts[] = {revoking_source, revoked_receiver};
+    scene scenes[SCENES_MAX];
+    size_t count = 0;
+    for (size_t i = 0; i < sizeof(points) / sizeof(*points); i++) {
+        for (size_t k = 0; k < 3; k++) {
+            for (int memory = OVERWRITE; memory <= UNMAP; memory++) {
+                scenes[count] = (scene){.point = points[i].point,
+                                        .count = points[i].count,
+                                        .stopped = RECEIVER,
+                                        .lane = lanes[k],
+                                        .end = (i + (size_t)memory) % 2 ? CANCEL : TIME_OUT,
+                                        .memory = (fate)memory,
+                                        .in_place = (i + k) % 2,
+                                        .verify = i % 3 == 0 ? WHERRY_VERIFY_ON : WHERRY_VERIFY_OFF};
+                scenes[count].tcp = k == 2 && memory == OVERWRITE;
+                count++;
+            }
+        }
+    }
+    run(scenes, count, parts, 2, AT_ONCE);
+}
+
+static void test_source_stands_still(void **state) {
+    (void)state;
+    static const char *const points[] = {"source was asked", "source offered", "source has the plan",
+                                         "source gathers a chunk", "source was told done"};
+    static const crowd_part parts[] = {stopped_source, leaving_receiver};
+    scene scenes[SCENES_MAX];
+    size_t count = 0;
+    for (size_t i = 0; i < sizeof(points) / sizeof(*points); i++) {
+        for (size_t k = strcmp(points[i], "source gathers a chunk") == 0; k < 3; k++) {
+            scenes[count++] = (scene){.point = points[i],
+                                      .count = 1,
+                                      .stopped = SOURCE,
+                                      .lane = lanes[k],
+                                      .end = (i + k) % 2 ? CANCEL : TIME_OUT};
+        }
+    }
+    run(scenes, count, parts, 2, AT_ONCE);
+}
+
+static void test_one_stands_still_beside_another(void **state) {
+    (void)state;
+    static const char *const points[] = {"receiver asked", "receiver sent the plan", "receiver opened a chunk",
+                                         "receiver has all bytes"};
+    static const crowd_part parts[] = {two_source, two_stopped, two_good};
+    scene scenes[SCENES_MAX];
+    size_t count = 0;
+    for (size_t i = 0; i < sizeof(points) / sizeof(*points); i++) {
+        for (size_t k = 0; k < 3; k++) {
+            scenes[count++] = (scene){.point = points[i], .count = 1, .stopped = RECEIVER, .lane = lanes[k]};
+        }
+    }
+    for (size_t k = 0; k < 3; k++) {
+        scenes[count++] =
+            (scene){.point = "receiver asked", .count = 1, .stopped = RECEIVER, .lane = lanes[k], .many = true};
+    }
+    run(scenes, count, parts, 3, 2);
+}
+
+static wherry_value *make_many(void) {
+    wherry_value *list = build_list(NULL);
+    for (int64_t i = 0; i < 40000; i++) {
+        int64_t bytes = 8;
+        must(wherry_sequence_append(list, build_tensor(build_storage(8, (uint8_t)i), WHERRY_U8, 0, 1, &bytes, NULL),
+                                    NULL));
+    }
+    return list;
+}
+
+static int set_up(void **state) {
+    (void)state;
+    wherry_log_set_level(WHERRY_LOG_OFF);
+    sent = crowd_state_make(1);
+    second = crowd_state_make(3);
+    target = crowd_state_make(2);
+    before = crowd_state_make(2);
+    many = make_many();
+    return 0;
+}
+
+static int tear_down(void **state) {
+    (void)state;
+    crowd_state_destroy(&sent);
+    crowd_state_destroy(&second);
+    crowd_state_destroy(&target);
+    crowd_state_destroy(&before);
+    wherry_value_destroy(many);
+    return 0;
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_receiver_stands_still),
+        cmocka_unit_test(test_source_stands_still),
+        cmocka_unit_test(test_one_stands_still_beside_another),
+    };
+    return cmocka_run_group_tests(tests, set_up, tear_down);
+}

@@ -1,0 +1,136 @@
+/**
+ * @file scripted_peer.h  A rank that speaks the conversation message by message, as a test tells it: out of order, cut off, with any bytes.
+ *
+ * It talks through a member of a group in which other ranks have real transports. All waits are bounded.
+ */
+#ifndef WH_TESTS_SCRIPTED_PEER_H
+#define WH_TESTS_SCRIPTED_PEER_H
+
+#include "base/alloc.h"
+#include "base/byteorder.h"
+#include "conformance/transfer_world.h"
+#include "group/inbox.h"
+
+enum { SCRIPT_MS = 5000 };
+
+typedef struct scripted {
+    wh_group *group;
+    int32_t peer;
+    uint64_t want_tag; /**< Of the transports. */
+    uint64_t own;      /**< The tag under which it listens. */
+    uint64_t there;    /**< The tag under which the peer does. */
+    wh_inbox *inbox;
+    wh_message message; /**< What was taken last; `note` borrows from it. */
+    wh_note note;
+    wh_message offer_message; /**< As a receiver: the OFFER; `offer` borrows from it. */
+    wh_note offer;
+} scripted;
+
+static inline wh_bytes text_bytes(const char *text) {
+    return (wh_bytes){text, strlen(text)};
+}
+
+static inline void script_begin(scripted *s, wh_group *group, int32_t peer, uint64_t want_tag) {
+    *s = (scripted){.group = group, .peer = peer, .want_tag = want_tag, .own = wh_random_tag()};
+    s->message.channel = s->offer_message.channel = -1;
+    must(wh_inbox_open(group, s->own, &s->inbox, NULL));
+}
+
+static inline void script_end(scripted *s) {
+    wh_message_clear(&s->message);
+    wh_message_clear(&s->offer_message);
+    wh_inbox_close(s->inbox);
+    s->inbox = NULL;
+}
+
+/** Sends any bytes. A peer that is gone already is fine. */
+static inline void script_send(scripted *s, uint64_t tag, const void *bytes, size_t size) {
+    wh_group_send(s->group, s->peer, tag, bytes, size, wh_deadline_in_ms(SCRIPT_MS), NULL);
+}
+
+static inline wh_string script_encode(const wh_note *note) {
+    wh_string text = {0};
+    wh_note_encode(note, &text);
+    assert_false(text.failed);
+    return text;
+}
+
+/** Says something to the peer's inbox, or, before there is one, to its transport. */
+static inline void script_say(scripted *s, const wh_note *note) {
+    wh_string text = script_encode(note);
+    script_send(s, s->there ? s->there : s->want_tag, text.bytes, text.size);
+    wh_free(text.bytes);
+}
+
+/** Takes the next message that is no PROGRESS. @return false where none comes, or it cannot be read. */
+static inline bool script_take(scripted *s, int64_t ms) {
+    wh_deadline deadline = wh_deadline_in_ms(ms);
+    do {
+        wh_message_clear(&s->message);
+        if (wh_inbox_take(s->inbox, deadline, &s->message, NULL) != WHERRY_OK) {
+            return false;
+        }
+    } while (s->message.kind != WH_MESSAGE_BYTES || *(uint8_t *)s->message.bytes == WH_PROGRESS);
+    return wh_note_decode(s->message.bytes, s->message.size, &s->note, NULL) == WHERRY_OK;
+}
+
+/** The next message must be of that type. */
+static inline void script_expect(scripted *s, wh_message_type type) {
+    bool came = script_take(s, SCRIPT_MS);
+    if (!came || s->note.type != type) {
+        fail_msg("type %d was expected, and %s %d came", (int)type, came ? "type" : "nothing, or nothing readable,",
+                 came ? (int)s->note.type : 0);
+    }
+}
+
+/* ---- as a receiver ---- */
+
+/** Asks, and takes the OFFER. */
+static inline void script_ask(scripted *s) {
+    wh_note want = {.type = WH_WANT, .nonce = s->own, .step = WHERRY_STEP_ANY};
+    script_say(s, &want);
+    script_expect(s, WH_OFFER);
+    wh_message_clear(&s->offer_message);
+    s->offer_message = s->message;
+    s->offer = s->note;
+    s->message = (wh_message){.channel = -1};
+    s->there = s->offer.id;
+}
+
+/** A plan for the lane stream over messages under `tag`, or with any other request. `intervals` are `count` pairs. */
+static inline void script_plan(scripted *s, const char *lane, wh_bytes request, const wherry_interval *intervals,
+                               size_t count) {
+    wh_string list = {0};
+    wh_intervals_encode(intervals, count, &list);
+    wh_note plan = {.type = WH_PLAN, .lane = text_bytes(lane), .request = request, .bytes = 1};
+    plan.intervals = (wh_bytes){list.bytes, list.size};
+    script_say(s, &plan);
+    wh_free(list.bytes);
+}
+
+/* ---- as a source ---- */
+
+/** Waits for a WANT; its nonce is where the peer listens from now on. */
+static inline void script_await_want(scripted *s) {
+    wh_message_clear(&s->message);
+    must(wh_group_receive(s->group, s->peer, s->want_tag, wh_deadline_in_ms(SCRIPT_MS), &s->message, NULL));
+    must(wh_note_decode(s->message.bytes, s->message.size, &s->note, NULL));
+    assert_int_equal(s->note.type, WH_WANT);
+    s->there = s->note.nonce;
+}
+
+/** The manifest of a state, as rank 0 writes it; wherry_free. */
+static inline wh_bytes script_manifest(const wherry_value *state) {
+    wherry_prepare_options options;
+    wherry_prepared *prepared;
+    void *bytes;
+    size_t size;
+    wherry_prepare_options_init(&options);
+    options.rank = 0;
+    must(wherry_prepare(state, &options, &prepared, NULL));
+    must(wherry_manifest_encode(prepared, &bytes, &size, NULL));
+    wherry_prepared_destroy(prepared);
+    return (wh_bytes){bytes, size};
+}
+
+#endif
