@@ -1,50 +1,53 @@
 #include "range/digest.h"
 
-#define XXH_STATIC_LINKING_ONLY /* the size of its state */
-#include <xxhash.h>
-
 #include "base/alloc.h"
+#include "range/digest_engine.h"
 
-enum { ALIGNMENT = 64 };
-
-/** Lies at an aligned address within what was allocated. */
+/** Its state lies at an aligned address behind it, within what was allocated. */
 struct wh_digester {
-    XXH3_state_t state;
-    void *allocated;
+    const wh_digest_engine *engine;
+    void *state;
 };
 
+/** The fastest that this processor has. */
+static const wh_digest_engine *choose(void) {
+#ifdef WH_DIGEST_X86
+    if (__builtin_cpu_supports("avx512f")) {
+        return &wh_digest_avx512;
+    }
+    if (__builtin_cpu_supports("avx2")) {
+        return &wh_digest_avx2;
+    }
+#endif
+    return &wh_digest_plain;
+}
+
 wh_digester *wh_digester_create(void) {
-    char *allocated = wh_alloc(sizeof(wh_digester) + ALIGNMENT);
-    if (!allocated) {
+    const wh_digest_engine *engine = choose();
+    wh_digester *digester = wh_alloc(sizeof(*digester) + WH_DIGEST_ALIGNMENT + engine->state_bytes);
+    if (!digester) {
         return NULL;
     }
-    wh_digester *digester = (void *)(allocated + (ALIGNMENT - (uintptr_t)allocated % ALIGNMENT));
-    XXH3_INITSTATE(&digester->state);
-    digester->allocated = allocated;
+    char *behind = (char *)(digester + 1);
+    *digester = (wh_digester){engine, behind + (WH_DIGEST_ALIGNMENT - (uintptr_t)behind % WH_DIGEST_ALIGNMENT)};
     wh_digester_begin(digester);
     return digester;
 }
 
 void wh_digester_destroy(wh_digester *digester) {
-    if (digester) {
-        wh_free(digester->allocated);
-    }
+    wh_free(digester);
 }
 
 void wh_digester_begin(wh_digester *digester) {
-    XXH3_128bits_reset(&digester->state);
+    digester->engine->begin(digester->state);
 }
 
 void wh_digester_add(wh_digester *digester, const void *bytes, size_t size) {
-    XXH3_128bits_update(&digester->state, bytes, size);
+    digester->engine->add(digester->state, bytes, size);
 }
 
 wh_digest wh_digester_end(const wh_digester *digester) {
-    XXH128_canonical_t canonical;
-    wh_digest digest;
-    XXH128_canonicalFromHash(&canonical, XXH3_128bits_digest(&digester->state));
-    memcpy(digest.bytes, canonical.digest, sizeof(digest.bytes));
-    return digest;
+    return digester->engine->end(digester->state);
 }
 
 wh_digest wh_digest_of(wh_digester *digester, const struct iovec *segments, size_t count) {

@@ -14,7 +14,7 @@
 #include "group/local.h"
 #include "support/build.h"
 
-enum { MIB = 1 << 20, SEED = 1, STOP_MS = 200, SHORT_MS = 400, SLACK_MS = 1000, RUNS = 50, CASES_MAX = 64 };
+enum { MIB = 1 << 20, SEED = 1, STOP_MS = 1000, SHORT_MS = 400, SLACK_MS = 1000, RUNS = 50, CASES_MAX = 64 };
 
 static const wh_lane_ops *ops;
 static wherry_error error;
@@ -197,6 +197,10 @@ static void chunk_landed(void *context, size_t chunks) {
 }
 
 static void *stop_soon(void *context) {
+    const stopper *s = context;
+    while (!atomic_load(&s->trial->begun)) {
+        usleep(1000);
+    }
     usleep(150 * 1000);
     stop_now(context);
     return NULL;

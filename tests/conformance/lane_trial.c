@@ -303,6 +303,7 @@ void lane_trial_run(lane_trial *trial, const lane_world *world) {
     lane_side_begin(&trial->receiver, trial, world->receiver, false);
     trial->data->feed_stop = &trial->source.stop;
     trial->data->sink_stop = &trial->receiver.stop;
+    atomic_store(&trial->begun, true);
     assert_int_equal(pthread_create(&thread, NULL, source_thread, trial), 0);
     run_receiver(trial);
     pthread_join(thread, NULL);

@@ -148,7 +148,6 @@ static void revoked_receiver(crowd_rank *self) {
     crowd_await(self, SENDING);
     usleep(SETTLE_US);
     wherry_status status = wherry_checkpoint_recv(self->transport, SOURCE, &options, &received, &error);
-    uint64_t woken = wh_clock_now();
     crowd_check(self, status == WHERRY_REVOKED, "%s instead of revoked: %s", wherry_status_name(status),
                 status == WHERRY_OK ? "" : error.message);
     crowd_check(self, error.status == status && error.rank == SOURCE, "the error is about rank %d", (int)error.rank);
@@ -157,7 +156,6 @@ static void revoked_receiver(crowd_rank *self) {
     }
     wherry_report_destroy(report);
     crowd_say(self, WOKEN);
-    crowd_check(self, woken, "no clock");
     transfer_again(self);
 }
 
@@ -170,8 +168,8 @@ static void stopped_source(crowd_rank *self) {
     crowd_say(self, SENDING);
     wherry_status status =
         wherry_checkpoint_send(self->transport, (int32_t[]){RECEIVER}, 1, sent.value, &options, NULL, &error);
-    /* One that was about to confirm when it was stopped cannot know that nobody waits for that any more. */
-    bool late = status == WHERRY_OK && strcmp(s->point, "source was told done") == 0;
+    /* One that finds that the receiver has everything confirms it, and cannot know that nobody waits for that any more. */
+    bool late = status == WHERRY_OK && (strcmp(s->point, "source was told done") == 0 || strcmp(s->lane, "cma") == 0);
     crowd_check(self, late || status == WHERRY_ABORTED || status == WHERRY_TIMED_OUT, "%s instead of aborted: %s",
                 wherry_status_name(status), status == WHERRY_OK ? "" : error.message);
     crowd_say(self, WOKEN);
@@ -228,6 +226,7 @@ static void two_source(crowd_rank *self) {
     crowd_check(self, status == WHERRY_TIMED_OUT && outcomes[0].status == status && error.rank == RECEIVER,
                 "the other one: %s: %s", wherry_status_name(outcomes[0].status), error.message);
     crowd_signal(self, RECEIVER, SIGCONT);
+    crowd_await(self, WOKEN);
 }
 
 static void two_stopped(crowd_rank *self) {
@@ -238,6 +237,7 @@ static void two_stopped(crowd_rank *self) {
     wherry_status status = wherry_checkpoint_recv(self->transport, SOURCE, &options, &received, &error);
     crowd_check(self, status == WHERRY_REVOKED, "%s instead of revoked: %s", wherry_status_name(status),
                 status == WHERRY_OK ? "" : error.message);
+    crowd_say(self, WOKEN);
 }
 
 static double receive_good(crowd_rank *self) {

@@ -1,0 +1,157 @@
+/*
+ * A thousand transfers in a row between two processes, over every lane and in both directions: what the processes hold after them is what they held after the
+ * first hundred.
+ */
+#include <dirent.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include "support/build.h"
+#include "support/ferry_processes.h"
+
+enum { ROUNDS = 1000 / (CROWD_SLOW == 1 ? 1 : 2), WARM = ROUNDS / 10, RANKS = 2, TENSORS = 40 };
+
+/* ---- what a process holds ---- */
+
+static _Atomic int64_t blocks;
+
+static void *allocate(void *context, size_t size) {
+    (void)context;
+    void *memory = malloc(size);
+    atomic_fetch_add(&blocks, memory != NULL);
+    return memory;
+}
+
+static void *reallocate(void *context, void *memory, size_t size) {
+    (void)context;
+    void *moved = realloc(memory, size);
+    atomic_fetch_add(&blocks, !memory && moved);
+    return moved;
+}
+
+static void release(void *context, void *memory) {
+    (void)context;
+    atomic_fetch_sub(&blocks, 1);
+    free(memory);
+}
+
+typedef struct holdings {
+    long resident; /**< KiB. */
+    int threads;
+    int descriptors;
+    int64_t blocks; /**< Of the library's allocator. */
+} holdings;
+
+static int count_entries(const char *folder) {
+    DIR *open = opendir(folder);
+    int count = 0;
+    while (open && readdir(open)) {
+        count++;
+    }
+    if (open) {
+        closedir(open);
+    }
+    return count;
+}
+
+static long resident_kib(void) {
+    FILE *file = fopen("/proc/self/statm", "r");
+    long total = 0;
+    long resident = 0;
+    if (file) {
+        if (fscanf(file, "%ld %ld", &total, &resident) != 2) {
+            resident = 0;
+        }
+        fclose(file);
+    }
+    return resident * (sysconf(_SC_PAGESIZE) / 1024);
+}
+
+/** Once both sides are quiet: a channel that the other side has closed is noticed a moment later. */
+static holdings take_stock(void) {
+    usleep(300000);
+    return (holdings){resident_kib(), count_entries("/proc/self/task"), count_entries("/proc/self/fd"),
+                      atomic_load(&blocks)};
+}
+
+/* ---- the transfers ---- */
+
+static wherry_value *sent[RANKS];
+
+static wherry_value *small_state(uint8_t seed) {
+    wherry_value *list = build_list(NULL);
+    for (int i = 0; i < TENSORS; i++) {
+        int64_t bytes = 100 + 97 * i;
+        must(wherry_sequence_append(
+            list, build_tensor(build_storage((uint64_t)bytes, (uint8_t)(seed + i)), WHERRY_U8, 0, 1, &bytes, NULL),
+            NULL));
+    }
+    int64_t large = 150000;
+    return build_dict("list", list, "large",
+                      build_tensor(build_storage((uint64_t)large, seed), WHERRY_U8, 0, 1, &large, NULL), NULL);
+}
+
+static void transfer(crowd_rank *self, int round) {
+    static const char *const lanes[] = {"cma", "ring", "stream"};
+    wherry_transfer_options options = crowd_options(lanes[round % 3]);
+    wherry_error error;
+    wherry_value *received;
+    int32_t other = 1 - self->rank;
+    options.step = round;
+    options.verify = round % 4 == 0 ? WHERRY_VERIFY_ON : WHERRY_VERIFY_DEFAULT;
+    if (round / 3 % 2 == self->rank) {
+        crowd_must(self, wherry_checkpoint_send(self->transport, &other, 1, sent[self->rank], &options, NULL, &error),
+                   error);
+        return;
+    }
+    wherry_stats stats;
+    options.stats = &stats;
+    crowd_must(self, wherry_checkpoint_recv(self->transport, other, &options, &received, &error), error);
+    crowd_check(self, strcmp(stats.lane, lanes[round % 3]) == 0, "the lane was %s", stats.lane);
+    crowd_check(self, wherry_value_compare(sent[other], received, WHERRY_COMPARE_ALL, NULL) == WHERRY_OK,
+                "round %d is not right", round);
+    wherry_value_destroy(received);
+}
+
+static void go_round(crowd_rank *self) {
+    holdings first = {0};
+    for (int round = 0; round < ROUNDS; round++) {
+        if (round == WARM) {
+            first = take_stock();
+        }
+        transfer(self, round);
+    }
+    holdings last = take_stock();
+    crowd_check(self, last.threads == first.threads, "%d threads, then %d", first.threads, last.threads);
+    crowd_check(self, last.descriptors == first.descriptors, "%d descriptors, then %d", first.descriptors,
+                last.descriptors);
+    crowd_check(self, last.blocks <= first.blocks + 2, "%lld blocks, then %lld", (long long)first.blocks,
+                (long long)last.blocks);
+    crowd_check(self, CROWD_SLOW > 1 || last.resident < first.resident + 2048, "%ld KiB, then %ld", first.resident,
+                last.resident);
+}
+
+static void test_a_thousand_transfers(void **state) {
+    (void)state;
+    wherry_allocator_set(&(wherry_allocator){allocate, reallocate, release, NULL});
+    sent[0] = small_state(1);
+    sent[1] = small_state(100);
+    crowd *all = crowd_open("a thousand transfers", RANKS, false, 0);
+    for (int32_t rank = 0; rank < RANKS; rank++) {
+        crowd_start(all, rank, go_round, NULL, NULL);
+    }
+    bool good = crowd_close(all);
+    wherry_value_destroy(sent[0]);
+    wherry_value_destroy(sent[1]);
+    wherry_allocator_set(NULL);
+    assert_true(good);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_a_thousand_transfers),
+    };
+    wherry_log_set_level(WHERRY_LOG_OFF);
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

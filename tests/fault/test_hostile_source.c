@@ -1,0 +1,541 @@
+/*
+ * A source that lies about its manifest, its memory and its chunks, speaks out of turn or not at all. The receiver ends with the right error before its
+ * deadline, and has written nothing outside the planned destinations.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+
+#include "group/local.h"
+#include "support/scripted_peer.h"
+
+enum { STALE_MS = 200, LIMIT_MS = 3000, BODY = (5 << 20) + 3, GUARD = 8192, CHUNK = 4 << 20, RECEIVER = 1 };
+
+static wherry_error error;
+static bool into_new_memory; /* of the next receive: without the target */
+
+static void *open_local(int32_t size) {
+    return wh_local_hub_create(size);
+}
+
+static wh_group *join_local(void *hub, int32_t rank) {
+    return wh_local_join(hub, rank);
+}
+
+static void close_local(void *hub) {
+    wh_local_hub_release(hub);
+}
+
+static const wh_group_kind local = {"local", open_local, join_local, close_local};
+
+static wherry_value *view_of(uint64_t bytes, uint64_t guard, uint8_t fill) {
+    int64_t size = (int64_t)bytes;
+    wherry_storage *storage;
+    must(wherry_storage_allocate(bytes + 2 * guard, wherry_device_cpu(), &storage, &error));
+    memset(wherry_storage_data(storage), fill, bytes + 2 * guard);
+    return build_dict("w", build_tensor(storage, WHERRY_U8, (int64_t)guard, 1, &size, NULL), NULL);
+}
+
+static uint8_t *memory_of(const wherry_value *state) {
+    return wherry_storage_data(wherry_tensor_get(wherry_dict_get(state, "w"))->storage);
+}
+
+/** A receive, in place between guards, from a scripted source. */
+typedef struct scene {
+    ferry_world world;
+    wherry_value *offered; /**< The state that the manifest describes: bytes of 7. */
+    wherry_value *target;  /**< Bytes of 0x5A. */
+    wh_bytes manifest;
+    wh_string addresses;
+    wh_string lane_offer;
+    ferry_call receive;
+    scripted peer;
+    wh_note offer;
+    uint64_t begun;
+} scene;
+
+/** A lane's own offer, as an honest source makes it. */
+static wh_string offer_of(const scene *s, const wh_lane_ops *lane) {
+    wh_string text = {0};
+    wh_lane_site site = {.group = s->world.groups[0], .peer = RECEIVER, .tag = s->peer.own, .threads = 2};
+    must(lane->offer(&site, &text, &error));
+    return text;
+}
+
+/** Everything up to the WANT; `offer` is that of an honest source, with one lane. */
+static void scene_begin(scene *s, const wh_lane_ops *lane, wherry_verify verify) {
+    ferry_kind = &local;
+    ferry_lane = lane->name;
+    *s = (scene){.world = ferry_open(), .offered = view_of(BODY, 0, 7), .target = view_of(BODY, GUARD, 0x5A)};
+    wherry_transport_destroy(s->world.transports[0]);
+    s->world.transports[0] = NULL;
+    script_begin(&s->peer, s->world.groups[0], RECEIVER, s->world.transports[RECEIVER]->tag);
+    s->manifest = script_manifest(s->offered);
+    wh_append_number(&s->addresses, (uintptr_t)memory_of(s->offered), 8);
+    s->lane_offer = offer_of(s, lane);
+    s->offer = (wh_note){
+        .type = WH_OFFER,
+        .id = s->peer.own,
+        .epoch = 77,
+        .step = WHERRY_STEP_ANY,
+        .manifest = s->manifest,
+        .addresses = {s->addresses.bytes, s->addresses.size},
+        .lane_count = 1,
+        .lanes = {{text_bytes(lane->name), {s->lane_offer.bytes, s->lane_offer.size}}},
+    };
+    s->receive = ferry_receive(&s->world, RECEIVER, 0);
+    s->receive.options.no_progress_ms = STALE_MS;
+    s->receive.options.timeout_ms = 2 * LIMIT_MS;
+    s->receive.options.verify = verify;
+    s->receive.options.target = into_new_memory ? NULL : ferry_target;
+    s->receive.options.target_context = s->target;
+    s->begun = wh_clock_now();
+    ferry_start(&s->receive);
+    script_await_want(&s->peer);
+}
+
+static void expect_status(const ferry_call *call, wherry_status expected) {
+    if (call->status != expected) {
+        print_error("%s: %s\n", wherry_status_name(call->status), call->error.message);
+    }
+    assert_int_equal(call->status, expected);
+    if (expected != WHERRY_OK) {
+        assert_int_equal(call->error.status, expected);
+        assert_true(call->error.message[0]);
+    }
+}
+
+/** @param touched  whether bytes of the tensor itself may have been written. */
+static void scene_finish(scene *s, wherry_status expected, bool touched) {
+    ferry_join(&s->receive);
+    assert_true((wh_clock_now() - s->begun) / 1000000 < LIMIT_MS);
+    expect_status(&s->receive, expected);
+    const uint8_t *bytes = memory_of(s->target);
+    for (size_t i = 0; i < GUARD; i++) {
+        assert_int_equal(bytes[i], 0x5A);
+        assert_int_equal(bytes[GUARD + BODY + i], 0x5A);
+    }
+    for (size_t i = 0; !touched && i < BODY; i++) {
+        assert_int_equal(bytes[GUARD + i], 0x5A);
+    }
+    if (expected == WHERRY_OK) {
+        assert_memory_equal(bytes + GUARD, memory_of(s->offered), BODY);
+        wherry_value_destroy(s->receive.received);
+    }
+    script_end(&s->peer);
+    wherry_free((void *)s->manifest.bytes);
+    wh_free(s->addresses.bytes);
+    wh_free(s->lane_offer.bytes);
+    wherry_value_destroy(s->offered);
+    wherry_value_destroy(s->target);
+    ferry_close(&s->world);
+}
+
+static void say_offer(scene *s) {
+    script_say(&s->peer, &s->offer);
+}
+
+/** The receiver gives up for that reason, and says so. */
+static void expect_abort(scene *s, wherry_status reason) {
+    script_expect(&s->peer, WH_ABORT);
+    assert_int_equal(s->peer.note.status, reason);
+}
+
+/** Says DONE was heard, and what follows. */
+static void confirm(scene *s) {
+    script_expect(&s->peer, WH_DONE);
+    assert_int_equal(s->peer.note.epoch, s->offer.epoch);
+    script_say(&s->peer, &(wh_note){.type = WH_RELEASED, .epoch = s->offer.epoch});
+}
+
+/* ---- offers ---- */
+
+/** 2^60 bytes are over every limit; of 2^45 there are not so many for new memory, and a target has another size. */
+static void test_a_manifest_of_enormous_size(void **state) {
+    (void)state;
+    static const struct {
+        int shift;
+        bool in_place;
+        wherry_status status;
+    } cases[] = {{60, true, WHERRY_LIMIT},
+                 {60, false, WHERRY_LIMIT},
+                 {45, true, WHERRY_MISMATCH},
+                 {45, false, WHERRY_NO_MEMORY}};
+    for (size_t i = 0; i < sizeof(cases) / sizeof(*cases); i++) {
+        scene s;
+        int64_t size = INT64_C(1) << cases[i].shift;
+        wherry_value *enormous =
+            build_dict("w", build_tensor(build_bare((uint64_t)size), WHERRY_U8, 0, 1, &size, NULL), NULL);
+        wh_bytes manifest = script_manifest(enormous);
+        into_new_memory = !cases[i].in_place;
+        scene_begin(&s, &wh_lane_stream, WHERRY_VERIFY_OFF);
+        into_new_memory = false;
+        s.offer.manifest = manifest;
+        say_offer(&s);
+        expect_abort(&s, cases[i].status);
+        wherry_free((void *)manifest.bytes);
+        wherry_value_destroy(enormous);
+        scene_finish(&s, cases[i].status, false);
+    }
+}
+
+static bool is_about_bytes(wherry_status status) {
+    return status <= WHERRY_TRUNCATED && status >= WHERRY_TRAILING_BYTES;
+}
+
+static void test_a_manifest_of_random_bytes(void **state) {
+    (void)state;
+    scene s;
+    uint64_t seed = 5;
+    uint8_t bytes[300];
+    scene_begin(&s, &wh_lane_stream, WHERRY_VERIFY_OFF);
+    for (int i = 0; i < 200; i++) {
+        for (size_t k = 0; k < sizeof(bytes); k++) {
+            bytes[k] = (uint8_t)next_random(&seed);
+        }
+        if (i % 2) { /* the beginning is right */
+            memcpy(bytes, s.manifest.bytes, 16);
+        }
+        s.offer.manifest = (wh_bytes){bytes, (size_t)(i * 3) % sizeof(bytes)};
+        say_offer(&s);
+        ferry_join(&s.receive);
+        assert_true(is_about_bytes(s.receive.status));
+        ferry_start(&s.receive);
+        script_await_want(&s.peer);
+    }
+    s.begun = wh_clock_now();
+    s.offer.manifest = s.manifest;
+    s.offer.lane_count = 0;
+    say_offer(&s);
+    scene_finish(&s, WHERRY_UNSUPPORTED, false); /* a state with bytes, and no lane */
+}
+
+/** The honest offer with a byte changed, in turn: nothing is written outside, whatever it means then. */
+static void test_an_offer_with_each_byte_changed(void **state) {
+    (void)state;
+    scene s;
+    scene_begin(&s, &wh_lane_cma, WHERRY_VERIFY_OFF);
+    s.receive.options.no_progress_ms = 20; /* of the receives to come */
+    wh_string text = script_encode(&s.offer);
+    for (size_t at = 0; at < text.size; at++) {
+        char before = text.bytes[at];
+        text.bytes[at] = (char)(before ^ (at % 2 ? 0x80 : 0x01));
+        script_send(&s.peer, s.peer.there, text.bytes, text.size);
+        text.bytes[at] = before;
+        if (at == 0) { /* another type: it still waits for an offer */
+            ferry_join(&s.receive);
+            expect_status(&s.receive, WHERRY_MALFORMED);
+        } else {
+            ferry_join(&s.receive);
+            assert_int_not_equal(s.receive.status, WHERRY_OK); /* nobody confirms */
+        }
+        ferry_start(&s.receive);
+        script_await_want(&s.peer);
+    }
+    for (size_t size = 0; size < text.size; size++) {
+        script_send(&s.peer, s.peer.there, text.bytes, size);
+        ferry_join(&s.receive);
+        expect_status(&s.receive, WHERRY_MALFORMED);
+        ferry_start(&s.receive);
+        script_await_want(&s.peer);
+    }
+    wh_free(text.bytes);
+    s.begun = wh_clock_now();
+    s.receive.options.no_progress_ms = STALE_MS;
+    say_offer(&s);
+    script_expect(&s.peer, WH_PLAN);
+    confirm(&s);
+    scene_finish(&s, WHERRY_OK, true);
+}
+
+static void test_another_version(void **state) {
+    (void)state;
+    scene s;
+    scene_begin(&s, &wh_lane_stream, WHERRY_VERIFY_OFF);
+    wh_string text = script_encode(&s.offer);
+    text.bytes[2] = 9;
+    script_send(&s.peer, s.peer.there, text.bytes, text.size);
+    wh_free(text.bytes);
+    scene_finish(&s, WHERRY_BAD_VERSION, false);
+}
+
+static void test_an_offer_twice(void **state) {
+    (void)state;
+    scene s;
+    scene_begin(&s, &wh_lane_stream, WHERRY_VERIFY_OFF);
+    say_offer(&s);
+    say_offer(&s);
+    script_expect(&s.peer, WH_PLAN);
+    expect_abort(&s, WHERRY_MALFORMED);
+    scene_finish(&s, WHERRY_MALFORMED, false);
+}
+
+/** Addresses are the source's own affair: bytes may be missing or wrong, and nothing else happens. */
+static void test_addresses(void **state) {
+    (void)state;
+    void *gone = mmap(NULL, BODY, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    const struct {
+        uint64_t address;
+        size_t size;
+        wherry_status status;
+    } cases[] = {
+        {0, 0, WHERRY_UNSUPPORTED},
+        {0, 7, WHERRY_UNSUPPORTED},
+        {0, 16, WHERRY_UNSUPPORTED},
+        {0, 8, WHERRY_OUT_OF_BOUNDS},
+        {UINT64_MAX, 8, WHERRY_OUT_OF_BOUNDS},
+        {UINT64_C(1) << 63, 8, WHERRY_OUT_OF_BOUNDS},
+        {UINT64_C(0x0000800000000000), 8, WHERRY_OUT_OF_BOUNDS},
+        {(uintptr_t)gone, 8, WHERRY_OUT_OF_BOUNDS},
+    };
+    for (size_t i = 0; i < sizeof(cases) / sizeof(*cases); i++) {
+        scene s;
+        uint8_t bytes[16];
+        wh_store_be64(bytes, cases[i].address);
+        wh_store_be64(bytes + 8, cases[i].address);
+        scene_begin(&s, &wh_lane_cma, WHERRY_VERIFY_OFF);
+        s.offer.addresses = (wh_bytes){bytes, cases[i].size};
+        say_offer(&s);
+        scene_finish(&s, cases[i].status, false);
+    }
+    munmap(gone, BODY);
+}
+
+/** An offer of each lane that its probe cannot read. */
+static void test_garbage_of_a_lane(void **state) {
+    (void)state;
+    static const wh_lane_ops *const lanes[] = {&wh_lane_cma, &wh_lane_ring, &wh_lane_stream};
+    uint8_t garbage[WH_LANE_OFFER_MAX];
+    uint64_t seed = 9;
+    for (size_t i = 0; i < sizeof(garbage); i++) {
+        garbage[i] = (uint8_t)next_random(&seed);
+    }
+    for (size_t i = 0; i < 3; i++) {
+        scene s;
+        scene_begin(&s, lanes[i], WHERRY_VERIFY_OFF);
+        s.offer.lanes[0].offer = (wh_bytes){garbage, i == 2 ? sizeof(garbage) : 64};
+        say_offer(&s);
+        expect_abort(&s, WHERRY_UNSUPPORTED);
+        scene_finish(&s, WHERRY_UNSUPPORTED, false);
+    }
+}
+
+/* ---- bytes, over the lane stream ---- */
+
+/** Offers, takes the plan, and gives the tag under which frames are to come. */
+static uint64_t begin_frames(scene *s, wherry_verify verify) {
+    scene_begin(s, &wh_lane_stream, verify);
+    say_offer(s);
+    script_expect(&s->peer, WH_PLAN);
+    const uint8_t *request = s->peer.note.request.bytes;
+    assert_int_equal(s->peer.note.request.size, 9);
+    assert_int_equal(request[0], 2);
+    return wh_load_be64(request + 1);
+}
+
+/** A frame of `bytes` bytes of 7, in messages that the lane takes; `length` is what its header says. */
+static void frame(scene *s, uint64_t tag, uint64_t chunk, uint64_t length, size_t bytes) {
+    uint8_t *text = malloc(16 + bytes);
+    memset(text + 16, 7, bytes);
+    wh_store_be64(text, chunk);
+    wh_store_be64(text + 8, length);
+    for (size_t at = 0; at < 16 + bytes;) {
+        size_t part = 16 + bytes - at < CHUNK ? 16 + bytes - at : CHUNK;
+        script_send(&s->peer, tag, text + at, part);
+        at += part;
+    }
+    free(text);
+}
+
+static void test_frames(void **state) {
+    (void)state;
+    enum { LAST = BODY - CHUNK };
+    static const uint64_t digest = UINT64_C(1) << 63;
+    const struct {
+        struct {
+            uint64_t chunk, length;
+            size_t bytes;
+        } frames[4];
+        wherry_status status;
+        wherry_verify verify;
+    } cases[] = {
+        {{{2, CHUNK, CHUNK}}, WHERRY_MALFORMED, WHERRY_VERIFY_OFF},                     /* is not there */
+        {{{UINT64_C(1) << 60, 8, 8}}, WHERRY_MALFORMED, WHERRY_VERIFY_OFF},             /* likewise */
+        {{{0, CHUNK, CHUNK}, {0, CHUNK, CHUNK}}, WHERRY_MALFORMED, WHERRY_VERIFY_OFF},  /* twice */
+        {{{0, CHUNK + 1, CHUNK + 1}}, WHERRY_MALFORMED, WHERRY_VERIFY_OFF},             /* too long */
+        {{{0, CHUNK - 1, CHUNK - 1}}, WHERRY_MALFORMED, WHERRY_VERIFY_OFF},             /* too short */
+        {{{0, 0, 0}}, WHERRY_MALFORMED, WHERRY_VERIFY_OFF},                             /* empty */
+        {{{1, digest - 1, 64}}, WHERRY_MALFORMED, WHERRY_VERIFY_OFF},                   /* 2^63 - 1 */
+        {{{UINT64_MAX, 0, 0}}, WHERRY_TRUNCATED, WHERRY_VERIFY_OFF},                    /* the end, at once */
+        {{{0, CHUNK, CHUNK}, {UINT64_MAX, 0, 0}}, WHERRY_TRUNCATED, WHERRY_VERIFY_OFF}, /* too early */
+        {{{UINT64_MAX, 1, 1}}, WHERRY_MALFORMED, WHERRY_VERIFY_OFF},                    /* an end of a length */
+        {{{0, CHUNK, CHUNK}}, WHERRY_TIMED_OUT, WHERRY_VERIFY_OFF},                     /* then silence */
+        {{{0, CHUNK, 1000}}, WHERRY_TIMED_OUT, WHERRY_VERIFY_OFF},                      /* within a chunk */
+        {{{0, CHUNK, CHUNK}, {1, LAST, LAST}, {UINT64_MAX, 0, 5000}}, WHERRY_OK, WHERRY_VERIFY_OFF}, /* more behind */
+        {{{0, CHUNK, CHUNK}}, WHERRY_MALFORMED, WHERRY_VERIFY_ON}, /* without its digest */
+    };
+    for (size_t i = 0; i < sizeof(cases) / sizeof(*cases); i++) {
+        scene s;
+        uint64_t tag = begin_frames(&s, cases[i].verify);
+        for (size_t k = 0; k < 4 && (cases[i].frames[k].chunk || cases[i].frames[k].length || k == 0); k++) {
+            frame(&s, tag, cases[i].frames[k].chunk, cases[i].frames[k].length, cases[i].frames[k].bytes);
+        }
+        if (cases[i].status == WHERRY_OK) {
+            confirm(&s);
+        } else {
+            expect_abort(&s, cases[i].status);
+        }
+        scene_finish(&s, cases[i].status, true);
+    }
+}
+
+/** A digest that never fits: three rounds, then the tensor is named. */
+static void test_digests_that_never_fit(void **state) {
+    (void)state;
+    scene s;
+    uint64_t tag = begin_frames(&s, WHERRY_VERIFY_ON);
+    for (int round = 0; round < 3; round++) {
+        if (round) {
+            script_expect(&s.peer, WH_RETRY);
+            assert_int_equal(s.peer.note.intervals.size, 16);
+        }
+        frame(&s, tag, 0, (UINT64_C(1) << 63) | CHUNK, CHUNK + 16);
+        frame(&s, tag, 1, (UINT64_C(1) << 63) | (BODY - CHUNK), BODY - CHUNK + 16);
+        frame(&s, tag, UINT64_MAX, 0, 0);
+    }
+    expect_abort(&s, WHERRY_CORRUPT);
+    ferry_join(&s.receive);
+    assert_string_equal(s.receive.error.path, "w");
+    assert_int_equal(s.receive.stats.retries, 4);
+    ferry_start(&s.receive);
+    script_await_want(&s.peer);
+    script_say(&s.peer, &(wh_note){.type = WH_ABORT, .status = WHERRY_NO_MEMORY, .text = text_bytes("\1\2")});
+    scene_finish(&s, WHERRY_ABORTED, true);
+}
+
+/* ---- other messages ---- */
+
+static void test_digests_that_nobody_wants(void **state) {
+    (void)state;
+    static uint8_t digests[2 * WH_DIGEST_BYTES];
+    const struct {
+        wherry_verify verify;
+        uint64_t first;
+    } cases[] = {{WHERRY_VERIFY_OFF, 0},
+                 {WHERRY_VERIFY_ON, 2},
+                 {WHERRY_VERIFY_ON, 1},
+                 {WHERRY_VERIFY_ON, UINT64_MAX},
+                 {WHERRY_VERIFY_ON, UINT64_C(1) << 60}};
+    for (size_t i = 0; i < sizeof(cases) / sizeof(*cases); i++) {
+        scene s;
+        scene_begin(&s, &wh_lane_cma, cases[i].verify);
+        say_offer(&s);
+        script_expect(&s.peer, WH_PLAN);
+        script_say(&s.peer, &(wh_note){.type = WH_DIGESTS, .first = cases[i].first, .digests = {digests, 32}});
+        if (cases[i].verify == WHERRY_VERIFY_OFF) {
+            script_take(&s.peer, SCRIPT_MS); /* it may have said DONE before it saw them */
+            assert_true(s.peer.note.type == WH_DONE || s.peer.note.type == WH_ABORT);
+        } else {
+            expect_abort(&s, WHERRY_MALFORMED);
+        }
+        scene_finish(&s, WHERRY_MALFORMED, true);
+    }
+}
+
+/** Digests that are wrong come three times; it is not asked a fourth time. */
+static void test_wrong_digests_of_memory(void **state) {
+    (void)state;
+    static uint8_t digests[2 * WH_DIGEST_BYTES];
+    scene s;
+    scene_begin(&s, &wh_lane_cma, WHERRY_VERIFY_ON);
+    say_offer(&s);
+    for (int round = 0; round < 3; round++) {
+        script_expect(&s.peer, round ? WH_RETRY : WH_PLAN);
+        script_say(&s.peer, &(wh_note){.type = WH_DIGESTS, .first = 0, .digests = {digests, 32}});
+    }
+    expect_abort(&s, WHERRY_CORRUPT);
+    scene_finish(&s, WHERRY_CORRUPT, true);
+}
+
+static void test_ends_of_the_lease(void **state) {
+    (void)state;
+    static const struct {
+        wh_note note;
+        wherry_status status;
+    } cases[] = {
+        {{.type = WH_RELEASED, .epoch = 78}, WHERRY_TIMED_OUT},
+        {{.type = WH_REVOKED, .epoch = 77, .status = WHERRY_TIMED_OUT}, WHERRY_REVOKED},
+        {{.type = WH_ABORT, .status = WHERRY_NO_MEMORY}, WHERRY_ABORTED},
+        {{.type = WH_ABORT, .status = 12345}, WHERRY_ABORTED},
+        {{.type = WH_REFUSE_LANE, .status = WHERRY_REFUSED}, WHERRY_MALFORMED},
+        {{.type = WH_REFUSE_LANE, .status = WHERRY_OK}, WHERRY_MALFORMED},
+        {{.type = WH_PROGRESS, .bytes = UINT64_MAX}, WHERRY_TIMED_OUT},
+        {{.type = WH_PLAN}, WHERRY_MALFORMED},
+        {{.type = WH_DONE, .epoch = 77}, WHERRY_MALFORMED},
+    };
+    for (size_t i = 0; i < sizeof(cases) / sizeof(*cases); i++) {
+        scene s;
+        scene_begin(&s, &wh_lane_cma, WHERRY_VERIFY_OFF);
+        script_say(&s.peer, &(wh_note){.type = WH_PROGRESS});
+        say_offer(&s);
+        script_expect(&s.peer, WH_PLAN);
+        script_expect(&s.peer, WH_DONE);
+        script_say(&s.peer, &cases[i].note);
+        scene_finish(&s, cases[i].status, true);
+    }
+}
+
+/** In the middle of the bytes. */
+static void test_revoked_while_bytes_come(void **state) {
+    (void)state;
+    scene s;
+    uint64_t tag = begin_frames(&s, WHERRY_VERIFY_OFF);
+    frame(&s, tag, 0, CHUNK, CHUNK);
+    frame(&s, tag, 1, BODY - CHUNK, 100);
+    script_say(&s.peer, &(wh_note){.type = WH_REVOKED, .epoch = 77, .status = WHERRY_CANCELLED});
+    expect_abort(&s, WHERRY_REVOKED); /* the acknowledgement */
+    scene_finish(&s, WHERRY_REVOKED, true);
+}
+
+/** Each lane is refused in turn, and nothing is left. */
+static void test_every_lane_refused(void **state) {
+    (void)state;
+    scene s;
+    uint64_t tag = begin_frames(&s, WHERRY_VERIFY_OFF);
+    (void)tag;
+    script_say(&s.peer, &(wh_note){.type = WH_REFUSE_LANE, .status = WHERRY_REFUSED, .text = text_bytes("no")});
+    expect_abort(&s, WHERRY_UNSUPPORTED);
+    scene_finish(&s, WHERRY_UNSUPPORTED, false);
+}
+
+static void test_silence(void **state) {
+    (void)state;
+    scene s;
+    scene_begin(&s, &wh_lane_stream, WHERRY_VERIFY_OFF);
+    say_offer(&s);
+    script_expect(&s.peer, WH_PLAN);
+    expect_abort(&s, WHERRY_TIMED_OUT);
+    scene_finish(&s, WHERRY_TIMED_OUT, false);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_a_manifest_of_enormous_size),
+        cmocka_unit_test(test_a_manifest_of_random_bytes),
+        cmocka_unit_test(test_an_offer_with_each_byte_changed),
+        cmocka_unit_test(test_another_version),
+        cmocka_unit_test(test_an_offer_twice),
+        cmocka_unit_test(test_addresses),
+        cmocka_unit_test(test_garbage_of_a_lane),
+        cmocka_unit_test(test_frames),
+        cmocka_unit_test(test_digests_that_never_fit),
+        cmocka_unit_test(test_digests_that_nobody_wants),
+        cmocka_unit_test(test_wrong_digests_of_memory),
+        cmocka_unit_test(test_ends_of_the_lease),
+        cmocka_unit_test(test_revoked_while_bytes_come),
+        cmocka_unit_test(test_every_lane_refused),
+        cmocka_unit_test(test_silence),
+    };
+    wherry_log_set_level(WHERRY_LOG_OFF);
+    return cmocka_run_group_tests_name("hostile_source", tests, NULL, NULL);
+}

@@ -1,0 +1,123 @@
+/*
+ * Eight processes, each of which sends its state to all the others and to the next in the ring, and receives from all of them, everything at once, for many rounds:
+ * the step says of each state that it is the one of its round, and its bytes that it is the one of its rank.
+ */
+#include <pthread.h>
+#include <stdio.h>
+
+#include "base/clock.h"
+#include "support/build.h"
+#include "support/ferry_processes.h"
+
+enum { RANKS = 8, ROUNDS = CROWD_SLOW == 1 ? 200 : 40, TENSORS = 10, RING_NUMBER = 1, LIMIT_S = 60 };
+
+static wherry_value *sent[RANKS];
+
+/** A thread of a rank: rounds of one kind of call. */
+typedef struct job {
+    crowd_rank *self;
+    wherry_transport *transport;
+    int32_t to[RANKS];
+    size_t count; /**< 0: receive from to[0]. */
+    pthread_t thread;
+} job;
+
+static void send_round(const job *one, const wherry_transfer_options *options) {
+    crowd_rank *self = one->self;
+    wherry_error error;
+    crowd_must(self,
+               wherry_checkpoint_send(one->transport, one->to, one->count, sent[self->rank], options, NULL, &error),
+               error);
+}
+
+static void receive_round(const job *one, const wherry_transfer_options *options) {
+    crowd_rank *self = one->self;
+    wherry_error error;
+    wherry_value *received;
+    crowd_must(self, wherry_checkpoint_recv(one->transport, one->to[0], options, &received, &error), error);
+    crowd_check(self, wherry_value_compare(sent[one->to[0]], received, WHERRY_COMPARE_ALL, NULL) == WHERRY_OK,
+                "what rank %d sent is not right in round %lld", (int)one->to[0], (long long)options->step);
+    wherry_value_destroy(received);
+}
+
+static void *work(void *context) {
+    static const char *const lanes[] = {"cma", "ring", "stream", NULL};
+    const job *one = context;
+    for (int round = 0; round < ROUNDS; round++) {
+        wherry_transfer_options options = crowd_options(lanes[round % 4]);
+        options.timeout_ms = 3L * CROWD_MS;
+        options.step = round;
+        options.threads = 1;
+        (one->count ? send_round : receive_round)(one, &options);
+    }
+    return NULL;
+}
+
+static void be_member(crowd_rank *self) {
+    job jobs[RANKS + 2] = {{NULL}};
+    size_t count = 0;
+    wherry_error error;
+    wherry_transport *ring;
+    wherry_transport_options options;
+    wherry_transport_options_init(&options);
+    options.number = RING_NUMBER;
+    crowd_must(self, wherry_transport_create(self->group, &options, &ring, &error), error);
+    crowd_must(self, wherry_group_barrier(self->group, 1, CROWD_MS, &error), error);
+    job *all = jobs + count++;
+    *all = (job){.self = self, .transport = self->transport};
+    for (int32_t rank = 0; rank < RANKS; rank++) {
+        if (rank != self->rank) {
+            all->to[all->count++] = rank;
+            jobs[count++] = (job){.self = self, .transport = self->transport, .to = {rank}};
+        }
+    }
+    jobs[count++] = (job){.self = self, .transport = ring, .to = {(self->rank + 1) % RANKS}, .count = 1};
+    jobs[count++] = (job){.self = self, .transport = ring, .to = {(self->rank + RANKS - 1) % RANKS}};
+    for (size_t i = 0; i < count; i++) {
+        crowd_check(self, pthread_create(&jobs[i].thread, NULL, work, jobs + i) == 0, "no thread");
+    }
+    for (size_t i = 0; i < count; i++) {
+        pthread_join(jobs[i].thread, NULL);
+    }
+    wherry_transport_destroy(ring);
+    crowd_must(self, wherry_group_barrier(self->group, 2, CROWD_MS, &error), error);
+}
+
+static wherry_value *state_of(int32_t rank) {
+    wherry_value *list = build_list(build_int(rank), NULL);
+    for (int i = 0; i < TENSORS; i++) {
+        int64_t bytes = 50 + 300 * i;
+        must(wherry_sequence_append(
+            list, build_tensor(build_storage((uint64_t)bytes, (uint8_t)(31 * rank + i)), WHERRY_U8, 0, 1, &bytes, NULL),
+            NULL));
+    }
+    return list;
+}
+
+static void test_all_to_all_and_a_ring_at_once(void **state) {
+    (void)state;
+    for (int32_t rank = 0; rank < RANKS; rank++) {
+        sent[rank] = state_of(rank);
+    }
+    uint64_t begin = wh_clock_now();
+    crowd *all = crowd_open("eight ranks", RANKS, false, 0);
+    for (int32_t rank = 0; rank < RANKS; rank++) {
+        crowd_start(all, rank, be_member, NULL, NULL);
+    }
+    bool good = crowd_close(all);
+    double seconds = (double)(wh_clock_now() - begin) * 1e-9;
+    for (int32_t rank = 0; rank < RANKS; rank++) {
+        wherry_value_destroy(sent[rank]);
+    }
+    print_message("# %d rounds took %.1f s\n", ROUNDS, seconds);
+    assert_true(good);
+    assert_true(seconds < LIMIT_S * CROWD_SLOW);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_all_to_all_and_a_ring_at_once),
+    };
+    wherry_log_set_level(WHERRY_LOG_OFF);
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
