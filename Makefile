@@ -8,6 +8,8 @@ export PATH := $(CURDIR)/.venv/bin:$(PATH)
 export CC FUZZ_RUNS
 
 DEV := -Dwerror=true -Dtests=enabled
+# Whole-program optimisation where the compiler and its linker are known to go together.
+RELEASE := -Dbuildtype=release -Dtests=disabled -Dprefix=$(PREFIX) $(if $(findstring clang,$(CC)),,-Db_lto=true)
 SANITIZE := $(DEV) -Db_lundef=false -Dc_args=-fno-sanitize-recover=all
 
 .NOTPARALLEL:
@@ -52,7 +54,7 @@ fuzz: ## Run each fuzzer FUZZ_RUNS times (5000000)
 
 bench: ## Build for speed and measure
 	@scripts/install-deps build
-	@scripts/configure build-release -Dbuildtype=release -Dtests=disabled -Dprefix=$(PREFIX)
+	@scripts/configure build-release $(RELEASE)
 	@ninja -C build-release
 	@bench/run build-release
 
@@ -62,7 +64,7 @@ format: ## Rewrite the C files in the project's format
 
 install: ## Install below PREFIX (/usr/local); honours DESTDIR
 	@scripts/install-deps build
-	@scripts/configure build-release -Dbuildtype=release -Dtests=disabled -Dprefix=$(PREFIX)
+	@scripts/configure build-release $(RELEASE)
 	@meson install -C build-release
 
 clean: ## Remove what was built

@@ -62,7 +62,8 @@ static void print_help(void) {
         "\n"
         "Exit codes: 0 all digests were equal; 1 they were not, or something failed; 2 a mistake in the options; 128 "
         "and the\n"
-        "signal's number where one ended the demo. Whatever happens, no process and no file is left behind.\n",
+        "signal's number where one ended the demo. No process and no file is left behind; only SIGKILL leaves the\n"
+        "folder wherry-demo-* in TMPDIR.\n",
         WH_DEMO_RANKS_MAX, KILLS_MAX, STEPS_A_KILL);
 }
 

@@ -57,8 +57,8 @@ void wh_group_watch(wh_group *group, int32_t rank) {
     }
 }
 
-wherry_status wh_group_connect(wh_group *group, int32_t rank, uint64_t tag, wh_deadline deadline, int *channel_p,
-                               wherry_error *error) {
+wherry_status wh_group_connect(wh_group *group, int32_t rank, uint64_t tag, wh_deadline deadline, const wh_stop *stop,
+                               int *channel_p, wherry_error *error) {
     wherry_status status = check_rank(group, rank, error);
     if (status != WHERRY_OK) {
         return status;
@@ -66,7 +66,7 @@ wherry_status wh_group_connect(wh_group *group, int32_t rank, uint64_t tag, wh_d
     if (!group->ops->connect) {
         return wh_fail(error, WHERRY_UNSUPPORTED, "a group of the kind %s has no channels", group->ops->name);
     }
-    return group->ops->connect(group, rank, tag, deadline, channel_p, error);
+    return group->ops->connect(group, rank, tag, deadline, stop, channel_p, error);
 }
 
 int32_t wh_group_process(wh_group *group, int32_t rank) {

@@ -15,6 +15,7 @@
 #include <wherry/error.h>
 
 #include "base/clock.h"
+#include "base/stop.h"
 
 typedef struct wh_group wh_group;
 
@@ -92,10 +93,11 @@ typedef struct wh_group_ops {
 
     /**
      * Opens a channel: a stream of bytes of its own to a rank, which finds it in its inbox for the tag. NULL: this kind of group has none. Blocks until
-     * the other side has accepted it. Whoever was connected to writes first. Errors: as send, and WHERRY_REFUSED.
+     * the other side has accepted it. Whoever was connected to writes first. Errors: as send, WHERRY_REFUSED, and WHERRY_CANCELLED soon after the stop,
+     * which may be NULL, was requested.
      */
-    wherry_status (*connect)(wh_group *group, int32_t rank, uint64_t tag, wh_deadline deadline, int *channel_p,
-                             wherry_error *error);
+    wherry_status (*connect)(wh_group *group, int32_t rank, uint64_t tag, wh_deadline deadline, const wh_stop *stop,
+                             int *channel_p, wherry_error *error);
 
     /** The process of a rank, as this process sees it, where the kernel vouches for it; 0 where it does not. NULL: never. Never blocks. */
     int32_t (*process)(wh_group *group, int32_t rank);
@@ -123,8 +125,8 @@ void wh_group_discard(wh_group *group, uint64_t tag);
 
 /** As the operations. Without `connect` it is WHERRY_UNSUPPORTED. */
 void wh_group_watch(wh_group *group, int32_t rank);
-wherry_status wh_group_connect(wh_group *group, int32_t rank, uint64_t tag, wh_deadline deadline, int *channel_p,
-                               wherry_error *error);
+wherry_status wh_group_connect(wh_group *group, int32_t rank, uint64_t tag, wh_deadline deadline, const wh_stop *stop,
+                               int *channel_p, wherry_error *error);
 int32_t wh_group_process(wh_group *group, int32_t rank);
 
 /** Whether a group has a capability. */

@@ -30,6 +30,9 @@ void wherry_cancel_request(wherry_cancel *cancel) {
     pthread_mutex_lock(&cancel->lock);
     for (wh_cancellable *call = cancel->calls; call; call = call->next) {
         wh_inbox_wake(call->inbox);
+        if (call->stop) {
+            wh_stop_request(call->stop);
+        }
     }
     pthread_mutex_unlock(&cancel->lock);
 }
@@ -50,8 +53,20 @@ void wh_cancel_attach(wherry_cancel *cancel, wh_cancellable *call, wh_inbox *inb
         return;
     }
     pthread_mutex_lock(&cancel->lock);
-    *call = (wh_cancellable){cancel->calls, inbox};
+    *call = (wh_cancellable){cancel->calls, inbox, NULL};
     cancel->calls = call;
+    pthread_mutex_unlock(&cancel->lock);
+}
+
+void wh_cancel_aim(wherry_cancel *cancel, wh_cancellable *call, wh_stop *stop) {
+    if (!cancel) {
+        return;
+    }
+    pthread_mutex_lock(&cancel->lock);
+    call->stop = stop;
+    if (stop && atomic_load(&cancel->requested)) {
+        wh_stop_request(stop);
+    }
     pthread_mutex_unlock(&cancel->lock);
 }
 

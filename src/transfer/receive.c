@@ -116,7 +116,8 @@ wherry_status wh_receive_await(wh_receive *receive, wh_message_type type, const 
             error->rank = receive->rank;
             return WHERRY_TIMED_OUT;
         }
-        status = wh_receive_heed(receive, wh_transfer_tick(&receive->transfer), doing, error);
+        status =
+            wh_receive_heed(receive, wh_deadline_earlier(limit, wh_transfer_tick(&receive->transfer)), doing, error);
     }
     return status;
 }

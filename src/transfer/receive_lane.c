@@ -41,8 +41,10 @@ static bool decide_verify(const wh_receive *receive) {
     return said == WHERRY_VERIFY_DEFAULT ? (receive->lane->traits & WH_LANE_NETWORK) != 0 : said == WHERRY_VERIFY_ON;
 }
 
-/** A new stop and a new site: the last lane's stop may have been requested. */
+/** A new stop and a new site: the last lane's stop may have been requested. A cancel ends a probe by it too. */
 static wherry_status new_site(wh_receive *receive, wherry_error *error) {
+    wherry_cancel *cancel = receive->transfer.options.cancel;
+    wh_cancel_aim(cancel, &receive->cancellable, NULL);
     wh_stop_destroy(&receive->stop);
     receive->site = (wh_lane_site){
         .group = receive->transfer.transport->group,
@@ -54,7 +56,11 @@ static wherry_status new_site(wh_receive *receive, wherry_error *error) {
         .deadline = receive->transfer.deadline,
         .no_progress_ms = (uint32_t)receive->transfer.options.no_progress_ms,
     };
-    return wh_stop_init(&receive->stop, error);
+    wherry_status status = wh_stop_init(&receive->stop, error);
+    if (status == WHERRY_OK) {
+        wh_cancel_aim(cancel, &receive->cancellable, &receive->stop);
+    }
+    return status;
 }
 
 static wherry_status send_plan(wh_receive *receive, const wh_string *request, wherry_error *error) {

@@ -237,7 +237,7 @@ static ssize_t read_channel(int channel, void *bytes, size_t size) {
 
 /** Opens a channel from one rank to another and returns both ends. */
 static void open_channel(world *w, int32_t from, int32_t to, wh_inbox *inbox, int ends[2]) {
-    must(wh_group_connect(w->groups[from], to, wh_inbox_tag(inbox), wh_soon(), &ends[0], &error));
+    must(wh_group_connect(w->groups[from], to, wh_inbox_tag(inbox), wh_soon(), NULL, &ends[0], &error));
     wh_message message = take(inbox, WH_MESSAGE_CHANNEL, from);
     assert_true(message.tag == wh_inbox_tag(inbox));
     assert_true(message.incarnation > 0);
@@ -257,7 +257,7 @@ static void test_channel(void **state) {
     int ends[2];
     char byte;
     if (!has_channels(&w)) {
-        must_fail(WHERRY_UNSUPPORTED, error, wh_group_connect(w.groups[0], 1, TALK, wh_soon(), ends, &error));
+        must_fail(WHERRY_UNSUPPORTED, error, wh_group_connect(w.groups[0], 1, TALK, wh_soon(), NULL, ends, &error));
     }
     for (int32_t from = 0; from < RANKS && has_channels(&w); from++) {
         open_channel(&w, from, 1, inbox, ends);
@@ -289,14 +289,14 @@ static void test_channel_refused(void **state) {
     int end;
     if (has_channels(&w)) {
         for (int32_t to = 0; to < RANKS; to++) {
-            must_fail(WHERRY_REFUSED, error, wh_group_connect(w.groups[0], to, OTHER, wh_soon(), &end, &error));
-            must_fail(WHERRY_REFUSED, error, wh_group_connect(w.groups[0], to, 3, wh_soon(), &end, &error));
+            must_fail(WHERRY_REFUSED, error, wh_group_connect(w.groups[0], to, OTHER, wh_soon(), NULL, &end, &error));
+            must_fail(WHERRY_REFUSED, error, wh_group_connect(w.groups[0], to, 3, wh_soon(), NULL, &end, &error));
         }
         wh_send_text(w.groups[0], 1, TALK, "goes on");
         take_text(inbox, 0, "goes on");
         wh_group_destroy(w.groups[2]);
         w.groups[2] = NULL;
-        must_fail(WHERRY_PEER_LOST, error, wh_group_connect(w.groups[0], 2, OTHER, wh_soon(), &end, &error));
+        must_fail(WHERRY_PEER_LOST, error, wh_group_connect(w.groups[0], 2, OTHER, wh_soon(), NULL, &end, &error));
         assert_int_equal(error.rank, 2);
     }
     wh_inbox_close(inbox);
@@ -315,7 +315,7 @@ static void *open_and_read(void *context) {
     opener *o = context;
     int end;
     struct pollfd at = {-1, POLLIN, 0};
-    o->status = wh_group_connect(o->group, o->to, TALK, wh_soon(), &end, NULL);
+    o->status = wh_group_connect(o->group, o->to, TALK, wh_soon(), NULL, &end, NULL);
     if (o->status == WHERRY_OK) {
         at.fd = end;
         if (poll(&at, 1, SOON_MS) != 1 || recv(end, &o->answer, 1, 0) != 1) {
@@ -364,7 +364,7 @@ static void test_ends_of_channels(void **state) {
         int forgotten;
         char text[8];
         open_channel(&w, 0, 1, inbox, ends);
-        must(wh_group_connect(w.groups[0], 1, TALK, wh_soon(), &forgotten, &error));
+        must(wh_group_connect(w.groups[0], 1, TALK, wh_soon(), NULL, &forgotten, &error));
         wh_inbox_close(inbox);
         assert_int_equal(read_channel(forgotten, text, sizeof(text)), 0);
         close(forgotten);

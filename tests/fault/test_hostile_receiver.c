@@ -503,7 +503,7 @@ static void test_channels_that_nobody_wants(void **state) {
         script_begin(&peer, world.groups[HOSTILE], 0, world.transports[0]->tag);
         script_ask(&peer);
         for (int i = 0; i < 5; i++) {
-            must(wh_group_connect(peer.group, 0, peer.there, wh_deadline_in_ms(SCRIPT_MS), channels + i, &error));
+            must(wh_group_connect(peer.group, 0, peer.there, wh_deadline_in_ms(SCRIPT_MS), NULL, channels + i, &error));
         }
         if (round % 2) {
             withdraw(&peer, peer.own, WHERRY_CANCELLED);

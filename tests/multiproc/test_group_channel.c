@@ -104,14 +104,15 @@ static void test_peer_dies(void **state) {
     pid_t child = start(meeting, 1, 2);
     must(wh_test_join(meeting, 0, 2, JOIN_MS, &group, &error));
     wait_for_answer(group);
-    must(wh_group_connect(group, 1, TALK, wh_deadline_in_ms(SOON_MS), &channel, &error));
+    must(wh_group_connect(group, 1, TALK, wh_deadline_in_ms(SOON_MS), NULL, &channel, &error));
     struct pollfd at = {channel, POLLIN, 0};
     assert_int_equal(poll(&at, 1, SOON_MS), 1);
     assert_int_equal(recv(channel, &byte, 1, 0), 1);
     finish(child);
     read_end(channel, DEATH_MS);
     close(channel);
-    must_fail(WHERRY_PEER_LOST, error, wh_group_connect(group, 1, TALK, wh_deadline_in_ms(SOON_MS), &channel, &error));
+    must_fail(WHERRY_PEER_LOST, error,
+              wh_group_connect(group, 1, TALK, wh_deadline_in_ms(SOON_MS), NULL, &channel, &error));
     assert_int_equal(error.rank, 1);
     wh_group_destroy(group);
 }
@@ -126,7 +127,8 @@ static void test_stopped_peer(void **state) {
     wait_for_answer(group);
     kill(child, SIGSTOP);
     uint64_t begin = wh_clock_now();
-    must_fail(WHERRY_TIMED_OUT, error, wh_group_connect(group, 1, TALK, wh_deadline_in_ms(300), &channel, &error));
+    must_fail(WHERRY_TIMED_OUT, error,
+              wh_group_connect(group, 1, TALK, wh_deadline_in_ms(300), NULL, &channel, &error));
     assert_non_null(strstr(error.message, "timed out"));
     assert_true((wh_clock_now() - begin) / 1000000 < 600);
     pid_t killer = fork();
@@ -136,7 +138,8 @@ static void test_stopped_peer(void **state) {
         _exit(0);
     }
     begin = wh_clock_now();
-    must_fail(WHERRY_PEER_LOST, error, wh_group_connect(group, 1, TALK, wh_deadline_in_ms(SOON_MS), &channel, &error));
+    must_fail(WHERRY_PEER_LOST, error,
+              wh_group_connect(group, 1, TALK, wh_deadline_in_ms(SOON_MS), NULL, &channel, &error));
     assert_true((wh_clock_now() - begin) / 1000000 < 200 + DEATH_MS);
     waitpid(killer, NULL, 0);
     waitpid(child, NULL, 0);

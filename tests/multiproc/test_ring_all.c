@@ -109,9 +109,10 @@ static void test_all_to_all_and_a_ring_at_once(void **state) {
     for (int32_t rank = 0; rank < RANKS; rank++) {
         wherry_value_destroy(sent[rank]);
     }
-    print_message("# %d rounds took %.1f s\n", ROUNDS, seconds);
     assert_true(good);
-    assert_true(seconds < LIMIT_S * CROWD_SLOW);
+    if (seconds > LIMIT_S * CROWD_SLOW) {
+        fail_msg("%d rounds took %.1f s", ROUNDS, seconds);
+    }
 }
 
 int main(void) {

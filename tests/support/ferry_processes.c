@@ -1,12 +1,15 @@
 #include "support/ferry_processes.h"
 
 #include <arpa/inet.h>
+#include <errno.h>
 #include <glob.h>
+#include <grp.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -42,6 +45,14 @@ crowd *crowd_open(const char *name, int32_t size, bool tcp, uint32_t dead_after_
     return all;
 }
 
+/** As another user, who may still read the memory of its own processes. */
+static void become(crowd_rank *self, uid_t user) {
+    if (user && (chmod(self->crowd->folder, 0777) || setgroups(0, NULL) || setresgid(user, user, user) ||
+                 setresuid(user, user, user) || prctl(PR_SET_DUMPABLE, 1))) {
+        crowd_fail(self, "cannot become user %u: %s", (unsigned)user, strerror(errno));
+    }
+}
+
 void crowd_start(crowd *all, int32_t rank, crowd_part part, const void *scene, const crowd_strike *strike) {
     if (strike && strike->signal == SIGKILL) {
         all->expendable[strike->victim] = true;
@@ -52,10 +63,11 @@ void crowd_start(crowd *all, int32_t rank, crowd_part part, const void *scene, c
         all->children[rank] = child;
         return;
     }
-    prctl(PR_SET_PDEATHSIG, SIGKILL);
     alarm(PATIENCE_S);
     wherry_log_set_level(getenv("WHERRY_LOG") ? WHERRY_LOG_DEBUG : WHERRY_LOG_OFF);
     crowd_rank self = {.crowd = all, .rank = rank, .scene = scene};
+    become(&self, all->user);
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
     if (strike) {
         crowd_strike_at(all, rank, strike);
     }

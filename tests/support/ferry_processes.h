@@ -48,6 +48,7 @@ struct crowd {
     int port; /**< TCP; 0: a Unix socket in the folder. */
     int32_t size;
     uint32_t dead_after_ms;
+    uid_t user;                           /**< Who the ranks become before they join; 0: they stay what they are. */
     const char *name;                     /**< Of the case, for messages. */
     pid_t children[CROWD_RANKS_MAX];      /**< The test's own account; 0: not started, or reaped. */
     bool expendable[CROWD_RANKS_MAX];     /**< May be killed by a signal. */

@@ -29,11 +29,11 @@ typedef struct pairs {
     int far[CHANNELS];
 } pairs;
 
-static wherry_status connect_pair(wh_group *group, int32_t rank, uint64_t tag, wh_deadline deadline, int *channel_p,
-                                  wherry_error *problem) {
+static wherry_status connect_pair(wh_group *group, int32_t rank, uint64_t tag, wh_deadline deadline,
+                                  const wh_stop *stop, int *channel_p, wherry_error *problem) {
     pairs *own = (pairs *)group;
     int ends[2];
-    (void)rank, (void)tag, (void)deadline;
+    (void)rank, (void)tag, (void)deadline, (void)stop;
     if (own->opened == own->most) {
         return wh_fail(problem, own->failure, "no more");
     }
@@ -176,7 +176,7 @@ static void test_accept_channels(void **state) {
     wh_lane_end *end = NULL;
     bool ready = true;
     for (int i = 0; i < 3; i++) {
-        must(connect_pair(&group.base, 1, TAG, wh_deadline_never(), near + i, &error));
+        must(connect_pair(&group.base, 1, TAG, wh_deadline_never(), NULL, near + i, &error));
     }
     site.channels = near;
     for (site.channel_count = 0; site.channel_count < 2; site.channel_count++) {
@@ -215,7 +215,7 @@ static void test_no_memory(void **state) {
             wh_lane_end *end = NULL;
             bool ready = false;
             for (int i = 0; accepts && i < 2; i++) {
-                must(connect_pair(&group.base, 1, TAG, wh_deadline_never(), near + i, &error));
+                must(connect_pair(&group.base, 1, TAG, wh_deadline_never(), NULL, near + i, &error));
             }
             site.channels = near;
             site.channel_count = 2;
@@ -390,7 +390,7 @@ static void test_slow_is_not_lost(void **state) {
     must(wh_stop_init(&s.stop, &error));
     s.site = site_of(&group.base, 1, &s.stop);
     s.site.no_progress_ms = SHORT_MS * 2;
-    must(connect_pair(&group.base, 1, TAG, wh_deadline_never(), &near, &error));
+    must(connect_pair(&group.base, 1, TAG, wh_deadline_never(), NULL, &near, &error));
     s.site.channels = &near;
     s.site.channel_count = 1;
     must(lane->accept(&s.site, "\1\1", 2, &ready, &s.end, &error));

@@ -73,10 +73,11 @@ static wherry_status pull(scene *s, bool verify) {
 
 static int next_channel;
 
-static wherry_status connect_pair(wh_group *group, int32_t rank, uint64_t tag, wh_deadline deadline, int *channel_p,
-                                  wherry_error *problem) {
+static wherry_status connect_pair(wh_group *group, int32_t rank, uint64_t tag, wh_deadline deadline,
+                                  const wh_stop *stop, int *channel_p, wherry_error *problem) {
     int ends[2];
-    (void)group, (void)rank, (void)tag, (void)deadline, (void)problem;
+    (void)group, (void)rank, (void)tag, (void)stop;
+    (void)deadline, (void)problem;
     assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, ends), 0);
     *channel_p = ends[0];
     next_channel = ends[1];

@@ -13,7 +13,7 @@
 #include "base/fail.h"
 #include "group/sockets/internal.h"
 
-/** How often a waiting thread looks whether the rank was lost. How long it leaves a listener in peace that too many knock at. */
+/** How often a waiting thread looks whether the rank was lost, or it is to stop. How long it leaves a listener in peace that too many knock at. */
 enum { LOOK_MS = 100, KNOCK_MS = 2 };
 
 /** A channel on its way. */
@@ -23,6 +23,7 @@ typedef struct attempt {
     uint64_t incarnation;
     uint64_t failures; /**< Of the member, when it began. */
     wh_deadline deadline;
+    const wh_stop *stop; /**< May be NULL. */
     int fd;
     wherry_error *error;
 } attempt;
@@ -53,6 +54,8 @@ static wherry_status look(const attempt *a) {
     if (fenced) {
         status = wh_fail(a->error, WHERRY_CLOSED, "another incarnation of rank %d has taken this one's place",
                          (int)sockets->base.rank);
+    } else if (a->stop && wh_stop_requested(a->stop)) {
+        status = wh_fail(a->error, WHERRY_CANCELLED, "opening a channel was stopped");
     } else if (failed) {
         status = lost(a, reason);
     } else if (wh_deadline_passed(a->deadline)) {
@@ -117,6 +120,9 @@ static wherry_status read_some(const attempt *a, uint8_t *bytes, size_t size, si
 /** Connects to the place; a listener that too many knock at is tried again. */
 static wherry_status dial(attempt *a, const char *place) {
     while ((a->fd = wh_dial_place(place)) < 0) {
+        if (errno == EMFILE || errno == ENFILE) {
+            return wh_fail_errno(a->error, WHERRY_SYSTEM, errno, "cannot open a channel to rank %d", (int)a->rank);
+        }
         if (errno != EAGAIN) {
             return lost(a, strerror(errno));
         }
@@ -240,8 +246,8 @@ static wherry_status connect_to_self(wh_sockets *sockets, uint64_t tag, int *cha
     return WHERRY_OK;
 }
 
-wherry_status wh_sockets_connect(wh_group *group, int32_t rank, uint64_t tag, wh_deadline deadline, int *channel_p,
-                                 wherry_error *error) {
+wherry_status wh_sockets_connect(wh_group *group, int32_t rank, uint64_t tag, wh_deadline deadline, const wh_stop *stop,
+                                 int *channel_p, wherry_error *error) {
     wh_sockets *sockets = (wh_sockets *)group;
     if (rank == group->rank) {
         return connect_to_self(sockets, tag, channel_p, error);
@@ -249,7 +255,7 @@ wherry_status wh_sockets_connect(wh_group *group, int32_t rank, uint64_t tag, wh
     char place[WH_PLACE_MAX];
     pthread_mutex_lock(&sockets->lock);
     const wh_member *member = sockets->members + rank;
-    attempt a = {sockets, rank, member->incarnation, member->failures, deadline, -1, error};
+    attempt a = {sockets, rank, member->incarnation, member->failures, deadline, stop, -1, error};
     snprintf(place, sizeof(place), "%s", member->place);
     pthread_mutex_unlock(&sockets->lock);
     wherry_status status = look(&a);

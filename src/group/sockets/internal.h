@@ -142,8 +142,8 @@ wherry_status wh_sockets_pump(wh_group *group, wh_deadline deadline, wherry_erro
 void wh_sockets_nudge(wh_group *group);
 
 /** The operation `connect`. */
-wherry_status wh_sockets_connect(wh_group *group, int32_t rank, uint64_t tag, wh_deadline deadline, int *channel_p,
-                                 wherry_error *error);
+wherry_status wh_sockets_connect(wh_group *group, int32_t rank, uint64_t tag, wh_deadline deadline, const wh_stop *stop,
+                                 int *channel_p, wherry_error *error);
 
 /** Sees to it that a child of this process does not keep the group's sockets open, from now on, and no more. */
 void wh_sockets_enlist(wh_sockets *sockets);

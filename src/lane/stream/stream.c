@@ -79,7 +79,8 @@ static wherry_status open_channels(const wh_lane_site *site, stream_end *own, ui
     uint32_t opened = 0;
     while (status == WHERRY_OK && opened < wanted && !wh_stop_requested(site->stop)) {
         int channel;
-        status = wh_group_connect(site->group, site->peer, site->tag, wh_pipe_patience(site), &channel, error);
+        status =
+            wh_group_connect(site->group, site->peer, site->tag, wh_pipe_patience(site), site->stop, &channel, error);
         if (status == WHERRY_OK) {
             wh_pipe_attach(own->workers[opened++].pipe, channel);
         }

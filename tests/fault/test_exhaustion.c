@@ -1,0 +1,277 @@
+/*
+ * A process that has no descriptor or no thread left when a transfer begins: it ends in an error or in a slower success, on both sides, and with the limit raised
+ * again everything works. And a process that is forked from one with a group and transfers at work can join a group of its own.
+ */
+#include <dirent.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "support/build.h"
+#include "support/ferry_processes.h"
+
+enum { SOURCE, RECEIVER, RANKS };
+
+enum { NOBODY = 65534, DESCRIPTORS = 10, THREADS = 4, NO_PROGRESS_MS = 1000, ENOUGH_MS = 6000 * CROWD_SLOW };
+
+typedef struct scene {
+    char name[100];
+    const char *lane;
+    int resource; /**< RLIMIT_* */
+    int32_t poor; /**< Which rank has a limit. */
+} scene;
+
+static crowd_state sent;
+
+/* ---- limits ---- */
+
+/** Descriptors that fill the gaps between the others. */
+static int fillers[256];
+static size_t filler_count;
+
+/** The number of the highest descriptor. */
+static int highest_descriptor(void) {
+    DIR *open = opendir("/proc/self/fd");
+    int highest = 0;
+    for (struct dirent *entry = NULL; open && (entry = readdir(open));) {
+        int fd = atoi(entry->d_name);
+        highest = fd > highest && fd != dirfd(open) ? fd : highest;
+    }
+    if (open) {
+        closedir(open);
+    }
+    return highest;
+}
+
+/** The limit is about numbers: once there are no gaps below the highest, so many can be opened and no more. */
+static void limit_descriptors(crowd_rank *self, rlim_t spare) {
+    int highest = highest_descriptor();
+    int next = dup(0);
+    for (filler_count = 0; next >= 0 && next < highest; next = dup(0)) {
+        crowd_check(self, filler_count < sizeof(fillers) / sizeof(*fillers), "too many gaps");
+        fillers[filler_count++] = next;
+    }
+    crowd_check(self, next >= 0, "no descriptor");
+    close(next);
+    struct rlimit limits;
+    getrlimit(RLIMIT_NOFILE, &limits);
+    limits.rlim_cur = (rlim_t)next + spare;
+    crowd_check(self, setrlimit(RLIMIT_NOFILE, &limits) == 0, "no limit of descriptors");
+}
+
+/** The limit counts all threads of the user. */
+static void limit_threads(crowd_rank *self, rlim_t spare) {
+    struct rlimit limits;
+    getrlimit(RLIMIT_NPROC, &limits);
+    limits.rlim_cur = spare ? 3 + spare : 1;
+    crowd_check(self, setrlimit(RLIMIT_NPROC, &limits) == 0, "no limit of threads");
+}
+
+static void impoverish(crowd_rank *self, rlim_t spare) {
+    const scene *s = self->scene;
+    if (s->poor == self->rank && s->resource == RLIMIT_NOFILE) {
+        limit_descriptors(self, spare);
+    } else if (s->poor == self->rank) {
+        limit_threads(self, spare);
+    }
+}
+
+static void enrich(crowd_rank *self, const struct rlimit *limits) {
+    const scene *s = self->scene;
+    while (filler_count) {
+        close(fillers[--filler_count]);
+    }
+    crowd_check(self, setrlimit((__rlimit_resource_t)s->resource, limits) == 0, "no limit");
+}
+
+/* ---- transfers ---- */
+
+static wherry_status transfer(crowd_rank *self, const wherry_transfer_options *options, wherry_error *error) {
+    wherry_value *received;
+    if (self->rank == SOURCE) {
+        return wherry_checkpoint_send(self->transport, (int32_t[]){RECEIVER}, 1, sent.value, options, NULL, error);
+    }
+    wherry_status status = wherry_checkpoint_recv(self->transport, SOURCE, options, &received, error);
+    if (status == WHERRY_OK) {
+        crowd_check(self, crowd_state_is(&sent, received), "the state is not right");
+        wherry_value_destroy(received);
+    }
+    return status;
+}
+
+/** What a transfer may come to when a process has nothing left. */
+static bool is_fair(wherry_status status) {
+    return status == WHERRY_OK || status == WHERRY_SYSTEM || status == WHERRY_NO_MEMORY || status == WHERRY_ABORTED ||
+           status == WHERRY_UNSUPPORTED || status == WHERRY_TIMED_OUT || status == WHERRY_REVOKED;
+}
+
+static void be_poor(crowd_rank *self) {
+    const scene *s = self->scene;
+    struct rlimit limits;
+    wherry_error error;
+    wherry_transfer_options options = crowd_options(s->lane);
+    rlim_t most = s->resource == RLIMIT_NOFILE ? DESCRIPTORS : THREADS;
+    uint32_t number = 1;
+    getrlimit((__rlimit_resource_t)s->resource, &limits);
+    options.threads = 2;
+    crowd_must(self, transfer(self, &options, &error), error);
+    for (rlim_t spare = 0; spare <= most; spare++) {
+        crowd_must(self, wherry_group_barrier(self->group, number++, CROWD_MS, &error), error);
+        options.timeout_ms = CROWD_MS;
+        options.no_progress_ms = NO_PROGRESS_MS * CROWD_SLOW;
+        impoverish(self, spare);
+        uint64_t begin = wh_clock_now();
+        wherry_status status = transfer(self, &options, &error);
+        double ms = (double)(wh_clock_now() - begin) * 1e-6;
+        enrich(self, &limits);
+        crowd_check(self, is_fair(status), "%d to spare: %s: %s", (int)spare, wherry_status_name(status),
+                    error.message);
+        crowd_check(self, ms < ENOUGH_MS, "%d to spare: %.0f ms: %s", (int)spare, ms,
+                    status == WHERRY_OK ? "success" : error.message);
+        crowd_must(self, wherry_group_barrier(self->group, number++, CROWD_MS, &error), error);
+        crowd_must(self, transfer(self, &options, &error), error);
+    }
+}
+
+static void run_poor(scene *scenes, size_t count, uid_t user) {
+    size_t failed = 0;
+    for (size_t i = 0; i < count; i++) {
+        scene *s = scenes + i;
+        snprintf(s->name, sizeof(s->name), "no %s at the %s, %s",
+                 s->resource == RLIMIT_NOFILE ? "descriptors" : "threads", s->poor == SOURCE ? "source" : "receiver",
+                 s->lane ? s->lane : "any lane");
+        crowd *all = crowd_open(s->name, RANKS, false, 0);
+        all->user = user;
+        for (int32_t rank = 0; rank < RANKS; rank++) {
+            crowd_start(all, rank, be_poor, s, NULL);
+        }
+        failed += !crowd_close(all);
+    }
+    assert_int_equal(failed, 0);
+}
+
+static size_t fill(scene *scenes, int resource) {
+    static const char *const lanes[] = {"cma", "ring", "stream", NULL};
+    size_t count = 0;
+    for (size_t i = 0; i < 4; i++) {
+        for (int32_t poor = SOURCE; poor <= RECEIVER; poor++) {
+            scenes[count++] = (scene){.lane = lanes[i], .resource = resource, .poor = poor};
+        }
+    }
+    return count;
+}
+
+static void test_no_descriptors(void **state) {
+    (void)state;
+    scene scenes[8];
+    run_poor(scenes, fill(scenes, RLIMIT_NOFILE), 0);
+}
+
+static void test_no_threads(void **state) {
+    (void)state;
+    scene scenes[8];
+    if (geteuid() != 0) {
+        fprintf(stderr, "# a limit of threads is not tried: only root can become a user who has no others\n");
+        return;
+    }
+    run_poor(scenes, fill(scenes, RLIMIT_NPROC), NOBODY);
+}
+
+/* ---- forks ---- */
+
+enum { FORKS = CROWD_SLOW == 1 ? 10 : 3, STOP = 0 };
+
+/** The crowds that the children of the forks meet in. */
+static crowd *families[FORKS];
+
+static void *keep_busy(void *context) {
+    crowd_rank *self = context;
+    static const char *const lanes[] = {"cma", "ring", "stream"};
+    for (int round = 0; !atomic_load(self->crowd->flags + STOP) || round % 3; round++) {
+        wherry_transfer_options options = crowd_options(lanes[round % 3]);
+        wherry_error error;
+        wherry_status status = transfer(self, &options, &error);
+        if (status != WHERRY_OK) {
+            crowd_check(self, atomic_load(self->crowd->flags + STOP), "round %d: %s", round, error.message);
+            break;
+        }
+    }
+    return NULL;
+}
+
+/** The child of a fork: its parent's group and transport are closed to it, and it makes its own. */
+static void be_child(const crowd_rank *parent, crowd *family) {
+    crowd_rank self = {.crowd = family, .rank = parent->rank};
+    wherry_error error;
+    wherry_transfer_options options = crowd_options(NULL);
+    wherry_status status = transfer((crowd_rank *)parent, &options, &error);
+    crowd_check(&self, status == WHERRY_CLOSED, "the parent's transport: %s", wherry_status_name(status));
+    crowd_join(&self);
+    crowd_must(&self, transfer(&self, &options, &error), error);
+    crowd_must(&self, wherry_group_barrier(self.group, 1, CROWD_MS, &error), error);
+    wherry_transport_destroy(self.transport);
+    wherry_group_leave(self.group);
+    _exit(0);
+}
+
+static void be_parent(crowd_rank *self) {
+    pthread_t busy;
+    crowd_check(self, pthread_create(&busy, NULL, keep_busy, self) == 0, "no thread");
+    for (int i = 0; i < FORKS; i++) {
+        usleep(10000 + 1777 * (unsigned)i);
+        pid_t child = fork();
+        if (child == 0) {
+            alarm(60 * CROWD_SLOW);
+            be_child(self, families[i]);
+        }
+        int result = -1;
+        waitpid(child, &result, 0);
+        crowd_check(self, result == 0, "the child ended with %d: %s", result, families[i]->failures[self->rank]);
+    }
+    if (self->rank == SOURCE) {
+        crowd_say(self, STOP);
+    }
+    pthread_join(busy, NULL);
+}
+
+static void test_forks_join_groups_of_their_own(void **state) {
+    (void)state;
+    for (int i = 0; i < FORKS; i++) {
+        families[i] = crowd_open("a family", RANKS, false, 0);
+    }
+    crowd *all = crowd_open("forks", RANKS, false, 0);
+    for (int32_t rank = 0; rank < RANKS; rank++) {
+        crowd_start(all, rank, be_parent, NULL, NULL);
+    }
+    bool good = crowd_close(all);
+    for (int i = 0; i < FORKS; i++) {
+        crowd_close(families[i]);
+    }
+    assert_true(good);
+}
+
+static int set_up(void **state) {
+    (void)state;
+    wherry_log_set_level(WHERRY_LOG_OFF);
+    sent = crowd_state_make(1);
+    return 0;
+}
+
+static int tear_down(void **state) {
+    (void)state;
+    crowd_state_destroy(&sent);
+    return 0;
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_no_descriptors),
+        cmocka_unit_test(test_no_threads),
+        cmocka_unit_test(test_forks_join_groups_of_their_own),
+    };
+    return cmocka_run_group_tests(tests, set_up, tear_down);
+}

@@ -1,0 +1,193 @@
+/*
+ * Every allocation of a whole transfer fails in turn, whichever side and thread it belongs to. Both sides end in time, in success or in an error that
+ * says so; nothing leaks; and the next transfer works.
+ */
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "conformance/sockets_place.h"
+#include "conformance/transfer_world.h"
+#include "group/local.h"
+
+/** The timeout is short, since a side whose peer could not even begin waits for all of it. */
+enum { TIMEOUT_MS = 250, STALE_MS = 150, LIMIT_MS = 3000, NEXT_MS = 20000 };
+
+static atomic_long allocations; /* since the last call of count_from */
+static atomic_long live;        /* not given back */
+static atomic_long failing;     /* the number of the allocation that fails; -1: none */
+static long told;               /* how often a side said that it lacks memory */
+static wherry_error error;
+
+static bool fails(void) {
+    return atomic_fetch_add(&allocations, 1) == atomic_load(&failing);
+}
+
+static void *allocate(void *context, size_t size) {
+    (void)context;
+    void *memory = fails() ? NULL : malloc(size);
+    atomic_fetch_add(&live, memory != NULL);
+    return memory;
+}
+
+static void *reallocate(void *context, void *memory, size_t size) {
+    (void)context;
+    void *grown = fails() ? NULL : realloc(memory, size);
+    atomic_fetch_add(&live, grown && !memory);
+    return grown;
+}
+
+static void release(void *context, void *memory) {
+    (void)context;
+    atomic_fetch_sub(&live, 1);
+    free(memory);
+}
+
+static int set_up(void **state) {
+    (void)state;
+    static const wherry_allocator counting = {allocate, reallocate, release, NULL};
+    atomic_store(&failing, -1);
+    wherry_allocator_set(&counting);
+    return 0;
+}
+
+static int tear_down(void **state) {
+    (void)state;
+    wherry_allocator_set(NULL);
+    return 0;
+}
+
+static void *open_local(int32_t size) {
+    return wh_local_hub_create(size);
+}
+
+static wh_group *join_local(void *hub, int32_t rank) {
+    return wh_local_join(hub, rank);
+}
+
+static void close_local(void *hub) {
+    wh_local_hub_release(hub);
+}
+
+static const wh_group_kind local = {"local", open_local, join_local, close_local};
+static const wh_group_kind sockets = {"unix", wh_open_unix_place, wh_join_place, wh_close_place};
+
+/** Views with gaps, so that scratch memory is needed, and a list. */
+static wherry_value *make_state(void) {
+    int64_t shape[] = {40, 3};
+    int64_t strides[] = {7, 1};
+    int64_t plain = 500;
+    return build_dict("list", build_list(build_int(1), build_string("text"), NULL), "view",
+                      build_tensor(build_storage(40 * 7 * 4, 1), WHERRY_F32, 0, 2, shape, strides), "plain",
+                      build_tensor(build_storage(500, 2), WHERRY_U8, 0, 1, &plain, NULL), NULL);
+}
+
+/** What a side may say when it, or the other, lacks memory: a lane that lacks it is not taken, and the only one may be that. */
+static bool is_right(wherry_status status) {
+    return status == WHERRY_OK || status == WHERRY_NO_MEMORY || status == WHERRY_ABORTED ||
+           status == WHERRY_TIMED_OUT || status == WHERRY_REVOKED || status == WHERRY_PEER_LOST ||
+           status == WHERRY_UNSUPPORTED;
+}
+
+static void run_calls(ferry_call *calls, const ferry_world *world, const wherry_value *state,
+                      const wherry_value *target, wherry_verify verify, int64_t timeout_ms) {
+    calls[0] = ferry_send(world, 0, 1, state);
+    calls[1] = ferry_receive(world, 1, 0);
+    for (int i = 0; i < 2; i++) {
+        calls[i].options.timeout_ms = timeout_ms;
+        calls[i].options.no_progress_ms = timeout_ms < NEXT_MS ? STALE_MS : NEXT_MS;
+        calls[i].options.threads = 2;
+    }
+    calls[1].options.verify = verify;
+    if (target) {
+        calls[1].options.target = ferry_target;
+        calls[1].options.target_context = (void *)target;
+    }
+    ferry_run(calls, 2);
+}
+
+/** A transfer in which the allocation of that number fails. @return false where there are not so many. */
+static bool fail_at(const ferry_world *world, long number, bool in_place, wherry_verify verify) {
+    ferry_call calls[2];
+    wherry_value *state = make_state();
+    wherry_value *target = in_place ? make_state() : NULL;
+    uint64_t begun = wh_clock_now();
+    atomic_store(&allocations, 0);
+    atomic_store(&failing, number);
+    run_calls(calls, world, state, target, verify, TIMEOUT_MS);
+    bool failed = atomic_load(&allocations) > number;
+    atomic_store(&failing, -1);
+    uint64_t took = (wh_clock_now() - begun) / 1000000;
+    for (int i = 0; i < 2; i++) {
+        told += calls[i].status == WHERRY_NO_MEMORY;
+        if (!is_right(calls[i].status) || took > LIMIT_MS) {
+            fail_msg("allocation %ld, %s, %llu ms: %s: %s", number, i ? "receiver" : "source", (unsigned long long)took,
+                     wherry_status_name(calls[i].status), calls[i].error.message);
+        }
+    }
+    if (calls[1].status == WHERRY_OK) {
+        must(wherry_value_compare(state, calls[1].received, WHERRY_COMPARE_ALL, &error));
+        wherry_value_destroy(calls[1].received);
+    }
+    wherry_value_destroy(state);
+    wherry_value_destroy(target);
+    return failed;
+}
+
+/** The same two ranks, as if nothing had been. */
+static void expect_next_works(const ferry_world *world, long number) {
+    ferry_call calls[2];
+    wherry_value *state = make_state();
+    run_calls(calls, world, state, NULL, WHERRY_VERIFY_ON, NEXT_MS);
+    if (calls[0].status != WHERRY_OK || calls[1].status != WHERRY_OK) {
+        fail_msg("after allocation %ld: %s; %s", number, calls[0].error.message, calls[1].error.message);
+    }
+    must(wherry_value_compare(state, calls[1].received, WHERRY_COMPARE_ALL, &error));
+    wherry_value_destroy(calls[1].received);
+    wherry_value_destroy(state);
+}
+
+/**
+ * @param step  1: every allocation; more: a sample.
+ * @return how many there are.
+ */
+static long fail_each(const wh_group_kind *kind, const char *lane, long step, bool in_place, wherry_verify verify) {
+    ferry_kind = kind;
+    ferry_lane = lane;
+    bool failed = true;
+    long number = 0;
+    told = 0;
+    for (; failed; number += step) {
+        long before = atomic_load(&live);
+        ferry_world world = ferry_open();
+        failed = fail_at(&world, number, in_place, verify);
+        expect_next_works(&world, number);
+        ferry_close(&world);
+        if (atomic_load(&live) != before) {
+            fail_msg("%s, allocation %ld: %ld blocks leaked", lane, number, atomic_load(&live) - before);
+        }
+    }
+    assert_true(told > 5);
+    return number;
+}
+
+#define MEMORY_TEST(name, kind, lane, step, in_place, verify)                                                          \
+    static void test_##name(void **state) {                                                                            \
+        (void)state;                                                                                                   \
+        assert_true(fail_each(kind, lane, step, in_place, verify) > 60);                                               \
+    }
+
+MEMORY_TEST(cma, &local, "cma", 1, false, WHERRY_VERIFY_ON)
+MEMORY_TEST(ring, &local, "ring", 1, true, WHERRY_VERIFY_ON)
+MEMORY_TEST(stream, &local, "stream", 1, false, WHERRY_VERIFY_ON)
+MEMORY_TEST(all_lanes, &local, NULL, 3, true, WHERRY_VERIFY_OFF)
+MEMORY_TEST(sockets, &sockets, "stream", 5, true, WHERRY_VERIFY_DEFAULT)
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_cma),       cmocka_unit_test(test_ring),    cmocka_unit_test(test_stream),
+        cmocka_unit_test(test_all_lanes), cmocka_unit_test(test_sockets),
+    };
+    wherry_log_set_level(WHERRY_LOG_OFF);
+    return cmocka_run_group_tests_name("transfer_memory", tests, set_up, tear_down);
+}

@@ -1,0 +1,90 @@
+/*
+ * Any bytes as a message of the conversation: it is read, or refused with a reason. What is read is written the same way again, but for texts that are not
+ * fit to print; all that it borrows lies within the bytes; and lists of chunks are within their bounds.
+ */
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/alloc.h"
+#include "transfer/message.h"
+
+#define REQUIRE(condition)                                                                                             \
+    do {                                                                                                               \
+        if (!(condition)) {                                                                                            \
+            fprintf(stderr, "%s:%d: not so: %s\n", __FILE__, __LINE__, #condition);                                    \
+            abort();                                                                                                   \
+        }                                                                                                              \
+    } while (0)
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+
+enum { CHUNKS = 1000 };
+
+static void check_within(wh_bytes part, const uint8_t *data, size_t size) {
+    const uint8_t *begin = part.bytes;
+    REQUIRE(part.size == 0 || (begin >= data && begin + part.size <= data + size));
+}
+
+/** A text was in the message, or stands for one that was not fit to print. @return whether it was. */
+static bool check_text(wh_bytes text, const uint8_t *data, size_t size) {
+    const uint8_t *begin = text.bytes;
+    for (size_t i = 0; i < text.size; i++) {
+        REQUIRE(begin[i] >= 0x20 && begin[i] != 0x7F);
+    }
+    return text.size == 0 || (begin >= data && begin < data + size);
+}
+
+static void check_intervals(wh_bytes bytes) {
+    wherry_interval *intervals;
+    size_t count;
+    wherry_error error;
+    wherry_status status = wh_intervals_decode(bytes, CHUNKS, &intervals, &count, &error);
+    REQUIRE(status == WHERRY_OK || status == WHERRY_MALFORMED || status == WHERRY_OUT_OF_BOUNDS);
+    if (status != WHERRY_OK) {
+        return;
+    }
+    uint64_t end = 0;
+    for (size_t i = 0; i < count; i++) {
+        REQUIRE(intervals[i].count > 0 && intervals[i].first < CHUNKS &&
+                intervals[i].count <= CHUNKS - intervals[i].first);
+        REQUIRE(i == 0 || intervals[i].first > end);
+        end = intervals[i].first + intervals[i].count;
+    }
+    wh_string again = {0};
+    wh_intervals_encode(intervals, count, &again);
+    REQUIRE(again.size == bytes.size && (again.size == 0 || memcmp(again.bytes, bytes.bytes, again.size) == 0));
+    wh_free(again.bytes);
+    wh_free(intervals);
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
+    wh_note note = {.type = WH_ABORT};
+    wherry_error error = {.status = WHERRY_OK};
+    wherry_status status = wh_note_decode(data, size, &note, &error);
+    if (status != WHERRY_OK) {
+        REQUIRE(status == WHERRY_MALFORMED || status == WHERRY_BAD_VERSION);
+        REQUIRE(error.status == status && error.message[0]);
+        REQUIRE(status != WHERRY_BAD_VERSION || note.type == WH_WANT || note.type == WH_OFFER);
+        return 0;
+    }
+    REQUIRE(note.type >= WH_WANT && note.type <= WH_ABORT && note.lane_count <= WH_OFFERED_LANES_MAX);
+    const wh_bytes parts[] = {note.lane, note.request, note.manifest, note.addresses, note.intervals, note.digests};
+    for (size_t i = 0; i < sizeof(parts) / sizeof(*parts); i++) {
+        check_within(parts[i], data, size);
+    }
+    for (size_t i = 0; i < note.lane_count; i++) {
+        check_within(note.lanes[i].name, data, size);
+        check_within(note.lanes[i].offer, data, size);
+    }
+    bool printable = check_text(note.path, data, size);
+    printable = check_text(note.text, data, size) && printable;
+    check_intervals(note.intervals);
+    wh_string again = {0};
+    wh_note_encode(&note, &again);
+    REQUIRE(!again.failed);
+    REQUIRE(!printable || (again.size == size && memcmp(again.bytes, data, size) == 0));
+    wh_free(again.bytes);
+    return 0;
+}

@@ -1,0 +1,100 @@
+/* Cursors over bytes from outside: never beyond the end, and once failed, failed. */
+#include "support/build.h"
+
+#include "base/alloc.h"
+#include "base/cursor.h"
+
+static void test_numbers_of_every_width(void **state) {
+    (void)state;
+    static const uint8_t bytes[] = {1, 2, 3, 4, 5, 6, 7, 8};
+    for (size_t width = 0; width <= 8; width++) {
+        wh_cursor cursor = wh_cursor_over(bytes, sizeof(bytes));
+        uint64_t expected = 0;
+        for (size_t i = 0; i < width; i++) {
+            expected = expected * 256 + bytes[i];
+        }
+        assert_int_equal(wh_cursor_number(&cursor, width), expected);
+        assert_int_equal(cursor.left, 8 - width);
+        wh_string text = {0};
+        wh_string_append(&text, "", 0);
+        wh_append_number(&text, expected, width);
+        assert_int_equal(text.size, width);
+        assert_memory_equal(text.bytes, bytes, width);
+        wh_free(text.bytes);
+    }
+}
+
+/** A number that is too large for its width loses its upper bytes, as everywhere. */
+static void test_numbers_wider_than_their_place(void **state) {
+    (void)state;
+    wh_string text = {0};
+    wh_append_number(&text, 0x123456, 2);
+    assert_int_equal(text.size, 2);
+    assert_memory_equal(text.bytes, "\x34\x56", 2);
+    wh_free(text.bytes);
+}
+
+static void test_beyond_the_end(void **state) {
+    (void)state;
+    static const uint8_t bytes[] = {9, 9, 9};
+    wh_cursor cursor = wh_cursor_over(bytes, sizeof(bytes));
+    assert_int_equal(wh_cursor_number(&cursor, 4), 0);
+    assert_true(cursor.failed);
+    assert_int_equal(wh_cursor_number(&cursor, 1), 0); /* although there is one */
+    assert_null(wh_cursor_bytes(&cursor, 0));
+    assert_false(wh_cursor_ended(&cursor));
+    cursor = wh_cursor_over(bytes, sizeof(bytes));
+    assert_null(wh_cursor_bytes(&cursor, SIZE_MAX));
+    assert_true(cursor.failed);
+    cursor = wh_cursor_over(NULL, 0);
+    assert_true(wh_cursor_ended(&cursor));
+    assert_int_equal(wh_cursor_number(&cursor, 1), 0);
+    assert_false(wh_cursor_ended(&cursor));
+}
+
+static void test_sized_bytes(void **state) {
+    (void)state;
+    static const size_t widths[] = {1, 2, 4, 8};
+    for (size_t i = 0; i < sizeof(widths) / sizeof(*widths); i++) {
+        wh_string text = {0};
+        size_t size;
+        wh_append_sized(&text, "abc", 3, widths[i]);
+        wh_append_sized(&text, NULL, 0, widths[i]);
+        wh_cursor cursor = wh_cursor_over(text.bytes, text.size);
+        const uint8_t *bytes = wh_cursor_sized(&cursor, widths[i], &size);
+        assert_true(size == 3 && memcmp(bytes, "abc", 3) == 0);
+        assert_non_null(wh_cursor_sized(&cursor, widths[i], &size));
+        assert_int_equal(size, 0);
+        assert_true(wh_cursor_ended(&cursor));
+        wh_free(text.bytes);
+    }
+}
+
+/** A length that claims more than is there, up to the largest, gives nothing. */
+static void test_sized_bytes_that_are_not_there(void **state) {
+    (void)state;
+    static const uint8_t claims[][9] = {{0, 0, 0, 0, 0, 0, 0, 2, 'x'},
+                                        {0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 'x'},
+                                        {0x80, 0, 0, 0, 0, 0, 0, 0, 'x'}};
+    for (size_t i = 0; i < sizeof(claims) / sizeof(*claims); i++) {
+        size_t size = 55;
+        wh_cursor cursor = wh_cursor_over(claims[i], 9);
+        assert_null(wh_cursor_sized(&cursor, 8, &size));
+        assert_int_equal(size, 0);
+        assert_true(cursor.failed);
+        cursor = wh_cursor_over(claims[i], 5);
+        assert_null(wh_cursor_sized(&cursor, 8, &size));
+        assert_int_equal(size, 0);
+    }
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_numbers_of_every_width),
+        cmocka_unit_test(test_numbers_wider_than_their_place),
+        cmocka_unit_test(test_beyond_the_end),
+        cmocka_unit_test(test_sized_bytes),
+        cmocka_unit_test(test_sized_bytes_that_are_not_there),
+    };
+    return cmocka_run_group_tests_name("cursor", tests, NULL, NULL);
+}

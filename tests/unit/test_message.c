@@ -1,0 +1,278 @@
+/* The messages of the conversation: every type there and back, cut off and lengthened, texts that are too long or not fit to print, intervals. */
+#include "support/build.h"
+
+#include "base/alloc.h"
+#include "base/byteorder.h"
+#include "transfer/message.h"
+
+static wherry_error error;
+
+static wh_bytes of(const char *text) {
+    return (wh_bytes){text, strlen(text)};
+}
+
+static bool same(wh_bytes one, wh_bytes other) {
+    return one.size == other.size && (one.size == 0 || memcmp(one.bytes, other.bytes, one.size) == 0);
+}
+
+/** All fields that there are; each type takes its own. */
+static wh_note full_note(wh_message_type type) {
+    static uint8_t digests[2 * WH_DIGEST_BYTES] = {9, 8, 7};
+    wh_note note = {
+        .type = type,
+        .nonce = UINT64_C(0x8123456789ABCDEF),
+        .id = UINT64_C(0xFEDCBA9876543210),
+        .epoch = 3,
+        .step = -1,
+        .verify = 2,
+        .bytes = UINT64_MAX,
+        .first = UINT64_C(1) << 40,
+        .status = WHERRY_TIMED_OUT,
+        .path = of("layers[3].weight"),
+        .text = of("it took too long \xE2\x82\xAC"),
+        .lane = of("stream"),
+        .request = of("please"),
+        .manifest = of("manifest"),
+        .addresses = of("12345678"),
+        .intervals = of("0123456789abcdef"),
+        .digests = {digests, sizeof(digests)},
+        .lane_count = 2,
+    };
+    note.lanes[0] = (wh_offered_lane){of("cma"), of("here")};
+    note.lanes[1] = (wh_offered_lane){of("ring"), of("")};
+    return note;
+}
+
+static wh_string encode(const wh_note *note) {
+    wh_string text = {0};
+    wh_note_encode(note, &text);
+    assert_false(text.failed);
+    return text;
+}
+
+/** What is read is written the same way again, and what the test names by hand is there. */
+static void test_every_type_there_and_back(void **state) {
+    (void)state;
+    for (int type = WH_WANT; type <= WH_ABORT; type++) {
+        wh_note note = full_note((wh_message_type)type);
+        wh_note read;
+        wh_string text = encode(&note);
+        must(wh_note_decode(text.bytes, text.size, &read, &error));
+        assert_int_equal(read.type, type);
+        wh_string again = encode(&read);
+        assert_int_equal(again.size, text.size);
+        assert_memory_equal(again.bytes, text.bytes, text.size);
+        wh_free(again.bytes);
+        wh_free(text.bytes);
+    }
+}
+
+static void test_fields_of_the_larger_ones(void **state) {
+    (void)state;
+    wh_note note = full_note(WH_OFFER);
+    wh_note read;
+    wh_string text = encode(&note);
+    must(wh_note_decode(text.bytes, text.size, &read, &error));
+    assert_true(read.id == note.id && read.epoch == 3 && read.step == -1 && read.verify == 2 && read.lane_count == 2);
+    assert_true(same(read.lanes[0].name, of("cma")) && same(read.lanes[0].offer, of("here")));
+    assert_true(same(read.lanes[1].name, of("ring")) && read.lanes[1].offer.size == 0);
+    assert_true(same(read.manifest, note.manifest) && same(read.addresses, note.addresses));
+    wh_free(text.bytes);
+    note = full_note(WH_PLAN);
+    text = encode(&note);
+    must(wh_note_decode(text.bytes, text.size, &read, &error));
+    assert_true(same(read.lane, note.lane) && same(read.request, note.request) && read.bytes == UINT64_MAX);
+    assert_true(same(read.intervals, note.intervals) && read.verify == 2);
+    wh_free(text.bytes);
+    note = full_note(WH_REVOKED);
+    text = encode(&note);
+    must(wh_note_decode(text.bytes, text.size, &read, &error));
+    assert_true(read.epoch == 3 && read.status == WHERRY_TIMED_OUT);
+    assert_true(same(read.path, note.path) && same(read.text, note.text));
+    wh_free(text.bytes);
+}
+
+/** The bytes themselves, since another program must be able to write them. */
+static void test_the_bytes_of_a_want(void **state) {
+    (void)state;
+    wh_note note = {.type = WH_WANT, .nonce = UINT64_C(0x8000000000000001), .step = 5, .verify = 1};
+    static const uint8_t expected[] = {1, 0, 1, 0x80, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 5, 1};
+    wh_string text = encode(&note);
+    assert_int_equal(text.size, sizeof(expected));
+    assert_memory_equal(text.bytes, expected, sizeof(expected));
+    wh_free(text.bytes);
+}
+
+static void test_cut_off_and_lengthened(void **state) {
+    (void)state;
+    for (int type = WH_WANT; type <= WH_ABORT; type++) {
+        wh_note note = full_note((wh_message_type)type);
+        wh_note read = {.type = WH_ABORT, .bytes = 77};
+        wh_string text = encode(&note);
+        for (size_t size = 0; size < text.size; size++) {
+            char *exact = wh_alloc(size); /* so that a sanitizer sees a byte too much */
+            memcpy(exact, text.bytes, size);
+            must_fail(WHERRY_MALFORMED, error, wh_note_decode(exact, size, &read, &error));
+            wh_free(exact);
+        }
+        wh_string_append(&text, "x", 1);
+        must_fail(WHERRY_MALFORMED, error, wh_note_decode(text.bytes, text.size, &read, &error));
+        assert_int_equal(read.bytes, 77); /* written only on success */
+        wh_free(text.bytes);
+    }
+}
+
+static void test_unknown_types(void **state) {
+    (void)state;
+    for (int type = 0; type < 256; type++) {
+        uint8_t bytes[64] = {(uint8_t)type};
+        wh_note read;
+        if (type == 0 || type > WH_ABORT) {
+            must_fail(WHERRY_MALFORMED, error, wh_note_decode(bytes, sizeof(bytes), &read, &error));
+        }
+    }
+}
+
+/** Of another version nothing is known but to whom to answer. */
+static void test_another_version(void **state) {
+    (void)state;
+    for (int type = WH_WANT; type <= WH_OFFER; type += WH_OFFER - WH_WANT) {
+        uint8_t bytes[40] = {(uint8_t)type, 0x12, 0x34};
+        wh_note read = {.nonce = 0};
+        wh_store_be64(bytes + 3, 99);
+        must_fail(WHERRY_BAD_VERSION, error, wh_note_decode(bytes, sizeof(bytes), &read, &error));
+        assert_int_equal(read.version, 0x1234);
+        assert_int_equal(type == WH_WANT ? read.nonce : read.id, 99);
+        must_fail(WHERRY_BAD_VERSION, error, wh_note_decode(bytes, 11, &read, &error));
+        must_fail(WHERRY_MALFORMED, error, wh_note_decode(bytes, 10, &read, &error));
+    }
+}
+
+static void decode_reason(const char *path, const char *text, size_t size, wh_note *read_p, wh_string *bytes) {
+    wh_note note = {.type = WH_ABORT, .path = of(path), .text = {text, size}};
+    wh_note_encode(&note, bytes);
+    must(wh_note_decode(bytes->bytes, bytes->size, read_p, &error));
+}
+
+/** Texts are cut between characters; the other side gets a text that is whole. */
+static void test_long_texts_are_cut(void **state) {
+    (void)state;
+    char text[WH_REASON_MAX + 20];
+    for (size_t lead = 0; lead < 3; lead++) {
+        wh_note read;
+        wh_string bytes = {0};
+        memset(text, 'x', lead);
+        for (size_t i = lead; i + 3 <= sizeof(text); i += 3) {
+            memcpy(text + i, "\xE2\x82\xAC", 3);
+        }
+        decode_reason("p", text, sizeof(text) - (sizeof(text) - lead) % 3, &read, &bytes);
+        assert_true(read.text.size <= WH_REASON_MAX && read.text.size > WH_REASON_MAX - 3);
+        assert_int_equal((read.text.size - lead) % 3, 0);
+        assert_memory_equal(read.text.bytes, text, read.text.size);
+        wh_free(bytes.bytes);
+    }
+}
+
+/** Such a text could fool whoever reads a log: the message stands without it. */
+static void test_texts_that_are_not_fit_to_print(void **state) {
+    (void)state;
+    static const struct {
+        const char *text;
+        size_t size;
+    } cases[] = {{"\x1B[31m", 5}, {"a\nb", 3}, {"\xFF\xFE", 2}, {"zero\0here", 9}, {"\x7F", 1}, {"\xC0\x80", 2}};
+    for (size_t i = 0; i < sizeof(cases) / sizeof(*cases); i++) {
+        wh_note read;
+        wh_string bytes = {0};
+        decode_reason("w", cases[i].text, cases[i].size, &read, &bytes);
+        assert_true(same(read.path, of("w")));
+        assert_non_null(memmem(read.text.bytes, read.text.size, "cannot be printed", 17));
+        wh_free(bytes.bytes);
+    }
+    wh_note read;
+    wh_string bytes = {0};
+    decode_reason("", "", 0, &read, &bytes);
+    assert_true(read.path.size == 0 && read.text.size == 0);
+    wh_free(bytes.bytes);
+}
+
+/** Limits on what a lane or a digest may be. */
+static void test_limits(void **state) {
+    (void)state;
+    char request[WH_LANE_OFFER_MAX + 1] = {0};
+    wh_note read;
+    wh_note note = full_note(WH_PLAN);
+    note.request = (wh_bytes){request, WH_LANE_OFFER_MAX};
+    wh_string text = encode(&note);
+    must(wh_note_decode(text.bytes, text.size, &read, &error));
+    wh_free(text.bytes);
+    note.request.size++;
+    text = encode(&note);
+    must_fail(WHERRY_MALFORMED, error, wh_note_decode(text.bytes, text.size, &read, &error));
+    wh_free(text.bytes);
+    note = full_note(WH_DIGESTS);
+    note.digests.size--;
+    text = encode(&note);
+    must_fail(WHERRY_MALFORMED, error, wh_note_decode(text.bytes, text.size, &read, &error));
+    wh_free(text.bytes);
+    note = full_note(WH_OFFER);
+    text = encode(&note);
+    text.bytes[28] = WH_OFFERED_LANES_MAX + 1; /* the number of lanes */
+    must_fail(WHERRY_MALFORMED, error, wh_note_decode(text.bytes, text.size, &read, &error));
+    wh_free(text.bytes);
+}
+
+static void test_intervals(void **state) {
+    (void)state;
+    static const wherry_interval good[] = {{0, 1}, {2, 3}, {9, 1}};
+    wherry_interval *read;
+    size_t count;
+    wh_string text = {0};
+    wh_intervals_encode(good, 3, &text);
+    must(wh_intervals_decode((wh_bytes){text.bytes, text.size}, 10, &read, &count, &error));
+    assert_int_equal(count, 3);
+    assert_memory_equal(read, good, sizeof(good));
+    wh_free(read);
+    must_fail(WHERRY_OUT_OF_BOUNDS, error,
+              wh_intervals_decode((wh_bytes){text.bytes, text.size}, 9, &read, &count, &error));
+    must_fail(WHERRY_MALFORMED, error,
+              wh_intervals_decode((wh_bytes){text.bytes, text.size - 1}, 10, &read, &count, &error));
+    must(wh_intervals_decode((wh_bytes){"", 0}, 10, &read, &count, &error));
+    assert_int_equal(count, 0);
+    wh_free(read);
+    wh_free(text.bytes);
+}
+
+static void test_intervals_that_are_refused(void **state) {
+    (void)state;
+    static const wherry_interval bad[][2] = {
+        {{5, 0}, {7, 1}},           {{0, 2}, {1, 1}},          {{0, 2}, {2, 1}},
+        {{4, 1}, {0, 1}},           {{0, 11}, {20, 1}},        {{10, 1}, {11, 1}},
+        {{UINT64_MAX, 1}, {12, 1}}, {{1, UINT64_MAX}, {0, 1}}, {{2, UINT64_MAX - 1}, {0, 1}},
+    };
+    for (size_t i = 0; i < sizeof(bad) / sizeof(*bad); i++) {
+        wherry_interval *read;
+        size_t count;
+        wh_string text = {0};
+        wh_intervals_encode(bad[i], 2, &text);
+        must_fail(WHERRY_OUT_OF_BOUNDS, error,
+                  wh_intervals_decode((wh_bytes){text.bytes, text.size}, 10, &read, &count, &error));
+        wh_free(text.bytes);
+    }
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_every_type_there_and_back),
+        cmocka_unit_test(test_fields_of_the_larger_ones),
+        cmocka_unit_test(test_the_bytes_of_a_want),
+        cmocka_unit_test(test_cut_off_and_lengthened),
+        cmocka_unit_test(test_unknown_types),
+        cmocka_unit_test(test_another_version),
+        cmocka_unit_test(test_long_texts_are_cut),
+        cmocka_unit_test(test_texts_that_are_not_fit_to_print),
+        cmocka_unit_test(test_limits),
+        cmocka_unit_test(test_intervals),
+        cmocka_unit_test(test_intervals_that_are_refused),
+    };
+    return cmocka_run_group_tests_name("message", tests, NULL, NULL);
+}

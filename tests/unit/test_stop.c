@@ -1,0 +1,132 @@
+/* Stops: seen between two steps and within a wait, by any number of threads, for good. */
+#include "support/build.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <pthread.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include "base/stop.h"
+
+static wherry_error error;
+
+static void test_a_request_stays(void **state) {
+    (void)state;
+    wh_stop stop;
+    must(wh_stop_init(&stop, &error));
+    assert_false(wh_stop_requested(&stop));
+    for (int i = 0; i < 3; i++) {
+        wh_stop_request(&stop);
+        assert_true(wh_stop_requested(&stop));
+        struct pollfd fd = {stop.event, POLLIN, 0};
+        assert_int_equal(poll(&fd, 1, 0), 1);
+    }
+    assert_true(fcntl(stop.event, F_GETFD) & FD_CLOEXEC);
+    wh_stop_destroy(&stop);
+    wh_stop_destroy(&stop);
+}
+
+/** On one that was never made. */
+static void test_without_a_descriptor(void **state) {
+    (void)state;
+    wh_stop stop = {.event = -1};
+    wh_stop_request(&stop);
+    assert_true(wh_stop_requested(&stop));
+    wh_stop_destroy(&stop);
+}
+
+static void test_waiting_for_a_descriptor(void **state) {
+    (void)state;
+    wh_stop stop;
+    int ends[2];
+    must(wh_stop_init(&stop, &error));
+    assert_int_equal(pipe(ends), 0);
+    uint64_t begun = wh_clock_now();
+    assert_false(wh_stop_wait_fd(&stop, ends[0], POLLIN, wh_deadline_in_ms(30)));
+    assert_true(wh_clock_now() - begun >= UINT64_C(29000000));
+    assert_true(wh_stop_wait_fd(&stop, ends[1], POLLOUT, wh_deadline_in_ms(10000)));
+    assert_int_equal(write(ends[1], "x", 1), 1);
+    assert_true(wh_stop_wait_fd(&stop, ends[0], POLLIN, wh_deadline_never()));
+    wh_stop_request(&stop); /* goes before what is ready */
+    assert_false(wh_stop_wait_fd(&stop, ends[0], POLLIN, wh_deadline_never()));
+    close(ends[0]);
+    close(ends[1]);
+    wh_stop_destroy(&stop);
+}
+
+/** The end of the other side is told by the next call on the descriptor, so that it counts as ready. */
+static void test_a_descriptor_that_has_failed(void **state) {
+    (void)state;
+    wh_stop stop;
+    int ends[2];
+    must(wh_stop_init(&stop, &error));
+    assert_int_equal(pipe(ends), 0);
+    close(ends[1]);
+    assert_true(wh_stop_wait_fd(&stop, ends[0], POLLIN, wh_deadline_in_ms(10000)));
+    close(ends[0]);
+    wh_stop_destroy(&stop);
+}
+
+typedef struct waiter {
+    wh_stop *stop;
+    int fd;
+    bool ready;
+} waiter;
+
+static void *wait_long(void *context) {
+    waiter *w = context;
+    w->ready = wh_stop_wait_fd(w->stop, w->fd, POLLIN, wh_deadline_in_ms(20000));
+    return NULL;
+}
+
+static void test_ending_the_waits_of_several_threads(void **state) {
+    (void)state;
+    wh_stop stop;
+    int ends[2];
+    pthread_t threads[3];
+    waiter waiters[3];
+    must(wh_stop_init(&stop, &error));
+    assert_int_equal(pipe(ends), 0);
+    for (int i = 0; i < 3; i++) {
+        waiters[i] = (waiter){&stop, ends[0], true};
+        assert_int_equal(pthread_create(threads + i, NULL, wait_long, waiters + i), 0);
+    }
+    usleep(20000);
+    uint64_t begun = wh_clock_now();
+    wh_stop_request(&stop);
+    for (int i = 0; i < 3; i++) {
+        pthread_join(threads[i], NULL);
+        assert_false(waiters[i].ready);
+    }
+    assert_true(wh_clock_now() - begun < UINT64_C(5000000000));
+    close(ends[0]);
+    close(ends[1]);
+    wh_stop_destroy(&stop);
+}
+
+static void test_no_descriptor_left(void **state) {
+    (void)state;
+    struct rlimit before;
+    wh_stop stop;
+    assert_int_equal(getrlimit(RLIMIT_NOFILE, &before), 0);
+    struct rlimit none = {0, before.rlim_max};
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &none), 0);
+    wherry_status status = wh_stop_init(&stop, &error);
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &before), 0);
+    assert_int_equal(status, WHERRY_SYSTEM);
+    assert_int_equal(error.status, WHERRY_SYSTEM);
+    wh_stop_destroy(&stop);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_a_request_stays),
+        cmocka_unit_test(test_without_a_descriptor),
+        cmocka_unit_test(test_waiting_for_a_descriptor),
+        cmocka_unit_test(test_a_descriptor_that_has_failed),
+        cmocka_unit_test(test_ending_the_waits_of_several_threads),
+        cmocka_unit_test(test_no_descriptor_left),
+    };
+    return cmocka_run_group_tests_name("stop", tests, NULL, NULL);
+}
