@@ -89,6 +89,16 @@ class Others:
         return max(0.0, (busy - own) / (seconds * os.cpu_count()))
 
 
+def wait_for_quiet(seconds):
+    """Waits until other work takes less than a tenth of the machine, at most so long."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        others = Others()
+        time.sleep(1)
+        if others.share() < 0.1:
+            return
+
+
 # ---- figures ----
 
 
@@ -332,11 +342,15 @@ def chart(rows, repeats, machine):
     return "\n".join(parts)
 
 
-def run(build, repeats, machine, results_folder):
+def run(build, repeats, machine, results_folder, patience):
     """@return the lines of the page; writes it, and the chart, where there is a folder for them."""
-    others = Others()
-    results = {case: measure(pathlib.Path(build), case, repeats) for case in CASES}
-    machine += f"; other work took {others.share() * 100:.0f}% of its time meanwhile"
+    results, shares = {}, []
+    for case in CASES:
+        wait_for_quiet(patience)
+        others = Others()
+        results[case] = measure(pathlib.Path(build), case, repeats)
+        shares.append(others.share())
+    machine += f"; other work took {statistics.mean(shares) * 100:.0f}% of its time meanwhile, {max(shares) * 100:.0f}% at most"
     rows = rows_of(results)
     lines = page(results, rows, repeats, machine)
     if results_folder:

@@ -33,8 +33,10 @@ void wh_destination_destroy(wh_destination *destination) {
 wherry_status wh_destination_tell(wh_destination *destination, const wh_note *note, wh_deadline deadline,
                                   wherry_error *error) {
     destination->outcome.stats.messages++;
-    return wh_transport_tell(destination->transfer->transport, destination->rank, destination->nonce, note, deadline,
-                             error);
+    /* One that does not read must not keep the others waiting until the deadline of all. */
+    wh_deadline patience = wh_deadline_in_ms(destination->transfer->options.no_progress_ms);
+    return wh_transport_tell(destination->transfer->transport, destination->rank, destination->nonce, note,
+                             wh_deadline_earlier(deadline, patience), error);
 }
 
 /** The figures, once it has ended. */

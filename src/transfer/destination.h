@@ -14,8 +14,8 @@
 
 #include "transfer/chunk_list.h"
 #include "transfer/crew.h"
-#include "transfer/transfer.h"
 #include "transfer/source.h"
+#include "transfer/transfer.h"
 
 typedef enum wh_destination_state {
     WH_DESTINATION_WAITING,
@@ -43,6 +43,7 @@ typedef struct wh_destination {
     bool accepting;
     int channels[WH_CREW_MAX];
     bool verify;
+    uint32_t requests; /**< Plans, calls for help and retries so far: an honest receiver has few. */
     wh_chunk_list list;
     _Atomic uint64_t moved;
     uint64_t peer_bytes; /**< What the receiver says it has. */

@@ -9,8 +9,11 @@
 #include "base/log.h"
 #include "base/point.h"
 
-/** Digests in one message. */
-enum { DIGESTS_MAX = 4096 };
+/**
+ * Digests in one message. How often a receiver may ask for something: each lane once or twice, and a few rounds; one that goes on would fill the way to it
+ * with answers that it does not read, until this side had to wait for it.
+ */
+enum { DIGESTS_MAX = 4096, REQUESTS_MAX = 64 };
 
 /* ---- the crew's work ---- */
 
@@ -173,6 +176,13 @@ wherry_status wh_destination_accept(wh_destination *destination, wherry_error *e
     return ready ? start(destination, error) : WHERRY_OK;
 }
 
+static wherry_status count_request(wh_destination *destination, wherry_error *error) {
+    return ++destination->requests <= REQUESTS_MAX
+               ? WHERRY_OK
+               : wh_fail(error, WHERRY_MALFORMED, "rank %d has asked %d times and does not get on",
+                         (int)destination->rank, REQUESTS_MAX);
+}
+
 static wherry_status take_list(wh_destination *destination, wh_bytes bytes, wherry_error *error) {
     wherry_interval *intervals;
     size_t count;
@@ -195,7 +205,10 @@ wherry_status wh_destination_plan(wh_destination *destination, const wh_note *pl
         return wh_fail(error, WHERRY_MALFORMED, "rank %d sent a plan out of turn, or for a lane that was not offered",
                        (int)destination->rank);
     }
-    wherry_status status = take_list(destination, plan->intervals, error);
+    wherry_status status = count_request(destination, error);
+    if (status == WHERRY_OK) {
+        status = take_list(destination, plan->intervals, error);
+    }
     if (status != WHERRY_OK) {
         return status;
     }
@@ -233,7 +246,10 @@ wherry_status wh_destination_retry(wh_destination *destination, const wh_note *r
         return wh_fail(error, WHERRY_MALFORMED, "rank %d asks again for what it has not got yet",
                        (int)destination->rank);
     }
-    wherry_status status = end_round(destination, error);
+    wherry_status status = count_request(destination, error);
+    if (status == WHERRY_OK) {
+        status = end_round(destination, error);
+    }
     if (status == WHERRY_OK) {
         status = take_list(destination, retry->intervals, error);
     }
@@ -249,7 +265,11 @@ wherry_status wh_destination_assist(wh_destination *destination, const wh_note *
                        (int)destination->rank);
     }
     wherry_error reason = {.status = WHERRY_OK};
-    wherry_status status = lane->assist(&destination->site, assist->request.bytes, assist->request.size, &reason);
+    wherry_status status = count_request(destination, error);
+    if (status != WHERRY_OK) {
+        return status;
+    }
+    status = lane->assist(&destination->site, assist->request.bytes, assist->request.size, &reason);
     wh_note answer = {.type = WH_ASSISTED};
     wh_note_reason(&answer, status, &reason);
     return wh_destination_tell(destination, &answer, destination->transfer->deadline, error);

@@ -121,11 +121,13 @@ static void test_thousands_of_questions(void **state) {
     (void)state;
     scene s;
     scene_begin(&s, &local, NULL);
-    for (uint64_t i = 0; i < 5000; i++) {
+    script_ask(&s.peer);
+    for (uint64_t i = 1; i < 5000; i++) {
         wh_note want = {.type = WH_WANT, .nonce = s.peer.own ^ i, .step = WHERRY_STEP_ANY};
-        script_say(&s.peer, &want);
+        wh_string text = script_encode(&want);
+        script_send(&s.peer, s.peer.want_tag, text.bytes, text.size);
+        wh_free(text.bytes);
     }
-    script_expect(&s.peer, WH_OFFER);
     size_t kept = 0;
     for (const wh_asking *one = s.world.transports[0]->asking; one; one = one->next) {
         kept += one->message.rank == HOSTILE;
@@ -350,6 +352,22 @@ static void test_retry_too_early(void **state) {
     }
 }
 
+/** It has opened a channel and does not read from it; the source's worker waits there. */
+static void test_retry_while_bytes_move(void **state) {
+    (void)state;
+    uint8_t one[16] = {[15] = 1};
+    scene s;
+    int channel;
+    scene_begin(&s, &sockets, NULL);
+    script_ask(&s.peer);
+    must(wh_group_connect(s.peer.group, 0, s.peer.there, wh_deadline_in_ms(SCRIPT_MS), NULL, &channel, &error));
+    script_plan(&s.peer, "stream", (wh_bytes){"\1\1", 2}, &(wherry_interval){0, 3}, 1);
+    script_say(&s.peer, &(wh_note){.type = WH_RETRY, .intervals = {one, sizeof(one)}});
+    script_expect(&s.peer, WH_ABORT);
+    close(channel);
+    scene_finish(&s, WHERRY_MALFORMED);
+}
+
 static void test_assistance(void **state) {
     (void)state;
     static const char *const lanes[] = {"ring", "stream", "boat"};
@@ -364,6 +382,30 @@ static void test_assistance(void **state) {
         assist.lane = text_bytes(lanes[i]);
         script_say(&s.peer, &assist);
         script_expect(&s.peer, WH_ABORT);
+        scene_finish(&s, WHERRY_MALFORMED);
+    }
+}
+
+/** Answers would pile up at one who does not read them. */
+static void test_asking_without_end(void **state) {
+    (void)state;
+    for (int plans = 0; plans < 2; plans++) {
+        scene s;
+        scene_begin(&s, &local, NULL);
+        script_ask(&s.peer);
+        for (int i = 0; i < 1000; i++) {
+            if (plans) {
+                script_plan(&s.peer, "ring", (wh_bytes){"?", 1}, &(wherry_interval){0, 1}, 1);
+            } else {
+                script_say(&s.peer, &(wh_note){.type = WH_ASSIST, .lane = text_bytes("cma")});
+            }
+        }
+        int answers = 0;
+        while (script_take(&s.peer, SCRIPT_MS) && s.peer.note.type != WH_ABORT) {
+            answers++;
+        }
+        assert_int_equal(s.peer.note.type, WH_ABORT);
+        assert_true(answers > 0 && answers <= 100);
         scene_finish(&s, WHERRY_MALFORMED);
     }
 }
@@ -474,6 +516,38 @@ static void test_messages_with_each_byte_changed(void **state) {
     ferry_close(&world);
 }
 
+/** A question with a byte changed is another question, or none; the source waits for a better one as long as it has time. */
+static void test_a_question_with_each_byte_changed(void **state) {
+    (void)state;
+    ferry_kind = &local;
+    ferry_lane = NULL;
+    ferry_world world = ferry_open();
+    wherry_value *small = small_state();
+    wh_note want = {.type = WH_WANT, .nonce = wh_random_tag(), .step = 5};
+    wh_string text = script_encode(&want);
+    for (size_t at = 0; at < text.size; at++) {
+        ferry_call send = ferry_send(&world, 0, HOSTILE, small);
+        scripted peer;
+        send.options.step = 5;
+        send.options.no_progress_ms = 30;
+        send.options.timeout_ms = 60;
+        ferry_start(&send);
+        script_begin(&peer, world.groups[HOSTILE], 0, world.transports[0]->tag);
+        char before = text.bytes[at];
+        text.bytes[at] = (char)(before ^ (at % 2 ? 0x01 : 0x80));
+        script_send(&peer, peer.want_tag, text.bytes, text.size);
+        text.bytes[at] = before;
+        ferry_join(&send);
+        bool version = at == 1 || at == 2;
+        bool step = at >= 11 && at < 19;
+        assert_int_equal(send.status, version ? WHERRY_BAD_VERSION : step ? WHERRY_MISMATCH : WHERRY_TIMED_OUT);
+        script_end(&peer);
+    }
+    wh_free(text.bytes);
+    wherry_value_destroy(small);
+    ferry_close(&world);
+}
+
 /* ---- channels ---- */
 
 static size_t count_descriptors(void) {
@@ -538,10 +612,13 @@ int main(void) {
         cmocka_unit_test(test_a_plan_twice),
         cmocka_unit_test(test_done_for_another_lease),
         cmocka_unit_test(test_retry_too_early),
+        cmocka_unit_test(test_retry_while_bytes_move),
         cmocka_unit_test(test_assistance),
+        cmocka_unit_test(test_asking_without_end),
         cmocka_unit_test(test_types_that_no_receiver_sends),
         cmocka_unit_test(test_messages_cut_off_at_every_byte),
         cmocka_unit_test(test_messages_with_each_byte_changed),
+        cmocka_unit_test(test_a_question_with_each_byte_changed),
         cmocka_unit_test(test_channels_that_nobody_wants),
     };
     wherry_log_set_level(WHERRY_LOG_OFF);

@@ -157,9 +157,7 @@ static void test_a_manifest_of_enormous_size(void **state) {
         int shift;
         bool in_place;
         wherry_status status;
-    } cases[] = {{60, true, WHERRY_LIMIT},
-                 {60, false, WHERRY_LIMIT},
-                 {45, true, WHERRY_MISMATCH}};
+    } cases[] = {{60, true, WHERRY_LIMIT}, {60, false, WHERRY_LIMIT}, {45, true, WHERRY_MISMATCH}};
     for (size_t i = 0; i < sizeof(cases) / sizeof(*cases); i++) {
         scene s;
         int64_t size = INT64_C(1) << cases[i].shift;
@@ -481,6 +479,45 @@ static void test_ends_of_the_lease(void **state) {
     }
 }
 
+/** Each message of a source behind the PLAN, cut off at every byte, or with each byte changed; nobody confirms. */
+static void test_messages_changed_and_cut_off(void **state) {
+    (void)state;
+    static const wh_message_type types[] = {WH_REFUSE_LANE, WH_ASSISTED, WH_DIGESTS, WH_PROGRESS,
+                                            WH_RELEASED,    WH_REVOKED,  WH_ABORT};
+    static uint8_t digest[WH_DIGEST_BYTES];
+    wh_note abort_note = {.type = WH_ABORT, .status = WHERRY_NO_MEMORY};
+    scene s;
+    scene_begin(&s, &wh_lane_cma, WHERRY_VERIFY_ON);
+    for (size_t i = 0; i < sizeof(types) / sizeof(*types); i++) {
+        wh_note note = {.type = types[i], .epoch = 76, .digests = {digest, 16}, .text = text_bytes("why")};
+        wh_string text = script_encode(&note);
+        for (size_t k = 0; k < 2 * text.size; k++) {
+            size_t at = k % text.size;
+            char before = text.bytes[at];
+            say_offer(&s);
+            script_expect(&s.peer, WH_PLAN);
+            text.bytes[at] = (char)(k < text.size ? before : before ^ 0x41);
+            script_send(&s.peer, s.peer.there, text.bytes, k < text.size ? at : text.size);
+            text.bytes[at] = before;
+            script_say(&s.peer, &abort_note);
+            ferry_join(&s.receive);
+            if (k < text.size) {
+                expect_status(&s.receive, WHERRY_MALFORMED);
+            } else {
+                assert_int_not_equal(s.receive.status, WHERRY_OK);
+            }
+            while (script_take(&s.peer, 0)) {
+            }
+            ferry_start(&s.receive);
+            script_await_want(&s.peer);
+        }
+        wh_free(text.bytes);
+    }
+    s.begun = wh_clock_now();
+    script_say(&s.peer, &abort_note);
+    scene_finish(&s, WHERRY_ABORTED, true);
+}
+
 /** In the middle of the bytes. */
 static void test_revoked_while_bytes_come(void **state) {
     (void)state;
@@ -528,6 +565,7 @@ int main(void) {
         cmocka_unit_test(test_digests_that_nobody_wants),
         cmocka_unit_test(test_wrong_digests_of_memory),
         cmocka_unit_test(test_ends_of_the_lease),
+        cmocka_unit_test(test_messages_changed_and_cut_off),
         cmocka_unit_test(test_revoked_while_bytes_come),
         cmocka_unit_test(test_every_lane_refused),
         cmocka_unit_test(test_silence),

@@ -54,7 +54,7 @@ static void *work(void *context) {
 }
 
 static void be_member(crowd_rank *self) {
-    job jobs[RANKS + 2] = {{NULL}};
+    job jobs[RANKS + 2];
     size_t count = 0;
     wherry_error error;
     wherry_transport *ring;

@@ -263,7 +263,7 @@ crowd_state crowd_state_make(uint64_t seed) {
     state.bytes = offset + bytes;
     state.memory = mmap(NULL, state.bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     assert_true(state.memory != MAP_FAILED);
-    uint64_t *words = (uint64_t *)state.memory;
+    uint64_t *words = (void *)state.memory; /* of pages of its own */
     for (size_t i = 0; i < state.bytes / sizeof(*words); i++) {
         words[i] = (seed << 56) + i * UINT64_C(0x9E3779B97F4A7C15);
     }

@@ -15,18 +15,24 @@
 
 #include <wherry/wherry.h>
 
-/** How much slower everything is under a sanitizer. */
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-enum { CROWD_SLOW = 4 };
+#if defined(__SANITIZE_ADDRESS__)
+#define CROWD_ADDRESS_SANITIZER 1
 #elif defined(__has_feature)
-#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
-enum { CROWD_SLOW = 4 };
+#define CROWD_ADDRESS_SANITIZER __has_feature(address_sanitizer)
 #else
-enum { CROWD_SLOW = 1 };
+#define CROWD_ADDRESS_SANITIZER 0
 #endif
+
+#if defined(__SANITIZE_THREAD__)
+#define CROWD_THREAD_SANITIZER 1
+#elif defined(__has_feature)
+#define CROWD_THREAD_SANITIZER __has_feature(thread_sanitizer)
 #else
-enum { CROWD_SLOW = 1 };
+#define CROWD_THREAD_SANITIZER 0
 #endif
+
+/** How much slower everything is under a sanitizer. */
+enum { CROWD_SLOW = CROWD_ADDRESS_SANITIZER || CROWD_THREAD_SANITIZER ? 4 : 1 };
 
 enum { CROWD_RANKS_MAX = 8, CROWD_FLAGS = 16, CROWD_FIGURES = 8, CROWD_MS = 20000 * CROWD_SLOW };
 
