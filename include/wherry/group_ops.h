@@ -25,8 +25,10 @@ extern "C" {
 /** What a table can do. */
 enum {
     WHERRY_GROUP_OPS_CONCURRENT =
-        1,                      /**< Several threads may be inside send, and one inside receive, at once. Without it
-                                          no two calls of the table ever overlap. */
+        1,                      /**< Several threads may be inside send, and one inside receive, at once; they may be
+                                          the library's own. Without it no two calls of the table ever overlap, and only
+                                          threads of the program that are inside a call of the library make them: then
+                                          bytes that go through the group are moved by that thread alone. */
     WHERRY_GROUP_OPS_DEATH = 2, /**< A rank's death is noticed: receive answers WHERRY_PEER_LOST, soon. Without it
                                           whoever waits on a dead rank waits until its timeout, unless a send to that rank
                                           fails. */
@@ -39,7 +41,7 @@ typedef void (*wherry_group_deliver_fn)(void *sink, int32_t rank, const void *by
 /**
  * The table. Fill it by wherry_group_ops_init, then set at least rank, size, send and receive.
  *
- * The functions may be called from any thread of the program that is inside a call of the library. They must not call the
+ * WHERRY_GROUP_OPS_CONCURRENT says which threads may call the functions, and how many at once. They must not call the
  * library. Their `error` is never NULL; what they do not fill, the library does.
  */
 typedef struct wherry_group_ops {

@@ -178,13 +178,14 @@ static void hand_over(wh_mailbox *mailbox, wh_service *service, wh_letter *lette
 
 bool wh_mailbox_hand_over(wh_mailbox *mailbox, wh_letter *letter) {
     wh_service *service = find_service(mailbox, letter->message.tag);
-    if (service) {
+    bool open = service && service->open;
+    if (open) {
         hand_over(mailbox, service, letter);
     }
-    return service != NULL;
+    return open;
 }
 
-/** Hands over what lies there before the service is in the list, so that nothing that comes meanwhile overtakes it. */
+/** Hands over what lies there before the service is open, so that nothing that comes meanwhile overtakes it. */
 static void hand_over_old(wh_mailbox *mailbox, wh_service *service) {
     wh_letter **at = &mailbox->letters.first;
     while (*at) {
@@ -203,13 +204,14 @@ wherry_status wh_service_open(wh_group *group, uint64_t tag, wh_service_fn fn, v
     if (!service) {
         return wh_fail_memory(error, "a service");
     }
-    *service = (wh_service){NULL, tag, fn, context, 0};
+    *service = (wh_service){NULL, tag, fn, context, false, 0};
     pthread_mutex_lock(&mailbox->lock);
     bool taken = find_service(mailbox, tag) != NULL;
     if (!taken) {
-        hand_over_old(mailbox, service);
         service->next = mailbox->services;
         mailbox->services = service;
+        hand_over_old(mailbox, service);
+        service->open = true;
     }
     pthread_mutex_unlock(&mailbox->lock);
     if (taken) {

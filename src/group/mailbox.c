@@ -166,7 +166,7 @@ wherry_status wh_mailbox_put(wh_mailbox *mailbox, const wh_message *message, whe
     const wh_resident *from = mailbox->residents + message->rank;
     if (message->incarnation != from->incarnation) {
         wh_letter_burn(added);
-    } else if (message->size > mailbox->share - from->bytes) {
+    } else if (from->bytes > mailbox->share || message->size > mailbox->share - from->bytes) {
         status = wh_fail(error, WHERRY_LIMIT, "rank %d has sent over %zu bytes of messages that nobody took",
                          (int)message->rank, mailbox->share);
         wh_free(added);

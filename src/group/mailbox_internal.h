@@ -44,6 +44,7 @@ typedef struct wh_service {
     uint64_t tag;
     wh_service_fn fn;
     void *context;
+    bool open;   /**< What had come before is handed over. */
     size_t busy; /**< Threads inside fn. */
 } wh_service;
 

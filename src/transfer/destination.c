@@ -13,8 +13,8 @@
 
 #define MS UINT64_C(1000000)
 
-/** How long a broken lane waits for the receiver's own account of it; how often progress is told. */
-enum { EXPLAIN_MS = 500, TELL_MS = 500, PROGRESS_MS = 100 };
+/** How long a broken lane waits for the receiver's own account of it; how often progress is shown. */
+enum { EXPLAIN_MS = 500, SHOW_MS = 100 };
 
 void wh_destination_init(wh_destination *destination, const wh_transfer *transfer, const wh_source *source,
                          wh_waiting_send *waiting, int32_t rank) {
@@ -64,10 +64,11 @@ static void set_failed(wh_destination *destination, wherry_status status, const 
     finish_stats(destination);
     wh_log(WHERRY_LOG_WARN, "sending to rank %d failed: %s", (int)destination->rank, error->message);
     wh_destination_end_lane(destination);
+    wh_transport_end_pairing(destination->transfer->transport, destination->waiting, destination->rank);
 }
 
 void wh_destination_fail(wh_destination *destination, wherry_status status, const wherry_error *error) {
-    if (destination->nonce && status != WHERRY_PEER_LOST) {
+    if (destination->nonce) {
         wh_note note = {.type = WH_ABORT};
         wh_note_reason(&note, status, error);
         wh_destination_tell(destination, &note, wh_transfer_last_words(), NULL);
@@ -75,7 +76,8 @@ void wh_destination_fail(wh_destination *destination, wherry_status status, cons
     set_failed(destination, status, error);
 }
 
-void wh_destination_revoke(wh_destination *destination, wherry_status status, const wherry_error *error) {
+void wh_destination_revoke(wh_destination *destination, wherry_status status, const wherry_error *error,
+                           wh_deadline deadline) {
     wherry_error about = *error;
     if (!destination->nonce) {
         wh_fail(&about, status, "rank %d has not asked for the checkpoint: %s", (int)destination->rank, error->message);
@@ -83,7 +85,7 @@ void wh_destination_revoke(wh_destination *destination, wherry_status status, co
         wh_stop_request(&destination->stop);
         wh_note note = {.type = WH_REVOKED, .epoch = destination->epoch};
         wh_note_reason(&note, status, error);
-        wh_destination_tell(destination, &note, wh_transfer_last_words(), NULL);
+        wh_destination_tell(destination, &note, deadline, NULL);
         wh_fail(&about, status, "rank %d was not done, at %llu of %llu bytes: %s", (int)destination->rank,
                 (unsigned long long)wh_max(destination->peer_bytes, atomic_load(&destination->moved)),
                 (unsigned long long)destination->wanted, error->message);
@@ -184,6 +186,26 @@ static void take_want(wh_destination *destination, const wh_message *message) {
 
 /* ---- what comes then ---- */
 
+/** What this side has done so far, in bytes. */
+static uint64_t work_done(const wh_destination *destination) {
+    return atomic_load(&destination->moved) + atomic_load(&destination->digested);
+}
+
+static void show_progress(const wh_destination *destination, uint64_t now) {
+    const wherry_transfer_options *options = &destination->transfer->options;
+    if (options->progress) {
+        uint64_t bytes = wh_max(destination->peer_bytes, atomic_load(&destination->moved));
+        double seconds = wh_seconds(destination->plan_at, now);
+        wherry_progress progress = {destination->rank,
+                                    bytes,
+                                    destination->wanted,
+                                    seconds > 0 ? (double)bytes / seconds : 0,
+                                    "",
+                                    destination->lane ? destination->lane->name : ""};
+        options->progress(options->progress_context, &progress);
+    }
+}
+
 static void take_done(wh_destination *destination, const wh_note *note) {
     if (!wh_destination_holds_lease(destination) || note->epoch != destination->epoch) {
         return;
@@ -200,6 +222,9 @@ static void take_done(wh_destination *destination, const wh_note *note) {
     destination->state = WH_DESTINATION_RELEASED;
     wh_point("source released");
     finish_stats(destination);
+    wh_transport_end_pairing(destination->transfer->transport, destination->waiting, destination->rank);
+    show_progress(destination, wh_clock_now());
+    wh_destination_end_lane(destination);
     const wherry_stats *stats = &destination->outcome.stats;
     wh_log(WHERRY_LOG_INFO, "rank %d has the checkpoint: %llu bytes over %s; waited %.3f s, planned %.3f, data %.3f",
            (int)destination->rank, (unsigned long long)stats->bytes_moved, *stats->lane ? stats->lane : "no lane",
@@ -284,7 +309,7 @@ static void take_loss(wh_destination *destination, const wh_message *message) {
     }
     wh_fail(&error, WHERRY_PEER_LOST, "rank %d was lost: %.*s", (int)destination->rank, (int)message->size,
             message->bytes ? (const char *)message->bytes : "");
-    wh_destination_fail(destination, WHERRY_PEER_LOST, &error);
+    set_failed(destination, WHERRY_PEER_LOST, &error);
 }
 
 static void take_channel(wh_destination *destination, wh_message *message) {
@@ -321,28 +346,18 @@ void wh_destination_take(wh_destination *destination, wh_message *message) {
 
 /* ---- looking after it ---- */
 
+/** To the user, at most so often; to the receiver, so that silence means trouble. */
 static void tell_progress(wh_destination *destination, uint64_t now) {
-    const wherry_transfer_options *options = &destination->transfer->options;
-    uint64_t bytes = wh_max(destination->peer_bytes, atomic_load(&destination->moved));
-    if (options->progress) {
-        double seconds = wh_seconds(destination->plan_at, now);
-        wherry_progress progress = {destination->rank,
-                                    bytes,
-                                    destination->wanted,
-                                    seconds > 0 ? (double)bytes / seconds : 0,
-                                    "",
-                                    destination->lane ? destination->lane->name : ""};
-        options->progress(options->progress_context, &progress);
+    if (now - destination->shown_at >= SHOW_MS * MS) {
+        destination->shown_at = now;
+        show_progress(destination, now);
     }
-    if (now - destination->told_at > TELL_MS * MS) {
-        destination->told_at = now;
-        wh_note note = {.type = WH_PROGRESS, .bytes = bytes};
-        wh_destination_tell(destination, &note, wh_deadline_in_ms(0), NULL);
-    }
+    wh_note note = {.type = WH_PROGRESS, .bytes = work_done(destination)};
+    wh_destination_tell(destination, &note, wh_deadline_in_ms(0), NULL);
 }
 
 static void check_progress(wh_destination *destination, uint64_t now) {
-    uint64_t bytes = atomic_load(&destination->moved);
+    uint64_t bytes = work_done(destination);
     int64_t limit = destination->transfer->options.no_progress_ms;
     if (bytes != destination->heard_bytes) {
         destination->heard_bytes = bytes;
@@ -351,7 +366,7 @@ static void check_progress(wh_destination *destination, uint64_t now) {
     if (now > destination->heard && now - destination->heard > (uint64_t)limit * MS) {
         wherry_error error;
         wh_fail(&error, WHERRY_TIMED_OUT, "timed out: no byte moved for %lld ms", (long long)limit);
-        wh_destination_revoke(destination, WHERRY_TIMED_OUT, &error);
+        wh_destination_revoke(destination, WHERRY_TIMED_OUT, &error, wh_transfer_last_words());
     }
 }
 

@@ -46,8 +46,9 @@ typedef struct wh_destination {
     uint32_t requests; /**< Plans, calls for help and retries so far: an honest receiver has few. */
     wh_chunk_list list;
     _Atomic uint64_t moved;
-    uint64_t peer_bytes; /**< What the receiver says it has. */
-    uint64_t wanted;     /**< Bytes that it asked for. */
+    _Atomic uint64_t digested; /**< Bytes, for a receiver that reads by itself. */
+    uint64_t peer_bytes;       /**< What the receiver says it has. */
+    uint64_t wanted;           /**< Bytes that it asked for. */
     wh_crew crew;
     wh_digest *digests; /**< That the crew makes, by place in the list; NULL where it pushes. */
     bool broken;        /**< The crew failed; whether that is the receiver's doing a message may still tell. */
@@ -57,7 +58,7 @@ typedef struct wh_destination {
     uint64_t heard_bytes;
     uint64_t asked_at; /**< Moments, by wh_clock_now: WANT came, */
     uint64_t plan_at;  /**< PLAN came, */
-    uint64_t told_at;  /**< and progress was last told, to the receiver and to the user. */
+    uint64_t shown_at; /**< and progress was last shown to the user. */
     wherry_outcome outcome;
 } wh_destination;
 
@@ -82,6 +83,7 @@ void wh_destination_take(wh_destination *destination, wh_message *message);
 void wh_destination_tick(wh_destination *destination);
 
 /** Ends it because the send ends: the receiver is told that the lease is revoked. */
-void wh_destination_revoke(wh_destination *destination, wherry_status status, const wherry_error *error);
+void wh_destination_revoke(wh_destination *destination, wherry_status status, const wherry_error *error,
+                           wh_deadline deadline);
 
 #endif

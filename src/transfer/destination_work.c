@@ -57,6 +57,7 @@ static wherry_status digest(void *context, uint32_t worker, wherry_error *error)
         if (status == WHERRY_OK) {
             uint64_t place = wh_chunk_list_find(&destination->list, chunk);
             destination->digests[place] = wh_digest_of(digester, segments.items, segments.count);
+            atomic_fetch_add_explicit(&destination->digested, segments.bytes, memory_order_relaxed);
         }
     }
     wh_segments_destroy(&segments);

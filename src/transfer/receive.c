@@ -15,8 +15,9 @@
 
 wherry_status wh_receive_tell(wh_receive *receive, const wh_note *note, wherry_error *error) {
     receive->stats.messages++;
+    wh_deadline patience = wh_deadline_in_ms(receive->transfer.options.no_progress_ms);
     return wh_transport_tell(receive->transfer.transport, receive->rank, receive->offer.id, note,
-                             receive->transfer.deadline, error);
+                             wh_deadline_earlier(receive->transfer.deadline, patience), error);
 }
 
 /* ---- heeding the source ---- */
@@ -47,11 +48,14 @@ static wherry_status take_note(wh_receive *receive, const wh_note *note, wherry_
                    ? WHERRY_OK
                    : wh_fail(error, WHERRY_MALFORMED, "rank %d sent digests that nobody asked for", (int)receive->rank);
     case WH_PROGRESS:
+        if (note->bytes > receive->peer_bytes) {
+            receive->peer_bytes = note->bytes;
+            receive->heard = wh_clock_now();
+        }
         return WHERRY_OK;
     case WH_REVOKED:
-        receive->gone = true;
+        receive->gone = receive->revoked = true;
         wh_fail_note(error, WHERRY_REVOKED, receive->rank, note, "took its offer back, what was received is not valid");
-        wh_receive_tell(receive, &(wh_note){.type = WH_ABORT, .status = WHERRY_REVOKED}, NULL);
         return WHERRY_REVOKED;
     case WH_ABORT:
         receive->gone = true;
@@ -90,16 +94,19 @@ static wherry_status take_message(wh_receive *receive, wh_message *message, wher
 
 wherry_status wh_receive_heed(wh_receive *receive, wh_deadline deadline, const char *doing, wherry_error *error) {
     wh_message message;
+    wherry_error none; /* that nothing came is no error */
     wherry_status status = wh_transfer_must_end(&receive->transfer, doing, error);
     if (status != WHERRY_OK) {
         error->rank = receive->rank;
         return status;
     }
-    status = wh_inbox_take(receive->inbox, deadline, &message, error);
+    status = wh_inbox_take(receive->inbox, deadline, &message, &none);
     if (status == WHERRY_TIMED_OUT) {
         return WHERRY_OK;
     }
-    if (status == WHERRY_OK) {
+    if (status != WHERRY_OK) {
+        *error = none;
+    } else {
         status = take_message(receive, &message, error);
         wh_message_clear(&message);
     }
@@ -143,8 +150,8 @@ static wherry_status ask(wh_receive *receive, wherry_error *error) {
     };
     receive->asked_at = wh_clock_now();
     receive->stats.messages++;
-    status = wh_transport_tell(transport, receive->rank, transport->tag, &want, receive->transfer.deadline, error);
     receive->incarnation = wh_mailbox_incarnation(transport->group->mailbox, receive->rank);
+    status = wh_transport_tell(transport, receive->rank, transport->tag, &want, receive->transfer.deadline, error);
     wh_point("receiver asked");
     return status;
 }
@@ -233,9 +240,9 @@ static wherry_status confirm(wh_receive *receive, wherry_error *error) {
     return status;
 }
 
-/** Tells the source that this side gives up. */
+/** Tells the source that this side gives up, or that it has noticed that the lease is over; nothing of it is read any more. */
 static void give_up(wh_receive *receive, wherry_status status, const wherry_error *error) {
-    if (receive->gone || !receive->inbox) {
+    if ((receive->gone && !receive->revoked) || !receive->inbox) {
         return;
     }
     bool offered = receive->offer_message.bytes != NULL;

@@ -35,6 +35,8 @@ typedef struct wh_receive {
     wh_message_type answer; /**< The last of RELEASED, ASSISTED, REFUSE_LANE that came; 0: none. */
     wherry_error reason;    /**< What it said; status WHERRY_OK where it was a yes. */
     bool gone;              /**< The source is lost, or has ended the conversation: it need not be told. */
+    bool revoked;           /**< It has, and waits to hear that this side reads no more. */
+    uint64_t peer_bytes;    /**< What the source says it has done. */
     wh_tensor_table table;
     bool has_table;
     uint64_t asked_at; /**< Moments, by wh_clock_now. */

@@ -10,7 +10,7 @@
 #define MS UINT64_C(1000000)
 
 /** Rounds in all. What one thread moves by itself. How long a broken lane waits for the source's own account of it. How often progress is told. */
-enum { ROUNDS = 3, ALONE_BYTES = 1 << 20, EXPLAIN_MS = 300, TELL_MS = 500, SHOW_MS = 100 };
+enum { ROUNDS = 3, ALONE_BYTES = 1 << 20, EXPLAIN_MS = 300, TELL_MS = 100, SHOW_MS = 100 };
 
 static wherry_status pull(void *context, uint32_t worker, wherry_error *error) {
     wh_receive *receive = context;
@@ -117,7 +117,8 @@ static wherry_status pull_alone(wh_receive *receive, bool looks_around, wherry_e
         *error = a.error;
         return a.status;
     }
-    return status;
+    return status == WHERRY_OK || receive->answer == WH_REFUSE_LANE ? status
+                                                                    : wh_receive_explain(receive, status, error);
 }
 
 wherry_status wh_receive_explain(wh_receive *receive, wherry_status status, wherry_error *error) {
@@ -159,7 +160,7 @@ static wherry_status pull_together(wh_receive *receive, uint32_t workers, wherry
 static wherry_status pull_round(wh_receive *receive, wherry_error *error) {
     bool one_sided = receive->lane->traits & WH_LANE_ONE_SIDED;
     bool must = (receive->lane->traits & WH_LANE_MESSAGES) && !wh_group_can(receive->site.group, WH_GROUP_CONCURRENT);
-    receive->heard = wh_clock_now();
+    receive->heard = receive->told_at = wh_clock_now();
     if (must || (one_sided && receive->sink.bytes <= ALONE_BYTES)) {
         receive->stats.workers = 1;
         return pull_alone(receive, must, error);

@@ -140,7 +140,8 @@ static wherry_status try_lane(wh_receive *receive, const wh_offered_lane *offere
 /** Takes the next lane that works, from number *next on. */
 static wherry_status choose(wh_receive *receive, size_t *next, wherry_error *error) {
     const wh_lane_choice *lanes = &receive->transfer.lanes;
-    bool failed = false; /* a lane that should have worked: the source may be gone, or may have ended it */
+    bool failed = false; /* a lane should have worked: the source may have ended it, or be gone, */
+    wherry_status failure = WHERRY_UNSUPPORTED; /* which a lane may know before the group does */
     for (; *next < lanes->count; (*next)++) {
         wherry_error refusal = {.status = WHERRY_OK};
         wherry_status status = WHERRY_OK;
@@ -155,13 +156,14 @@ static wherry_status choose(wh_receive *receive, size_t *next, wherry_error *err
             return status;
         }
         failed = failed || refusal.status != WHERRY_UNSUPPORTED;
+        failure = refusal.status == WHERRY_PEER_LOST ? WHERRY_PEER_LOST : failure;
         note_refusal(receive, receive->lane, &refusal);
         receive->lane = NULL;
     }
-    wh_fail(error, WHERRY_UNSUPPORTED, "no lane reaches rank %d: %s", (int)receive->rank,
+    wh_fail(error, failure, "no lane reaches rank %d: %s", (int)receive->rank,
             receive->reasons.bytes && !receive->reasons.failed ? receive->reasons.bytes : "none is allowed");
     error->rank = receive->rank;
-    return failed ? wh_receive_explain(receive, WHERRY_UNSUPPORTED, error) : WHERRY_UNSUPPORTED;
+    return failed ? wh_receive_explain(receive, failure, error) : failure;
 }
 
 wherry_status wh_receive_bytes(wh_receive *receive, wherry_error *error) {

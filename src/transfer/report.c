@@ -76,6 +76,7 @@ static wherry_report *make_report(wh_receive *receive) {
     }
     const wh_chunk_sink *sink = &receive->sink;
     static const wh_placed_fn marks[] = {[WH_CHUNK_AWAITED] = mark_missing,
+                                         [WH_CHUNK_AGAIN] = mark_open,
                                          [WH_CHUNK_OPEN] = mark_open,
                                          [WH_CHUNK_LANDED] = mark_landed,
                                          [WH_CHUNK_BAD] = mark_open};

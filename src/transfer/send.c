@@ -79,9 +79,16 @@ static bool all_ended(const send_call *call) {
 }
 
 static void take(send_call *call, wh_message *message) {
+    wherry_transport *transport = call->transfer.transport;
     for (size_t i = 0; i < call->count; i++) {
-        if (call->destinations[i].rank == message->rank) {
-            wh_destination_take(call->destinations + i, message);
+        wh_destination *one = call->destinations + i;
+        bool asks = message->kind == WH_MESSAGE_BYTES && message->tag == transport->tag;
+        if (one->rank == message->rank && asks && wh_destination_ended(one)) {
+            wh_transport_take_back(transport, message);
+            return;
+        }
+        if (one->rank == message->rank) {
+            wh_destination_take(one, message);
         }
     }
     wh_message_clear(message);
@@ -99,8 +106,7 @@ static bool is_acknowledgement(const wh_message *message) {
  * Gives receivers a moment to notice that their leases are over, so that those that are at it do not read memory that is freed. One that does not answer
  * is not waited for: it can never be told that it was released, so that what it reads from now on is never taken for good.
  */
-static void await_acknowledgements(send_call *call, size_t leases) {
-    wh_deadline soon = wh_transfer_last_words();
+static void await_acknowledgements(send_call *call, size_t leases, wh_deadline soon) {
     wh_message message;
     while (leases && wh_inbox_take(call->inbox, soon, &message, NULL) == WHERRY_OK) {
         leases -= is_acknowledgement(&message);
@@ -111,6 +117,9 @@ static void await_acknowledgements(send_call *call, size_t leases) {
 /** Ends what has not ended: nobody can be released any more. */
 static void revoke_all(send_call *call, wherry_status status, const wherry_error *error) {
     size_t leases = 0;
+    wh_deadline soon = wh_transfer_last_words();
+    wh_transport_remove_send(call->transfer.transport,
+                             &call->waiting); /* whoever asks from now on, asks the next send */
     for (size_t i = 0; i < call->count; i++) {
         if (wh_destination_holds_lease(call->destinations + i)) {
             wh_stop_request(&call->destinations[i].stop);
@@ -119,11 +128,11 @@ static void revoke_all(send_call *call, wherry_status status, const wherry_error
     }
     for (size_t i = 0; i < call->count; i++) {
         if (!wh_destination_ended(call->destinations + i)) {
-            wh_destination_revoke(call->destinations + i, status, error);
+            wh_destination_revoke(call->destinations + i, status, error, soon);
         }
     }
     if (status != WHERRY_CLOSED) {
-        await_acknowledgements(call, leases);
+        await_acknowledgements(call, leases, soon);
     }
 }
 

@@ -103,12 +103,16 @@ static bool lay_out(const wh_chunk_sink *sink, uint64_t chunk, uint64_t length, 
     return !work.failed && (work.fill || reserve_scratch(landing, work.widest));
 }
 
+static bool change(wh_chunk_sink *sink, uint64_t place, wh_chunk_state from, wh_chunk_state to) {
+    unsigned char present = (unsigned char)from;
+    return atomic_compare_exchange_strong(sink->states + place, &present, (unsigned char)to);
+}
+
 static wherry_status sink_open(void *context, uint64_t chunk, wh_landing *landing, wherry_error *error) {
     wh_chunk_sink *sink = context;
     uint64_t place = wh_chunk_list_find(&sink->wanted, chunk);
-    unsigned char awaited = WH_CHUNK_AWAITED;
     if (place == UINT64_MAX ||
-        !atomic_compare_exchange_strong(sink->states + place, &awaited, (unsigned char)WH_CHUNK_OPEN)) {
+        !(change(sink, place, WH_CHUNK_AWAITED, WH_CHUNK_OPEN) || change(sink, place, WH_CHUNK_AGAIN, WH_CHUNK_OPEN))) {
         return wh_fail(error, WHERRY_MALFORMED, "chunk %" PRIu64 " came, which is not awaited", chunk);
     }
     uint64_t begin;
@@ -179,7 +183,7 @@ wh_round_result wh_chunk_sink_judge(wh_chunk_sink *sink) {
                 atomic_store(sink->states + place, (unsigned char)state);
             }
         }
-        result.missing += state == WH_CHUNK_AWAITED || state == WH_CHUNK_OPEN;
+        result.missing += state < WH_CHUNK_LANDED;
         if (state == WH_CHUNK_BAD && result.bad++ == 0) {
             result.first_bad = chunk;
         }
@@ -196,7 +200,7 @@ bool wh_chunk_sink_retry(wh_chunk_sink *sink) {
             continue;
         }
         uint64_t chunk = wh_chunk_list_at(&sink->wanted, place);
-        atomic_store(sink->states + place, (unsigned char)WH_CHUNK_AWAITED);
+        atomic_store(sink->states + place, (unsigned char)WH_CHUNK_AGAIN);
         sink->has_claim[place] = false;
         if (count && intervals[count - 1].first + intervals[count - 1].count == chunk) {
             intervals[count - 1].count++;

@@ -17,6 +17,7 @@
 
 typedef enum wh_chunk_state {
     WH_CHUNK_AWAITED,
+    WH_CHUNK_AGAIN,  /**< Awaited, after its bytes were wrong. */
     WH_CHUNK_OPEN,   /**< Its bytes are landing. */
     WH_CHUNK_LANDED, /**< All are here. */
     WH_CHUNK_BAD,    /**< They are, and are not what the source has. */

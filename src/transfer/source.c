@@ -7,6 +7,9 @@
 #include "state/prepare.h"
 #include <wherry/manifest.h>
 
+/** What else an OFFER has, generously. */
+enum { OFFER_REST = 64 << 10 };
+
 static wherry_status check_memory(const wh_source *source, wherry_error *error) {
     for (size_t i = 0; i < source->summary.storages; i++) {
         const wherry_storage *storage = wherry_prepared_storage(source->prepared, i);
@@ -39,7 +42,16 @@ wherry_status wh_source_init(wh_source *source, const wherry_value *state, int32
         const void *data = wherry_storage_data(wherry_prepared_storage(source->prepared, i));
         wh_append_number(&source->addresses, (uintptr_t)data, 8);
     }
-    return status == WHERRY_OK && source->addresses.failed ? wh_fail_memory(error, "a checkpoint's addresses") : status;
+    if (status == WHERRY_OK && source->addresses.failed) {
+        return wh_fail_memory(error, "a checkpoint's addresses");
+    }
+    if (status == WHERRY_OK && source->manifest_size + source->addresses.size > WH_MESSAGE_MAX - OFFER_REST) {
+        return wh_fail(
+            error, WHERRY_LIMIT,
+            "the manifest has %zu bytes for %llu tensors, more than an offer can carry; send the state in parts",
+            source->manifest_size, (unsigned long long)source->summary.tensors);
+    }
+    return status;
 }
 
 void wh_source_destroy(wh_source *source) {

@@ -9,6 +9,9 @@
 #include "base/fail.h"
 #include "base/log.h"
 
+/** In wh_waiting_send.nonces: the destination has ended, and is paired no more. No nonce has this value: they have the tag bit of conversations. */
+#define ENDED UINT64_C(1)
+
 /** Tags of WANTs: one a transport, out of the way of a program's own. */
 #define WANT_TAG (UINT64_C(1) << 48)
 
@@ -138,33 +141,58 @@ void wh_transport_add_send(wherry_transport *transport, wh_waiting_send *send) {
     pthread_mutex_unlock(&transport->lock);
 }
 
-void wh_transport_unpair(wherry_transport *transport, wh_waiting_send *send, int32_t rank) {
+static void set_nonce(wherry_transport *transport, wh_waiting_send *send, int32_t rank, uint64_t nonce) {
     pthread_mutex_lock(&transport->lock);
     for (size_t i = 0; i < send->count; i++) {
         if (send->ranks[i] == rank) {
-            send->nonces[i] = 0;
+            send->nonces[i] = nonce;
         }
     }
     pair_waiting(transport);
     pthread_mutex_unlock(&transport->lock);
 }
 
+void wh_transport_unpair(wherry_transport *transport, wh_waiting_send *send, int32_t rank) {
+    set_nonce(transport, send, rank, 0);
+}
+
+void wh_transport_end_pairing(wherry_transport *transport, wh_waiting_send *send, int32_t rank) {
+    set_nonce(transport, send, rank, ENDED);
+}
+
+/** Takes over a message of the transport's own tag that a send has not dealt with; the lock is held. */
+static void take_back(wherry_transport *transport, wh_message *message) {
+    wh_note note = {.nonce = 0};
+    wherry_status status = wh_note_decode(message->bytes, message->size, &note, NULL);
+    if (status == WHERRY_OK && note.type == WH_WANT) {
+        take_want(transport, message, note.nonce);
+    } else if (status == WHERRY_OK && note.type == WH_WITHDRAW) {
+        take_withdrawal(transport, message, note.nonce);
+    } else {
+        wh_message_clear(message);
+    }
+}
+
+void wh_transport_take_back(wherry_transport *transport, wh_message *message) {
+    pthread_mutex_lock(&transport->lock);
+    take_back(transport, message);
+    pthread_mutex_unlock(&transport->lock);
+}
+
 void wh_transport_remove_send(wherry_transport *transport, wh_waiting_send *send) {
     pthread_mutex_lock(&transport->lock);
     wh_waiting_send **at = &transport->sends;
-    while (*at != send) {
+    while (*at && *at != send) {
         at = &(*at)->next;
     }
-    *at = send->next;
     wh_message message;
-    while (wh_inbox_poll(send->inbox, &message)) {
-        wh_note note = {.nonce = 0};
-        wherry_status status = WHERRY_MALFORMED;
+    bool removed = *at != NULL;
+    if (removed) {
+        *at = send->next;
+    }
+    while (removed && wh_inbox_poll(send->inbox, &message)) {
         if (message.kind == WH_MESSAGE_BYTES && message.tag == transport->tag) {
-            status = wh_note_decode(message.bytes, message.size, &note, NULL);
-        }
-        if (status == WHERRY_OK && note.type == WH_WANT) {
-            take_want(transport, &message, note.nonce);
+            take_back(transport, &message);
         } else {
             wh_message_clear(&message);
         }

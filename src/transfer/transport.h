@@ -56,7 +56,13 @@ void wh_transport_add_send(wherry_transport *transport, wh_waiting_send *send);
 /** A rank that was paired waits again. */
 void wh_transport_unpair(wherry_transport *transport, wh_waiting_send *send, int32_t rank);
 
-/** Ends it; WANTs that lie in its inbox unread are paired anew. */
+/** A rank's destination has ended: no WANT is paired with it any more. */
+void wh_transport_end_pairing(wherry_transport *transport, wh_waiting_send *send, int32_t rank);
+
+/** Takes over a WANT or a WITHDRAW that came to a send whose destination has ended: it may be for another. */
+void wh_transport_take_back(wherry_transport *transport, wh_message *message);
+
+/** Ends it; WANTs that lie in its inbox unread are paired anew. Nothing where it was ended before. */
 void wh_transport_remove_send(wherry_transport *transport, wh_waiting_send *send);
 
 /** Encodes a message and sends it. @return as wh_group_send. */

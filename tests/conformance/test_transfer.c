@@ -25,6 +25,12 @@ static void *open_table(int32_t size) {
     return table_hub_open(size, &options);
 }
 
+/** As little as may be: calls do not overlap, and only threads that are inside a call of the library make them. */
+static void *open_plain(int32_t size) {
+    static const table_hub_options options = {.flags = 0};
+    return table_hub_open(size, &options);
+}
+
 static wh_group *join_table(void *hub, int32_t rank) {
     wherry_group_ops ops;
     void *context = table_hub_member(hub, rank, &ops);
@@ -42,12 +48,13 @@ int main(int count, char **arguments) {
         {"unix", wh_open_unix_place, wh_join_place, wh_close_place},
         {"tcp", wh_open_tcp_place, wh_join_place, wh_close_place},
         {"callback", open_table, join_table, close_table},
+        {"plain", open_plain, join_table, close_table},
     };
     for (size_t i = 0; count == 3 && i < sizeof(kinds) / sizeof(*kinds); i++) {
         if (strcmp(kinds[i].name, arguments[1]) == 0) {
             return wh_transfer_suite_run(kinds + i, arguments[2]);
         }
     }
-    fprintf(stderr, "usage: test_transfer local|unix|tcp|callback LANE\n");
+    fprintf(stderr, "usage: test_transfer local|unix|tcp|callback|plain LANE\n");
     return 2;
 }

@@ -157,13 +157,14 @@ static void decode_reason(const char *path, const char *text, size_t size, wh_no
 /** Texts are cut between characters; the other side gets a text that is whole. */
 static void test_long_texts_are_cut(void **state) {
     (void)state;
+    static const char euro[] = {'\xE2', '\x82', '\xAC'};
     char text[WH_REASON_MAX + 20];
     for (size_t lead = 0; lead < 3; lead++) {
         wh_note read;
         wh_string bytes = {0};
         memset(text, 'x', lead);
         for (size_t i = lead; i + 3 <= sizeof(text); i += 3) {
-            memcpy(text + i, "\xE2\x82\xAC", 3);
+            memcpy(text + i, euro, sizeof(euro));
         }
         decode_reason("p", text, sizeof(text) - (sizeof(text) - lead) % 3, &read, &bytes);
         assert_true(read.text.size <= WH_REASON_MAX && read.text.size > WH_REASON_MAX - 3);
@@ -244,16 +245,28 @@ static void test_intervals(void **state) {
 
 static void test_intervals_that_are_refused(void **state) {
     (void)state;
-    static const wherry_interval bad[][2] = {
-        {{5, 0}, {7, 1}},           {{0, 2}, {1, 1}},          {{0, 2}, {2, 1}},
-        {{4, 1}, {0, 1}},           {{0, 11}, {20, 1}},        {{10, 1}, {11, 1}},
-        {{UINT64_MAX, 1}, {12, 1}}, {{1, UINT64_MAX}, {0, 1}}, {{2, UINT64_MAX - 1}, {0, 1}},
+    static const struct {
+        wherry_interval intervals[2];
+        size_t count;
+    } bad[] = {
+        {{{5, 0}}, 1},
+        {{{0, 11}}, 1},
+        {{{9, 2}}, 1},
+        {{{10, 1}}, 1},
+        {{{UINT64_MAX, 1}}, 1},
+        {{{1, UINT64_MAX}}, 1},
+        {{{UINT64_MAX, UINT64_MAX}}, 1},
+        {{{0, 2}, {1, 1}}, 2}, /* overlap */
+        {{{0, 2}, {2, 1}}, 2}, /* touch */
+        {{{4, 1}, {0, 1}}, 2}, /* descend */
+        {{{4, 1}, {4, 1}}, 2}, /* twice */
+        {{{0, 1}, {9, 2}}, 2}, /* the second outside */
     };
     for (size_t i = 0; i < sizeof(bad) / sizeof(*bad); i++) {
         wherry_interval *read;
         size_t count;
         wh_string text = {0};
-        wh_intervals_encode(bad[i], 2, &text);
+        wh_intervals_encode(bad[i].intervals, bad[i].count, &text);
         must_fail(WHERRY_OUT_OF_BOUNDS, error,
                   wh_intervals_decode((wh_bytes){text.bytes, text.size}, 10, &read, &count, &error));
         wh_free(text.bytes);

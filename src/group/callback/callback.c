@@ -260,21 +260,18 @@ static void callback_destroy(wh_group *group) {
     }
 }
 
-static const wh_group_ops plain_ops = {
-    .name = "callback",
-    .capabilities = WH_GROUP_REJOIN | WH_GROUP_CONCURRENT,
-    .send = callback_send,
-    .pump = callback_pump,
-    .destroy = callback_destroy,
-};
-
-static const wh_group_ops watchful_ops = {
-    .name = "callback",
-    .capabilities = WH_GROUP_DEATH | WH_GROUP_REJOIN | WH_GROUP_CONCURRENT,
-    .send = callback_send,
-    .pump = callback_pump,
-    .destroy = callback_destroy,
-};
+/** What a group over a table can do, the table's flags say. */
+static wh_group_ops make_ops(uint32_t flags) {
+    uint32_t death = flags & WHERRY_GROUP_OPS_DEATH ? WH_GROUP_DEATH : 0;
+    uint32_t concurrent = flags & WHERRY_GROUP_OPS_CONCURRENT ? WH_GROUP_CONCURRENT : 0;
+    return (wh_group_ops){
+        .name = "callback",
+        .capabilities = WH_GROUP_REJOIN | death | concurrent,
+        .send = callback_send,
+        .pump = callback_pump,
+        .destroy = callback_destroy,
+    };
+}
 
 static wherry_status check_ops(const wherry_group_ops *ops, wherry_error *error) {
     if (!ops->send || !ops->receive || !ops->name || (ops->flags & ~(uint32_t)WHERRY_GROUP_OPS_FLAGS)) {
@@ -317,8 +314,8 @@ wherry_status wh_callback_create(const wherry_group_ops *ops, void *context, wh_
         wh_mailbox_destroy(mailbox);
         return wh_fail_memory(error, "a group");
     }
-    bool watchful = chosen.flags & WHERRY_GROUP_OPS_DEATH;
-    callback->base = (wh_group){watchful ? &watchful_ops : &plain_ops, chosen.rank, chosen.size, mailbox};
+    callback->table = make_ops(chosen.flags);
+    callback->base = (wh_group){&callback->table, chosen.rank, chosen.size, mailbox};
     callback->ops = chosen;
     callback->context = context;
     callback->incarnation = new_incarnation();

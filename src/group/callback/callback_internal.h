@@ -31,6 +31,7 @@ typedef struct wh_callback_peer {
 
 typedef struct wh_callback {
     wh_group base;
+    wh_group_ops table; /**< The operations of `base`. */
     wherry_group_ops ops;
     void *context;
     char name[32];

@@ -110,7 +110,7 @@ static void note_failure(wh_sockets *sockets, int32_t rank, uint64_t incarnation
     wh_log(WHERRY_LOG_DEBUG, "rank %d lost rank %d: %s", (int)sockets->base.rank, (int)rank, reason);
     member->failures++;
     member->wanted = false;
-    snprintf(member->reason, sizeof(member->reason), "%s", reason);
+    snprintf(member->reason, sizeof(member->reason), "%.*s", (int)sizeof(member->reason) - 1, reason);
     wh_mailbox_lose(sockets->base.mailbox, rank, incarnation, reason);
     pthread_cond_broadcast(&sockets->changed);
 }
@@ -157,8 +157,14 @@ static void close_connection(wh_sockets *sockets, wh_connection **at, const wher
     if (rank >= 0 && !connection->data) {
         wh_member *member = sockets->members + rank;
         uint64_t incarnation = connection->rank >= 0 ? connection->incarnation : member->incarnation;
+        wh_connection *other = find_up(sockets, rank, incarnation);
         if (member->connection == connection) {
-            member->connection = find_up(sockets, rank, member->incarnation);
+            member->connection = other;
+        }
+        if (other && wh_connection_is_up(connection)) {
+            /* Messages were on their way over this one: the rank cannot be told from one that was lost. It is dialled anew. */
+            other->doomed = true;
+            member->connection = member->connection == other ? NULL : member->connection;
         }
         if (!member->connection) {
             note_failure(sockets, rank, incarnation, error ? error->message : "the connection was given up");

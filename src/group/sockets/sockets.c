@@ -67,10 +67,10 @@ static wherry_status find_way(wh_sockets *sockets, int32_t rank, wh_deadline dea
 
 /**
  * Sends from the calling thread what goes out at once, which is all of a small message, and leaves the rest to the progress thread. A large one is
- * waited for as long as it moves, so that it need not be copied; one that does not move must not hold the caller up.
+ * waited for as long as it moves, so that it need not be copied; one that does not move, or not before the deadline, must not hold the caller up.
  */
 static wherry_status send_over(wh_sockets *sockets, wh_connection *connection, int32_t rank, uint64_t tag,
-                               const void *bytes, size_t size, wherry_error *error) {
+                               const void *bytes, size_t size, wh_deadline deadline, wherry_error *error) {
     wh_loan loan;
     bool idle = !connection->out.first && wh_connection_is_up(connection);
     if (!wh_connection_lend(connection, tag, bytes, size, &loan)) {
@@ -85,7 +85,7 @@ static wherry_status send_over(wh_sockets *sockets, wh_connection *connection, i
     wh_sockets_wake(sockets);
     for (size_t before = 0; size > SMALL && !loan.broken && loan.frames && connection->out.queued != before;) {
         before = connection->out.queued;
-        wh_deadline pause = wh_deadline_in_ms(STUCK_MS);
+        wh_deadline pause = wh_deadline_earlier(deadline, wh_deadline_in_ms(STUCK_MS));
         while (!loan.broken && loan.frames && connection->out.queued == before &&
                wh_wait(&sockets->changed, &sockets->lock, pause)) {
         }
@@ -116,7 +116,7 @@ static wherry_status sockets_send(wh_group *group, int32_t rank, uint64_t tag, c
     pthread_mutex_lock(&sockets->lock);
     wherry_status status = find_way(sockets, rank, deadline, &connection, error);
     if (connection) {
-        status = send_over(sockets, connection, rank, tag, bytes, size, error);
+        status = send_over(sockets, connection, rank, tag, bytes, size, deadline, error);
     }
     pthread_mutex_unlock(&sockets->lock);
     return status;

@@ -1,0 +1,320 @@
+/*
+ * Edges of the conversation: questions that meet a send which is about to end, or which has given their rank up; a lease that ends before the first byte; slow
+ * but steady progress; what a damaged chunk leaves behind. Ranks are threads of one process.
+ */
+#include <stdatomic.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "base/byteorder.h"
+#include "base/point.h"
+#include "conformance/transfer_world.h"
+#include "group/local.h"
+#include "lane/stream/stream_frame.h"
+#include "support/scripted_peer.h"
+
+static wherry_error error;
+
+static void pause_ms(unsigned ms) {
+    usleep(ms * 1000);
+}
+
+static wherry_value *one_tensor(int64_t bytes, uint8_t seed) {
+    return build_dict("w", build_tensor(build_storage((uint64_t)bytes, seed), WHERRY_U8, 0, 1, &bytes, NULL), NULL);
+}
+
+static void expect_ok(const ferry_call *call) {
+    if (call->status != WHERRY_OK) {
+        print_error("%s: %s\n", wherry_status_name(call->status), call->error.message);
+    }
+    assert_int_equal(call->status, WHERRY_OK);
+}
+
+/* ---- holding a thread at a point ---- */
+
+static const char *held_at;
+static atomic_bool hold;
+
+static void hold_there(const char *name) {
+    while (held_at && strcmp(name, held_at) == 0 && atomic_load(&hold)) {
+        pause_ms(2);
+    }
+}
+
+static void hold_at(const char *name) {
+    held_at = name;
+    atomic_store(&hold, true);
+    wh_point_hook = hold_there;
+}
+
+static int let_go(void **state) {
+    (void)state;
+    atomic_store(&hold, false);
+    return 0;
+}
+
+/* ---- questions ---- */
+
+/** A rank that was lost before it asked comes back and asks: not the send that has given it up answers, but the next. */
+static void test_a_rank_that_was_given_up_asks(void **state) {
+    (void)state;
+    static const wh_lane_ops *const lanes[] = {&wh_lane_cma, &wh_lane_ring, &wh_lane_stream};
+    ferry_world world = ferry_open();
+    wherry_value *source = one_tensor(1000, 1);
+    ferry_call first = ferry_send(&world, 0, 1, source);
+    first.ranks[1] = 2;
+    first.count = 2;
+    first.options.timeout_ms = 2000;
+    ferry_start(&first);
+    pause_ms(100);
+    wherry_transport_destroy(world.transports[1]);
+    wh_group *former = world.groups[1];
+    world.groups[1] = ferry_kind->join(world.place, 1);
+    wh_group_destroy(former);
+    must(wh_transport_create(world.groups[1], 0, lanes, 3, world.transports + 1, &error));
+    pause_ms(100);
+    ferry_call asks = ferry_receive(&world, 1, 0);
+    ferry_start(&asks);
+    pause_ms(50);
+    ferry_call second = ferry_send(&world, 0, 1, source);
+    ferry_start(&second);
+    ferry_join(&asks);
+    ferry_join(&second);
+    ferry_join(&first);
+    expect_ok(&asks);
+    expect_ok(&second);
+    assert_int_equal(first.outcomes[0].status, WHERRY_PEER_LOST);
+    assert_int_equal(first.outcomes[1].status, WHERRY_TIMED_OUT);
+    wherry_value_destroy(asks.received);
+    wherry_value_destroy(source);
+    ferry_close(&world);
+}
+
+/** A question that comes while a send that timed out waits for a receiver to notice is for the next send. */
+static void test_a_question_while_a_send_ends(void **state) {
+    (void)state;
+    ferry_world world = ferry_open();
+    wherry_value *source = one_tensor(1000, 1);
+    hold_at("receiver planned");
+    ferry_call first = ferry_send(&world, 0, 1, source);
+    first.ranks[1] = 2;
+    first.count = 2;
+    first.options.timeout_ms = 300;
+    ferry_call stuck = ferry_receive(&world, 2, 0);
+    ferry_start(&stuck);
+    ferry_start(&first);
+    pause_ms(400); /* within the 200 ms that it waits */
+    wh_point_hook = NULL;
+    ferry_call asks = ferry_receive(&world, 1, 0);
+    ferry_start(&asks);
+    ferry_join(&first);
+    atomic_store(&hold, false);
+    ferry_join(&stuck);
+    ferry_call second = ferry_send(&world, 0, 1, source);
+    ferry_start(&second);
+    ferry_join(&asks);
+    ferry_join(&second);
+    expect_ok(&asks);
+    expect_ok(&second);
+    assert_int_equal(first.status, WHERRY_TIMED_OUT);
+    assert_int_equal(stuck.status, WHERRY_REVOKED);
+    wherry_value_destroy(asks.received);
+    wherry_value_destroy(source);
+    ferry_close(&world);
+}
+
+/** A question and its withdrawal that a send has not read are both gone when it ends. */
+static void test_a_question_that_was_withdrawn_unread(void **state) {
+    (void)state;
+    ferry_world world = ferry_open();
+    wherry_value *source = one_tensor(1000, 1);
+    hold_at("source was asked");
+    ferry_call first = ferry_send(&world, 0, 1, source);
+    first.ranks[1] = 2;
+    first.count = 2;
+    first.options.timeout_ms = 400;
+    ferry_call other = ferry_receive(&world, 2, 0);
+    other.options.timeout_ms = 1000;
+    ferry_start(&other);
+    pause_ms(50);
+    ferry_start(&first);
+    pause_ms(100);
+    ferry_call brief = ferry_receive(&world, 1, 0);
+    brief.options.timeout_ms = 100;
+    ferry_run(&brief, 1);
+    assert_int_equal(brief.status, WHERRY_TIMED_OUT);
+    pause_ms(300);
+    atomic_store(&hold, false);
+    ferry_join(&first);
+    ferry_join(&other);
+    int32_t waiting[FERRY_RANKS];
+    assert_int_equal(wherry_transport_waiting(world.transports[0], waiting, FERRY_RANKS), 0);
+    ferry_call calls[] = {ferry_send(&world, 0, 1, source), ferry_receive(&world, 1, 0)};
+    ferry_run(calls, 2);
+    expect_ok(calls);
+    expect_ok(calls + 1);
+    wherry_value_destroy(calls[1].received);
+    wherry_value_destroy(source);
+    ferry_close(&world);
+}
+
+/* ---- the lease, and progress ---- */
+
+/** A small state is read by the calling thread itself: that too says revoked, not that memory is gone. */
+static void test_revoked_before_the_first_byte(void **state) {
+    (void)state;
+    ferry_world world = ferry_open();
+    int64_t bytes = 65536;
+    void *memory = mmap(NULL, (size_t)bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    assert_true(memory != MAP_FAILED);
+    memset(memory, 7, (size_t)bytes);
+    wherry_storage *storage;
+    must(wherry_storage_wrap(memory, (uint64_t)bytes, wherry_device_cpu(), NULL, NULL, &storage, &error));
+    wherry_value *source = build_dict("w", build_tensor(storage, WHERRY_U8, 0, 1, &bytes, NULL), NULL);
+    hold_at("receiver sent the plan");
+    ferry_call calls[] = {ferry_send(&world, 0, 1, source), ferry_receive(&world, 1, 0)};
+    calls[0].options.timeout_ms = 200;
+    ferry_start(calls + 1);
+    ferry_start(calls);
+    ferry_join(calls);
+    munmap(memory, (size_t)bytes);
+    atomic_store(&hold, false);
+    ferry_join(calls + 1);
+    assert_int_equal(calls[0].status, WHERRY_TIMED_OUT);
+    assert_int_equal(calls[1].status, WHERRY_REVOKED);
+    wherry_value_destroy(source);
+    ferry_close(&world);
+}
+
+static void be_slow(const char *name) {
+    if (strcmp(name, "receiver closed a chunk") == 0) {
+        pause_ms(30);
+    }
+}
+
+typedef struct seen {
+    int calls;
+    uint64_t first;
+    uint64_t last;
+    uint64_t bytes;
+    uint64_t total;
+} seen;
+
+static void see(void *context, const wherry_progress *progress) {
+    seen *s = context;
+    s->last = wh_clock_now();
+    s->first = s->calls++ ? s->first : s->last;
+    s->bytes = progress->bytes;
+    s->total = progress->total;
+}
+
+/** One that gets on slowly is not given up; and the source's progress is shown at most ten times a second, and at the end. */
+static void test_slow_and_steady(void **state) {
+    (void)state;
+    static const char *const lanes[] = {"cma", "ring", "stream"};
+    ferry_world world = ferry_open();
+    wherry_value *source = one_tensor(100 << 20, 1);
+    wh_point_hook = be_slow;
+    for (int i = 0; i < 3; i++) {
+        for (int verify = 0; verify < 2; verify++) {
+            seen at_source = {0};
+            ferry_call calls[] = {ferry_send(&world, 0, 1, source), ferry_receive(&world, 1, 0)};
+            calls[0].options.lanes = calls[1].options.lanes = lanes[i];
+            calls[0].options.threads = calls[1].options.threads = 1;
+            calls[0].options.no_progress_ms = 250;
+            calls[0].options.progress = see;
+            calls[0].options.progress_context = &at_source;
+            calls[1].options.verify = verify ? WHERRY_VERIFY_ON : WHERRY_VERIFY_OFF;
+            strcpy(calls[1].error.message, "as it was");
+            ferry_run(calls, 2);
+            expect_ok(calls);
+            expect_ok(calls + 1);
+            assert_string_equal(calls[1].error.message, "as it was");
+            assert_true(at_source.bytes == at_source.total && at_source.total >= 100 << 20);
+            assert_true(at_source.calls >= 2);
+            assert_true((uint64_t)(at_source.calls - 2) * 100000000 <= at_source.last - at_source.first);
+            wherry_value_destroy(calls[1].received);
+        }
+    }
+    wh_point_hook = NULL;
+    wherry_value_destroy(source);
+    ferry_close(&world);
+}
+
+/** A chunk that came damaged was written in place: where the source then gives up, its tensor counts as half written. */
+static void test_what_a_damaged_chunk_leaves(void **state) {
+    (void)state;
+    ferry_world world = ferry_open();
+    int64_t bytes = 100;
+    wherry_value *source = one_tensor(bytes, 1);
+    wherry_value *target = one_tensor(bytes, 9);
+    wherry_report *report = NULL;
+    ferry_call call = ferry_receive(&world, 1, 0);
+    call.options.lanes = "stream";
+    call.options.target = ferry_target;
+    call.options.target_context = target;
+    call.options.report_p = &report;
+    call.options.verify = WHERRY_VERIFY_ON;
+    uint64_t wants = world.transports[0]->tag;
+    wherry_transport_destroy(world.transports[0]);
+    world.transports[0] = NULL;
+    scripted peer;
+    script_begin(&peer, world.groups[0], 1, wants);
+    ferry_start(&call);
+    script_await_want(&peer);
+    const uint8_t lane[] = {1, 0};
+    wh_note offer = {
+        .type = WH_OFFER, .id = peer.own, .epoch = 5, .step = -1, .manifest = script_manifest(source), .lane_count = 1};
+    offer.lanes[0] = (wh_offered_lane){text_bytes("stream"), {lane, sizeof(lane)}};
+    script_say(&peer, &offer);
+    script_expect(&peer, WH_PLAN);
+    uint64_t tag = wh_load_be64((const uint8_t *)peer.note.request.bytes + 1);
+    uint8_t frames[16 + 100 + 16 + 16];
+    memset(frames, 0xEE, sizeof(frames));
+    wh_store_be64(frames, 0);
+    wh_store_be64(frames + 8, 100 | WH_FRAME_DIGEST);
+    wh_store_be64(frames + 132, WH_FRAME_END);
+    wh_store_be64(frames + 140, 0);
+    script_send(&peer, tag, frames, sizeof(frames));
+    script_expect(&peer, WH_RETRY);
+    wh_note sorry = {.type = WH_ABORT, .status = WHERRY_SYSTEM, .path = text_bytes(""), .text = text_bytes("sorry")};
+    script_say(&peer, &sorry);
+    ferry_join(&call);
+    assert_int_equal(call.status, WHERRY_ABORTED);
+    assert_non_null(strstr(call.error.message, "1 half written (w)"));
+    assert_int_equal(wherry_report_count(report, WHERRY_TENSOR_PARTIAL), 1);
+    assert_int_equal(wherry_report_count(report, WHERRY_TENSOR_UNTOUCHED), 0);
+    wherry_report_destroy(report);
+    wherry_value_destroy(target);
+    wherry_value_destroy(source);
+    script_end(&peer);
+    ferry_close(&world);
+}
+
+static void *open_hub(int32_t size) {
+    return wh_local_hub_create(size);
+}
+
+static wh_group *join_hub(void *hub, int32_t rank) {
+    return wh_local_join(hub, rank);
+}
+
+static void close_hub(void *hub) {
+    wh_local_hub_release(hub);
+}
+
+int main(void) {
+    static const wh_group_kind kind = {"local", open_hub, join_hub, close_hub};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_teardown(test_a_rank_that_was_given_up_asks, let_go),
+        cmocka_unit_test_teardown(test_a_question_while_a_send_ends, let_go),
+        cmocka_unit_test_teardown(test_a_question_that_was_withdrawn_unread, let_go),
+        cmocka_unit_test_teardown(test_revoked_before_the_first_byte, let_go),
+        cmocka_unit_test(test_slow_and_steady),
+        cmocka_unit_test(test_what_a_damaged_chunk_leaves),
+    };
+    ferry_kind = &kind;
+    ferry_lane = "cma";
+    wherry_log_set_level(WHERRY_LOG_OFF);
+    return cmocka_run_group_tests_name("conversation_edges", tests, NULL, NULL);
+}
