@@ -75,7 +75,7 @@ typedef struct wherry_progress {
     const char *lane; /**< Its name. */
 } wherry_progress;
 
-/** Told at most ten times a second by the thread that is inside the call, and once at the end. It must not call back into the transport. */
+/** Told at most ten times a second by the thread that is inside the call, and once more when all is done. It must not call back into the transport. */
 typedef void (*wherry_progress_fn)(void *context, const wherry_progress *progress);
 
 /**
@@ -122,7 +122,8 @@ typedef struct wherry_transfer_options {
     wherry_progress_fn progress; /**< Default NULL. */
     void *progress_context;      /**< Passed to it. */
     wherry_cancel *cancel;       /**< Ends the call when it is requested; borrowed. Default NULL. */
-    wherry_stats *stats; /**< Receiver: filled in any case. A source finds its own in wherry_outcome. Default NULL. */
+    wherry_stats *
+        stats; /**< Receiver: filled in any case but WHERRY_INVALID_ARGUMENT. A source finds its own in wherry_outcome. Default NULL. */
     wherry_report **
         report_p; /**< Receiver: where the receive failed after the first byte, what it left behind, the caller's; else NULL. Default NULL. */
     const wherry_limits *limits; /**< Receiver: what a manifest may claim. Default NULL: those of wherry_limits_init. */
@@ -160,6 +161,8 @@ typedef struct wherry_outcome {
  *   - WHERRY_MISMATCH: the steps differ.
  *   - WHERRY_MALFORMED, WHERRY_OUT_OF_BOUNDS, WHERRY_BAD_VERSION: it does not speak the protocol.
  *   - WHERRY_NO_MEMORY, WHERRY_SYSTEM: this process lacks something.
+ *   and for all alike, before anybody is served: WHERRY_UNSUPPORTED for a tensor that is not in host memory; WHERRY_LIMIT for a manifest over 256 MiB; what
+ *   wherry_prepare and wherry_manifest_encode return;
  *   and for all: WHERRY_INVALID_ARGUMENT; WHERRY_CLOSED where the group was left, or another incarnation of this rank is there.
  */
 WHERRY_API wherry_status wherry_checkpoint_send(wherry_transport *transport, const int32_t *ranks, size_t count,
@@ -168,6 +171,8 @@ WHERRY_API wherry_status wherry_checkpoint_send(wherry_transport *transport, con
 
 /**
  * Receives a state from a rank that sends it.
+ *
+ * A source that is dead when the call begins fails it at once. One that waits for this call's target or allocate gives it up at its own no_progress_ms.
  *
  * Into new memory, or with options.target in place. Every check comes before the first byte is written: on a mismatch nothing is touched, and the source
  * is told and freed. After a failure in the middle the error says how many tensors are complete and half written, and options.report_p lists them.
@@ -180,6 +185,7 @@ WHERRY_API wherry_status wherry_checkpoint_send(wherry_transport *transport, con
  *   - WHERRY_ABORTED: the source gave up for another reason, which the message has.
  *   - WHERRY_MISMATCH: target and state differ, or the steps do; the path and both sides are in the error.
  *   - WHERRY_CORRUPT: a chunk came damaged three times; the path is that of a tensor in it.
+ *   - WHERRY_MALFORMED, WHERRY_TRUNCATED, WHERRY_OUT_OF_BOUNDS, WHERRY_BAD_VERSION: the source does not speak the protocol, or its memory is not where it said.
  *   - WHERRY_UNSUPPORTED: no lane reaches the source, with the reasons; or memory of that device cannot be had.
  *   - what wherry_manifest_decode and wherry_plan_create return for a bad manifest or a bad target; what target or allocate returned.
  *   - WHERRY_INVALID_ARGUMENT, WHERRY_NO_MEMORY, WHERRY_SYSTEM.

@@ -102,8 +102,10 @@ static void offer_lanes(wh_destination *destination, wh_note *offer, wh_string t
         wh_string *text = texts + offer->lane_count;
         wherry_status status = lanes->lanes[i]->offer(&destination->site, text, &error);
         if (status != WHERRY_OK || text->failed) {
+            const char *reason = status == WHERRY_OK ? "no memory" : error.message;
             wh_log(WHERRY_LOG_INFO, "the lane %s is not offered to rank %d: %s", lanes->lanes[i]->name,
-                   (int)destination->rank, status == WHERRY_OK ? "no memory" : error.message);
+                   (int)destination->rank, reason);
+            wh_destination_note_lane(destination, lanes->lanes[i], reason);
             wh_free(text->bytes);
             *text = (wh_string){0};
             continue;

@@ -4,6 +4,9 @@
 
 #include "transfer/destination.h"
 
+/** Notes why a lane is not taken, for the statistics. */
+void wh_destination_note_lane(wh_destination *destination, const wh_lane_ops *lane, const char *reason);
+
 /** Sends it a message. */
 wherry_status wh_destination_tell(wh_destination *destination, const wh_note *note, wh_deadline deadline,
                                   wherry_error *error);

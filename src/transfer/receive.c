@@ -260,6 +260,7 @@ static void finish_stats(wh_receive *receive) {
     stats->offer_seconds = wh_seconds(receive->asked_at, receive->offered_at);
     stats->plan_seconds = wh_seconds(receive->offered_at, receive->data_at);
     stats->data_seconds = wh_seconds(receive->data_at, receive->done_at ? receive->done_at : now);
+    stats->verify_seconds = receive->verify ? wh_seconds(receive->landed_at, receive->done_at) : 0;
     stats->release_seconds = wh_seconds(receive->done_at, now);
     stats->total_seconds = wh_seconds(receive->transfer.begin, now);
     stats->tensors = receive->summary.tensors;

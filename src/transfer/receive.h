@@ -42,6 +42,7 @@ typedef struct wh_receive {
     uint64_t asked_at; /**< Moments, by wh_clock_now. */
     uint64_t offered_at;
     uint64_t data_at;
+    uint64_t landed_at; /**< The last byte had come. */
     uint64_t done_at;
     uint64_t told_at;     /**< Progress, to the source; */
     uint64_t shown_at;    /**< to the user. */

@@ -173,6 +173,7 @@ static wherry_status pull_round(wh_receive *receive, wherry_error *error) {
 /** Waits until the source has told the digests of all chunks of the round. */
 static wherry_status await_digests(wh_receive *receive, wh_round_result *result, wherry_error *error) {
     wherry_status status = WHERRY_OK;
+    receive->landed_at = wh_clock_now();
     *result = wh_chunk_sink_judge(&receive->sink);
     while (status == WHERRY_OK && result->unclaimed) {
         status = look_around(receive, wh_transfer_tick(&receive->transfer), error);

@@ -166,8 +166,20 @@ static wherry_status choose(wh_receive *receive, size_t *next, wherry_error *err
     return failed ? wh_receive_explain(receive, failure, error) : failure;
 }
 
+/** Lanes that there are and that this call must not take. */
+static void note_forbidden(wh_receive *receive) {
+    const wherry_transport *transport = receive->transfer.transport;
+    for (size_t i = 0; i < transport->lane_count; i++) {
+        const char *name = transport->lanes[i]->name;
+        if (!wh_lane_choice_find(&receive->transfer.lanes, name, strlen(name))) {
+            wh_string_format(&receive->reasons, "%s%s: not allowed here", receive->reasons.size ? "; " : "", name);
+        }
+    }
+}
+
 wherry_status wh_receive_bytes(wh_receive *receive, wherry_error *error) {
     size_t next = 0;
+    note_forbidden(receive);
     for (;; next++) {
         receive->answer = 0;
         wherry_status status = choose(receive, &next, error);

@@ -11,7 +11,7 @@
 #include "group/local.h"
 #include "support/scripted_peer.h"
 
-enum { HONEST = 1, HOSTILE = 2, STALE_MS = 400, LIMIT_MS = 5000, BODY = (9 << 20) + 5, SECRET = 64 << 10 };
+enum { HONEST = 1, HOSTILE = 2, STALE_MS = 800, LIMIT_MS = 10000, BODY = (9 << 20) + 5, SECRET = 64 << 10 };
 
 static wherry_error error;
 
@@ -431,11 +431,11 @@ static void test_types_that_no_receiver_sends(void **state) {
 /* ---- cut off, and changed ---- */
 
 /** One conversation of a scripted receiver with a send of its own, small and quick; `text` is said behind the OFFER. */
-static wherry_status converse(ferry_world *world, const wherry_value *small, const void *text, size_t size) {
+static wherry_status converse(ferry_world *world, const wherry_value *small, const void *text, size_t size,
+                              int64_t no_progress_ms) {
     ferry_call send = ferry_send(world, 0, HOSTILE, small);
     scripted peer;
-    send.options.no_progress_ms = 20;
-    send.options.timeout_ms = 1000;
+    send.options.no_progress_ms = no_progress_ms;
     ferry_start(&send);
     script_begin(&peer, world->groups[HOSTILE], 0, world->transports[0]->tag);
     script_ask(&peer);
@@ -478,10 +478,10 @@ static void test_messages_cut_off_at_every_byte(void **state) {
     for (size_t i = 0; i < sizeof(spoken) / sizeof(*spoken); i++) {
         wh_string text = example(spoken[i], 1);
         for (size_t size = 0; size < text.size; size++) {
-            assert_int_equal(converse(&world, small, text.bytes, size), WHERRY_MALFORMED);
+            assert_int_equal(converse(&world, small, text.bytes, size, LIMIT_MS), WHERRY_MALFORMED);
         }
         wh_string_append(&text, "", 1);
-        assert_int_equal(converse(&world, small, text.bytes, text.size), WHERRY_MALFORMED);
+        assert_int_equal(converse(&world, small, text.bytes, text.size, LIMIT_MS), WHERRY_MALFORMED);
         wh_free(text.bytes);
     }
     wherry_value_destroy(small);
@@ -500,7 +500,7 @@ static void test_messages_with_each_byte_changed(void **state) {
         for (size_t at = 0; at < text.size; at++) {
             char before = text.bytes[at];
             text.bytes[at] = (char)(before ^ (at % 2 ? 0x81 : 0x01));
-            wherry_status status = converse(&world, small, text.bytes, text.size);
+            wherry_status status = converse(&world, small, text.bytes, text.size, 20);
             assert_true(status == WHERRY_MALFORMED || status == WHERRY_OUT_OF_BOUNDS || status == WHERRY_ABORTED ||
                         status == WHERRY_BAD_VERSION || status == WHERRY_TIMED_OUT);
             text.bytes[at] = before;
@@ -528,9 +528,10 @@ static void test_a_question_with_each_byte_changed(void **state) {
     for (size_t at = 0; at < text.size; at++) {
         ferry_call send = ferry_send(&world, 0, HOSTILE, small);
         scripted peer;
+        bool version = at == 1 || at == 2;
+        bool step = at >= 11 && at < 19;
         send.options.step = 5;
-        send.options.no_progress_ms = 30;
-        send.options.timeout_ms = 60;
+        send.options.timeout_ms = version || step ? LIMIT_MS : 60; /* the others wait for all of it */
         ferry_start(&send);
         script_begin(&peer, world.groups[HOSTILE], 0, world.transports[0]->tag);
         char before = text.bytes[at];
@@ -538,8 +539,6 @@ static void test_a_question_with_each_byte_changed(void **state) {
         script_send(&peer, peer.want_tag, text.bytes, text.size);
         text.bytes[at] = before;
         ferry_join(&send);
-        bool version = at == 1 || at == 2;
-        bool step = at >= 11 && at < 19;
         assert_int_equal(send.status, version ? WHERRY_BAD_VERSION : step ? WHERRY_MISMATCH : WHERRY_TIMED_OUT);
         script_end(&peer);
     }
@@ -572,7 +571,7 @@ static void test_channels_that_nobody_wants(void **state) {
         ferry_call send = ferry_send(&world, 0, HOSTILE, small);
         scripted peer;
         int channels[5];
-        send.options.no_progress_ms = 100;
+        send.options.no_progress_ms = STALE_MS / 2;
         ferry_start(&send);
         script_begin(&peer, world.groups[HOSTILE], 0, world.transports[0]->tag);
         script_ask(&peer);

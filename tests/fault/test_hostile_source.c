@@ -9,7 +9,7 @@
 #include "group/local.h"
 #include "support/scripted_peer.h"
 
-enum { STALE_MS = 200, LIMIT_MS = 3000, BODY = (5 << 20) + 3, GUARD = 8192, CHUNK = 4 << 20, RECEIVER = 1 };
+enum { STALE_MS = 600, LIMIT_MS = 8000, BODY = (5 << 20) + 3, GUARD = 8192, CHUNK = 4 << 20, RECEIVER = 1 };
 
 static wherry_error error;
 static bool into_new_memory; /* of the next receive: without the target */

@@ -197,13 +197,23 @@ static void test_reasons(void **state) {
 /** One slot: the first gets it for itself; with a second, both need it open. */
 static void test_who_is_named(void **state) {
     (void)state;
+    uint64_t own = (uint64_t)getpid();
     _Atomic uint64_t slot = 0;
-    assert_true(wh_cma_choose_ptracer(&slot, 70) == 70);
-    assert_true(wh_cma_choose_ptracer(&slot, 70) == 70);
-    assert_true(wh_cma_choose_ptracer(&slot, 71) == WH_CMA_ANYONE);
-    assert_true(wh_cma_choose_ptracer(&slot, 70) == WH_CMA_ANYONE);
+    assert_true(wh_cma_choose_ptracer(&slot, own) == own);
+    assert_true(wh_cma_choose_ptracer(&slot, own) == own);
+    assert_true(wh_cma_choose_ptracer(&slot, 1) == WH_CMA_ANYONE);
+    assert_true(wh_cma_choose_ptracer(&slot, own) == WH_CMA_ANYONE);
     atomic_store(&slot, 0);
     assert_true(wh_cma_choose_ptracer(&slot, WH_CMA_ANYONE) == WH_CMA_ANYONE);
+
+    /* One that is gone gives its place to the next. */
+    pid_t child = fork();
+    if (child == 0) {
+        _exit(0);
+    }
+    assert_int_equal(waitpid(child, NULL, 0), child);
+    atomic_store(&slot, (uint64_t)child);
+    assert_true(wh_cma_choose_ptracer(&slot, own) == own);
 }
 
 static int32_t nobody(wh_group *group, int32_t rank) {

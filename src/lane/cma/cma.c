@@ -2,6 +2,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
@@ -137,7 +138,9 @@ uint64_t wh_cma_choose_ptracer(_Atomic uint64_t *slot, uint64_t process) {
     uint64_t named = atomic_load(slot);
     uint64_t wanted;
     do {
-        wanted = named == 0 || named == process ? process : WH_CMA_ANYONE;
+        /* A receiver that is gone, because it was started anew, needs its right no more. */
+        bool gone = named != WH_CMA_ANYONE && named != 0 && kill((pid_t)named, 0) != 0 && errno == ESRCH;
+        wanted = named == 0 || gone || named == process ? process : WH_CMA_ANYONE;
     } while (!atomic_compare_exchange_weak(slot, &named, wanted));
     return wanted;
 }
