@@ -21,23 +21,18 @@ bool wh_plan_keep(wherry_plan *plan, wherry_storage *storage) {
     return true;
 }
 
-static wherry_status add_matches(wherry_plan *plan, const wh_matches *matches, uint64_t *work, wherry_error *error) {
-    wherry_status status = WHERRY_OK;
-    for (size_t i = 0; i < matches->count && status == WHERRY_OK; i++) {
-        const wh_match *match = matches->items + i;
-        const wherry_tensor *to = match->target->as.tensor;
-        wh_view from_view = wh_tensor_view(match->source->as.tensor);
-        wh_view to_view = wh_tensor_view(to);
-        wh_copy_work copy;
-        if (!wh_copy_between_views(&from_view, &to_view, &copy)) {
-            continue;
-        }
-        wh_copy borrowed = wh_copy_borrow(&copy);
-        status = wh_plan_keep(plan, to->storage)
-                     ? wh_plan_add_copy(plan, match->storage, &borrowed, to->storage, work, match->source, error)
-                     : wh_fail_memory(error, "a plan");
+wherry_status wh_plan_add_match(wherry_plan *plan, const wh_match *match, wherry_error *error) {
+    const wherry_tensor *to = match->target->as.tensor;
+    wh_view from_view = wh_tensor_view(match->source->as.tensor);
+    wh_view to_view = wh_tensor_view(to);
+    wh_copy_work copy;
+    if (!wh_copy_between_views(&from_view, &to_view, &copy)) {
+        return WHERRY_OK;
     }
-    return status;
+    wh_copy borrowed = wh_copy_borrow(&copy);
+    return wh_plan_keep(plan, to->storage)
+               ? wh_plan_add_copy(plan, match->storage, &borrowed, to->storage, match->source, error)
+               : wh_fail_memory(error, "a plan");
 }
 
 /** Shards live with the receiver from now on. */
@@ -105,8 +100,7 @@ static void adopt_targets(const wh_matches *matches) {
     }
 }
 
-static wherry_status plan_in_place(wherry_plan *plan, const wherry_value *target, bool apart, uint64_t *work,
-                                   wherry_error *error) {
+static wherry_status plan_in_place(wherry_plan *plan, const wherry_value *target, bool apart, wherry_error *error) {
     wh_matches matches = {0};
     size_t count =
         plan->prepared->tensor_count; /* room for nearly always all, since growing touches new memory again and again */
@@ -118,9 +112,6 @@ static wherry_status plan_in_place(wherry_plan *plan, const wherry_value *target
     wherry_status status = wh_plan_match(plan, target, &matches, error);
     if (status == WHERRY_OK && !apart) {
         status = wh_plan_check_aliases(&matches, error);
-    }
-    if (status == WHERRY_OK) {
-        status = add_matches(plan, &matches, work, error);
     }
     if (status == WHERRY_OK && !wh_plan_finish_moves(plan)) {
         status = wh_fail_memory(error, "a plan");
@@ -135,13 +126,13 @@ static wherry_status plan_in_place(wherry_plan *plan, const wherry_value *target
     return status;
 }
 
-static wherry_status plan_fresh(wherry_plan *plan, uint64_t *work, wherry_error *error) {
+static wherry_status plan_fresh(wherry_plan *plan, wherry_error *error) {
     size_t count = plan->prepared->storage_count;
     wherry_storage **storages = wh_alloc_zeroed(count, sizeof(*storages));
     if (!storages) {
         return wh_fail_memory(error, "a plan");
     }
-    wherry_status status = wh_plan_fresh(plan, storages, work, error);
+    wherry_status status = wh_plan_fresh(plan, storages, error);
     for (size_t i = 0; i < count && status == WHERRY_OK; i++) {
         status = wh_plan_keep(plan, storages[i]) ? WHERRY_OK : wh_fail_memory(error, "a plan");
     }
@@ -198,8 +189,8 @@ wherry_status wh_plan_create(wherry_prepared *prepared, const wherry_value *targ
     }
     plan->prepared = prepared;
     plan->options = chosen;
-    uint64_t work = WH_PLAN_WORK + prepared->tensor_count * WH_PLAN_WORK_PER_TENSOR;
-    status = target ? plan_in_place(plan, target, apart, &work, error) : plan_fresh(plan, &work, error);
+    plan->work = WH_PLAN_WORK + prepared->tensor_count * WH_PLAN_WORK_PER_TENSOR;
+    status = target ? plan_in_place(plan, target, apart, error) : plan_fresh(plan, error);
     if (status != WHERRY_OK) {
         plan->prepared = NULL;
         wherry_plan_destroy(plan);

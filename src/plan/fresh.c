@@ -47,7 +47,7 @@ static bool list_leaf(void *context, wherry_value *leaf) {
 
 /** The moves that fill one storage: what its views cover, to the byte. */
 static wherry_status fill(wherry_plan *plan, size_t storage, wherry_storage *to, wh_region *region,
-                          const wherry_value *about, uint64_t *work, wherry_error *error) {
+                          const wherry_value *about, wherry_error *error) {
     wherry_status status = WHERRY_OK;
     if (!wh_region_merge(region, 0)) {
         return wh_fail_memory(error, "a plan");
@@ -56,7 +56,7 @@ static wherry_status fill(wherry_plan *plan, size_t storage, wherry_storage *to,
         wh_copy_work copy;
         wh_copy_of_extent(region->extents + i, &copy);
         wh_copy borrowed = wh_copy_borrow(&copy);
-        status = wh_plan_add_copy(plan, storage, &borrowed, to, work, about, error);
+        status = wh_plan_add_copy(plan, storage, &borrowed, to, about, error);
     }
     return status;
 }
@@ -66,7 +66,7 @@ static wherry_status fill(wherry_plan *plan, size_t storage, wherry_storage *to,
  * overlap, but not without end.
  */
 static wherry_status fill_interleaved(wherry_plan *plan, size_t storage, wherry_storage *to, const wh_view *view,
-                                      const wherry_value *about, uint64_t *work, wherry_error *error) {
+                                      const wherry_value *about, wherry_error *error) {
     wh_copy_work copy;
     wh_copy_between_views(view, view, &copy);
     wh_copy borrowed = wh_copy_borrow(&copy);
@@ -75,11 +75,11 @@ static wherry_status fill_interleaved(wherry_plan *plan, size_t storage, wherry_
         wh_fail_value(error, about);
         return status;
     }
-    return wh_plan_add_copy(plan, storage, &borrowed, to, work, about, error);
+    return wh_plan_add_copy(plan, storage, &borrowed, to, about, error);
 }
 
 static wherry_status fill_all(wherry_plan *plan, wherry_storage *const *storages, const wh_grouping *groups,
-                              wherry_value *const *tensors, uint64_t *work, wherry_error *error) {
+                              wherry_value *const *tensors, wherry_error *error) {
     wherry_status status = WHERRY_OK;
     for (size_t s = 0; s < plan->prepared->storage_count && status == WHERRY_OK; s++) {
         wh_region region = {0};
@@ -88,13 +88,13 @@ static wherry_status fill_all(wherry_plan *plan, wherry_storage *const *storages
             const wherry_value *tensor = tensors[groups->order[i]];
             wh_view view = wh_tensor_view(wherry_tensor_get(tensor));
             if (wh_view_interleaves(&view)) {
-                status = fill_interleaved(plan, s, storages[s], &view, tensor, work, error);
+                status = fill_interleaved(plan, s, storages[s], &view, tensor, error);
             } else {
                 ok = wh_region_add_view(&region, &view, 0);
             }
         }
         if (status == WHERRY_OK) {
-            status = ok ? fill(plan, s, storages[s], &region, tensors[groups->order[groups->starts[s]]], work, error)
+            status = ok ? fill(plan, s, storages[s], &region, tensors[groups->order[groups->starts[s]]], error)
                         : wh_fail_memory(error, "a plan");
         }
         wh_region_destroy(&region);
@@ -102,7 +102,7 @@ static wherry_status fill_all(wherry_plan *plan, wherry_storage *const *storages
     return status;
 }
 
-wherry_status wh_plan_fresh(wherry_plan *plan, wherry_storage **storages, uint64_t *work, wherry_error *error) {
+wherry_status wh_plan_fresh(wherry_plan *plan, wherry_storage **storages, wherry_error *error) {
     const wherry_prepared *prepared = plan->prepared;
     wherry_status status = WHERRY_OK;
     for (size_t i = 0; i < prepared->storage_count && status == WHERRY_OK; i++) {
@@ -117,7 +117,7 @@ wherry_status wh_plan_fresh(wherry_plan *plan, wherry_storage **storages, uint64
         status = wh_fail_memory(error, "a plan");
     } else {
         wh_visit_tensor_leaves(prepared->state, list_leaf, &list);
-        status = fill_all(plan, storages, &groups, list.tensors, work, error);
+        status = fill_all(plan, storages, &groups, list.tensors, error);
     }
     wh_grouping_destroy(&groups);
     wh_free(list.tensors);

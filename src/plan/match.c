@@ -62,7 +62,7 @@ static wherry_status check_tensor(const wherry_plan *plan, const wherry_value *s
     return WHERRY_OK;
 }
 
-wherry_status wh_match_tensor(const wherry_plan *plan, wherry_value *source, const wherry_value *target, size_t number,
+wherry_status wh_match_tensor(wherry_plan *plan, wherry_value *source, const wherry_value *target, size_t number,
                               wh_matches *matches, wherry_error *error) {
     wherry_status status = check_tensor(plan, source, target, error);
     if (status != WHERRY_OK) {
@@ -71,8 +71,8 @@ wherry_status wh_match_tensor(const wherry_plan *plan, wherry_value *source, con
     if (!WH_GROW(matches->items, matches->capacity, matches->count)) {
         return wh_fail_memory(error, "matching a state");
     }
-    matches->items[matches->count++] = (wh_match){source, target, plan->prepared->places[number]};
-    return WHERRY_OK;
+    matches->items[matches->count] = (wh_match){source, target, plan->prepared->places[number]};
+    return wh_plan_add_match(plan, matches->items + matches->count++, error);
 }
 
 static bool add_path(wh_paths *paths, const wherry_value *leaf) {

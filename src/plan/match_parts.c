@@ -48,8 +48,8 @@ static bool same_sizes(uint32_t a_ndim, const int64_t *a, uint32_t b_ndim, const
     return a_ndim == b_ndim && (a_ndim == 0 || memcmp(a, b, a_ndim * sizeof(*a)) == 0);
 }
 
-wherry_status wh_match_dtensor(const wherry_plan *plan, wherry_value *source, const wherry_value *target,
-                               wh_matches *matches, wherry_error *error) {
+wherry_status wh_match_dtensor(wherry_plan *plan, wherry_value *source, const wherry_value *target, wh_matches *matches,
+                               wherry_error *error) {
     const wherry_dtensor *from = source->as.dtensor;
     const wherry_dtensor *to = target->as.dtensor;
     size_t number = matches->next_tensor - 1;
@@ -93,8 +93,8 @@ static const wherry_shard *find_shard(const wherry_sharded *from, uint32_t numbe
     return NULL;
 }
 
-wherry_status wh_match_sharded(const wherry_plan *plan, wherry_value *source, const wherry_value *target,
-                               wh_matches *matches, wherry_error *error) {
+wherry_status wh_match_sharded(wherry_plan *plan, wherry_value *source, const wherry_value *target, wh_matches *matches,
+                               wherry_error *error) {
     const wherry_sharded *from = source->as.sharded;
     const wherry_sharded *to = target->as.sharded;
     bool any_box = plan->options.flags & WHERRY_PLAN_ANY_BOX;

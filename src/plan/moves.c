@@ -13,7 +13,6 @@ enum { MOVE_WORK = 32 };
 typedef struct adding {
     wherry_plan *plan;
     wherry_storage *storage;
-    uint64_t *work;
     bool exhausted;
 } adding;
 
@@ -61,19 +60,19 @@ static bool add_located(void *context, const wh_copy *copy) {
         }
         return true;
     }
-    if (*a->work < MOVE_WORK) {
+    if (a->plan->work < MOVE_WORK) {
         a->exhausted = true;
         return false;
     }
-    *a->work -= MOVE_WORK;
+    a->plan->work -= MOVE_WORK;
     return extend_last(a->plan, copy, a->storage) || append(a->plan, copy, a->storage);
 }
 
-wherry_status wh_plan_add_copy(wherry_plan *plan, size_t from, const wh_copy *copy, wherry_storage *to, uint64_t *work,
+wherry_status wh_plan_add_copy(wherry_plan *plan, size_t from, const wh_copy *copy, wherry_storage *to,
                                const wherry_value *about, wherry_error *error) {
-    adding a = {plan, to, work, false};
+    adding a = {plan, to, false};
     wherry_status status = WHERRY_OK;
-    wh_located located = wh_space_locate(&plan->prepared->space, from, copy, work, add_located, &a);
+    wh_located located = wh_space_locate(&plan->prepared->space, from, copy, &plan->work, add_located, &a);
     switch (a.exhausted ? WH_LOCATE_EXHAUSTED : located) {
     case WH_LOCATED:
         return WHERRY_OK;

@@ -45,6 +45,7 @@ struct wherry_plan {
     uint64_t tensor_count;
     uint64_t bytes;
     bool state_taken;
+    uint64_t work;         /**< How much finding positions may still take. */
     wherry_storage **kept; /**< References to the storages that are written. */
     size_t kept_count;
     size_t kept_capacity;
@@ -64,7 +65,7 @@ bool wh_plan_keep(wherry_plan *plan, wherry_storage *storage);
  * Adds what a copy out of storage number `from` of the prepared state into a storage moves.
  * @param about  the tensor that it is for, to name in an error.
  */
-wherry_status wh_plan_add_copy(wherry_plan *plan, size_t from, const wh_copy *copy, wherry_storage *to, uint64_t *work,
+wherry_status wh_plan_add_copy(wherry_plan *plan, size_t from, const wh_copy *copy, wherry_storage *to,
                                const wherry_value *about, wherry_error *error);
 
 /** Sorts the moves and finds the chunks; nothing is added afterwards. @return false where there is no memory. */
@@ -94,13 +95,16 @@ typedef struct wh_matches {
 wherry_status wh_plan_match(wherry_plan *plan, const wherry_value *target, wh_matches *matches, wherry_error *error);
 
 /** Pairs the local tensors of two DTensors, or of two ShardedTensors. */
-wherry_status wh_match_dtensor(const wherry_plan *plan, wherry_value *source, const wherry_value *target,
-                               wh_matches *matches, wherry_error *error);
-wherry_status wh_match_sharded(const wherry_plan *plan, wherry_value *source, const wherry_value *target,
-                               wh_matches *matches, wherry_error *error);
+wherry_status wh_match_dtensor(wherry_plan *plan, wherry_value *source, const wherry_value *target, wh_matches *matches,
+                               wherry_error *error);
+wherry_status wh_match_sharded(wherry_plan *plan, wherry_value *source, const wherry_value *target, wh_matches *matches,
+                               wherry_error *error);
 
-/** Pairs two tensors; `first` is the number of the source's. */
-wherry_status wh_match_tensor(const wherry_plan *plan, wherry_value *source, const wherry_value *target, size_t number,
+/** Adds what a pair moves. */
+wherry_status wh_plan_add_match(wherry_plan *plan, const wh_match *match, wherry_error *error);
+
+/** Pairs two tensors, and adds what they move while both are at hand; `first` is the number of the source's. */
+wherry_status wh_match_tensor(wherry_plan *plan, wherry_value *source, const wherry_value *target, size_t number,
                               wh_matches *matches, wherry_error *error);
 
 /** WHERRY_MISMATCH about the value of the source at some path: both sides are described. */
@@ -121,6 +125,6 @@ wherry_status wh_plan_create(wherry_prepared *prepared, const wherry_value *targ
                              const wherry_plan_options *options, wherry_plan **plan_p, wherry_error *error);
 
 /** New storages for all of the source's, in its order, and the moves that fill them. */
-wherry_status wh_plan_fresh(wherry_plan *plan, wherry_storage **storages, uint64_t *work, wherry_error *error);
+wherry_status wh_plan_fresh(wherry_plan *plan, wherry_storage **storages, wherry_error *error);
 
 #endif

@@ -45,6 +45,14 @@ static bool measure(const wherry_extent *extent, const uint64_t pitch[], uint64_
 
 /** The whole copy within one extent, as one copy out of the space. */
 static bool locate_within(const wherry_extent *extent, uint64_t begin, const wh_copy *copy, wh_copy_work *result) {
+    if (!extent->level_count && !copy->level_count) { /* nearly always */
+        uint64_t into = copy->from - extent->offset;
+        result->from = begin + into;
+        result->to = copy->to;
+        result->length = copy->length;
+        result->level_count = 0;
+        return into <= extent->length && copy->length <= extent->length - into;
+    }
     uint64_t pitch[WHERRY_NDIM_MAX];
     uint64_t reach[WHERRY_NDIM_MAX] = {0};
     uint64_t rest = 0;

@@ -4,25 +4,50 @@
 #include "base/byteorder.h"
 #include "base/cursor.h"
 #include "base/fail.h"
+#include "state/path.h"
 #include "state/prepare.h"
+#include "state/storage.h"
+#include "state/value.h"
 #include <wherry/manifest.h>
 
 /** What else an OFFER has, generously. */
 enum { OFFER_REST = 64 << 10 };
 
-static wherry_status check_memory(const wh_source *source, wherry_error *error) {
-    for (size_t i = 0; i < source->summary.storages; i++) {
-        const wherry_storage *storage = wherry_prepared_storage(source->prepared, i);
-        if (wherry_storage_device(storage).kind != WHERRY_DEVICE_CPU) {
-            char device[WHERRY_DEVICE_TEXT_MAX];
-            return wh_fail(error, WHERRY_UNSUPPORTED, "a tensor of the state is on %s; this build sends host memory",
-                           wherry_device_text(wherry_storage_device(storage), device));
+/** Ends at the first tensor whose bytes cannot be sent. */
+static bool can_be_sent(void *context, wherry_value *leaf) {
+    wherry_error *error = context;
+    for (size_t i = 0; i < wh_value_tensor_count(leaf); i++) {
+        const wherry_storage *storage = wh_value_tensor_at(leaf, i)->as.tensor->storage;
+        char device[WHERRY_DEVICE_TEXT_MAX];
+        bool here = wherry_storage_device(storage).kind == WHERRY_DEVICE_CPU;
+        if (!here) {
+            wh_fail(error, WHERRY_UNSUPPORTED, "a tensor of the state is on %s; this build sends host memory",
+                    wherry_device_text(wherry_storage_device(storage), device));
+        } else if (wh_storage_is_bare(storage)) {
+            wh_fail(error, WHERRY_INVALID_ARGUMENT, "a tensor of the state has no memory");
+        } else {
+            continue;
         }
-        if (wherry_storage_nbytes(storage) && !wherry_storage_data(storage)) {
-            return wh_fail(error, WHERRY_INVALID_ARGUMENT, "a tensor of the state has no memory");
-        }
+        wh_fail_value(error, leaf);
+        return false;
     }
-    return WHERRY_OK;
+    return true;
+}
+
+static wherry_status check_memory(const wh_source *source, const wherry_value *state, wherry_error *error) {
+    bool all = true;
+    for (size_t i = 0; i < source->summary.storages && all; i++) {
+        const wherry_storage *storage = source->prepared->storages[i];
+        all = wherry_storage_device(storage).kind == WHERRY_DEVICE_CPU && !wh_storage_is_bare(storage);
+    }
+    wherry_error found;
+    if (all || wh_visit_tensor_leaves(state, can_be_sent, &found)) {
+        return WHERRY_OK;
+    }
+    if (error) {
+        *error = found;
+    }
+    return found.status;
 }
 
 wherry_status wh_source_init(wh_source *source, const wherry_value *state, int32_t rank, wherry_error *error) {
@@ -34,7 +59,7 @@ wherry_status wh_source_init(wh_source *source, const wherry_value *state, int32
         return status;
     }
     wherry_prepared_summarize(source->prepared, &source->summary);
-    status = check_memory(source, error);
+    status = check_memory(source, state, error);
     if (status == WHERRY_OK) {
         status = wherry_manifest_encode(source->prepared, &source->manifest, &source->manifest_size, error);
     }

@@ -95,7 +95,7 @@ static void run_calls(ferry_call *calls, const ferry_world *world, const wherry_
     calls[1] = ferry_receive(world, 1, 0);
     for (int i = 0; i < 2; i++) {
         calls[i].options.timeout_ms = timeout_ms;
-        calls[i].options.no_progress_ms = timeout_ms < NEXT_MS ? STALE_MS : NEXT_MS;
+        calls[i].options.no_progress_ms = timeout_ms == TIMEOUT_MS ? STALE_MS : timeout_ms;
         calls[i].options.threads = 2;
     }
     calls[1].options.verify = verify;
@@ -134,16 +134,31 @@ static bool fail_at(const ferry_world *world, long number, bool in_place, wherry
     return failed;
 }
 
-/** The same two ranks, as if nothing had been. */
+/**
+ * The same two ranks, as if nothing had been. Where the group itself lacked memory for a message, it gave the connection up and made a new one: that
+ * loss may be noticed only now, and is forgiven once.
+ */
 static void expect_next_works(const ferry_world *world, long number) {
     ferry_call calls[2];
     wherry_value *state = make_state();
-    run_calls(calls, world, state, NULL, WHERRY_VERIFY_ON, NEXT_MS);
+    bool lost = false;
+    if (ferry_kind == &sockets) {
+        run_calls(calls, world, state, NULL, WHERRY_VERIFY_ON, NEXT_MS / 10);
+        lost = calls[0].status == WHERRY_PEER_LOST || calls[1].status == WHERRY_PEER_LOST;
+        if (calls[1].status == WHERRY_OK) {
+            wherry_value_destroy(calls[1].received);
+        }
+    }
+    if (ferry_kind != &sockets || lost) {
+        run_calls(calls, world, state, NULL, WHERRY_VERIFY_ON, NEXT_MS);
+        if (calls[1].status == WHERRY_OK) {
+            must(wherry_value_compare(state, calls[1].received, WHERRY_COMPARE_ALL, &error));
+            wherry_value_destroy(calls[1].received);
+        }
+    }
     if (calls[0].status != WHERRY_OK || calls[1].status != WHERRY_OK) {
         fail_msg("after allocation %ld: %s; %s", number, calls[0].error.message, calls[1].error.message);
     }
-    must(wherry_value_compare(state, calls[1].received, WHERRY_COMPARE_ALL, &error));
-    wherry_value_destroy(calls[1].received);
     wherry_value_destroy(state);
 }
 

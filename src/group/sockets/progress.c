@@ -20,6 +20,9 @@ enum { WAIT_JOINING_MS = 20, WAIT_MS = 100, LEAVE_MS = 1000, DEAF_MS = 100 };
 /** Whoever was met at a meeting point and is silent for so many heartbeats may be stopped: then somebody else is to be met there. */
 enum { SUSPECT_HEARTBEATS = 2 };
 
+/** How often a connection that is given up is read at most: a rank that never ends is not heard out. */
+enum { REST_READS = 64 };
+
 static wh_refusal admit(void *context, const wh_hello_fields *peer, uint64_t *newer_p) {
     const wh_sockets *sockets = context;
     uint64_t known = sockets->members[peer->rank].incarnation;
@@ -141,6 +144,17 @@ static wh_connection *find_up(const wh_sockets *sockets, int32_t rank, uint64_t 
     return one;
 }
 
+/** Takes what a rank has said already over a connection that is about to be given up, such as its last words. */
+static void hear_rest(wh_sockets *sockets, wh_connection *connection) {
+    const wh_connection_events handlers = {greeted, take_message, wh_sockets_take_table, sockets};
+    struct pollfd at = {connection->fd, POLLIN, 0};
+    for (int i = 0; i < REST_READS && poll(&at, 1, 0) == 1; i++) {
+        if (wh_connection_read(connection, &handlers, NULL) != WHERRY_OK) {
+            return;
+        }
+    }
+}
+
 /** Closes the connection that *at points to. */
 static void close_connection(wh_sockets *sockets, wh_connection **at, const wherry_error *error) {
     wh_connection *connection = *at;
@@ -158,13 +172,15 @@ static void close_connection(wh_sockets *sockets, wh_connection **at, const wher
         wh_member *member = sockets->members + rank;
         uint64_t incarnation = connection->rank >= 0 ? connection->incarnation : member->incarnation;
         wh_connection *other = find_up(sockets, rank, incarnation);
-        if (member->connection == connection) {
+        bool used = member->connection == connection;
+        if (used) {
             member->connection = other;
         }
-        if (other && wh_connection_is_up(connection)) {
+        if (other && used && wh_connection_is_up(connection)) {
             /* Messages were on their way over this one: the rank cannot be told from one that was lost. It is dialled anew. */
+            hear_rest(sockets, other);
             other->doomed = true;
-            member->connection = member->connection == other ? NULL : member->connection;
+            member->connection = NULL;
         }
         if (!member->connection) {
             note_failure(sockets, rank, incarnation, error ? error->message : "the connection was given up");
