@@ -105,27 +105,34 @@ typedef struct wherry_transfer_options {
     int64_t timeout_ms;   /**< For the whole call. Default 300,000; negative: never. */
     int64_t
         no_progress_ms; /**< A peer that is at it and has not moved a byte for so long is given up. Default 30,000. */
-    int64_t
-        step; /**< Which step the state is of; where both sides say one and they differ, both fail. Default WHERRY_STEP_ANY. */
-    const char *
-        lanes; /**< Which lanes are allowed, in the order in which they are tried: "cma,ring,stream". Default NULL: WHERRY_LANES
-                                      of the environment, else all, the fastest first. "^cma" forbids that one. */
-    uint32_t
-        threads; /**< Threads that move bytes, of each side. Default 0: as many as there are processors, at most 8. */
-    wherry_verify verify;    /**< Receiver; a source that says ON or OFF is heeded where the receiver says DEFAULT. */
-    wherry_target_fn target; /**< Receiver: the state to receive into. Default NULL: into new memory. */
-    void *target_context;    /**< Passed to it. */
-    wherry_allocate_fn
-        allocate;           /**< Receiver: memory for new storages. Default NULL: the library's own, in huge pages. */
-    void *allocate_context; /**< Passed to it. */
-    wherry_device device;   /**< Receiver, with WHERRY_RECV_TO_DEVICE. */
+
+    /** Which step the state is of; where both sides say one and they differ, both fail. Default WHERRY_STEP_ANY. */
+    int64_t step;
+
+    /**
+     * Which lanes are allowed, in the order in which they are tried: "cma,ring,stream"; or all but some: "^cma". Default NULL:
+     * WHERRY_LANES of the environment, else all, the fastest first: for many small tensors that is "ring", else "cma".
+     */
+    const char *lanes;
+
+    uint32_t threads;     /**< Threads that move bytes. Default 0: as many as there are processors, at most 8. */
+    wherry_verify verify; /**< A source that says ON or OFF is heeded where the receiver says DEFAULT. */
+
+    wherry_target_fn target;     /**< Receiver: the state to receive into. Default NULL: into new memory. */
+    void *target_context;        /**< Passed to it. */
+    wherry_allocate_fn allocate; /**< Receiver: memory for new storages. Default NULL: the library's own, huge pages. */
+    void *allocate_context;      /**< Passed to it. */
+    wherry_device device;        /**< Receiver, with WHERRY_RECV_TO_DEVICE. */
     wherry_progress_fn progress; /**< Default NULL. */
     void *progress_context;      /**< Passed to it. */
     wherry_cancel *cancel;       /**< Ends the call when it is requested; borrowed. Default NULL. */
-    wherry_stats *
-        stats; /**< Receiver: filled in any case but WHERRY_INVALID_ARGUMENT. A source finds its own in wherry_outcome. Default NULL. */
-    wherry_report **
-        report_p; /**< Receiver: where the receive failed after the first byte, what it left behind, the caller's; else NULL. Default NULL. */
+
+    /** Receiver: filled in any case but WHERRY_INVALID_ARGUMENT. A source finds its own in wherry_outcome. Default NULL. */
+    wherry_stats *stats;
+
+    /** Receiver: where it failed after the first byte, what it left behind, the caller's; else NULL. Default NULL. */
+    wherry_report **report_p;
+
     const wherry_limits *limits; /**< Receiver: what a manifest may claim. Default NULL: those of wherry_limits_init. */
 } wherry_transfer_options;
 

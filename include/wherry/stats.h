@@ -26,18 +26,17 @@ typedef struct wherry_stats {
     double plan_seconds;    /**< Receiver: decoding, checking, planning, choosing a lane. Source: until it was told. */
     double data_seconds;    /**< Moving the bytes, verifying them on the way included. */
     double verify_seconds; /**< Receiver, a part of data_seconds: from the last byte until all digests were compared. */
-    double release_seconds;          /**< Receiver: from the last byte until the source confirmed. */
-    double total_seconds;            /**< The whole call; for a source, until this destination was done. */
-    uint64_t tensors;                /**< Tensors that are received. */
-    uint64_t bytes_wanted;           /**< Bytes of the chunks that the receiver asked for. */
-    uint64_t bytes_moved;            /**< Bytes that came, those that came again included. */
-    uint64_t chunks;                 /**< Chunks that came. */
-    uint64_t messages;               /**< Control messages of this side. */
-    uint32_t workers;                /**< Threads that moved bytes on this side. */
-    uint32_t verified;               /**< 1 where digests were checked. */
-    char lane[WHERRY_LANE_NAME_MAX]; /**< The lane that was taken; "" where no byte had to move. */
-    char reasons
-        [WHERRY_LANE_REASONS_MAX]; /**< Why lanes before it were not, such as "cma: Operation not permitted ...". */
+    double release_seconds;                /**< Receiver: from then until the source confirmed. */
+    double total_seconds;                  /**< The whole call; for a source, until this destination was done. */
+    uint64_t tensors;                      /**< Tensors that are received. */
+    uint64_t bytes_wanted;                 /**< Bytes of the chunks that the receiver asked for. */
+    uint64_t bytes_moved;                  /**< Bytes that came, those that came again included. */
+    uint64_t chunks;                       /**< Chunks that came. */
+    uint64_t messages;                     /**< Control messages of this side. */
+    uint32_t workers;                      /**< Threads that moved bytes on this side. */
+    uint32_t verified;                     /**< 1 where digests were checked. */
+    char lane[WHERRY_LANE_NAME_MAX];       /**< The lane that was taken; "" where no byte had to move. */
+    char reasons[WHERRY_LANE_REASONS_MAX]; /**< Why others were not: "cma: Operation not permitted ...; ring: ...". */
 } wherry_stats;
 
 /** Where a tensor stands after a receive that failed. */

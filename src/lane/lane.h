@@ -137,6 +137,8 @@ enum {
 typedef struct wh_lane_ops {
     const char *name;
     uint32_t traits; /**< WH_LANE_* */
+    uint32_t
+        run_bytes; /**< Where runs are shorter than this on average, another lane of the same host is faster; 0: it does not matter. */
 
     /**
      * SOURCE. Appends to `offer` what a receiver needs for probing: at most WH_LANE_OFFER_MAX bytes, perhaps none. Must be quick, never blocks.

@@ -6,6 +6,8 @@
 #include "base/alloc.h"
 #include "base/fail.h"
 
+enum { ORDER_FROM = 4 << 20 };
+
 const wh_lane_ops *wh_lane_choice_find(const wh_lane_choice *choice, const void *name, size_t size) {
     for (size_t i = 0; i < choice->count; i++) {
         if (strlen(choice->lanes[i]->name) == size && memcmp(choice->lanes[i]->name, name, size) == 0) {
@@ -70,5 +72,24 @@ wherry_status wh_lane_choice_make(const wherry_transport *transport, const char 
         return wh_fail(error, WHERRY_INVALID_ARGUMENT, "\"%s\" forbids all lanes", text);
     }
     *choice = chosen;
+    choice->ordered = !forbids;
     return WHERRY_OK;
+}
+
+void wh_lane_choice_order(wh_lane_choice *choice, uint64_t bytes, uint64_t runs) {
+    if (choice->ordered || bytes < ORDER_FROM) {
+        return; /* with so few bytes, the time to set a lane up counts */
+    }
+    wh_lane_choice ordered = {.count = 0};
+    for (int pass = 0; pass < 3; pass++) {
+        for (size_t i = 0; i < choice->count; i++) {
+            const wh_lane_ops *lane = choice->lanes[i];
+            bool network = lane->traits & WH_LANE_NETWORK;
+            bool slow = !network && runs && bytes / runs < lane->run_bytes;
+            if (pass == (network ? 2 : slow)) {
+                ordered.lanes[ordered.count++] = lane;
+            }
+        }
+    }
+    *choice = ordered;
 }

@@ -7,6 +7,7 @@
 typedef struct wh_lane_choice {
     const wh_lane_ops *lanes[WH_OFFERED_LANES_MAX];
     size_t count;
+    bool ordered; /**< The user has said in which order. */
 } wh_lane_choice;
 
 /**
@@ -15,6 +16,12 @@ typedef struct wh_lane_choice {
  */
 wherry_status wh_lane_choice_make(const wherry_transport *transport, const char *text, wh_lane_choice *choice,
                                   wherry_error *error);
+
+/**
+ * Puts lanes that are slow with short runs behind the others of the same host, unless the user has said in which order.
+ * @param runs  how many there are, about, of `bytes` in all.
+ */
+void wh_lane_choice_order(wh_lane_choice *choice, uint64_t bytes, uint64_t runs);
 
 /** The lane of a name; NULL where it is not one of the choice. */
 const wh_lane_ops *wh_lane_choice_find(const wh_lane_choice *choice, const void *name, size_t size);

@@ -179,6 +179,7 @@ static void note_forbidden(wh_receive *receive) {
 
 wherry_status wh_receive_bytes(wh_receive *receive, wherry_error *error) {
     size_t next = 0;
+    wh_lane_choice_order(&receive->transfer.lanes, receive->summary.bytes, receive->summary.copies);
     note_forbidden(receive);
     for (;; next++) {
         receive->answer = 0;

@@ -8,9 +8,9 @@
 
 static wherry_error error;
 
-static const wh_lane_ops cma = {.name = "cma"};
+static const wh_lane_ops cma = {.name = "cma", .run_bytes = 16384};
 static const wh_lane_ops ring = {.name = "ring"};
-static const wh_lane_ops stream = {.name = "stream"};
+static const wh_lane_ops stream = {.name = "stream", .traits = WH_LANE_NETWORK};
 static const wh_lane_ops *const lanes[] = {&cma, &ring, &stream};
 static wherry_transport transport = {.lanes = lanes, .lane_count = 3};
 
@@ -96,12 +96,34 @@ static void test_finding(void **state) {
     assert_null(wh_lane_choice_find(&(wh_lane_choice){.count = 0}, "cma", 3));
 }
 
+/** Short runs go over another lane of the same host first; a user's order stands. */
+static void test_order(void **state) {
+    (void)state;
+    const uint64_t large = 64 << 20;
+    const struct {
+        const char *text;
+        uint64_t bytes;
+        uint64_t runs;
+        const char *order;
+    } cases[] = {
+        {NULL, large, 16, "cma,ring,stream"},         {NULL, large, large / 4096, "ring,cma,stream"},
+        {NULL, 1 << 20, 256, "cma,ring,stream"},      {"cma,ring", large, large / 64, "cma,ring"},
+        {"^ring", large, large / 4096, "cma,stream"}, {NULL, large, 0, "cma,ring,stream"},
+    };
+    unsetenv("WHERRY_LANES");
+    for (size_t i = 0; i < sizeof(cases) / sizeof(*cases); i++) {
+        wh_lane_choice choice;
+        must(wh_lane_choice_make(&transport, cases[i].text, &choice, &error));
+        wh_lane_choice_order(&choice, cases[i].bytes, cases[i].runs);
+        assert_string_equal(names(&choice), cases[i].order);
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_texts),
-        cmocka_unit_test(test_texts_that_are_refused),
-        cmocka_unit_test(test_environment),
-        cmocka_unit_test(test_finding),
+        cmocka_unit_test(test_texts),       cmocka_unit_test(test_texts_that_are_refused),
+        cmocka_unit_test(test_environment), cmocka_unit_test(test_finding),
+        cmocka_unit_test(test_order),
     };
     return cmocka_run_group_tests_name("lane_choice", tests, NULL, NULL);
 }

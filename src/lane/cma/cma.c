@@ -185,6 +185,7 @@ static void cma_close(wh_lane_end *end) {
 const wh_lane_ops wh_lane_cma = {
     .name = "cma",
     .traits = WH_LANE_ONE_SIDED,
+    .run_bytes = 16 << 10, /* the kernel takes each page by itself */
     .offer = cma_offer,
     .probe = cma_probe,
     .assist = cma_assist,
