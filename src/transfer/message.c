@@ -115,7 +115,7 @@ static wh_bytes take_text(wh_cursor *cursor, size_t most) {
     wh_bytes text = take_sized(cursor, 2);
     const uint8_t *bytes = text.bytes;
     bool printable = text.size <= most && (!bytes || wh_utf8_valid(text.bytes, text.size));
-    for (size_t i = 0; i < text.size && printable; i++) {
+    for (size_t i = 0; bytes && i < text.size && printable; i++) {
         printable = bytes[i] >= 0x20 && bytes[i] != 0x7F;
     }
     return printable ? text : (wh_bytes){unprintable, sizeof(unprintable) - 1};

@@ -57,15 +57,13 @@ static int count_entries(const char *folder) {
 
 static long resident_kib(void) {
     FILE *file = fopen("/proc/self/statm", "r");
-    long total = 0;
-    long resident = 0;
+    char line[128] = "";
+    char *second = line;
     if (file) {
-        if (fscanf(file, "%ld %ld", &total, &resident) != 2) {
-            resident = 0;
-        }
+        second = fgets(line, sizeof(line), file) ? strchr(line, ' ') : line;
         fclose(file);
     }
-    return resident * (sysconf(_SC_PAGESIZE) / 1024);
+    return (second ? strtol(second, NULL, 10) : 0) * (sysconf(_SC_PAGESIZE) / 1024);
 }
 
 /** Once both sides are quiet: a channel that the other side has closed is noticed a moment later. */

@@ -38,7 +38,7 @@ static int highest_descriptor(void) {
     DIR *open = opendir("/proc/self/fd");
     int highest = 0;
     for (struct dirent *entry = NULL; open && (entry = readdir(open));) {
-        int fd = atoi(entry->d_name);
+        int fd = (int)strtol(entry->d_name, NULL, 10);
         highest = fd > highest && fd != dirfd(open) ? fd : highest;
     }
     if (open) {

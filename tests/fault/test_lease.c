@@ -122,7 +122,7 @@ static void revoking_source(crowd_rank *self) {
     const scene *s = self->scene;
     wherry_transfer_options options = options_of(s);
     wherry_error error;
-    hurry h;
+    hurry h = {0};
     crowd_say(self, SENDING);
     hurry_begin(self, &h, &options);
     wherry_status status =
@@ -187,7 +187,7 @@ static void leaving_receiver(crowd_rank *self) {
     wherry_error error;
     wherry_report *report;
     wherry_value *received;
-    hurry h;
+    hurry h = {0};
     crowd_await(self, SENDING);
     usleep(SETTLE_US);
     hurry_begin(self, &h, &options);

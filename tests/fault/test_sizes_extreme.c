@@ -160,7 +160,9 @@ static long available_gib(void) {
     FILE *file = fopen("/proc/meminfo", "r");
     char line[128];
     long kib = 0;
-    while (file && fgets(line, sizeof(line), file) && sscanf(line, "MemAvailable: %ld kB", &kib) != 1) {
+    static const char wanted[] = "MemAvailable:";
+    while (file && kib == 0 && fgets(line, sizeof(line), file)) {
+        kib = strncmp(line, wanted, sizeof(wanted) - 1) == 0 ? strtol(line + sizeof(wanted) - 1, NULL, 10) : 0;
     }
     if (file) {
         fclose(file);
