@@ -269,12 +269,10 @@ static void test_what_a_damaged_chunk_leaves(void **state) {
     script_say(&peer, &offer);
     script_expect(&peer, WH_PLAN);
     uint64_t tag = wh_load_be64((const uint8_t *)peer.note.request.bytes + 1);
-    uint8_t frames[16 + 100 + 16 + 16];
-    memset(frames, 0xEE, sizeof(frames));
-    wh_store_be64(frames, 0);
-    wh_store_be64(frames + 8, 100 | WH_FRAME_DIGEST);
-    wh_store_be64(frames + 132, WH_FRAME_END);
-    wh_store_be64(frames + 140, 0);
+    uint8_t frames[WH_FRAME_HEADER + 100 + WH_FRAME_HEADER] = {0};
+    memset(frames + WH_FRAME_HEADER, 0xEE, 100);
+    wh_store_be64(frames + WH_DIGEST_BYTES + 8, 100 | WH_FRAME_DIGEST);
+    wh_store_be64(frames + WH_FRAME_HEADER + 100 + WH_DIGEST_BYTES, WH_FRAME_END);
     script_send(&peer, tag, frames, sizeof(frames));
     script_expect(&peer, WH_RETRY);
     wh_note sorry = {.type = WH_ABORT, .status = WHERRY_SYSTEM, .path = text_bytes(""), .text = text_bytes("sorry")};

@@ -255,16 +255,16 @@ static void test_a_plan_gets_what_is_offered_and_no_more(void **state) {
     must(wh_inbox_open(s.peer.group, tag, &data, &error));
     script_plan(&s.peer, "stream", messages_request(request, tag), &(wherry_interval){0, 3}, 1);
     size_t got = 0;
-    while (got < BODY + 4 * 16) {
+    while (got < BODY + 4 * 64) {
         must(wh_inbox_take(data, wh_deadline_in_ms(LIMIT_MS), &message, &error));
-        for (size_t i = 16; i < message.size; i++) {
+        for (size_t i = 64; i < message.size; i++) {
             const uint8_t *bytes = message.bytes;
             assert_false(bytes[i] == 0xA5 && bytes[i - 1] == 0xA5);
         }
         got += message.size;
         wh_message_clear(&message);
     }
-    assert_int_equal(got, BODY + 4 * 16); /* three headers and the end */
+    assert_int_equal(got, BODY + 4 * 64); /* three headers and the end */
     assert_false(wh_inbox_poll(data, &message));
     wh_inbox_close(data);
     script_say(&s.peer, &(wh_note){.type = WH_DONE, .epoch = s.peer.offer.epoch});

@@ -9,7 +9,15 @@
 #include "group/local.h"
 #include "support/scripted_peer.h"
 
-enum { STALE_MS = 600, LIMIT_MS = 8000, BODY = (5 << 20) + 3, GUARD = 8192, CHUNK = 4 << 20, RECEIVER = 1 };
+enum {
+    HEADER = 64,
+    STALE_MS = 600,
+    LIMIT_MS = 8000,
+    BODY = (5 << 20) + 3,
+    GUARD = 8192,
+    CHUNK = 4 << 20,
+    RECEIVER = 1
+};
 
 static wherry_error error;
 static bool into_new_memory; /* of the next receive: without the target */
@@ -329,12 +337,12 @@ static uint64_t begin_frames(scene *s, wherry_verify verify) {
 
 /** A frame of `bytes` bytes of 7, in messages that the lane takes; `length` is what its header says. */
 static void frame(scene *s, uint64_t tag, uint64_t chunk, uint64_t length, size_t bytes) {
-    uint8_t *text = malloc(16 + bytes);
-    memset(text + 16, 7, bytes);
-    wh_store_be64(text, chunk);
-    wh_store_be64(text + 8, length);
-    for (size_t at = 0; at < 16 + bytes;) {
-        size_t part = 16 + bytes - at < CHUNK ? 16 + bytes - at : CHUNK;
+    uint8_t *text = calloc(1, HEADER + bytes);
+    memset(text + HEADER, 7, bytes);
+    wh_store_be64(text + 16, chunk);
+    wh_store_be64(text + 24, length);
+    for (size_t at = 0; at < HEADER + bytes;) {
+        size_t part = HEADER + bytes - at < CHUNK ? HEADER + bytes - at : CHUNK;
         script_send(&s->peer, tag, text + at, part);
         at += part;
     }
@@ -393,8 +401,8 @@ static void test_digests_that_never_fit(void **state) {
             script_expect(&s.peer, WH_RETRY);
             assert_int_equal(s.peer.note.intervals.size, 16);
         }
-        frame(&s, tag, 0, (UINT64_C(1) << 63) | CHUNK, CHUNK + 16);
-        frame(&s, tag, 1, (UINT64_C(1) << 63) | (BODY - CHUNK), BODY - CHUNK + 16);
+        frame(&s, tag, 0, (UINT64_C(1) << 63) | CHUNK, CHUNK);
+        frame(&s, tag, 1, (UINT64_C(1) << 63) | (BODY - CHUNK), BODY - CHUNK);
         frame(&s, tag, UINT64_MAX, 0, 0);
     }
     expect_abort(&s, WHERRY_CORRUPT);

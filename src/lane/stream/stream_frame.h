@@ -1,10 +1,13 @@
 /**
  * @file stream_frame.h  How chunks travel over a pipe, and what a worker needs for it.
  *
- * A frame is a header, the bytes of a chunk, and its digest where the header says so. A round ends with a header of its own. Numbers are big endian:
+ * A frame is a header of 64 bytes and the bytes of a chunk. A round ends with a header of its own. Numbers are big endian:
  *
- *     header   chunk u64, length u64; the top bit of the length: a digest follows the bytes
+ *     header   the digest of the chunk before, 16 bytes, where its header said so; chunk u64; length u64; 32 bytes of zeros.
+ *              The top bit of the length: the next header has this chunk's digest
  *     end      chunk 2^64 - 1, length 0
+ *
+ * So long, so that bytes which are aligned in memory are aligned in the stream as well: the kernel copies them faster.
  */
 #ifndef WH_LANE_STREAM_FRAME_H
 #define WH_LANE_STREAM_FRAME_H
@@ -15,8 +18,8 @@
 #define WH_FRAME_DIGEST (UINT64_C(1) << 63)
 
 enum {
-    WH_FRAME_HEADER = 16,
-    WH_FRAME_EDGE = WH_FRAME_HEADER + WH_DIGEST_BYTES, /**< What may lie between the bytes of two chunks. */
+    WH_FRAME_HEADER = 64,
+    WH_FRAME_USED = WH_DIGEST_BYTES + 16, /**< Bytes of it that mean something. */
     WH_FRAME_BLOCK = 256 << 10, /**< Bytes are hashed so many at a time: they are in the cache still, or already. */
     WH_FRAME_RUNS = 1024,       /**< Runs of memory a system call: IOV_MAX. */
 };
@@ -31,11 +34,11 @@ typedef struct wh_run_cursor {
 /** One worker at either side. */
 typedef struct wh_stream_worker {
     wh_pipe *pipe;
-    wh_digester *digester; /**< Made when first needed. */
-    wh_segments segments;  /**< The source's. */
-    wh_landing landing;    /**< The receiver's. */
-    uint8_t edge[WH_FRAME_EDGE];
-    size_t edge_bytes; /**< What of it is still to be written, or was read already. */
+    wh_digester *digester;           /**< Made when first needed. */
+    wh_segments segments;            /**< The source's. */
+    wh_landing landing;              /**< The receiver's. */
+    uint8_t header[WH_FRAME_HEADER]; /**< The next: being made, or being read along with the end of a chunk. */
+    size_t header_bytes;             /**< What of it is to be written, or was read already. */
     struct iovec window[WH_FRAME_RUNS];
 } wh_stream_worker;
 

@@ -13,37 +13,43 @@ typedef struct frame {
     bool digest;
 } frame;
 
-/** Reads until there are so many bytes of the edge. */
-static wherry_status read_edge(wh_stream_worker *worker, size_t wanted, wherry_error *error) {
-    while (worker->edge_bytes < wanted) {
-        struct iovec rest = {worker->edge + worker->edge_bytes, wanted - worker->edge_bytes};
+/** Reads what is missing of the next header. */
+static wherry_status read_header(wh_stream_worker *worker, wherry_error *error) {
+    while (worker->header_bytes < WH_FRAME_HEADER) {
+        struct iovec rest = {worker->header + worker->header_bytes, WH_FRAME_HEADER - worker->header_bytes};
         size_t got;
         wherry_status status = worker->pipe->ops->read_some(worker->pipe, &rest, 1, &got, error);
         if (status != WHERRY_OK) {
             return status;
         }
-        worker->edge_bytes += got;
+        worker->header_bytes += got;
     }
     return WHERRY_OK;
 }
 
-/** Takes bytes off the beginning of the edge. */
-static void take_edge(wh_stream_worker *worker, void *bytes, size_t size) {
-    memcpy(bytes, worker->edge, size);
-    worker->edge_bytes -= size;
-    memmove(worker->edge, worker->edge + size, worker->edge_bytes);
+static wherry_status malformed(const wh_stream_worker *worker, wherry_error *error, const char *what,
+                               const frame *sent) {
+    const wh_lane_site *site = worker->pipe->site;
+    wherry_status status = wh_fail(
+        error, WHERRY_MALFORMED, "rank %d has sent %s (chunk %llu, %llu bytes); it is faulty, or the network is",
+        (int)site->peer, what, (unsigned long long)sent->chunk, (unsigned long long)sent->length);
+    return wh_pipe_blame(site, status, error);
 }
 
-static wherry_status read_header(wh_stream_worker *worker, frame *frame_p, wherry_error *error) {
-    uint8_t header[WH_FRAME_HEADER];
-    wherry_status status = read_edge(worker, sizeof(header), error);
+/** Takes the header, so that the next can be read. */
+static wherry_status take_header(wh_stream_worker *worker, frame *frame_p, wherry_error *error) {
+    static const uint8_t zeros[WH_FRAME_HEADER - WH_FRAME_USED];
+    wherry_status status = read_header(worker, error);
     if (status != WHERRY_OK) {
         return status;
     }
-    take_edge(worker, header, sizeof(header));
-    uint64_t length = wh_load_be64(header + 8);
-    *frame_p = (frame){wh_load_be64(header), length & ~WH_FRAME_DIGEST, (length & WH_FRAME_DIGEST) != 0};
-    return WHERRY_OK;
+    uint64_t length = wh_load_be64(worker->header + WH_DIGEST_BYTES + 8);
+    *frame_p = (frame){wh_load_be64(worker->header + WH_DIGEST_BYTES), length & ~WH_FRAME_DIGEST,
+                       (length & WH_FRAME_DIGEST) != 0};
+    worker->header_bytes = 0;
+    return memcmp(worker->header + WH_FRAME_USED, zeros, sizeof(zeros)) == 0
+               ? WHERRY_OK
+               : malformed(worker, error, "a header that does not end with zeros", frame_p);
 }
 
 /** Hashes what has come at the beginning of the window. */
@@ -55,7 +61,7 @@ static void digest_window(wh_stream_worker *worker, size_t bytes) {
     }
 }
 
-/** Reads the bytes of a chunk to where they belong, and whatever comes along with the last of them of what lies before the next chunk. */
+/** Reads the bytes of a chunk to where they belong, and whatever comes along with the last of them of the next header. */
 static wherry_status read_bytes(wh_stream_worker *worker, const wh_sink *sink, const frame *what, wherry_error *error) {
     wh_run_cursor cursor = wh_run_cursor_at(&worker->landing.segments);
     uint64_t left = what->length;
@@ -69,15 +75,14 @@ static wherry_status read_bytes(wh_stream_worker *worker, const wh_sink *sink, c
                            (unsigned long long)what->chunk, (unsigned long long)left);
         }
         if (bytes == left) {
-            size_t edge = WH_FRAME_HEADER + (what->digest ? WH_DIGEST_BYTES : 0);
-            worker->window[runs++] = (struct iovec){worker->edge, edge};
+            worker->window[runs++] = (struct iovec){worker->header, WH_FRAME_HEADER};
         }
         wherry_status status = worker->pipe->ops->read_some(worker->pipe, worker->window, runs, &got, error);
         if (status != WHERRY_OK) {
             return status;
         }
-        worker->edge_bytes = got > bytes ? got - bytes : 0;
-        got -= worker->edge_bytes;
+        worker->header_bytes = got > bytes ? got - bytes : 0;
+        got -= worker->header_bytes;
         if (sink->verify) {
             digest_window(worker, got);
         }
@@ -86,15 +91,6 @@ static wherry_status read_bytes(wh_stream_worker *worker, const wh_sink *sink, c
         sink->moved(sink->context, got);
     }
     return WHERRY_OK;
-}
-
-static wherry_status malformed(const wh_stream_worker *worker, wherry_error *error, const char *what,
-                               const frame *sent) {
-    const wh_lane_site *site = worker->pipe->site;
-    wherry_status status = wh_fail(
-        error, WHERRY_MALFORMED, "rank %d has sent %s (chunk %llu, %llu bytes); it is faulty, or the network is",
-        (int)site->peer, what, (unsigned long long)sent->chunk, (unsigned long long)sent->length);
-    return wh_pipe_blame(site, status, error);
 }
 
 static wherry_status pull_chunk(wh_stream_worker *worker, const wh_sink *sink, const frame *what, wherry_error *error) {
@@ -113,16 +109,14 @@ static wherry_status pull_chunk(wh_stream_worker *worker, const wh_sink *sink, c
         wh_digester_begin(worker->digester);
     }
     status = read_bytes(worker, sink, what, error);
-    wh_digest claimed;
-    if (status == WHERRY_OK && what->digest) {
-        status = read_edge(worker, WH_DIGEST_BYTES, error);
-    }
-    if (status == WHERRY_OK && what->digest) {
-        take_edge(worker, claimed.bytes, WH_DIGEST_BYTES);
+    if (status == WHERRY_OK && sink->verify) {
+        status = read_header(worker, error);
     }
     if (status != WHERRY_OK || !sink->verify) {
         return status == WHERRY_OK ? sink->close(sink->context, landing, NULL, NULL, error) : status;
     }
+    wh_digest claimed;
+    memcpy(claimed.bytes, worker->header, WH_DIGEST_BYTES);
     wh_digest digest = wh_digester_end(worker->digester);
     return sink->close(sink->context, landing, &digest, &claimed, error);
 }
@@ -130,7 +124,7 @@ static wherry_status pull_chunk(wh_stream_worker *worker, const wh_sink *sink, c
 wherry_status wh_stream_pull(wh_stream_worker *worker, const wh_sink *sink, wherry_error *error) {
     wherry_status status = sink->verify ? wh_stream_ready_digester(worker, error) : WHERRY_OK;
     frame next;
-    while (status == WHERRY_OK && (status = read_header(worker, &next, error)) == WHERRY_OK) {
+    while (status == WHERRY_OK && (status = take_header(worker, &next, error)) == WHERRY_OK) {
         if (next.chunk == WH_FRAME_END) {
             return next.length == 0 && !next.digest ? WHERRY_OK
                                                     : malformed(worker, error, "an end that has a length", &next);
