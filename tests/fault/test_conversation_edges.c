@@ -286,6 +286,7 @@ static void test_what_a_damaged_chunk_leaves(void **state) {
     wherry_value_destroy(target);
     wherry_value_destroy(source);
     script_end(&peer);
+    wherry_free((void *)offer.manifest.bytes);
     ferry_close(&world);
 }
 

@@ -68,10 +68,6 @@ static void keep(wh_callback *callback, wh_message *message) {
 
 static void take_data(wh_callback *callback, int32_t rank, const wh_frame *frame) {
     wh_assembly *assembly = &callback->peers[rank].assembly;
-    if (frame->total > WH_CALLBACK_SHARE) {
-        note_fault(callback, rank, "it sent a message that is longer than any may be");
-        return;
-    }
     switch (wh_assembly_add(assembly, frame)) {
     case WH_ASSEMBLY_WHOLE: {
         wh_message message = {WH_MESSAGE_BYTES, rank, frame->from, frame->tag, assembly->bytes, frame->total, -1};
