@@ -20,7 +20,7 @@
 enum {
     WH_FRAME_HEADER = 64,
     WH_FRAME_USED = WH_DIGEST_BYTES + 16, /**< Bytes of it that mean something. */
-    WH_FRAME_BLOCK = 256 << 10, /**< Bytes are hashed so many at a time: they are in the cache still, or already. */
+    WH_FRAME_BLOCK = 512 << 10, /**< Bytes are hashed so many at a time: they are in the cache still, or already. */
     WH_FRAME_RUNS = 1024,       /**< Runs of memory a system call: IOV_MAX. */
 };
 
