@@ -7,12 +7,13 @@
 #ifndef WH_LANE_CMA_CMA_H
 #define WH_LANE_CMA_CMA_H
 
+#include "lane/boot.h"
 #include "lane/lane.h"
 
 enum {
     WH_CMA_VERSION = 1,
     WH_CMA_NONCE = 32,
-    WH_CMA_BOOT = 36, /**< The boot id is a text of so many bytes. */
+    WH_CMA_BOOT = WH_BOOT_BYTES,
     WH_CMA_IDENTITY_BYTES = 24 + WH_CMA_BOOT,
     WH_CMA_REQUEST_BYTES = 1 + WH_CMA_IDENTITY_BYTES,
     WH_CMA_OFFER_BYTES = WH_CMA_REQUEST_BYTES + 8 + WH_CMA_NONCE,

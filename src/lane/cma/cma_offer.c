@@ -14,7 +14,6 @@
 #include "lane/cma/cma.h"
 
 wherry_status wh_cma_identify(wh_cma_identity *identity_p, wherry_error *error) {
-    static const char boot_path[] = "/proc/sys/kernel/random/boot_id";
     static const char namespace_path[] = "/proc/self/ns/pid";
     wh_cma_identity own = {.process = (uint64_t)getpid()};
     struct stat at;
@@ -24,18 +23,11 @@ wherry_status wh_cma_identify(wh_cma_identity *identity_p, wherry_error *error) 
     }
     own.namespace_device = at.st_dev;
     own.namespace_inode = at.st_ino;
-    int file = open(boot_path, O_RDONLY | O_CLOEXEC);
-    ssize_t got = file < 0 ? -1 : read(file, own.boot, sizeof(own.boot));
-    int errnum = errno;
-    if (file >= 0) {
-        close(file);
+    wherry_status status = wh_boot_read(own.boot, error);
+    if (status == WHERRY_OK) {
+        *identity_p = own;
     }
-    if (got != WH_CMA_BOOT) {
-        return wh_fail_errno(error, WHERRY_UNSUPPORTED, got < 0 ? errnum : EIO, "cannot read %s, mount /proc",
-                             boot_path);
-    }
-    *identity_p = own;
-    return WHERRY_OK;
+    return status;
 }
 
 bool wh_cma_same_numbers(const wh_cma_identity *one, const wh_cma_identity *other) {

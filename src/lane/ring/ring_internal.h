@@ -19,6 +19,7 @@
 #include <stdalign.h>
 #include <stdatomic.h>
 
+#include "lane/boot.h"
 #include "lane/lane.h"
 
 /** Changes with everything below that both sides must agree on: the messages and the layout of the memory. */
@@ -27,7 +28,6 @@
 enum {
     WH_RING_MAGIC_BYTES = 8,
     WH_RING_SECRET_BYTES = 16,
-    WH_RING_BOOT_BYTES = 36, /**< The boot id is a text of so many characters. */
     WH_RING_WORKERS_MAX = 8,
 };
 

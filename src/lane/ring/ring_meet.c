@@ -20,7 +20,7 @@
 /* What tells the receiver whether the source is near. */
 typedef struct offer_message {
     uint8_t magic[WH_RING_MAGIC_BYTES];
-    uint8_t boot[WH_RING_BOOT_BYTES];
+    uint8_t boot[WH_BOOT_BYTES];
     uint8_t workers[4];
     uint8_t network[16]; /* device and inode of the network namespace */
 } offer_message;
@@ -49,22 +49,6 @@ static uint32_t load_workers(const uint8_t bytes[4]) {
     return (uint32_t)bytes[0] << 24 | (uint32_t)bytes[1] << 16 | (uint32_t)bytes[2] << 8 | bytes[3];
 }
 
-static wherry_status read_boot(uint8_t boot[WH_RING_BOOT_BYTES], wherry_error *error) {
-    const char *path = "/proc/sys/kernel/random/boot_id";
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
-    ssize_t size = fd < 0 ? -1 : read(fd, boot, WH_RING_BOOT_BYTES);
-    int problem = errno;
-    if (fd >= 0) {
-        close(fd);
-    }
-    if (size < 0) {
-        return wh_fail_errno(error, WHERRY_UNSUPPORTED, problem, "cannot tell which host this is: reading %s failed",
-                             path);
-    }
-    return size == WH_RING_BOOT_BYTES ? WHERRY_OK
-                                      : wh_fail(error, WHERRY_UNSUPPORTED, "%s is shorter than a boot id", path);
-}
-
 /* What this process would offer: the same message from elsewhere tells how near it is. */
 static wherry_status describe(const wh_lane_site *site, offer_message *here, wherry_error *error) {
     struct stat network;
@@ -76,7 +60,7 @@ static wherry_status describe(const wh_lane_site *site, offer_message *here, whe
     wh_store_be64(here->network, network.st_dev);
     wh_store_be64(here->network + 8, network.st_ino);
     store_workers(here->workers, (uint32_t)wh_min(site->threads, WH_RING_WORKERS_MAX));
-    return read_boot(here->boot, error);
+    return wh_boot_read(here->boot, error);
 }
 
 wherry_status wh_ring_offer(const wh_lane_site *site, wh_string *offer, wherry_error *error) {
