@@ -244,8 +244,8 @@ static void test_stop_while_waiting(void **state) {
         trial.idle_source = idle_source;
         trial.idle_receiver = !idle_source;
         assert_int_equal(pthread_create(&thread, NULL, stop_soon, &s), 0);
+        trial.stopper = &thread;
         lane_trial_run(&trial, &world);
-        pthread_join(thread, NULL);
         const lane_side *side = idle_source ? &trial.receiver : &trial.source;
         assert_int_equal(side->status, WHERRY_CANCELLED);
         must_have_ended(side, s.stopped, STOP_MS);

@@ -307,6 +307,9 @@ void lane_trial_run(lane_trial *trial, const lane_world *world) {
     assert_int_equal(pthread_create(&thread, NULL, source_thread, trial), 0);
     run_receiver(trial);
     pthread_join(thread, NULL);
+    if (trial->stopper) {
+        pthread_join(*trial->stopper, NULL);
+    }
     lane_side_finish(&trial->receiver, trial->ops);
     lane_side_finish(&trial->source, trial->ops);
 }

@@ -52,6 +52,7 @@ typedef struct lane_trial {
     size_t round_count;
     bool idle_source;   /**< Accepts, and never pushes. */
     bool idle_receiver; /**< Probes, and never pulls. */
+    pthread_t *stopper; /**< A thread that stops the sides, joined before they are gone; NULL: none. */
     atomic_bool begun;  /**< Both sides are ready, and may be stopped. */
     lane_side source;
     lane_side receiver;

@@ -34,22 +34,27 @@ static void expect_ok(const ferry_call *call) {
 
 static const char *held_at;
 static atomic_bool hold;
+static atomic_bool armed; /**< Nobody has got there yet: only the first is held. */
 
 static void hold_there(const char *name) {
-    while (held_at && strcmp(name, held_at) == 0 && atomic_load(&hold)) {
-        pause_ms(2);
+    if (strcmp(name, held_at) == 0 && atomic_exchange(&armed, false)) {
+        while (atomic_load(&hold)) {
+            pause_ms(2);
+        }
     }
 }
 
 static void hold_at(const char *name) {
     held_at = name;
     atomic_store(&hold, true);
+    atomic_store(&armed, true);
     wh_point_hook = hold_there;
 }
 
 static int let_go(void **state) {
     (void)state;
     atomic_store(&hold, false);
+    wh_point_hook = NULL;
     return 0;
 }
 
@@ -104,7 +109,6 @@ static void test_a_question_while_a_send_ends(void **state) {
     ferry_start(&stuck);
     ferry_start(&first);
     pause_ms(400); /* within the 200 ms that it waits */
-    wh_point_hook = NULL;
     ferry_call asks = ferry_receive(&world, 1, 0);
     ferry_start(&asks);
     ferry_join(&first);
