@@ -104,13 +104,10 @@ static wherry_status look_for_losses(const barrier *b, wherry_error *error) {
 }
 
 static wherry_status fail_absent(const barrier *b, int32_t rank, wherry_error *error) {
-    wh_fail(error, WHERRY_TIMED_OUT,
-            "timed out at barrier %llu: rank %d has not come; see what keeps it, and call again",
-            (unsigned long long)b->number, (int)rank);
-    if (error) {
-        error->rank = rank;
-    }
-    return WHERRY_TIMED_OUT;
+    return wh_fail_about(error, rank,
+                         wh_fail(error, WHERRY_TIMED_OUT,
+                                 "timed out at barrier %llu: rank %d has not come; see what keeps it, and call again",
+                                 (unsigned long long)b->number, (int)rank));
 }
 
 static wherry_status wait_for_all(const barrier *b, wherry_error *error) {

@@ -5,10 +5,18 @@
 
 #define NS_PER_MS UINT64_C(1000000)
 
-uint64_t wh_clock_now(void) {
+static uint64_t read_clock(clockid_t clock) {
     struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
+    clock_gettime(clock, &now);
     return (uint64_t)now.tv_sec * 1000 * NS_PER_MS + (uint64_t)now.tv_nsec;
+}
+
+uint64_t wh_clock_now(void) {
+    return read_clock(CLOCK_MONOTONIC);
+}
+
+uint64_t wh_clock_wall(void) {
+    return read_clock(CLOCK_REALTIME);
 }
 
 wh_deadline wh_deadline_never(void) {

@@ -8,7 +8,10 @@
 /** Nanoseconds of a clock that only goes forward. */
 uint64_t wh_clock_now(void);
 
-/** A moment on that clock; UINT64_MAX is never. */
+/** Nanoseconds of the calendar's clock since 1970: what orders the incarnations of a rank. */
+uint64_t wh_clock_wall(void);
+
+/** A moment on the first of these; UINT64_MAX is never. */
 typedef struct wh_deadline {
     uint64_t at;
 } wh_deadline;

@@ -80,6 +80,13 @@ wherry_status wh_fail_memory(wherry_error *error, const char *purpose) {
     return wh_fail(error, WHERRY_NO_MEMORY, "out of memory for %s; free some and call again", purpose);
 }
 
+wherry_status wh_fail_about(wherry_error *error, int32_t rank, wherry_status status) {
+    if (error) {
+        error->rank = rank;
+    }
+    return status;
+}
+
 void wh_fail_path(wherry_error *error, const char *path) {
     if (!error) {
         return;

@@ -21,6 +21,9 @@ wherry_status wh_fail_errno(wherry_error *error, wherry_status status, int errnu
 /** WHERRY_NO_MEMORY, with what the memory was for. */
 wherry_status wh_fail_memory(wherry_error *error, const char *purpose);
 
+/** Adds the rank that it is about to a record that wh_fail has filled; NULL for error is allowed. @return its status. */
+wherry_status wh_fail_about(wherry_error *error, int32_t rank, wherry_status status);
+
 /** Adds a path to a record that wh_fail has filled; one that is too long keeps its beginning and its end. */
 void wh_fail_path(wherry_error *error, const char *path);
 

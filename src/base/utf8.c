@@ -41,3 +41,13 @@ bool wh_utf8_valid(const char *text, size_t size) {
     }
     return true;
 }
+
+bool wh_utf8_printable(const char *text, size_t size) {
+    for (size_t i = 0; i < size; i++) {
+        unsigned char byte = (unsigned char)text[i];
+        if (byte < 0x20 || byte == 0x7F || (byte == 0xC2 && i + 1 < size && (unsigned char)text[i + 1] < 0xA0)) {
+            return false;
+        }
+    }
+    return wh_utf8_valid(text, size);
+}

@@ -1,5 +1,6 @@
 #include "group/group.h"
 
+#include <sys/random.h>
 #include <unistd.h>
 
 #include "base/alloc.h"
@@ -16,21 +17,23 @@ void wh_message_clear(wh_message *message) {
     message->channel = -1;
 }
 
-static wherry_status check_rank(const wh_group *group, int32_t rank, wherry_error *error) {
+uint64_t wh_random_tag(void) {
+    uint64_t tag;
+    return getrandom(&tag, sizeof(tag), 0) == (ssize_t)sizeof(tag) ? tag | WH_TAG_CONVERSATION : 0;
+}
+
+wherry_status wh_group_check_rank(const wh_group *group, int32_t rank, wherry_error *error) {
     if (rank >= 0 && rank < group->size) {
         return WHERRY_OK;
     }
-    wherry_status status = wh_fail(error, WHERRY_INVALID_ARGUMENT, "rank %d is not one of the %d of the group",
-                                   (int)rank, (int)group->size);
-    if (error) {
-        error->rank = rank;
-    }
-    return status;
+    return wh_fail_about(error, rank,
+                         wh_fail(error, WHERRY_INVALID_ARGUMENT, "rank %d is not one of the %d of the group", (int)rank,
+                                 (int)group->size));
 }
 
 wherry_status wh_group_send(wh_group *group, int32_t rank, uint64_t tag, const void *bytes, size_t size,
                             wh_deadline deadline, wherry_error *error) {
-    wherry_status status = check_rank(group, rank, error);
+    wherry_status status = wh_group_check_rank(group, rank, error);
     if (status != WHERRY_OK) {
         return status;
     }
@@ -43,7 +46,7 @@ wherry_status wh_group_send(wh_group *group, int32_t rank, uint64_t tag, const v
 
 wherry_status wh_group_receive(wh_group *group, int32_t rank, uint64_t tag, wh_deadline deadline, wh_message *message_p,
                                wherry_error *error) {
-    wherry_status status = rank == WH_ANY_RANK ? WHERRY_OK : check_rank(group, rank, error);
+    wherry_status status = rank == WH_ANY_RANK ? WHERRY_OK : wh_group_check_rank(group, rank, error);
     return status == WHERRY_OK ? wh_mailbox_take(group->mailbox, rank, tag, deadline, message_p, error) : status;
 }
 
@@ -59,7 +62,7 @@ void wh_group_watch(wh_group *group, int32_t rank) {
 
 wherry_status wh_group_connect(wh_group *group, int32_t rank, uint64_t tag, wh_deadline deadline, const wh_stop *stop,
                                int *channel_p, wherry_error *error) {
-    wherry_status status = check_rank(group, rank, error);
+    wherry_status status = wh_group_check_rank(group, rank, error);
     if (status != WHERRY_OK) {
         return status;
     }

@@ -31,6 +31,9 @@ typedef struct wh_group wh_group;
  */
 #define WH_TAG_CONVERSATION (UINT64_C(1) << 63)
 
+/** A tag of a conversation that nobody can guess. @return 0 where there are no random numbers. */
+uint64_t wh_random_tag(void);
+
 typedef enum wh_message_kind {
     WH_MESSAGE_BYTES,   /**< What a rank sent. */
     WH_MESSAGE_CHANNEL, /**< A rank has opened a channel to this one: wh_group_connect. */
@@ -113,6 +116,9 @@ struct wh_group {
     int32_t size;
     wh_mailbox *mailbox; /**< Where messages lie until they are taken; the kind of group makes and destroys it. */
 };
+
+/** WHERRY_OK where the group has such a rank; else WHERRY_INVALID_ARGUMENT. */
+wherry_status wh_group_check_rank(const wh_group *group, int32_t rank, wherry_error *error);
 
 /** The operations, with their arguments checked: a rank outside the group or a message that is too long is WHERRY_INVALID_ARGUMENT. */
 wherry_status wh_group_send(wh_group *group, int32_t rank, uint64_t tag, const void *bytes, size_t size,

@@ -11,6 +11,7 @@
 
 #include "base/alloc.h"
 #include "base/fail.h"
+#include "base/utf8.h"
 #include "group/hello_codec.h"
 
 enum { HEADER = WH_HELLO_HEADER, MAC = 32, OUTPUT_MAX = 1024 };
@@ -212,7 +213,7 @@ static uint64_t number_at_end(const char *text, size_t size) {
 static wherry_status on_refuse(wh_hello *hello, const uint8_t *body, size_t size, wherry_error *error) {
     uint8_t reason = size > 0 ? body[0] : WH_REFUSAL_NONE;
     const char *text = (const char *)body + 1;
-    if (reason == WH_REFUSAL_NONE || size - 1 > WH_HELLO_TEXT_MAX || !wh_hello_is_text(text, size - 1)) {
+    if (reason == WH_REFUSAL_NONE || size - 1 > WH_HELLO_TEXT_MAX || !wh_utf8_printable(text, size - 1)) {
         return wh_fail(error, WHERRY_MALFORMED, "the other side refused this one in a way that cannot be read");
     }
     hello->refusal = reason <= WH_REFUSAL_OTHER ? (wh_refusal)reason : WH_REFUSAL_OTHER;
@@ -310,7 +311,7 @@ wherry_status wh_hello_end(wh_hello *hello, wherry_error *error) {
 static wherry_status own_text(const char *from, const char *what, char text[WH_HELLO_TEXT_MAX + 1],
                               wherry_error *error) {
     size_t size = from ? strnlen(from, WH_HELLO_TEXT_MAX + 1) : 0;
-    if (size > WH_HELLO_TEXT_MAX || (size > 0 && !wh_hello_is_text(from, size))) {
+    if (size > WH_HELLO_TEXT_MAX || (size > 0 && !wh_utf8_printable(from, size))) {
         return wh_fail(error, WHERRY_INVALID_ARGUMENT, "the %s must be printable UTF-8 of at most %d bytes", what,
                        WH_HELLO_TEXT_MAX);
     }

@@ -4,20 +4,12 @@
 #include <inttypes.h>
 #include <string.h>
 
+#include "base/byteorder.h"
+#include "base/cursor.h"
 #include "base/fail.h"
 #include "base/utf8.h"
 
 static const char magic[4] = {'W', 'H', 'R', 'Y'};
-
-bool wh_hello_is_text(const char *text, size_t size) {
-    for (size_t i = 0; i < size; i++) {
-        unsigned char byte = (unsigned char)text[i];
-        if (byte < 0x20 || byte == 0x7F || (byte == 0xC2 && i + 1 < size && (unsigned char)text[i + 1] < 0xA0)) {
-            return false;
-        }
-    }
-    return wh_utf8_valid(text, size);
-}
 
 /* ---- writing: each function returns where the next field goes ---- */
 
@@ -64,55 +56,23 @@ size_t wh_hello_encode(const wh_hello_fields *own, uint8_t frame[WH_HELLO_OWN_MA
 
 /* ---- reading ---- */
 
-/** What is left of a body. */
-typedef struct cursor {
-    const uint8_t *at;
-    size_t left;
-} cursor;
-
-/** The next bytes; NULL, and none are left, where there are not so many. */
-static const uint8_t *take_bytes(cursor *body, size_t size) {
-    const uint8_t *bytes = body->at;
-    if (size > body->left) {
-        body->left = 0;
-        return NULL;
-    }
-    body->at += size;
-    body->left -= size;
-    return bytes;
-}
-
-static uint64_t load(const uint8_t *bytes, size_t width) {
-    uint64_t number = 0;
-    for (size_t i = 0; i < width; i++) {
-        number = number << 8 | bytes[i];
-    }
-    return number;
-}
-
-/** A number; 0, and nothing is left, where there are too few bytes: what is read next then says so. */
-static uint64_t take(cursor *body, size_t width) {
-    const uint8_t *bytes = take_bytes(body, width);
-    return bytes ? load(bytes, width) : 0;
-}
-
 uint32_t wh_hello_body_size(const uint8_t header[WH_HELLO_HEADER]) {
-    return (uint32_t)load(header, 4);
+    return wh_load_be32(header);
 }
 
 /** Copies a text and ends it by a zero byte. */
-static wherry_status take_text(cursor *body, const char *what, char text[WH_HELLO_TEXT_MAX + 1], wherry_error *error) {
-    const uint8_t *head = take_bytes(body, 2);
-    size_t size = head ? (size_t)load(head, 2) : 0;
+static wherry_status take_text(wh_cursor *body, const char *what, char text[WH_HELLO_TEXT_MAX + 1],
+                               wherry_error *error) {
+    size_t size = (size_t)wh_cursor_number(body, 2);
     if (size > WH_HELLO_TEXT_MAX) {
         return wh_fail(error, WHERRY_LIMIT, "the other side's HELLO has %s of %zu bytes, and %d is the most", what,
                        size, WH_HELLO_TEXT_MAX);
     }
-    const uint8_t *bytes = take_bytes(body, size);
-    if (!head || !bytes) {
+    const uint8_t *bytes = wh_cursor_bytes(body, size);
+    if (!bytes) {
         return wh_fail(error, WHERRY_TRUNCATED, "the other side's HELLO ends before the end of %s", what);
     }
-    if (!wh_hello_is_text((const char *)bytes, size)) {
+    if (!wh_utf8_printable((const char *)bytes, size)) {
         return wh_fail(error, WHERRY_MALFORMED, "the other side's HELLO has %s that is not printable UTF-8", what);
     }
     memcpy(text, bytes, size);
@@ -121,14 +81,14 @@ static wherry_status take_text(cursor *body, const char *what, char text[WH_HELL
 }
 
 /** Reads what is the same in every version, and settles which one is spoken. */
-static wherry_status take_version(cursor *body, wh_hello_fields *peer, bool *newer, wherry_error *error) {
-    const uint8_t *first = take_bytes(body, sizeof(magic));
+static wherry_status take_version(wh_cursor *body, wh_hello_fields *peer, bool *newer, wherry_error *error) {
+    const uint8_t *first = wh_cursor_bytes(body, sizeof(magic));
     if (!first || memcmp(first, magic, sizeof(magic)) != 0) {
         return wh_fail(error, WHERRY_MALFORMED,
                        "the other side does not greet as Wherry does; look at the address and the port");
     }
-    uint16_t version = (uint16_t)take(body, 2);
-    uint16_t lowest = (uint16_t)take(body, 2);
+    uint16_t version = (uint16_t)wh_cursor_number(body, 2);
+    uint16_t lowest = (uint16_t)wh_cursor_number(body, 2);
     if (lowest == 0 || lowest > version) {
         return wh_fail(error, WHERRY_MALFORMED, "the other side's HELLO has versions %u to %u, which cannot be", lowest,
                        version);
@@ -145,14 +105,14 @@ static wherry_status take_version(cursor *body, wh_hello_fields *peer, bool *new
 }
 
 /** Reads the fields between the version and the texts. */
-static wherry_status take_numbers(cursor *body, wh_hello_fields *peer, wherry_error *error) {
-    peer->flags = (uint16_t)take(body, 2);
-    peer->method = (uint8_t)take(body, 1);
-    peer->purpose = (uint8_t)take(body, 1);
-    peer->rank = (uint32_t)take(body, 4);
-    peer->size = (uint32_t)take(body, 4);
-    peer->incarnation = take(body, 8);
-    const uint8_t *nonce = take_bytes(body, sizeof(peer->nonce));
+static wherry_status take_numbers(wh_cursor *body, wh_hello_fields *peer, wherry_error *error) {
+    peer->flags = (uint16_t)wh_cursor_number(body, 2);
+    peer->method = (uint8_t)wh_cursor_number(body, 1);
+    peer->purpose = (uint8_t)wh_cursor_number(body, 1);
+    peer->rank = (uint32_t)wh_cursor_number(body, 4);
+    peer->size = (uint32_t)wh_cursor_number(body, 4);
+    peer->incarnation = wh_cursor_number(body, 8);
+    const uint8_t *nonce = wh_cursor_bytes(body, sizeof(peer->nonce));
     if (!nonce) {
         return wh_fail(error, WHERRY_TRUNCATED, "the other side's HELLO ends before the end of its nonce");
     }
@@ -170,7 +130,7 @@ static wherry_status take_numbers(cursor *body, wh_hello_fields *peer, wherry_er
 }
 
 wherry_status wh_hello_decode(const uint8_t *body, size_t size, wh_hello_fields *peer_p, wherry_error *error) {
-    cursor rest = {body, size};
+    wh_cursor rest = wh_cursor_over(body, size);
     wh_hello_fields peer = {0};
     bool newer = false;
     wherry_status status = take_version(&rest, &peer, &newer, error);

@@ -23,9 +23,6 @@ void wh_hello_header(uint8_t header[WH_HELLO_HEADER], wh_hello_frame type, size_
 /** How many bytes the body of a frame has, as its header says. */
 uint32_t wh_hello_body_size(const uint8_t header[WH_HELLO_HEADER]);
 
-/** Whether a text is UTF-8 and can be printed: none of the control characters of ASCII and Latin-1. */
-bool wh_hello_is_text(const char *text, size_t size);
-
 /** Writes a HELLO frame. @return its size. */
 size_t wh_hello_encode(const wh_hello_fields *own, uint8_t frame[WH_HELLO_OWN_MAX]);
 

@@ -58,10 +58,7 @@ static wherry_status local_send(wh_group *group, int32_t rank, uint64_t tag, con
         status = wh_mailbox_put_copy(to->base.mailbox, group->rank, own->incarnation, tag, bytes, size, error);
     }
     pthread_mutex_unlock(&own->hub->lock);
-    if (status != WHERRY_OK && error) {
-        error->rank = rank;
-    }
-    return status;
+    return status == WHERRY_OK ? status : wh_fail_about(error, rank, status);
 }
 
 static void local_destroy(wh_group *group) {

@@ -226,11 +226,7 @@ static wherry_status fail_about(wherry_error *error, wherry_status status, int32
     if (rank == WH_ANY_RANK) {
         return wh_fail(error, status, "%s%s", what, reason);
     }
-    wh_fail(error, status, "rank %d: %s%s", (int)rank, what, reason);
-    if (error) {
-        error->rank = rank;
-    }
-    return status;
+    return wh_fail_about(error, rank, wh_fail(error, status, "rank %d: %s%s", (int)rank, what, reason));
 }
 
 /** Why there is no more use in waiting; WHERRY_OK where there is. `losses` is how often the rank had been lost when the waiting began. */

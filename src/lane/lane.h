@@ -178,6 +178,11 @@ typedef struct wh_lane_ops {
     void (*close)(wh_lane_end *end);
 } wh_lane_ops;
 
+/** Whether only the thread that is inside a call of the library may do a lane's work: it uses a group that others must not use meanwhile. */
+static inline bool wh_lane_works_alone(const wh_lane_ops *lane, const wh_group *group) {
+    return (lane->traits & WH_LANE_MESSAGES) && !wh_group_can(group, WH_GROUP_CONCURRENT);
+}
+
 /** An offer or a request has no more bytes than this. */
 enum { WH_LANE_OFFER_MAX = 1024 };
 

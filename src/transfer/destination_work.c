@@ -67,12 +67,6 @@ static wherry_status digest(void *context, uint32_t worker, wherry_error *error)
     return status;
 }
 
-/** Whether only the thread that is inside the call may do the lane's work. */
-static bool must_work_alone(const wh_destination *destination) {
-    return (destination->lane->traits & WH_LANE_MESSAGES) &&
-           !wh_group_can(destination->site.group, WH_GROUP_CONCURRENT);
-}
-
 /** Starts a round over the list. */
 static wherry_status start(wh_destination *destination, wherry_error *error) {
     bool one_sided = destination->lane->traits & WH_LANE_ONE_SIDED;
@@ -85,7 +79,7 @@ static wherry_status start(wh_destination *destination, wherry_error *error) {
             return wh_fail_memory(error, "digests");
         }
     }
-    if (!one_sided && must_work_alone(destination)) {
+    if (!one_sided && wh_lane_works_alone(destination->lane, destination->site.group)) {
         wherry_status status = push(destination, 0, error);
         return status == WHERRY_CANCELLED ? WHERRY_OK : status; /* the send ends, and says so */
     }

@@ -113,11 +113,7 @@ static wh_bytes take_sized(wh_cursor *cursor, size_t width) {
 static wh_bytes take_text(wh_cursor *cursor, size_t most) {
     static const char unprintable[] = "(a text that cannot be printed)";
     wh_bytes text = take_sized(cursor, 2);
-    const uint8_t *bytes = text.bytes;
-    bool printable = text.size <= most && (!bytes || wh_utf8_valid(text.bytes, text.size));
-    for (size_t i = 0; bytes && i < text.size && printable; i++) {
-        printable = bytes[i] >= 0x20 && bytes[i] != 0x7F;
-    }
+    bool printable = text.size <= most && (!text.bytes || wh_utf8_printable(text.bytes, text.size));
     return printable ? text : (wh_bytes){unprintable, sizeof(unprintable) - 1};
 }
 

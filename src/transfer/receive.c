@@ -322,12 +322,11 @@ wherry_status wherry_checkpoint_recv(wherry_transport *transport, int32_t rank, 
     if (!transport || !state_p) {
         return wh_fail(error, WHERRY_INVALID_ARGUMENT, "transport or state_p is NULL");
     }
-    if (rank < 0 || rank >= transport->group->size) {
-        return wh_fail(error, WHERRY_INVALID_ARGUMENT, "rank %d is not one of the %d of the group", (int)rank,
-                       (int)transport->group->size);
-    }
     wh_receive receive = {.rank = rank, .stop.event = -1};
-    wherry_status status = wh_transfer_begin(&receive.transfer, transport, options, error);
+    wherry_status status = wh_group_check_rank(transport->group, rank, error);
+    if (status == WHERRY_OK) {
+        status = wh_transfer_begin(&receive.transfer, transport, options, error);
+    }
     if (status != WHERRY_OK) {
         return status;
     }

@@ -159,7 +159,7 @@ static wherry_status pull_together(wh_receive *receive, uint32_t workers, wherry
 
 static wherry_status pull_round(wh_receive *receive, wherry_error *error) {
     bool one_sided = receive->lane->traits & WH_LANE_ONE_SIDED;
-    bool must = (receive->lane->traits & WH_LANE_MESSAGES) && !wh_group_can(receive->site.group, WH_GROUP_CONCURRENT);
+    bool must = wh_lane_works_alone(receive->lane, receive->site.group);
     receive->heard = receive->told_at = wh_clock_now();
     if (must || (one_sided && receive->sink.bytes <= ALONE_BYTES)) {
         receive->stats.workers = 1;

@@ -25,9 +25,9 @@ static wherry_status check_arguments(const wherry_transport *transport, const in
         return wh_fail(error, WHERRY_INVALID_ARGUMENT, "transport, state or ranks is NULL");
     }
     for (size_t i = 0; i < count; i++) {
-        if (ranks[i] < 0 || ranks[i] >= transport->group->size) {
-            return wh_fail(error, WHERRY_INVALID_ARGUMENT, "rank %d is not one of the %d of the group", (int)ranks[i],
-                           (int)transport->group->size);
+        wherry_status status = wh_group_check_rank(transport->group, ranks[i], error);
+        if (status != WHERRY_OK) {
+            return status;
         }
         for (size_t k = 0; k < i; k++) {
             if (ranks[k] == ranks[i]) {

@@ -2,7 +2,6 @@
 
 #include <stdlib.h>
 #include <string.h>
-#include <sys/random.h>
 
 #include "base/alloc.h"
 #include "base/checked.h"
@@ -274,11 +273,6 @@ wherry_status wh_transport_tell(wherry_transport *transport, int32_t rank, uint6
                        : wh_group_send(transport->group, rank, tag, message.bytes, message.size, deadline, error);
     wh_free(message.bytes);
     return status;
-}
-
-uint64_t wh_random_tag(void) {
-    uint64_t tag;
-    return getrandom(&tag, sizeof(tag), 0) == (ssize_t)sizeof(tag) ? tag | WH_TAG_CONVERSATION : 0;
 }
 
 void wh_note_reason(wh_note *note, wherry_status status, const wherry_error *error) {

@@ -69,9 +69,6 @@ void wh_transport_remove_send(wherry_transport *transport, wh_waiting_send *send
 wherry_status wh_transport_tell(wherry_transport *transport, int32_t rank, uint64_t tag, const wh_note *note,
                                 wh_deadline deadline, wherry_error *error);
 
-/** A tag of a conversation that nobody can guess. @return 0 where there are no random numbers. */
-uint64_t wh_random_tag(void);
-
 /** Fills path and text of a note from an error, and the status. */
 void wh_note_reason(wh_note *note, wherry_status status, const wherry_error *error);
 

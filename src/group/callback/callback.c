@@ -96,11 +96,7 @@ void wh_callback_greet(wh_callback *callback) {
 }
 
 static wherry_status fail_about(wherry_error *error, wherry_status status, int32_t rank, const char *reason) {
-    wh_fail(error, status, "rank %d: %s", (int)rank, reason);
-    if (error) {
-        error->rank = rank;
-    }
-    return status;
+    return wh_fail_about(error, rank, wh_fail(error, status, "rank %d: %s", (int)rank, reason));
 }
 
 /** Waits until no other message goes to a rank. @param to_p  the incarnation that it is for; 0: whichever is there. */
@@ -289,13 +285,6 @@ static wherry_status check_ops(const wherry_group_ops *ops, wherry_error *error)
     return WHERRY_OK;
 }
 
-/** A number that is higher than that of every earlier process of this rank: the time. */
-static uint64_t new_incarnation(void) {
-    struct timespec now;
-    clock_gettime(CLOCK_REALTIME, &now);
-    return (uint64_t)now.tv_sec * 1000000000 + (uint64_t)now.tv_nsec;
-}
-
 wherry_status wh_callback_create(const wherry_group_ops *ops, void *context, wh_group **group_p, wherry_error *error) {
     wherry_group_ops chosen;
     wherry_group_ops_init(&chosen);
@@ -318,7 +307,7 @@ wherry_status wh_callback_create(const wherry_group_ops *ops, void *context, wh_
     callback->base = (wh_group){&callback->table, chosen.rank, chosen.size, mailbox};
     callback->ops = chosen;
     callback->context = context;
-    callback->incarnation = new_incarnation();
+    callback->incarnation = wh_clock_wall();
     snprintf(callback->name, sizeof(callback->name), "%s", chosen.name);
     callback->ops.name = callback->name;
     pthread_mutex_init(&callback->lock, NULL);

@@ -28,15 +28,9 @@ typedef struct attempt {
     wherry_error *error;
 } attempt;
 
-static wherry_status about(const attempt *a, wherry_status status) {
-    if (a->error) {
-        a->error->rank = a->rank;
-    }
-    return status;
-}
-
 static wherry_status lost(const attempt *a, const char *reason) {
-    return about(a, wh_fail(a->error, WHERRY_PEER_LOST, "rank %d: lost: %s", (int)a->rank, reason));
+    return wh_fail_about(a->error, a->rank,
+                         wh_fail(a->error, WHERRY_PEER_LOST, "rank %d: lost: %s", (int)a->rank, reason));
 }
 
 /** Whether there is use in going on. */
@@ -59,7 +53,9 @@ static wherry_status look(const attempt *a) {
     } else if (failed) {
         status = lost(a, reason);
     } else if (wh_deadline_passed(a->deadline)) {
-        status = about(a, wh_fail(a->error, WHERRY_TIMED_OUT, "rank %d: timed out opening a channel", (int)a->rank));
+        status =
+            wh_fail_about(a->error, a->rank,
+                          wh_fail(a->error, WHERRY_TIMED_OUT, "rank %d: timed out opening a channel", (int)a->rank));
     }
     return status;
 }
@@ -155,7 +151,8 @@ static wherry_status hear(attempt *a, wh_hello *hello, const uint8_t *bytes, siz
     size_t used = 0;
     wherry_status status = wh_hello_input(hello, bytes, size, &used, a->error);
     if (status == WHERRY_OK && used < size) {
-        return about(a, wh_fail(a->error, WHERRY_MALFORMED, "rank %d speaks before its time", (int)a->rank));
+        return wh_fail_about(a->error, a->rank,
+                             wh_fail(a->error, WHERRY_MALFORMED, "rank %d speaks before its time", (int)a->rank));
     }
     if (status != WHERRY_OK) {
         const uint8_t *refusal;
@@ -200,7 +197,9 @@ static wherry_status attach(const attempt *a, uint64_t tag) {
         status = read_some(a, &answer, 1, &got);
     }
     if (status == WHERRY_OK && answer != WH_ATTACHED) {
-        status = about(a, wh_fail(a->error, WHERRY_REFUSED,
+        status =
+            wh_fail_about(a->error, a->rank,
+                          wh_fail(a->error, WHERRY_REFUSED,
                                   "rank %d has refused a channel: its side of the conversation is over", (int)a->rank));
     }
     return status;

@@ -214,7 +214,7 @@ static wherry_status take_next(wh_connection *connection, const uint8_t *at, siz
     if (there < HEAD) {
         return WHERRY_OK;
     }
-    size_t size = (size_t)at[0] << 24 | (size_t)at[1] << 16 | (size_t)at[2] << 8 | at[3];
+    size_t size = wh_load_be32(at);
     bool message = at[4] == WH_FRAME_MESSAGE && !connection->data;
     if (size > WH_FRAME_MAX || (message && size < MESSAGE_HEAD)) {
         return wh_fail(error, WHERRY_LIMIT, "rank %d sent a frame of %zu bytes", (int)connection->rank, size);

@@ -97,9 +97,6 @@ void wh_sockets_fence(wh_sockets *sockets);
  */
 void wh_sockets_outdo(wh_sockets *sockets, uint64_t newer);
 
-/** The time, in nanoseconds since 1970. */
-uint64_t wh_sockets_time(void);
-
 /** How this process greets. */
 wh_hello_config wh_sockets_hello(const wh_sockets *sockets, wh_hello_purpose purpose, wh_hello_admit admitted,
                                  void *context);

@@ -61,14 +61,8 @@ void wh_sockets_fence(wh_sockets *sockets) {
     }
 }
 
-uint64_t wh_sockets_time(void) {
-    struct timespec now;
-    clock_gettime(CLOCK_REALTIME, &now);
-    return (uint64_t)now.tv_sec * 1000000000 + (uint64_t)now.tv_nsec;
-}
-
 void wh_sockets_outdo(wh_sockets *sockets, uint64_t newer) {
-    if (sockets->joined || newer <= wh_sockets_time() || newer >= UINT64_MAX - 1) {
+    if (sockets->joined || newer <= wh_clock_wall() || newer >= UINT64_MAX - 1) {
         wh_sockets_fence(sockets);
         return;
     }

@@ -29,9 +29,7 @@ void wh_outbox_init(wh_outbox *outbox) {
 }
 
 void wh_frame_head(uint8_t head[WH_FRAME_HEAD], uint8_t type, size_t size) {
-    for (int i = 0; i < 4; i++) {
-        head[i] = (uint8_t)(size >> (24 - 8 * i));
-    }
+    wh_store_be32(head, (uint32_t)size);
     head[4] = type;
 }
 

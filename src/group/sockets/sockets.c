@@ -29,13 +29,6 @@ void wh_sockets_wake(wh_sockets *sockets) {
     }
 }
 
-static wherry_status about(wherry_error *error, int32_t rank, wherry_status status) {
-    if (error) {
-        error->rank = rank;
-    }
-    return status;
-}
-
 /** Waits until there is a connection to a rank with room in its queue. */
 static wherry_status find_way(wh_sockets *sockets, int32_t rank, wh_deadline deadline, wh_connection **connection_p,
                               wherry_error *error) {
@@ -53,11 +46,12 @@ static wherry_status find_way(wh_sockets *sockets, int32_t rank, wh_deadline dea
             return WHERRY_OK;
         }
         if (member->failures != failures) {
-            return about(error, rank, wh_fail(error, WHERRY_PEER_LOST, "rank %d: lost: %s", (int)rank, member->reason));
+            return wh_fail_about(error, rank,
+                                 wh_fail(error, WHERRY_PEER_LOST, "rank %d: lost: %s", (int)rank, member->reason));
         }
         if (!in_time) {
-            return about(error, rank,
-                         wh_fail(error, WHERRY_TIMED_OUT, "rank %d: timed out sending a message", (int)rank));
+            return wh_fail_about(error, rank,
+                                 wh_fail(error, WHERRY_TIMED_OUT, "rank %d: timed out sending a message", (int)rank));
         }
         member->wanted = !connection;
         wh_sockets_wake(sockets);
@@ -91,9 +85,9 @@ static wherry_status send_over(wh_sockets *sockets, wh_connection *connection, i
         }
     }
     if (loan.broken) {
-        return about(error, rank,
-                     wh_fail(error, WHERRY_PEER_LOST, "rank %d: lost: the connection ended in the middle of a message",
-                             (int)rank));
+        return wh_fail_about(error, rank,
+                             wh_fail(error, WHERRY_PEER_LOST,
+                                     "rank %d: lost: the connection ended in the middle of a message", (int)rank));
     }
     if (!loan.frames) {
         return WHERRY_OK; /* and the connection may be gone as well */
@@ -241,7 +235,7 @@ static wh_sockets *create(wh_group_address *address, const wh_sockets_options *o
     pthread_mutex_init(&sockets->lock, NULL);
     sockets->base = (wh_group){&sockets_ops, address->rank, address->size, NULL};
     sockets->address = *address;
-    sockets->incarnation = options->incarnation ? options->incarnation : wh_sockets_time();
+    sockets->incarnation = options->incarnation ? options->incarnation : wh_clock_wall();
     sockets->listener = -1;
     sockets->wake = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
     sockets->guest.nudge = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);

@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "base/byteorder.h"
+#include "base/cursor.h"
 #include "base/fail.h"
 #include "lane/cma/cma.h"
 
@@ -79,24 +80,17 @@ wherry_status wh_cma_nonce(const uint8_t **nonce_p, wherry_error *error) {
     return WHERRY_OK;
 }
 
-static void append_number(wh_string *string, uint64_t number) {
-    uint8_t bytes[8];
-    wh_store_be64(bytes, number);
-    wh_string_append(string, (const char *)bytes, sizeof(bytes));
-}
-
 void wh_cma_append_request(wh_string *string, const wh_cma_identity *identity) {
-    const char version = WH_CMA_VERSION;
-    wh_string_append(string, &version, 1);
-    append_number(string, identity->process);
-    append_number(string, identity->namespace_device);
-    append_number(string, identity->namespace_inode);
+    wh_append_number(string, WH_CMA_VERSION, 1);
+    wh_append_number(string, identity->process, 8);
+    wh_append_number(string, identity->namespace_device, 8);
+    wh_append_number(string, identity->namespace_inode, 8);
     wh_string_append(string, identity->boot, sizeof(identity->boot));
 }
 
 void wh_cma_append_offer(wh_string *string, const wh_cma_offer *offer) {
     wh_cma_append_request(string, &offer->identity);
-    append_number(string, offer->address);
+    wh_append_number(string, offer->address, 8);
     wh_string_append(string, (const char *)offer->nonce, sizeof(offer->nonce));
 }
 

@@ -34,12 +34,9 @@ void wh_cma_peer_close(wh_cma_peer *peer) {
 }
 
 static wherry_status fail_lost(const wh_cma_peer *peer, wherry_error *error) {
-    wh_fail(error, WHERRY_PEER_LOST, "process %d of rank %d ended while its memory was read", peer->process,
-            peer->rank);
-    if (error) {
-        error->rank = peer->rank;
-    }
-    return WHERRY_PEER_LOST;
+    return wh_fail_about(error, peer->rank,
+                         wh_fail(error, WHERRY_PEER_LOST, "process %d of rank %d ended while its memory was read",
+                                 peer->process, peer->rank));
 }
 
 static wherry_status check_alive(const wh_cma_peer *peer, wherry_error *error) {

@@ -39,16 +39,6 @@ typedef struct handover_message {
     uint8_t pass[WH_RING_SECRET_BYTES];
 } handover_message;
 
-static void store_workers(uint8_t bytes[4], uint32_t workers) {
-    for (int i = 0; i < 4; i++) {
-        bytes[i] = (uint8_t)(workers >> (24 - 8 * i));
-    }
-}
-
-static uint32_t load_workers(const uint8_t bytes[4]) {
-    return (uint32_t)bytes[0] << 24 | (uint32_t)bytes[1] << 16 | (uint32_t)bytes[2] << 8 | bytes[3];
-}
-
 /* What this process would offer: the same message from elsewhere tells how near it is. */
 static wherry_status describe(const wh_lane_site *site, offer_message *here, wherry_error *error) {
     struct stat network;
@@ -59,7 +49,7 @@ static wherry_status describe(const wh_lane_site *site, offer_message *here, whe
     memcpy(here->magic, WH_RING_MAGIC, sizeof(here->magic));
     wh_store_be64(here->network, network.st_dev);
     wh_store_be64(here->network + 8, network.st_ino);
-    store_workers(here->workers, (uint32_t)wh_min(site->threads, WH_RING_WORKERS_MAX));
+    wh_store_be32(here->workers, (uint32_t)wh_min(site->threads, WH_RING_WORKERS_MAX));
     return wh_boot_read(here->boot, error);
 }
 
@@ -100,7 +90,7 @@ static wherry_status check_offer(const wh_lane_site *site, const void *bytes, si
             "run both in one network namespace to use the ring lane",
             (int)site->peer);
     }
-    uint32_t workers = (uint32_t)wh_min(load_workers(there.workers), load_workers(here.workers));
+    uint32_t workers = (uint32_t)wh_min(wh_load_be32(there.workers), wh_load_be32(here.workers));
     if (workers == 0) {
         return wh_fail(error, WHERRY_MALFORMED, "rank %d offered the ring lane without workers", (int)site->peer);
     }
@@ -137,7 +127,7 @@ static wherry_status expect(wh_ring_end *end, request_message *request, wherry_e
     memcpy(request->name, random[0], sizeof(request->name));
     memcpy(request->pass, random[1], sizeof(request->pass));
     memcpy(request->answer, random[2], sizeof(request->answer));
-    store_workers(request->workers, end->base.workers);
+    wh_store_be32(request->workers, end->base.workers);
     memcpy(end->pass, request->pass, sizeof(end->pass));
     memcpy(end->answer, request->answer, sizeof(end->answer));
 
@@ -219,7 +209,7 @@ wherry_status wh_ring_accept(const wh_lane_site *site, const void *request, size
                        (int)site->peer);
     }
     memcpy(&message, request, sizeof(message));
-    uint32_t workers = load_workers(message.workers);
+    uint32_t workers = wh_load_be32(message.workers);
     if (workers < 1 || workers > wh_min(site->threads, WH_RING_WORKERS_MAX)) {
         return wh_fail(error, WHERRY_MALFORMED, "rank %d asked for %u workers of the ring lane, which were not offered",
                        (int)site->peer, (unsigned)workers);

@@ -1,7 +1,5 @@
 /* The lane `stream`: what both sides agree on before frames travel. */
-#include <errno.h>
 #include <string.h>
-#include <sys/random.h>
 
 #include "base/alloc.h"
 #include "base/byteorder.h"
@@ -119,11 +117,10 @@ static wherry_status probe_channels(const wh_lane_site *site, uint32_t wanted, w
 
 static wherry_status probe_messages(const wh_lane_site *site, wh_string *request, stream_end **own_p,
                                     wherry_error *error) {
-    uint64_t tag;
-    if (getrandom(&tag, sizeof(tag), GRND_NONBLOCK) != sizeof(tag)) {
-        return wh_fail_errno(error, WHERRY_SYSTEM, errno, "cannot get random bytes");
+    uint64_t tag = wh_random_tag();
+    if (!tag) {
+        return wh_fail(error, WHERRY_SYSTEM, "the system gives no random numbers");
     }
-    tag |= WH_TAG_CONVERSATION;
     stream_end *own = new_end(1, error);
     if (!own) {
         return WHERRY_NO_MEMORY;

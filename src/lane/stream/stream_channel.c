@@ -23,10 +23,7 @@ wh_deadline wh_pipe_patience(const wh_lane_site *site) {
 }
 
 wherry_status wh_pipe_blame(const wh_lane_site *site, wherry_status status, wherry_error *error) {
-    if (error && status != WHERRY_OK && status != WHERRY_CANCELLED) {
-        error->rank = site->peer;
-    }
-    return status;
+    return status == WHERRY_OK || status == WHERRY_CANCELLED ? status : wh_fail_about(error, site->peer, status);
 }
 
 wherry_status wh_pipe_timed_out(const wh_lane_site *site, wherry_error *error) {
