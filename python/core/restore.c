@@ -1,0 +1,362 @@
+/* From a received state to Python values. */
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include "core.h"
+
+/** From this size on, memory is asked for as huge pages: its first touch costs a fraction. */
+enum { HUGE_PAGE = 2 << 20 };
+
+bool wpy_restorer_init(wpy_restorer *restorer, PyObject *codec, wpy_state *target) {
+    *restorer = (wpy_restorer){
+        .codec = codec,
+        .owners = PyDict_New(),
+        .target = target,
+        .devices = PyDict_New(),
+    };
+    return wpy_nodes_ready() && restorer->owners && restorer->devices;
+}
+
+void wpy_restorer_clear(wpy_restorer *restorer) {
+    Py_CLEAR(restorer->owners);
+    Py_CLEAR(restorer->devices);
+}
+
+/* ---- devices and memory ---- */
+
+/** The text of a device; a new reference. */
+static PyObject *device_text(wpy_restorer *restorer, wherry_device device) {
+    PyObject *key = PyLong_FromLongLong((long long)device.kind << 32 | (uint32_t)device.index);
+    PyObject *text = key ? PyDict_GetItemWithError(restorer->devices, key) : NULL;
+    Py_XINCREF(text);
+    if (key && !text && !PyErr_Occurred()) {
+        char buffer[WHERRY_DEVICE_TEXT_MAX];
+        text = PyUnicode_FromString(wherry_device_text(device, buffer));
+        if (text && PyDict_SetItem(restorer->devices, key, text) != 0) {
+            Py_CLEAR(text);
+        }
+    }
+    Py_XDECREF(key);
+    return text;
+}
+
+/** Whole huge pages within new memory of the host. That the system has none to give is no error. */
+static void want_huge_pages(void *data, uint64_t nbytes) {
+    uintptr_t begin = ((uintptr_t)data + HUGE_PAGE - 1) & ~(uintptr_t)(HUGE_PAGE - 1);
+    uintptr_t end = ((uintptr_t)data + nbytes) & ~(uintptr_t)(HUGE_PAGE - 1);
+    if (end > begin) {
+        (void)madvise((void *)begin, end - begin, MADV_HUGEPAGE);
+    }
+}
+
+static wherry_status keep_storage(wpy_restorer *restorer, PyObject *answer, uint64_t nbytes, wherry_device device,
+                                  wherry_storage **storage_p) {
+    PyObject *owner;
+    PyObject *pointer;
+    wherry_storage *storage;
+    wherry_error error;
+    if (!PyArg_ParseTuple(answer, "OO:allocate", &owner, &pointer)) {
+        return WHERRY_NO_MEMORY;
+    }
+    void *data = PyLong_AsVoidPtr(pointer);
+    if (PyErr_Occurred()) {
+        return WHERRY_NO_MEMORY;
+    }
+    if (device.kind == WHERRY_DEVICE_CPU) {
+        want_huge_pages(data, nbytes);
+    }
+    if (wherry_storage_wrap(data, nbytes, device, NULL, NULL, &storage, &error) != WHERRY_OK) {
+        wpy_raise(&error);
+        return error.status;
+    }
+    PyObject *key = PyLong_FromVoidPtr(storage);
+    bool ok = key && PyDict_SetItem(restorer->owners, key, owner) == 0;
+    Py_XDECREF(key);
+    if (!ok) {
+        wherry_storage_unref(storage);
+        return WHERRY_NO_MEMORY;
+    }
+    *storage_p = storage;
+    return WHERRY_OK;
+}
+
+wherry_status wpy_restorer_allocate(wpy_restorer *restorer, uint64_t nbytes, wherry_device device,
+                                    wherry_storage **storage_p) {
+    PyObject *size = PyLong_FromUnsignedLongLong(nbytes);
+    PyObject *text = size ? device_text(restorer, device) : NULL;
+    PyObject *answer = text ? PyObject_CallMethodObjArgs(restorer->codec, wpy_name.allocate, size, text, NULL) : NULL;
+    wherry_status status = answer ? keep_storage(restorer, answer, nbytes, device, storage_p) : WHERRY_NO_MEMORY;
+    Py_XDECREF(answer);
+    Py_XDECREF(text);
+    Py_XDECREF(size);
+    return status;
+}
+
+/* ---- leaves ---- */
+
+/** What stands at a place of the target, through the objects that wrap it. */
+static const wherry_value *inside(const wherry_value *value) {
+    while (value && wherry_value_kind(value) == WHERRY_KIND_OBJECT) {
+        value = wherry_object_payload(value);
+    }
+    return value;
+}
+
+/** The Python object that a leaf was received into, borrowed; NULL where it is new, or an exception is set. */
+static PyObject *target_object(const wpy_restorer *restorer, const wherry_value *value, const wherry_value *target) {
+    value = inside(value);
+    target = inside(target);
+    if (!target || wherry_value_kind(value) < WHERRY_KIND_TENSOR ||
+        wherry_value_kind(value) != wherry_value_kind(target)) {
+        return NULL;
+    }
+    return wpy_state_find(restorer->target, target);
+}
+
+static PyObject *new_tensor(wpy_restorer *restorer, const wherry_value *value) {
+    const wherry_tensor *tensor = wherry_tensor_get(value);
+    PyObject *key = PyLong_FromVoidPtr(tensor->storage);
+    PyObject *owner = key ? PyDict_GetItemWithError(restorer->owners, key) : NULL;
+    PyObject *device = PyErr_Occurred() ? NULL : device_text(restorer, wherry_storage_device(tensor->storage));
+    PyObject *dtype = PyLong_FromLong(tensor->dtype);
+    PyObject *shape = wpy_integers(tensor->shape, tensor->ndim);
+    PyObject *strides = wpy_integers(tensor->strides, tensor->ndim);
+    PyObject *offset = PyLong_FromLongLong(tensor->offset);
+    PyObject *flags = PyLong_FromUnsignedLong(tensor->flags);
+    PyObject *made = NULL;
+    if (key && device && dtype && shape && strides && offset && flags) {
+        made = PyObject_CallMethodObjArgs(restorer->codec, wpy_name.tensor, owner ? owner : Py_None, device, dtype,
+                                          shape, strides, offset, flags, NULL);
+    }
+    Py_XDECREF(key);
+    Py_XDECREF(device);
+    Py_XDECREF(dtype);
+    Py_XDECREF(shape);
+    Py_XDECREF(strides);
+    Py_XDECREF(offset);
+    Py_XDECREF(flags);
+    return made;
+}
+
+/* ---- nodes for what the codec puts together ---- */
+
+static PyObject *new_mesh(const wherry_mesh *mesh) {
+    const wherry_mesh_info *info = wherry_mesh_get(mesh);
+    size_t count = 1;
+    for (uint32_t i = 0; i < info->ndim; i++) {
+        count *= (size_t)info->shape[i];
+    }
+    PyObject *names = info->dim_names ? PyTuple_New((Py_ssize_t)info->ndim) : Py_NewRef(Py_None);
+    for (uint32_t i = 0; names && info->dim_names && i < info->ndim; i++) {
+        PyObject *name = PyUnicode_FromString(info->dim_names[i]);
+        if (!name || PyTuple_SetItem(names, (Py_ssize_t)i, name) != 0) {
+            Py_CLEAR(names);
+        }
+    }
+    return names ? PyObject_CallFunction(wpy_node.mesh, "sNNN", wherry_device_kind_text(info->device),
+                                         wpy_integers(info->shape, info->ndim), wpy_integers(info->ranks, count), names)
+                 : NULL;
+}
+
+static PyObject *new_placements(const wherry_placement *placements, uint32_t count) {
+    PyObject *tuple = PyTuple_New((Py_ssize_t)count);
+    for (uint32_t i = 0; tuple && i < count; i++) {
+        const wherry_placement *one = placements + i;
+        PyObject *placement = PyObject_CallFunction(wpy_node.placement, "iILz", (int)one->kind, (unsigned)one->dim,
+                                                    (long long)one->split_factor, one->reduce_op);
+        if (!placement || PyTuple_SetItem(tuple, (Py_ssize_t)i, placement) != 0) {
+            Py_CLEAR(tuple);
+        }
+    }
+    return tuple;
+}
+
+static PyObject *new_dtensor(wpy_restorer *restorer, const wherry_value *value) {
+    const wherry_dtensor *dtensor = wherry_dtensor_get(value);
+    PyObject *local = new_tensor(restorer, dtensor->local);
+    PyObject *mesh = local ? new_mesh(dtensor->mesh) : NULL;
+    PyObject *placements = mesh ? new_placements(dtensor->placements, wherry_mesh_get(dtensor->mesh)->ndim) : NULL;
+    PyObject *node = NULL;
+    if (placements) {
+        node = PyObject_CallFunction(wpy_node.dtensor, "OOOiINN", local, mesh, placements, (int)dtensor->dtype,
+                                     (unsigned)dtensor->flags, wpy_integers(dtensor->shape, dtensor->ndim),
+                                     wpy_integers(dtensor->strides, dtensor->ndim));
+    }
+    PyObject *made = node ? PyObject_CallMethodObjArgs(restorer->codec, wpy_name.dtensor, node, NULL) : NULL;
+    Py_XDECREF(node);
+    Py_XDECREF(placements);
+    Py_XDECREF(mesh);
+    Py_XDECREF(local);
+    return made;
+}
+
+static PyObject *new_place(const wherry_shard_place *place) {
+    char device[WHERRY_DEVICE_TEXT_MAX];
+    return PyObject_CallFunction(wpy_node.place, "Ls", (long long)place->rank,
+                                 wherry_device_text(place->device, device));
+}
+
+static PyObject *new_places(const wherry_shard_place *places, uint32_t count) {
+    PyObject *tuple = PyTuple_New((Py_ssize_t)count);
+    for (uint32_t i = 0; tuple && i < count; i++) {
+        PyObject *place = new_place(places + i);
+        if (!place || PyTuple_SetItem(tuple, (Py_ssize_t)i, place) != 0) {
+            Py_CLEAR(tuple);
+        }
+    }
+    return tuple;
+}
+
+/** A tuple of boxes; they lie `step` bytes apart, within structs of another kind perhaps. */
+static PyObject *new_boxes(const wherry_shard_info *first, size_t step, uint32_t count, uint32_t ndim) {
+    PyObject *tuple = PyTuple_New((Py_ssize_t)count);
+    for (uint32_t i = 0; tuple && i < count; i++) {
+        const wherry_shard_info *info = (const void *)((const char *)first + i * step);
+        PyObject *box = PyObject_CallFunction(wpy_node.box, "NNN", wpy_integers(info->offsets, ndim),
+                                              wpy_integers(info->sizes, ndim), new_place(&info->place));
+        if (!box || PyTuple_SetItem(tuple, (Py_ssize_t)i, box) != 0) {
+            Py_CLEAR(tuple);
+        }
+    }
+    return tuple;
+}
+
+static PyObject *new_sharding(const wherry_sharding *sharding, uint32_t ndim) {
+    bool chunks = sharding->kind == WHERRY_SHARDING_CHUNK;
+    bool listed = sharding->kind == WHERRY_SHARDING_ENUMERABLE;
+    return PyObject_CallFunction(
+        wpy_node.sharding, "iLNN", (int)sharding->kind, (long long)sharding->dim,
+        new_places(sharding->places, chunks ? sharding->count : 0),
+        new_boxes(sharding->boxes, sizeof(*sharding->boxes), listed ? sharding->count : 0, ndim));
+}
+
+static PyObject *new_sharded(wpy_restorer *restorer, const wherry_value *value) {
+    const wherry_sharded *sharded = wherry_sharded_get(value);
+    PyObject *tensors = PyTuple_New((Py_ssize_t)sharded->shard_count);
+    for (uint32_t i = 0; tensors && i < sharded->shard_count; i++) {
+        PyObject *tensor = new_tensor(restorer, sharded->shards[i].tensor);
+        if (!tensor || PyTuple_SetItem(tensors, (Py_ssize_t)i, tensor) != 0) {
+            Py_CLEAR(tensors);
+        }
+    }
+    if (!tensors) {
+        return NULL;
+    }
+    const wherry_shard_info *local = sharded->shard_count ? &sharded->shards->info : NULL;
+    PyObject *node = PyObject_CallFunction(
+        wpy_node.sharded, "iNNiNNNNN", (int)sharded->dtype, PyBool_FromLong(sharded->requires_grad),
+        PyBool_FromLong(sharded->pin_memory), (int)sharded->format, wpy_integers(sharded->shape, sharded->ndim),
+        tensors, new_boxes(local, sizeof(*sharded->shards), sharded->shard_count, sharded->ndim),
+        new_boxes(sharded->global, sizeof(*sharded->global), sharded->global_count, sharded->ndim),
+        new_sharding(&sharded->sharding, sharded->ndim));
+    PyObject *made = node ? PyObject_CallMethodObjArgs(restorer->codec, wpy_name.sharded, node, NULL) : NULL;
+    Py_XDECREF(node);
+    return made;
+}
+
+/* ---- the tree ---- */
+
+static PyObject *restore(wpy_restorer *restorer, const wherry_value *value, const wherry_value *target,
+                         const wpy_step *step);
+
+static PyObject *restore_sequence(wpy_restorer *restorer, const wherry_value *value, const wherry_value *target,
+                                  const wpy_step *step) {
+    size_t count = wherry_sequence_count(value);
+    bool is_list = wherry_value_kind(value) == WHERRY_KIND_LIST;
+    PyObject *made = is_list ? PyList_New((Py_ssize_t)count) : PyTuple_New((Py_ssize_t)count);
+    wpy_step below = {.up = step};
+    for (size_t i = 0; made && i < count; i++) {
+        below.index = i;
+        PyObject *item =
+            restore(restorer, wherry_sequence_at(value, i), target ? wherry_sequence_at(target, i) : NULL, &below);
+        Py_ssize_t at = (Py_ssize_t)i;
+        if (!item || (is_list ? PyList_SetItem(made, at, item) : PyTuple_SetItem(made, at, item)) != 0) {
+            Py_CLEAR(made);
+        }
+    }
+    return made;
+}
+
+static PyObject *restore_dict(wpy_restorer *restorer, const wherry_value *value, const wherry_value *target,
+                              const wpy_step *step) {
+    size_t count = wherry_dict_count(value);
+    PyObject *made = PyDict_New();
+    for (size_t i = 0; made && i < count; i++) {
+        const wherry_value *key = wherry_dict_key_at(value, i);
+        wpy_step below = {.up = step, .value_key = key};
+        PyObject *name = wpy_scalar_get(key);
+        PyObject *item =
+            name ? restore(restorer, wherry_dict_at(value, i), target ? wherry_dict_find(target, key) : NULL, &below)
+                 : NULL;
+        if (!item || PyDict_SetItem(made, name, item) != 0) {
+            Py_CLEAR(made);
+        }
+        Py_XDECREF(item);
+        Py_XDECREF(name);
+    }
+    return made;
+}
+
+static PyObject *restore_object(wpy_restorer *restorer, const wherry_value *value, const wherry_value *target,
+                                const wpy_step *step) {
+    const wherry_value *payload = wherry_object_payload(value);
+    PyObject *content = restore(restorer, payload, target, step);
+    PyObject *name = content ? PyUnicode_FromString(wherry_object_type(value)) : NULL;
+    PyObject *made = name ? PyObject_CallMethodObjArgs(restorer->codec, wpy_name.decode, name, content, NULL) : NULL;
+    if (name && !made) {
+        wpy_add_path(step);
+    }
+    Py_XDECREF(name);
+    Py_XDECREF(content);
+    return made;
+}
+
+static PyObject *restore_kind(wpy_restorer *restorer, const wherry_value *value, const wherry_value *target,
+                              const wpy_step *step) {
+    PyObject *made;
+    switch (wherry_value_kind(value)) {
+    case WHERRY_KIND_LIST:
+    case WHERRY_KIND_TUPLE:
+        return restore_sequence(restorer, value, target, step);
+    case WHERRY_KIND_DICT:
+        return restore_dict(restorer, value, target, step);
+    case WHERRY_KIND_OBJECT:
+        return restore_object(restorer, value, target, step);
+    case WHERRY_KIND_TENSOR:
+        made = new_tensor(restorer, value);
+        break;
+    case WHERRY_KIND_DTENSOR:
+        made = new_dtensor(restorer, value);
+        break;
+    case WHERRY_KIND_SHARDED:
+        made = new_sharded(restorer, value);
+        break;
+    default:
+        return wpy_scalar_get(value);
+    }
+    if (!made) {
+        wpy_add_path(step);
+    }
+    return made;
+}
+
+static PyObject *restore(wpy_restorer *restorer, const wherry_value *value, const wherry_value *target,
+                         const wpy_step *step) {
+    target = inside(target);
+    PyObject *in_place = restorer->target ? target_object(restorer, value, target) : NULL;
+    if (in_place || PyErr_Occurred()) {
+        return Py_XNewRef(in_place);
+    }
+    if (Py_EnterRecursiveCall(" while a state was restored")) {
+        return NULL;
+    }
+    PyObject *made = restore_kind(restorer, value, target, step);
+    Py_LeaveRecursiveCall();
+    return made;
+}
+
+PyObject *wpy_restore(wpy_restorer *restorer, const wherry_value *state) {
+    wpy_step root = {0};
+    return restore(restorer, state, restorer->target ? restorer->target->root : NULL, &root);
+}

@@ -1,0 +1,236 @@
+/* The type State: a value tree, and what its tensors keep alive. */
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "core.h"
+
+wpy_state *wpy_state_new(void) {
+    allocfunc allocate = (allocfunc)PyType_GetSlot(wpy_state_type, Py_tp_alloc);
+    wpy_state *state = (wpy_state *)allocate(wpy_state_type, 0);
+    if (state) {
+        state->keep = PyList_New(0);
+        if (!state->keep) {
+            Py_CLEAR(state);
+        }
+    }
+    return state;
+}
+
+static void state_dealloc(PyObject *self) {
+    wpy_state *state = (wpy_state *)self;
+    PyTypeObject *type = Py_TYPE(self);
+    wherry_value_destroy(state->root);
+    for (size_t i = 0; i < state->leaf_count; i++) {
+        Py_DECREF(state->leaves[i].object);
+    }
+    free(state->leaves);
+    free(state->index);
+    Py_XDECREF(state->keep);
+    ((freefunc)PyType_GetSlot(type, Py_tp_free))(self);
+    Py_DECREF(type);
+}
+
+bool wpy_state_note(wpy_state *state, const wherry_value *value, PyObject *object) {
+    if (state->leaf_count == state->leaf_capacity) {
+        size_t capacity = state->leaf_capacity ? 2 * state->leaf_capacity : 64;
+        wpy_leaf *leaves = realloc(state->leaves, capacity * sizeof(*leaves));
+        if (!leaves) {
+            PyErr_NoMemory();
+            return false;
+        }
+        state->leaves = leaves;
+        state->leaf_capacity = capacity;
+    }
+    state->leaves[state->leaf_count++] = (wpy_leaf){value, Py_NewRef(object)};
+    return true;
+}
+
+static size_t slot_of(const wpy_state *state, const wherry_value *value) {
+    uint64_t hash = (uint64_t)(uintptr_t)value * UINT64_C(0x9E3779B97F4A7C15);
+    return (size_t)(hash >> 20) & (state->index_size - 1);
+}
+
+static bool make_index(wpy_state *state) {
+    size_t size = 64;
+    while (size < 2 * state->leaf_count) {
+        size *= 2;
+    }
+    state->index = calloc(size, sizeof(*state->index));
+    if (!state->index) {
+        PyErr_NoMemory();
+        return false;
+    }
+    state->index_size = size;
+    for (size_t i = 0; i < state->leaf_count; i++) {
+        size_t slot = slot_of(state, state->leaves[i].value);
+        while (state->index[slot]) {
+            slot = (slot + 1) & (size - 1);
+        }
+        state->index[slot] = i + 1;
+    }
+    return true;
+}
+
+PyObject *wpy_state_find(wpy_state *state, const wherry_value *value) {
+    if (!state->index && !make_index(state)) {
+        return NULL;
+    }
+    for (size_t slot = slot_of(state, value); state->index[slot]; slot = (slot + 1) & (state->index_size - 1)) {
+        const wpy_leaf *leaf = state->leaves + state->index[slot] - 1;
+        if (leaf->value == value) {
+            return leaf->object;
+        }
+    }
+    return NULL;
+}
+
+static PyObject *state_summary(PyObject *self, PyObject *unused) {
+    (void)unused;
+    wherry_prepared *prepared;
+    wherry_error error;
+    wherry_prepared_summary summary;
+    if (wherry_prepare(((wpy_state *)self)->root, NULL, &prepared, &error) != WHERRY_OK) {
+        return wpy_raise(&error);
+    }
+    wherry_prepared_summarize(prepared, &summary);
+    wherry_prepared_destroy(prepared);
+    return Py_BuildValue("{s:K,s:K,s:K,s:K,s:K,s:K,s:K}", "tensors", (unsigned long long)summary.tensors, "storages",
+                         (unsigned long long)summary.storages, "extents", (unsigned long long)summary.extents,
+                         "storage_bytes", (unsigned long long)summary.storage_bytes, "view_bytes",
+                         (unsigned long long)summary.view_bytes, "bytes", (unsigned long long)summary.bytes, "chunks",
+                         (unsigned long long)summary.chunks);
+}
+
+static PyObject *state_text(PyObject *self, PyObject *unused) {
+    (void)unused;
+    char *text = NULL;
+    size_t size = 0;
+    wherry_error error;
+    FILE *out = open_memstream(&text, &size);
+    if (!out) {
+        return PyErr_NoMemory();
+    }
+    wherry_status status = wherry_value_dump(((wpy_state *)self)->root, out, &error);
+    PyObject *result = NULL;
+    if (fclose(out) == 0 && status == WHERRY_OK) {
+        result = PyUnicode_DecodeUTF8(text, (Py_ssize_t)size, "backslashreplace");
+    } else {
+        wpy_raise(&error);
+    }
+    free(text);
+    return result;
+}
+
+/** A tuple for each unique storage: where it is, how long, on which device. */
+static PyObject *state_storages(PyObject *self, PyObject *unused) {
+    (void)unused;
+    wherry_prepared *prepared;
+    wherry_error error;
+    if (wherry_prepare(((wpy_state *)self)->root, NULL, &prepared, &error) != WHERRY_OK) {
+        return wpy_raise(&error);
+    }
+    PyObject *list = PyList_New(0);
+    wherry_storage *storage;
+    for (size_t i = 0; list && (storage = wherry_prepared_storage(prepared, i)); i++) {
+        char device[WHERRY_DEVICE_TEXT_MAX];
+        wherry_device_text(wherry_storage_device(storage), device);
+        PyObject *row = Py_BuildValue("(KKs)", (unsigned long long)(uintptr_t)wherry_storage_data(storage),
+                                      (unsigned long long)wherry_storage_nbytes(storage), device);
+        if (!row || PyList_Append(list, row) != 0) {
+            Py_CLEAR(list);
+        }
+        Py_XDECREF(row);
+    }
+    wherry_prepared_destroy(prepared);
+    return list;
+}
+
+/** (path, dtype, shape, strides, offset, number of the storage, flags) of a tensor. */
+static PyObject *tensor_row(const char *path, const wherry_tensor *tensor, PyObject *numbers) {
+    PyObject *address = PyLong_FromVoidPtr(tensor->storage);
+    PyObject *number = address ? PyDict_GetItemWithError(numbers, address) : NULL;
+    if (address && !number && !PyErr_Occurred()) {
+        PyObject *next = PyLong_FromSsize_t(PyDict_Size(numbers));
+        if (next && PyDict_SetItem(numbers, address, next) == 0) {
+            number = PyDict_GetItemWithError(numbers, address);
+        }
+        Py_XDECREF(next);
+    }
+    PyObject *shape = number ? wpy_integers(tensor->shape, tensor->ndim) : NULL;
+    PyObject *strides = shape ? wpy_integers(tensor->strides, tensor->ndim) : NULL;
+    PyObject *row = NULL;
+    if (strides) {
+        row = Py_BuildValue("(siOOLOI)", path, (int)tensor->dtype, shape, strides, (long long)tensor->offset, number,
+                            (unsigned)tensor->flags);
+    }
+    Py_XDECREF(strides);
+    Py_XDECREF(shape);
+    Py_XDECREF(address);
+    return row;
+}
+
+/** Adds the tensors of a leaf. */
+static bool add_rows(PyObject *list, const char *path, const wherry_value *leaf, PyObject *numbers) {
+    const wherry_sharded *sharded = wherry_sharded_get(leaf);
+    const wherry_dtensor *dtensor = wherry_dtensor_get(leaf);
+    uint32_t count = sharded ? sharded->shard_count : wherry_value_kind(leaf) >= WHERRY_KIND_TENSOR;
+    bool ok = true;
+    for (uint32_t i = 0; ok && i < count; i++) {
+        const wherry_value *part = sharded ? sharded->shards[i].tensor : dtensor ? dtensor->local : leaf;
+        PyObject *row = tensor_row(path, wherry_tensor_get(part), numbers);
+        ok = row && PyList_Append(list, row) == 0;
+        Py_XDECREF(row);
+    }
+    return ok;
+}
+
+static PyObject *state_tensors(PyObject *self, PyObject *unused) {
+    (void)unused;
+    wherry_flat *flat;
+    wherry_error error;
+    if (wherry_flatten(((wpy_state *)self)->root, &flat, &error) != WHERRY_OK) {
+        return wpy_raise(&error);
+    }
+    PyObject *numbers = PyDict_New();
+    PyObject *list = numbers ? PyList_New(0) : NULL;
+    for (size_t i = 0; list && i < wherry_flat_count(flat); i++) {
+        char *path;
+        if (wherry_path_format(wherry_flat_path(flat, i), &path, &error) != WHERRY_OK) {
+            wpy_raise(&error);
+            Py_CLEAR(list);
+            break;
+        }
+        if (!add_rows(list, path, wherry_flat_leaf(flat, i), numbers)) {
+            Py_CLEAR(list);
+        }
+        wherry_free(path);
+    }
+    Py_XDECREF(numbers);
+    wherry_flat_destroy(flat);
+    return list;
+}
+
+static PyMethodDef state_methods[] = {
+    {"summary", state_summary, METH_NOARGS, "Figures: tensors, storages, bytes."},
+    {"text", state_text, METH_NOARGS, "The tree, a line a value."},
+    {"tensors", state_tensors, METH_NOARGS,
+     "(path, dtype, shape, strides, offset, number of the storage, flags) of each tensor."},
+    {"storages", state_storages, METH_NOARGS, "(pointer, nbytes, device) of each unique storage."},
+    {NULL, NULL, 0, NULL},
+};
+
+PyTypeObject *wpy_state_type_new(void) {
+    static PyType_Slot slots[] = {
+        {Py_tp_dealloc, state_dealloc},
+        {Py_tp_methods, state_methods},
+        {Py_tp_doc, (char *)"A value tree with what its tensors keep alive."},
+        {0, NULL},
+    };
+    static PyType_Spec spec = {
+        .name = "wherry._core.State",
+        .basicsize = sizeof(wpy_state),
+        .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION,
+        .slots = slots,
+    };
+    return (PyTypeObject *)PyType_FromSpec(&spec);
+}

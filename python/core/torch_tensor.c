@@ -1,0 +1,171 @@
+/*
+ * Tensors of torch, read by their attributes: there may be many thousands of them, so that what is asked of each is kept to the least, and by interned names. Nothing here
+ * depends on torch's own ABI.
+ */
+#include "core.h"
+
+int wpy_is_torch(wpy_builder *builder, PyTypeObject *type) {
+    if (type == builder->tensor_type) {
+        return 1;
+    }
+    PyObject *wrapping = PyDict_GetItemWithError(builder->tensor_types, (PyObject *)type);
+    if (!wrapping) {
+        return PyErr_Occurred() ? -1 : 0;
+    }
+    builder->tensor_type = type;
+    builder->wrapping = wrapping == Py_None ? NULL : wrapping;
+    return 1;
+}
+
+static PyObject *call(PyObject *object, PyObject *method) {
+    return PyObject_CallMethodObjArgs(object, method, NULL);
+}
+
+/** An unsigned number that a method answers. @return false with an exception set. */
+static bool ask_number(PyObject *object, PyObject *method, uint64_t *number_p) {
+    PyObject *answer = call(object, method);
+    if (!answer) {
+        return false;
+    }
+    *number_p = PyLong_AsUnsignedLongLong(answer);
+    Py_DECREF(answer);
+    return !PyErr_Occurred();
+}
+
+/** The device of a tensor that is not the host's. */
+static bool read_device(PyObject *tensor, wherry_device *device_p) {
+    wherry_error error;
+    PyObject *device = PyObject_GetAttr(tensor, wpy_name.device);
+    PyObject *text = device ? PyObject_Str(device) : NULL;
+    const char *name = text ? PyUnicode_AsUTF8AndSize(text, NULL) : NULL;
+    bool ok = name != NULL;
+    if (ok && wherry_device_parse(name, device_p, &error) != WHERRY_OK) {
+        wpy_raise(&error);
+        ok = false;
+    }
+    Py_XDECREF(text);
+    Py_XDECREF(device);
+    return ok;
+}
+
+static wherry_storage *new_storage(wpy_builder *builder, PyObject *tensor, PyObject *storage, PyObject *key) {
+    uint64_t data;
+    uint64_t nbytes;
+    wherry_device device = wherry_device_cpu();
+    PyObject *on_host = PyObject_GetAttr(tensor, wpy_name.is_cpu);
+    bool ok = on_host && (on_host == Py_True || read_device(tensor, &device)) &&
+              ask_number(storage, wpy_name.data_ptr, &data) && ask_number(storage, wpy_name.nbytes, &nbytes);
+    Py_XDECREF(on_host);
+    return ok ? wpy_storage_add(builder, builder->storages, key, (void *)(uintptr_t)data, nbytes, device, storage)
+              : NULL;
+}
+
+static wherry_storage *read_storage(wpy_builder *builder, PyObject *tensor) {
+    PyObject *storage = call(tensor, wpy_name.untyped_storage);
+    PyObject *key = storage ? PyObject_GetAttr(storage, wpy_name._cdata) : NULL;
+    wherry_storage *found = key ? wpy_storage_find(builder->storages, key) : NULL;
+    if (key && !found && !PyErr_Occurred()) {
+        found = new_storage(builder, tensor, storage, key);
+    }
+    Py_XDECREF(key);
+    Py_XDECREF(storage);
+    return found;
+}
+
+static bool read_dtype(const wpy_builder *builder, PyObject *tensor, wherry_dtype *dtype_p) {
+    PyObject *dtype = PyObject_GetAttr(tensor, wpy_name.dtype);
+    PyObject *code = dtype ? PyDict_GetItemWithError(builder->dtypes, dtype) : NULL;
+    if (dtype && !code && !PyErr_Occurred()) {
+        wherry_error error = {.status = WHERRY_UNSUPPORTED, .rank = -1};
+        PyOS_snprintf(error.message, sizeof(error.message), "this dtype is not one that Wherry knows");
+        wpy_raise(&error);
+    }
+    Py_XDECREF(dtype);
+    *dtype_p = code ? (wherry_dtype)PyLong_AsLong(code) : WHERRY_U8;
+    return code != NULL;
+}
+
+/** Adds a flag where an attribute or a method answers True. */
+static bool read_flag(PyObject *answer, uint32_t flag, uint32_t *flags) {
+    if (answer == Py_True) {
+        *flags |= flag;
+    }
+    Py_XDECREF(answer);
+    return answer != NULL;
+}
+
+static bool read_flags(PyObject *tensor, wherry_dtype dtype, uint32_t *flags) {
+    return read_flag(PyObject_GetAttr(tensor, wpy_name.requires_grad), WHERRY_TENSOR_REQUIRES_GRAD, flags) &&
+           read_flag(call(tensor, wpy_name.is_neg), WHERRY_TENSOR_NEG, flags) &&
+           (wherry_dtype_describe(dtype)->class_ != WHERRY_CLASS_COMPLEX ||
+            read_flag(call(tensor, wpy_name.is_conj), WHERRY_TENSOR_CONJ, flags));
+}
+
+static bool read_numbers(PyObject *tuple, int64_t *items, uint32_t *count_p) {
+    Py_ssize_t count = tuple ? wpy_read_integers(tuple, items, WHERRY_NDIM_MAX) : -1;
+    *count_p = (uint32_t)count;
+    Py_XDECREF(tuple);
+    return count >= 0;
+}
+
+static wherry_value *read_tensor(wpy_builder *builder, PyObject *object) {
+    int64_t shape[WHERRY_NDIM_MAX];
+    int64_t strides[WHERRY_NDIM_MAX];
+    uint32_t stride_count;
+    uint64_t offset;
+    wherry_value *value;
+    wherry_error error;
+    wherry_tensor tensor = {.shape = shape, .strides = strides};
+    tensor.storage = read_storage(builder, object);
+    if (!tensor.storage || !read_dtype(builder, object, &tensor.dtype) ||
+        !read_numbers(PyObject_GetAttr(object, wpy_name.shape), shape, &tensor.ndim) ||
+        !read_numbers(call(object, wpy_name.stride), strides, &stride_count) ||
+        !ask_number(object, wpy_name.storage_offset, &offset) || !read_flags(object, tensor.dtype, &tensor.flags)) {
+        return NULL;
+    }
+    tensor.offset = (int64_t)offset;
+    if (stride_count != tensor.ndim) {
+        PyErr_SetString(PyExc_ValueError, "a tensor has as many strides as dimensions");
+        return NULL;
+    }
+    if (wherry_tensor_create(&tensor, &value, &error) != WHERRY_OK) {
+        wpy_raise(&error);
+        return NULL;
+    }
+    return value;
+}
+
+/** Puts a tensor into an object, where its type is more than a plain one. Takes the tensor over. */
+static wherry_value *wrap(wherry_value *tensor, PyObject *type_name) {
+    wherry_value *value = NULL;
+    wherry_error error;
+    const char *name = PyUnicode_AsUTF8AndSize(type_name, NULL);
+    if (name && wherry_object_create(name, tensor, &value, &error) == WHERRY_OK) {
+        return value;
+    }
+    wherry_value_destroy(tensor);
+    if (name) {
+        wpy_raise(&error);
+    }
+    return NULL;
+}
+
+wherry_value *wpy_build_torch(wpy_builder *builder, PyObject *object, bool plain, const wpy_step *step) {
+    PyObject *wrapping = plain ? NULL : builder->wrapping;
+    PyObject *layout = PyObject_GetAttr(object, wpy_name.layout);
+    bool strided = layout == builder->strided;
+    Py_XDECREF(layout);
+    if (!layout) {
+        return NULL;
+    }
+    if (!strided) {
+        return wpy_build_encoded(builder, object, step);
+    }
+    wherry_value *value = read_tensor(builder, object);
+    if (!value || !wpy_state_note(builder->state, value, object)) {
+        wherry_value_destroy(value);
+        wpy_add_path(step);
+        return NULL;
+    }
+    return wrapping ? wrap(value, wrapping) : value;
+}

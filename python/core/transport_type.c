@@ -1,0 +1,324 @@
+/* The type Transport: sending and receiving. */
+#include <stdlib.h>
+#include <unistd.h>
+
+#include "core.h"
+
+typedef struct wpy_transport {
+    PyObject_HEAD wpy_group *group; /**< NULL: it was closed. */
+    wherry_transport *transport;
+    int calls; /**< Under way. */
+} wpy_transport;
+
+static PyObject *transport_new(PyTypeObject *type, PyObject *arguments, PyObject *keywords) {
+    PyObject *group;
+    unsigned number = 0;
+    static char *names[] = {(char *)"group", (char *)"number", NULL};
+    wherry_transport_options options;
+    wherry_error error;
+    if (!PyArg_ParseTupleAndKeywords(arguments, keywords, "O!|I:Transport", names, wpy_group_type, &group, &number)) {
+        return NULL;
+    }
+    wpy_group *owner = (wpy_group *)group;
+    wherry_transport_options_init(&options);
+    options.number = number;
+    wpy_transport *self = (wpy_transport *)((allocfunc)PyType_GetSlot(type, Py_tp_alloc))(type, 0);
+    if (!self) {
+        return NULL;
+    }
+    if (!owner->group || owner->process != (int)getpid()) {
+        error = (wherry_error){.status = WHERRY_CLOSED, .rank = -1, .message = "the group was left; join again"};
+    } else if (wherry_transport_create(owner->group, &options, &self->transport, &error) == WHERRY_OK) {
+        self->group = (wpy_group *)Py_NewRef(group);
+        owner->users++;
+        return (PyObject *)self;
+    }
+    Py_DECREF(self);
+    return wpy_raise(&error);
+}
+
+static void close_transport(wpy_transport *self) {
+    wpy_group *group = self->group;
+    wherry_transport *transport = self->transport;
+    self->group = NULL;
+    self->transport = NULL;
+    if (group) {
+        if (group->process == (int)getpid()) {
+            Py_BEGIN_ALLOW_THREADS;
+            wherry_transport_destroy(transport);
+            Py_END_ALLOW_THREADS;
+        }
+        group->users--;
+        Py_DECREF(group);
+    }
+}
+
+static void transport_dealloc(PyObject *self) {
+    PyTypeObject *type = Py_TYPE(self);
+    close_transport((wpy_transport *)self);
+    ((freefunc)PyType_GetSlot(type, Py_tp_free))(self);
+    Py_DECREF(type);
+}
+
+static PyObject *transport_close(PyObject *self, PyObject *unused) {
+    (void)unused;
+    if (((wpy_transport *)self)->calls) {
+        PyErr_SetString(PyExc_RuntimeError, "the transport is in use: end the calls on it first");
+        return NULL;
+    }
+    close_transport((wpy_transport *)self);
+    Py_RETURN_NONE;
+}
+
+/** Whether it can be used; else an exception. */
+static bool is_open(const wpy_transport *self) {
+    wherry_error error = {.status = WHERRY_CLOSED, .rank = -1};
+    if (self->group && self->group->process == (int)getpid()) {
+        return true;
+    }
+    PyOS_snprintf(error.message, sizeof(error.message), "%s",
+                  self->group ? "the transport belongs to the process that made it, not to its child; make another"
+                              : "the transport was closed; make another");
+    wpy_raise(&error);
+    return false;
+}
+
+static PyObject *transport_waiting(PyObject *self, PyObject *unused) {
+    (void)unused;
+    wpy_transport *own = (wpy_transport *)self;
+    int32_t ranks[256];
+    if (!is_open(own)) {
+        return NULL;
+    }
+    size_t count = wherry_transport_waiting(own->transport, ranks, sizeof(ranks) / sizeof(*ranks));
+    size_t shown = count < sizeof(ranks) / sizeof(*ranks) ? count : sizeof(ranks) / sizeof(*ranks);
+    PyObject *list = PyList_New((Py_ssize_t)shown);
+    for (size_t i = 0; list && i < shown; i++) {
+        PyObject *rank = PyLong_FromLong(ranks[i]);
+        if (!rank || PyList_SetItem(list, (Py_ssize_t)i, rank) != 0) {
+            Py_CLEAR(list);
+        }
+    }
+    return list;
+}
+
+/* ---- sending ---- */
+
+/** Reads a sequence of ranks. @return NULL with an exception set. */
+static int32_t *read_ranks(PyObject *sequence, size_t *count_p) {
+    Py_ssize_t count = PySequence_Size(sequence);
+    int32_t *ranks = count >= 0 ? malloc(((size_t)count + 1) * sizeof(*ranks)) : NULL;
+    for (Py_ssize_t i = 0; ranks && i < count; i++) {
+        PyObject *item = PySequence_GetItem(sequence, i);
+        long rank = item ? PyLong_AsLong(item) : -1;
+        Py_XDECREF(item);
+        if (PyErr_Occurred() || rank < INT32_MIN || rank > INT32_MAX) {
+            if (!PyErr_Occurred()) {
+                PyErr_Format(PyExc_ValueError, "%ld is not a rank", rank);
+            }
+            free(ranks);
+            return NULL;
+        }
+        ranks[i] = (int32_t)rank;
+    }
+    if (!ranks && !PyErr_Occurred()) {
+        PyErr_NoMemory();
+    }
+    *count_p = (size_t)count;
+    return ranks;
+}
+
+static PyObject *outcome_row(const wherry_outcome *outcome) {
+    PyObject *error = outcome->status == WHERRY_OK ? Py_NewRef(Py_None) : wpy_error_new(&outcome->error);
+    PyObject *stats = error ? wpy_stats(&outcome->stats) : NULL;
+    PyObject *row = stats ? Py_BuildValue("(iOO)", (int)outcome->rank, error, stats) : NULL;
+    Py_XDECREF(stats);
+    Py_XDECREF(error);
+    return row;
+}
+
+static PyObject *outcome_rows(const wherry_outcome *outcomes, size_t count) {
+    PyObject *list = PyList_New((Py_ssize_t)count);
+    for (size_t i = 0; list && i < count; i++) {
+        PyObject *row = outcome_row(outcomes + i);
+        if (!row || PyList_SetItem(list, (Py_ssize_t)i, row) != 0) {
+            Py_CLEAR(list);
+        }
+    }
+    return list;
+}
+
+/** Sends, with the ranks and the room for the outcomes at hand. */
+static PyObject *send_to(wpy_transport *self, const int32_t *ranks, size_t count, const wpy_state *state,
+                         const wherry_transfer_options *options, wpy_call *call) {
+    wherry_error error;
+    wherry_status status;
+    wherry_outcome *outcomes = calloc(count + 1, sizeof(*outcomes));
+    if (!outcomes) {
+        return PyErr_NoMemory();
+    }
+    self->calls++;
+    Py_BEGIN_ALLOW_THREADS;
+    status = wherry_checkpoint_send(self->transport, ranks, count, state->root, options, outcomes, &error);
+    Py_END_ALLOW_THREADS;
+    self->calls--;
+    PyObject *result = NULL;
+    if (!wpy_call_raise(call)) {
+        result = status == WHERRY_INVALID_ARGUMENT ? wpy_raise(&error) : outcome_rows(outcomes, count);
+    }
+    free(outcomes);
+    return result;
+}
+
+static PyObject *transport_send(PyObject *self, PyObject *arguments) {
+    PyObject *sequence;
+    PyObject *state;
+    PyObject *dict;
+    size_t count;
+    wpy_call call = {0};
+    wherry_transfer_options options;
+    if (!is_open((wpy_transport *)self) ||
+        !PyArg_ParseTuple(arguments, "OO!O!:send", &sequence, wpy_state_type, &state, &PyDict_Type, &dict) ||
+        !wpy_transfer_options(dict, &options, &call)) {
+        return NULL;
+    }
+    int32_t *ranks = read_ranks(sequence, &count);
+    PyObject *result = ranks ? send_to((wpy_transport *)self, ranks, count, (wpy_state *)state, &options, &call) : NULL;
+    free(ranks);
+    return result;
+}
+
+/* ---- receiving ---- */
+
+static wherry_status give_target(void *context, const wherry_value **target_p) {
+    const wpy_call *call = context;
+    *target_p = call->restorer->target->root;
+    return WHERRY_OK;
+}
+
+static PyObject *report_paths(const wherry_report *report, wherry_tensor_state state) {
+    size_t count = wherry_report_count(report, state);
+    PyObject *list = PyList_New((Py_ssize_t)count);
+    for (size_t i = 0; list && i < count; i++) {
+        PyObject *path = PyUnicode_FromString(wherry_report_path(report, state, i));
+        if (!path || PyList_SetItem(list, (Py_ssize_t)i, path) != 0) {
+            Py_CLEAR(list);
+        }
+    }
+    return list;
+}
+
+/** Raises what ended a receive, with what it left behind and its figures. */
+static void raise_received(const wherry_error *error, const wherry_report *report, const wherry_stats *stats) {
+    PyObject *exception = wpy_error_new(error);
+    PyObject *figures = exception ? wpy_stats(stats) : NULL;
+    if (!figures) {
+        Py_XDECREF(exception);
+        return;
+    }
+    PyObject_SetAttr(exception, wpy_name.stats, figures);
+    if (report) {
+        PyObject *left = Py_BuildValue("{s:N,s:N,s:N}", "complete", report_paths(report, WHERRY_TENSOR_COMPLETE),
+                                       "partial", report_paths(report, WHERRY_TENSOR_PARTIAL), "untouched",
+                                       report_paths(report, WHERRY_TENSOR_UNTOUCHED));
+        if (left) {
+            PyObject_SetAttr(exception, wpy_name.report, left);
+        }
+        Py_XDECREF(left);
+    }
+    PyErr_Clear();
+    PyErr_SetObject((PyObject *)Py_TYPE(exception), exception);
+    Py_DECREF(figures);
+    Py_DECREF(exception);
+}
+
+/** Hands a received state over: (value, figures). */
+static PyObject *hand_over(wpy_restorer *restorer, wherry_value *state, const wherry_stats *stats) {
+    PyObject *value = wpy_restore(restorer, state);
+    PyObject *figures = value ? wpy_stats(stats) : NULL;
+    PyObject *result = figures ? PyTuple_Pack(2, value, figures) : NULL;
+    Py_XDECREF(figures);
+    Py_XDECREF(value);
+    return result;
+}
+
+static PyObject *receive(wpy_transport *self, int32_t rank, wherry_transfer_options *options, wpy_call *call) {
+    wherry_stats stats = {0};
+    wherry_report *report = NULL;
+    wherry_value *state = NULL;
+    wherry_error error;
+    wherry_status status;
+    options->stats = &stats;
+    options->report_p = &report;
+    options->allocate = wpy_call_allocate;
+    options->allocate_context = call;
+    if (call->restorer->target) {
+        options->target = give_target;
+        options->target_context = call;
+    }
+    self->calls++;
+    Py_BEGIN_ALLOW_THREADS;
+    status = wherry_checkpoint_recv(self->transport, rank, options, &state, &error);
+    Py_END_ALLOW_THREADS;
+    self->calls--;
+    PyObject *result = NULL;
+    if (!wpy_call_raise(call)) {
+        if (status == WHERRY_OK) {
+            result = hand_over(call->restorer, state, &stats);
+        } else {
+            raise_received(&error, report, &stats);
+        }
+    }
+    wherry_value_destroy(state);
+    wherry_report_destroy(report);
+    return result;
+}
+
+static PyObject *transport_recv(PyObject *self, PyObject *arguments) {
+    int rank;
+    PyObject *target;
+    PyObject *codec;
+    PyObject *dict;
+    wpy_restorer restorer = {0};
+    wpy_call call = {.restorer = &restorer};
+    wherry_transfer_options options;
+    if (!is_open((wpy_transport *)self) ||
+        !PyArg_ParseTuple(arguments, "iOOO!:recv", &rank, &target, &codec, &PyDict_Type, &dict) ||
+        !wpy_transfer_options(dict, &options, &call)) {
+        return NULL;
+    }
+    if (target != Py_None && Py_TYPE(target) != wpy_state_type) {
+        PyErr_SetString(PyExc_TypeError, "target is a State or None");
+        return NULL;
+    }
+    PyObject *result = NULL;
+    if (wpy_restorer_init(&restorer, codec, target == Py_None ? NULL : (wpy_state *)target)) {
+        result = receive((wpy_transport *)self, rank, &options, &call);
+    }
+    wpy_restorer_clear(&restorer);
+    return result;
+}
+
+PyTypeObject *wpy_transport_type_new(void) {
+    static PyMethodDef methods[] = {
+        {"waiting", transport_waiting, METH_NOARGS, "The ranks that wait for a send."},
+        {"send", transport_send, METH_VARARGS, "send(ranks, state, options) -> [(rank, error or None, stats)]"},
+        {"recv", transport_recv, METH_VARARGS, "recv(rank, target, codec, options) -> (value, stats)"},
+        {"close", transport_close, METH_NOARGS, "Closes it."},
+        {NULL, NULL, 0, NULL},
+    };
+    static PyType_Slot slots[] = {
+        {Py_tp_new, transport_new},
+        {Py_tp_dealloc, transport_dealloc},
+        {Py_tp_methods, methods},
+        {Py_tp_doc, (char *)"Sends and receives checkpoints over a group."},
+        {0, NULL},
+    };
+    static PyType_Spec spec = {
+        .name = "wherry._core.Transport",
+        .basicsize = sizeof(wpy_transport),
+        .flags = Py_TPFLAGS_DEFAULT,
+        .slots = slots,
+    };
+    return (PyTypeObject *)PyType_FromSpec(&spec);
+}
