@@ -305,16 +305,16 @@ def text(x, y, words, kind=None, anchor="start"):
     return f'<text x="{x:.0f}" y="{y:.0f}" text-anchor="{anchor}"{mark}>{xml.sax.saxutils.escape(words)}</text>'
 
 
-def chart(rows, repeats, machine):
+def chart(rows, repeats, machine, subject="Sending and receiving"):
     height = TOP + STEP * len(rows) + 34
     line = LABELS + BARS / MOST
     bottom = TOP + STEP * len(rows)
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}" role="img">',
-        "<title>Sending and receiving: how many times as good as required</title>",
+        f"<title>{subject}: how many times as good as required</title>",
         f"<style>{STYLE}</style>",
         f'<rect class="frame" width="{WIDTH}" height="{height}" rx="6"/>',
-        text(16, 26, "Sending and receiving: how many times as good as required", "title"),
+        text(16, 26, f"{subject}: how many times as good as required", "title"),
         text(16, 46, f"median of {repeats}; {machine}", "quiet"),
     ]
     for number, row in enumerate(rows):

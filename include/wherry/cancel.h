@@ -18,6 +18,13 @@ extern "C" {
 typedef struct wherry_cancel wherry_cancel;
 
 /**
+ * Asked by a call that waits, in the thread that called, every 50 milliseconds or so: for a host language that wants to look at its signals.
+ * It may take as long as it likes, but the call does not honour its timeout meanwhile. It must not call what would wait for this very call.
+ * @return true: the call shall end, with WHERRY_CANCELLED.
+ */
+typedef bool (*wherry_interrupt_fn)(void *context);
+
+/**
  * @param cancel_p  belongs to the caller: wherry_cancel_destroy, when no call has it any more.
  * @return WHERRY_OK; WHERRY_NO_MEMORY; WHERRY_INVALID_ARGUMENT. Does not block. Any thread.
  */

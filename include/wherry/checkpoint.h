@@ -85,6 +85,13 @@ typedef void (*wherry_progress_fn)(void *context, const wherry_progress *progres
  */
 typedef wherry_status (*wherry_target_fn)(void *context, const wherry_value **target_p);
 
+/**
+ * Looks at a state that is about to be received, before anything is planned or written: for a binding that cannot take every object. Its tensors have no memory yet.
+ * @param state  borrowed during the call.
+ * @return WHERRY_OK, or a status that ends the receive and is handed on.
+ */
+typedef wherry_status (*wherry_inspect_fn)(void *context, const wherry_value *state);
+
 /** Bits of wherry_transfer_options.flags. */
 enum {
     WHERRY_RECV_PARTIAL = 1,    /**< As WHERRY_PLAN_PARTIAL: receive what both sides have. */
@@ -92,7 +99,8 @@ enum {
     WHERRY_RECV_ANY_BOX = 4,    /**< As WHERRY_PLAN_ANY_BOX. */
     WHERRY_RECV_TO_DEVICE = 8,  /**< As WHERRY_PLAN_TO_DEVICE: new storages go to `device`. */
     WHERRY_KEEP_PTRACER = 16,   /**< Source: never set this process's ptracer, even where same-host reading needs it. */
-    WHERRY_TRANSFER_FLAGS = 31  /**< All of them. */
+    WHERRY_RECV_NEW = 32,       /**< As WHERRY_PLAN_NEW: what the target lacks is received into new memory. */
+    WHERRY_TRANSFER_FLAGS = 63  /**< All of them. */
 };
 
 /** In wherry_transfer_options.step: not said, and not checked. */
@@ -110,8 +118,9 @@ typedef struct wherry_transfer_options {
     int64_t step;
 
     /**
-     * Which lanes are allowed, in the order in which they are tried: "cma,ring,stream"; or all but some: "^cma". Default NULL:
-     * WHERRY_LANES of the environment, else all, the fastest first: for many small tensors that is "ring", else "cma".
+     * Which lanes are allowed, in the order in which they are tried: "cma,ring,blocks,stream"; or all but some: "^cma".
+     * Default NULL: WHERRY_LANES of the environment, else all, the fastest first: for many small tensors that is "ring", else
+     * "cma".
      */
     const char *lanes;
 
@@ -134,6 +143,22 @@ typedef struct wherry_transfer_options {
     wherry_report **report_p;
 
     const wherry_limits *limits; /**< Receiver: what a manifest may claim. Default NULL: those of wherry_limits_init. */
+
+    /**
+     * Asked by the thread that is inside the call, at most every 50 ms, wherever it waits or works; true ends the call as a cancel does. It must not call
+     * back into the transport. Default NULL.
+     */
+    wherry_interrupt_fn interrupt;
+    void *interrupt_context; /**< Passed to it. */
+
+    /**
+     * This process as meshes and places name it, where that is another number than its rank in the group: says which box of a DTensor is local, and where
+     * received shards live. Default -1: the rank in the group.
+     */
+    int64_t rank;
+
+    wherry_inspect_fn inspect; /**< Receiver: may refuse what is offered. Default NULL. */
+    void *inspect_context;     /**< Passed to it. */
 } wherry_transfer_options;
 
 /** Fills the defaults. */
@@ -162,7 +187,7 @@ typedef struct wherry_outcome {
  * @param outcomes  NULL, or an array of `count`, filled in the order of `ranks` in any case but WHERRY_INVALID_ARGUMENT.
  * @return WHERRY_OK where all are; else the first status in the order of ranks that is not, with its error. For one destination:
  *   - WHERRY_TIMED_OUT: it did not ask, or did not get on, in time; the text says "timed out".
- *   - WHERRY_CANCELLED: by options.cancel.
+ *   - WHERRY_CANCELLED: by options.cancel or options.interrupt.
  *   - WHERRY_PEER_LOST: it died, or cannot be reached.
  *   - WHERRY_ABORTED: it gave up; the message has its reason, such as a mismatch of its target.
  *   - WHERRY_MISMATCH: the steps differ.
@@ -179,13 +204,16 @@ WHERRY_API wherry_status wherry_checkpoint_send(wherry_transport *transport, con
 /**
  * Receives a state from a rank that sends it.
  *
- * A source that is dead when the call begins fails it at once. One that waits for this call's target or allocate gives it up at its own no_progress_ms.
+ * A source that is dead when the call begins fails it at once; one that has not joined yet is waited for. One that waits for this call's target or
+ * allocate gives it up at its own no_progress_ms.
  *
- * Into new memory, or with options.target in place. Every check comes before the first byte is written: on a mismatch nothing is touched, and the source
- * is told and freed. After a failure in the middle the error says how many tensors are complete and half written, and options.report_p lists them.
+ * Into new memory, or with options.target in place, or with WHERRY_RECV_NEW in place as far as the target goes. Every check comes before the first byte is
+ * written: on a mismatch nothing is touched, and the source is told and freed. After a failure in the middle the error says how many tensors are complete and
+ * half written, and options.report_p lists them.
  *
  * @param options  NULL for the defaults.
- * @param state_p  the state; belongs to the caller: wherry_value_destroy. In place its tensors are views of the target's storages.
+ * @param state_p  the state; belongs to the caller: wherry_value_destroy. In place its tensors are views of the target's storages; what the target lacks is
+ *                 none with WHERRY_RECV_PARTIAL, and of new storages with WHERRY_RECV_NEW.
  * @return WHERRY_OK; or, with nothing to destroy:
  *   - WHERRY_TIMED_OUT, WHERRY_CANCELLED, WHERRY_PEER_LOST, WHERRY_CLOSED: as wherry_checkpoint_send.
  *   - WHERRY_REVOKED: the source took its offer back, by a timeout or a cancel of its own: what was written is not valid.
@@ -194,7 +222,7 @@ WHERRY_API wherry_status wherry_checkpoint_send(wherry_transport *transport, con
  *   - WHERRY_CORRUPT: a chunk came damaged three times; the path is that of a tensor in it.
  *   - WHERRY_MALFORMED, WHERRY_TRUNCATED, WHERRY_OUT_OF_BOUNDS, WHERRY_BAD_VERSION: the source does not speak the protocol, or its memory is not where it said.
  *   - WHERRY_UNSUPPORTED: no lane reaches the source, with the reasons; or memory of that device cannot be had.
- *   - what wherry_manifest_decode and wherry_plan_create return for a bad manifest or a bad target; what target or allocate returned.
+ *   - what wherry_manifest_decode and wherry_plan_create return for a bad manifest or a bad target; what target, inspect or allocate returned.
  *   - WHERRY_INVALID_ARGUMENT, WHERRY_NO_MEMORY, WHERRY_SYSTEM.
  */
 WHERRY_API wherry_status wherry_checkpoint_recv(wherry_transport *transport, int32_t rank,

@@ -15,6 +15,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include <wherry/cancel.h>
 #include <wherry/error.h>
 
 #ifdef __cplusplus
@@ -30,6 +31,15 @@ typedef struct wherry_group wherry_group;
 /** A message of wherry_group_send has no more bytes than this: 16 MiB. Larger things are a state: send them as one. */
 #define WHERRY_GROUP_MESSAGE_MAX 16777216
 
+/** Bytes of the text that wherry_group_meeting writes, at most. */
+#define WHERRY_GROUP_MEETING_MAX 512
+
+/** Flags of wherry_group_options. */
+enum {
+    WHERRY_JOIN_GUEST = 1, /**< Only dials the meeting points: never listens there itself, also where nobody does. */
+    WHERRY_JOIN_FLAGS = 1, /**< All of them. */
+};
+
 /** How to join. Fill it by wherry_group_options_init, then change what you need. */
 typedef struct wherry_group_options {
     uint32_t struct_size; /**< sizeof(wherry_group_options). */
@@ -41,26 +51,35 @@ typedef struct wherry_group_options {
                                  says so. Default 0: without a secret the group stays on this host. */
     uint32_t heartbeat_ms;  /**< A connection that has nothing to say says that it is alive this often. Default 1000. */
     uint32_t dead_after_ms; /**< One that has been silent for so long is lost; over heartbeat_ms. Default 5000. */
+    uint32_t flags;         /**< WHERRY_JOIN_*. Default 0. */
+    uint32_t wait_for;      /**< How many ranks, this one included, must have come before the call returns: at most all.
+                                 1: none of the others. They come later, or never, and whoever waits on one of them waits
+                                 for its coming. Default 0: all. */
     uint32_t reserved;      /**< 0. */
+    wherry_interrupt_fn interrupt; /**< Asked while the call waits whether it shall end. Default NULL: nobody is. */
+    void *interrupt_context;       /**< For interrupt. */
 } wherry_group_options;
 
 /** Fills the defaults. */
 WHERRY_API void wherry_group_options_init(wherry_group_options *options);
 
 /**
- * Joins a group, as a new incarnation of this process's rank, and waits until all ranks have come.
+ * Joins a group, as a new incarnation of this process's rank, and waits until all ranks have come, or as many as wait_for says.
  * @param address  where the ranks meet; docs/groups.md has all of it:
  *                   "env://"                                   rank and size from the launcher (torchrun, Slurm, Open MPI)
  *                   "tcp://HOST:PORT[,...]?rank=R&size=N"      at one of these places
+ *                   "tcp://HOST:0?rank=R&size=N"               here, at a port of the system's choice: wherry_group_meeting
  *                   "unix:///PATH?rank=R&size=N"               on one host
  * @param options  borrowed during the call; NULL for the defaults.
  * @param group_p  belongs to the caller: wherry_group_leave.
- * Blocks until all ranks are there, at most timeout_ms.
+ * Blocks until the ranks are there, at most timeout_ms. A meeting point of this host that was free is this process's when the
+ * call returns, unless it came as a guest.
  * @return WHERRY_OK; WHERRY_INVALID_ARGUMENT for a bad address or option, and where the group would be open to other hosts
  * without a secret; WHERRY_NO_MEMORY; WHERRY_SYSTEM where a socket or a thread cannot be had, or the secret's file not be
- * read; WHERRY_TIMED_OUT with the ranks that are missing: start them, and join again; WHERRY_BAD_SECRET, WHERRY_BAD_VERSION,
- * WHERRY_MISMATCH (another job, or another size) or WHERRY_REFUSED (the other side found it first) as whoever was met
- * answered last; WHERRY_CLOSED where a newer incarnation of this rank has come meanwhile.
+ * read; WHERRY_TIMED_OUT with the ranks that are missing, and how the meeting point was last found: start them, and join
+ * again; WHERRY_BAD_SECRET, WHERRY_BAD_VERSION, WHERRY_MISMATCH (another job, or another size) or WHERRY_REFUSED (the other
+ * side found it first) as whoever was met answered last; WHERRY_CANCELLED where `interrupt` said so; WHERRY_CLOSED where a
+ * newer incarnation of this rank has come meanwhile.
  */
 WHERRY_API wherry_status wherry_group_join(const char *address, const wherry_group_options *options,
                                            wherry_group **group_p, wherry_error *error);
@@ -71,6 +90,18 @@ WHERRY_API wherry_status wherry_group_join(const char *address, const wherry_gro
  *               transport) may be left.
  */
 WHERRY_API void wherry_group_leave(wherry_group *group);
+
+/**
+ * Tells where others can join the group: its first meeting point, "tcp://HOST:PORT" or "unix:///PATH". To join there they add
+ * the rest of an address, "?rank=R&size=N" and the job's id where there is one.
+ * @param text  receives it, with a zero byte behind it. HOST is the one of this process's own address; where that had port 0,
+ *              PORT is the system's choice, and this process listens there until it leaves.
+ * Never blocks.
+ * @return WHERRY_OK; WHERRY_INVALID_ARGUMENT; WHERRY_UNSUPPORTED for a group that has no meeting point, being made of a table
+ * of functions (wherry/group_ops.h) or of one rank alone.
+ */
+WHERRY_API wherry_status wherry_group_meeting(const wherry_group *group, char text[WHERRY_GROUP_MEETING_MAX],
+                                              wherry_error *error);
 
 /** The rank of this process: 0 to size - 1. Never blocks. */
 WHERRY_API int32_t wherry_group_rank(const wherry_group *group);

@@ -25,21 +25,26 @@ extern "C" {
 /** What a table can do. */
 enum {
     WHERRY_GROUP_OPS_CONCURRENT =
-        1,                      /**< Several threads may be inside send, and one inside receive, at once; they may be
-                                          the library's own. Without it no two calls of the table ever overlap, and only
-                                          threads of the program that are inside a call of the library make them: then
-                                          bytes that go through the group are moved by that thread alone. */
+        1,                      /**< Several threads may be inside send, put, get, finish and abandon, and one inside
+                                          receive, at once; they may be the library's own. Without it no two calls of the
+                                          table ever overlap, and only threads of the program that are inside a call of
+                                          the library make them: then bytes that go through the group are moved by that
+                                          thread alone. */
     WHERRY_GROUP_OPS_DEATH = 2, /**< A rank's death is noticed: receive answers WHERRY_PEER_LOST, soon. Without it
                                           whoever waits on a dead rank waits until its timeout, unless a send to that rank
                                           fails. */
     WHERRY_GROUP_OPS_FLAGS = 3  /**< All of them. */
 };
 
+/** Channels of blocks, see wherry_group_ops.put, have numbers from 0 to this. */
+#define WHERRY_GROUP_CHANNEL_MAX 16383
+
 /** Takes a block that has come from a rank. The bytes are copied. Only to be called by receive, while it runs. */
 typedef void (*wherry_group_deliver_fn)(void *sink, int32_t rank, const void *bytes, size_t size);
 
 /**
- * The table. Fill it by wherry_group_ops_init, then set at least rank, size, send and receive.
+ * The table. Fill it by wherry_group_ops_init, then set at least rank, size, send and receive. A table of an older version,
+ * which ends before some of the members, is as good as one whose last members are 0.
  *
  * WHERRY_GROUP_OPS_CONCURRENT says which threads may call the functions, and how many at once. They must not call the
  * library. Their `error` is never NULL; what they do not fill, the library does.
@@ -80,6 +85,53 @@ typedef struct wherry_group_ops {
 
     /** The group was left, and the table will not be called again. May be NULL, the default. */
     void (*destroy)(void *context);
+
+    /*
+     * Blocks that move without copies: straight from the memory of one tensor into that of another. All four of the following,
+     * or none, the default. With them the bytes of a checkpoint go by the lane `blocks`; without them, cut and copied into
+     * messages, by the lane `stream`.
+     *
+     * The n-th put of a rank to another on a channel meets that one's n-th get from it there. Both sides know the size before,
+     * so that nothing but the bytes has to travel. Several operations may be under way at once, on one channel too; they get
+     * on by themselves, or at the latest inside `finish`. A transfer has a channel of its own, so that what is left of one
+     * that failed never meets the next. Who calls them is said at WHERRY_GROUP_OPS_CONCURRENT: they are like send, and any
+     * thread may finish or abandon what another has begun.
+     */
+
+    /**
+     * Begins to send a block to another rank, which is never the own one. Does not wait for it.
+     * @param channel      0 to WHERRY_GROUP_CHANNEL_MAX.
+     * @param bytes        stay as they are until the operation is gone.
+     * @param size         from 1 to 2^31 - 1.
+     * @param operation_p  receives what finish and abandon know the operation by; it may be NULL.
+     * @return WHERRY_OK: it is under way. WHERRY_PEER_LOST: the rank is lost; whoever waits on it is told. Anything else fails
+     * the transfer, with that status. Where it failed nothing is under way.
+     */
+    wherry_status (*put)(void *context, int32_t rank, uint32_t channel, const void *bytes, size_t size,
+                         void **operation_p, wherry_error *error);
+
+    /**
+     * Begins to receive a block of exactly `size` bytes, from the rank, into place. All else as put.
+     * @param bytes  the operation's until it is gone: nobody else reads or writes there.
+     */
+    wherry_status (*get)(void *context, int32_t rank, uint32_t channel, void *bytes, size_t size, void **operation_p,
+                         wherry_error *error);
+
+    /**
+     * Waits for an operation. It may be asked in another order than they were begun in.
+     * @param timeout_ms  0 or a few: the library calls again.
+     * @return WHERRY_OK: done, and the operation is gone. Of a put: its bytes may change; whether they have been received is
+     * not said. WHERRY_TIMED_OUT: not yet. Anything else: it failed, and is gone: WHERRY_PEER_LOST where the rank is lost,
+     * WHERRY_MALFORMED where the block that came for a get had another size.
+     */
+    wherry_status (*finish)(void *context, void *operation, uint32_t timeout_ms, wherry_error *error);
+
+    /**
+     * Ends an operation that finish has not answered for. When it returns, the operation is gone and its memory is not touched
+     * any more. What else is under way on that channel may fail or never end, at either side: the library abandons all of it.
+     * Must return soon, whatever the other rank does.
+     */
+    void (*abandon)(void *context, void *operation);
 } wherry_group_ops;
 
 /** Fills the defaults. */

@@ -40,7 +40,8 @@ enum {
     WHERRY_PLAN_ANY_DEVICE = 2, /**< A target may lie on another kind of device than its source. */
     WHERRY_PLAN_ANY_BOX = 4,    /**< A local part may be another box of its global tensor, if its shape is the same. */
     WHERRY_PLAN_TO_DEVICE = 8,  /**< New storages go to `device`, wherever the source has them. */
-    WHERRY_PLAN_FLAGS = 15      /**< All of them. */
+    WHERRY_PLAN_NEW = 16,       /**< In place: what the target lacks is received into new storages; see below. */
+    WHERRY_PLAN_FLAGS = 31      /**< All of them. */
 };
 
 /** How to plan. Fill it by wherry_plan_options_init, then change what you need. */
@@ -63,6 +64,11 @@ WHERRY_API void wherry_plan_options_init(wherry_plan_options *options);
  *                  Else the state to receive into: each of its tensors takes the bytes of the tensor at the same path,
  *                  whatever the strides of the two. Borrowed until the plan is destroyed; only the memory of its tensors
  *                  is ever written, and only by placing.
+ *                  With WHERRY_PLAN_NEW, leaves of the source that the target lacks are no mismatch: their tensors are received
+ *                  as if there were no target, into new storages as large as the source's, shared by those of them that shared
+ *                  one. A tensor that shares its storage with one that has a target gets another: bytes of both are asked for
+ *                  once, and written twice. A container of the target that is empty lacks what a container of the source has
+ *                  there; any other difference in kind is a mismatch, and so is a leaf of the target that the source lacks.
  * @param options   NULL for the defaults.
  * @param plan_p    belongs to the caller: wherry_plan_destroy.
  * @return WHERRY_OK; WHERRY_NO_MEMORY; WHERRY_INVALID_ARGUMENT; WHERRY_MISMATCH where the two sides differ in a path, a
@@ -87,8 +93,8 @@ WHERRY_API const wherry_prepared *wherry_plan_prepared(const wherry_plan *plan);
 /**
  * Takes the received state out of the plan; call it once, when everything is placed.
  * @param state_p  belongs to the caller. Scalars and containers are the source's; in place, tensors are views of the
- *                 target's storages; in partial mode a tensor without a target is none; places of shards name the
- *                 receiving rank and device.
+ *                 target's storages; a tensor without a target is of a new storage with WHERRY_PLAN_NEW, and else, in
+ *                 partial mode, none; places of shards name the receiving rank and device.
  * @return WHERRY_OK; WHERRY_INVALID_ARGUMENT at the second call. The plan's other functions still work.
  */
 WHERRY_API wherry_status wherry_plan_take_state(wherry_plan *plan, wherry_value **state_p, wherry_error *error);

@@ -39,20 +39,35 @@ static int32_t first_absent(const barrier *b) {
     return rank;
 }
 
+static wherry_status fail_absent(const barrier *b, int32_t rank, wherry_error *error) {
+    return wh_fail_about(error, rank,
+                         wh_fail(error, WHERRY_TIMED_OUT,
+                                 "timed out at barrier %llu: rank %d has not come; see what keeps it, and call again",
+                                 (unsigned long long)b->number, (int)rank));
+}
+
 /** Which incarnation is there is asked before the message goes out, so that a later one is told again, rather than never. */
 static wherry_status tell(const barrier *b, int32_t rank, wherry_error *error) {
     uint8_t bytes[8];
     wh_store_be64(bytes, b->number);
     b->told[rank] = wh_mailbox_incarnation(b->inner->mailbox, rank);
-    return wh_group_send(b->inner, rank, WH_TAG_BARRIER, bytes, sizeof(bytes), b->deadline, error);
+    wherry_status status = wh_group_send(b->inner, rank, WH_TAG_BARRIER, bytes, sizeof(bytes), b->deadline, error);
+    return status == WHERRY_TIMED_OUT && !b->told[rank] ? fail_absent(b, rank, error) : status;
 }
 
-/** Tells all. A rank that is lost is no error yet: it may have come before. @return the first other error, when all were tried. */
+/**
+ * Tells all; those that are not there, and may have to be waited for, behind the others. A rank that is lost is no error yet: it may have come before.
+ * @return the first other error, when all were tried.
+ */
 static wherry_status tell_all(const barrier *b, wherry_error *error) {
     wherry_status first = WHERRY_OK;
-    for (int32_t rank = 0; rank < b->inner->size; rank++) {
+    int32_t size = b->inner->size;
+    for (int32_t i = 0; i < 2 * size; i++) {
+        int32_t rank = i % size;
         wherry_error latest;
-        wherry_status status = rank == b->inner->rank ? WHERRY_OK : tell(b, rank, &latest);
+        bool due =
+            rank != b->inner->rank && !b->told[rank] && (i >= size || wh_mailbox_incarnation(b->inner->mailbox, rank));
+        wherry_status status = due ? tell(b, rank, &latest) : WHERRY_OK;
         if (status != WHERRY_OK && status != WHERRY_PEER_LOST && first == WHERRY_OK) {
             first = status;
             if (error) {
@@ -101,13 +116,6 @@ static wherry_status look_for_losses(const barrier *b, wherry_error *error) {
         }
     }
     return WHERRY_OK;
-}
-
-static wherry_status fail_absent(const barrier *b, int32_t rank, wherry_error *error) {
-    return wh_fail_about(error, rank,
-                         wh_fail(error, WHERRY_TIMED_OUT,
-                                 "timed out at barrier %llu: rank %d has not come; see what keeps it, and call again",
-                                 (unsigned long long)b->number, (int)rank));
 }
 
 static wherry_status wait_for_all(const barrier *b, wherry_error *error) {

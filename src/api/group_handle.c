@@ -1,5 +1,7 @@
 #include "api/group_handle.h"
 
+#include <string.h>
+
 #include <wherry/group_ops.h>
 
 #include "base/alloc.h"
@@ -41,9 +43,10 @@ static wherry_status wrap_or_leave(wh_group *inner, wherry_group **group_p, wher
 }
 
 static wherry_status check_options(const wherry_group_options *options, wherry_error *error) {
-    if (options->reserved || options->allow_insecure > 1) {
+    if (options->reserved || options->allow_insecure > 1 || (options->flags & ~(uint32_t)WHERRY_JOIN_FLAGS)) {
         return wh_fail(error, WHERRY_INVALID_ARGUMENT,
-                       "allow_insecure is 0 or 1 and reserved is 0; begin with wherry_group_options_init");
+                       "allow_insecure is 0 or 1, reserved is 0, and flags are some of WHERRY_JOIN_*; begin with "
+                       "wherry_group_options_init");
     }
     if (!options->secret != !options->secret_size || options->secret_size > WH_HELLO_SECRET_MAX) {
         return wh_fail(error, WHERRY_INVALID_ARGUMENT,
@@ -77,7 +80,11 @@ wherry_status wherry_group_join(const char *address, const wherry_group_options 
                                   .secret_size = chosen.secret_size,
                                   .allow_insecure = chosen.allow_insecure,
                                   .heartbeat_ms = chosen.heartbeat_ms,
-                                  .dead_after_ms = chosen.dead_after_ms};
+                                  .dead_after_ms = chosen.dead_after_ms,
+                                  .wait_for = chosen.wait_for,
+                                  .dial_only = chosen.flags & WHERRY_JOIN_GUEST,
+                                  .interrupt = chosen.interrupt,
+                                  .interrupt_context = chosen.interrupt_context};
     wh_group *inner;
     status = wh_sockets_join(address, &sockets, deadline, &inner, error);
     return status == WHERRY_OK ? wrap_or_leave(inner, group_p, error) : status;
@@ -105,6 +112,19 @@ void wherry_group_leave(wherry_group *group) {
         wh_group_destroy(group->inner);
         wh_free(group);
     }
+}
+
+wherry_status wherry_group_meeting(const wherry_group *group, char text[WHERRY_GROUP_MEETING_MAX],
+                                   wherry_error *error) {
+    if (!group || !text) {
+        return wh_fail(error, WHERRY_INVALID_ARGUMENT, "group or text is NULL");
+    }
+    char found[WHERRY_GROUP_MEETING_MAX];
+    wherry_status status = wh_group_meeting(group->inner, found, sizeof(found), error);
+    if (status == WHERRY_OK) {
+        memcpy(text, found, strlen(found) + 1);
+    }
+    return status;
 }
 
 int32_t wherry_group_rank(const wherry_group *group) {

@@ -8,8 +8,12 @@
 #include "base/fail.h"
 #include "base/log.h"
 
+/** A wait with a question is cut into pieces of this length. */
+enum { QUESTION_MS = 50 };
+
 wherry_status wh_stop_init(wh_stop *stop, wherry_error *error) {
     atomic_init(&stop->requested, false);
+    wh_stop_set_question(stop, NULL, NULL);
     stop->event = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
     return stop->event >= 0 ? WHERRY_OK : wh_fail_errno(error, WHERRY_SYSTEM, errno, "cannot make an eventfd");
 }
@@ -29,11 +33,27 @@ void wh_stop_request(wh_stop *stop) {
     }
 }
 
+void wh_stop_set_question(wh_stop *stop, wh_stop_fn ask, void *context) {
+    stop->ask = ask;
+    stop->context = context;
+}
+
+bool wh_stop_ask(const wh_stop *stop) {
+    bool stops = stop->ask(stop->context);
+    if (stops) {
+        wh_stop_request((wh_stop *)stop);
+    }
+    return stops;
+}
+
 bool wh_stop_wait_fd(const wh_stop *stop, int fd, short events, wh_deadline deadline) {
     struct pollfd fds[2] = {{fd, events, 0}, {stop->event, POLLIN, 0}};
     int ready;
+    bool again;
     do {
-        ready = poll(fds, 2, wh_deadline_poll_ms(deadline));
-    } while (ready < 0 && errno == EINTR);
+        wh_deadline slice = stop->ask ? wh_deadline_earlier(deadline, wh_deadline_in_ms(QUESTION_MS)) : deadline;
+        ready = poll(fds, 2, wh_deadline_poll_ms(slice));
+        again = ready < 0 ? errno == EINTR : ready == 0 && !wh_deadline_passed(deadline);
+    } while (again && !wh_stop_requested(stop));
     return ready > 0 && fds[0].revents && !wh_stop_requested(stop);
 }

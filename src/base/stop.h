@@ -2,6 +2,8 @@
  * @file stop.h  Telling threads to stop, wherever they are: between two steps they look, and a poll() has a descriptor to wait for.
  *
  * Any thread. wh_stop_request may be called more than once; there is no way back.
+ *
+ * A stop may have a question, for waits that nobody else can end: whoever looks at the stop, or waits with it, then asks it as well.
  */
 #ifndef WH_BASE_STOP_H
 #define WH_BASE_STOP_H
@@ -13,9 +15,14 @@
 
 #include "base/clock.h"
 
+/** true: stop. Asked often, so that it must be quick, or say false until it is time to find out again. */
+typedef bool (*wh_stop_fn)(void *context);
+
 typedef struct wh_stop {
     atomic_bool requested;
-    int event; /**< An eventfd that is readable from the request on. */
+    int event;      /**< An eventfd that is readable from the request on. */
+    wh_stop_fn ask; /**< NULL: there is no question. */
+    void *context;  /**< Of the question. */
 } wh_stop;
 
 /** @return WHERRY_OK; WHERRY_SYSTEM where there is no descriptor left. */
@@ -26,8 +33,14 @@ void wh_stop_destroy(wh_stop *stop);
 
 void wh_stop_request(wh_stop *stop);
 
+/** Gives the stop a question, or none: NULL. Only while no other thread looks at it: the question is for the one that calls. */
+void wh_stop_set_question(wh_stop *stop, wh_stop_fn ask, void *context);
+
+/** Asks the question; true makes it a request. */
+bool wh_stop_ask(const wh_stop *stop);
+
 static inline bool wh_stop_requested(const wh_stop *stop) {
-    return atomic_load_explicit(&stop->requested, memory_order_acquire);
+    return atomic_load_explicit(&stop->requested, memory_order_acquire) || (stop->ask && wh_stop_ask(stop));
 }
 
 /**

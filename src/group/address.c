@@ -31,8 +31,8 @@ typedef struct span {
 } span;
 
 /** The keys of a query; what env:// takes comes first. */
-enum { KEY_JOB, KEY_RANK, KEY_SIZE, KEYS };
-static const char *const key_names[KEYS] = {"job", "rank", "size"};
+enum { KEY_JOB, KEY_SHORTCUT, KEY_RANK, KEY_SIZE, KEYS };
+static const char *const key_names[KEYS] = {"job", "shortcut", "rank", "size"};
 
 typedef struct parser {
     wh_environment environment;
@@ -243,9 +243,11 @@ static wherry_status split_endpoint(const parser *p, span endpoint, span *host_p
     return WHERRY_OK;
 }
 
-/** HOST:PORT,HOST:PORT and so on. */
-static wherry_status parse_endpoints(parser *p, span list) {
+/** HOST:PORT,HOST:PORT and so on. @param zero  one alone may leave the port to the system. */
+static wherry_status parse_endpoints(parser *p, span list, bool zero) {
     bool more = true;
+    uint32_t number = 0;
+    zero = zero && !memchr(list.text, ',', list.size);
     while (more) {
         span endpoint;
         more = split(&list, ',', &endpoint);
@@ -253,7 +255,8 @@ static wherry_status parse_endpoints(parser *p, span list) {
         span digits = {"", 0};
         wherry_status status = split_endpoint(p, endpoint, &host, &digits);
         uint16_t port = 0;
-        if (status == WHERRY_OK && !read_port(digits, &port)) {
+        bool chosen = zero && read_number(digits, 0, &number);
+        if (status == WHERRY_OK && !chosen && !read_port(digits, &port)) {
             status = refuse(p, "%s has the port '%s', which is not a whole number from 1 to 65535", p->where,
                             show(digits).text);
         }
@@ -317,7 +320,7 @@ static wherry_status parse_pair(parser *p, span pair, int keys) {
     }
     if (i == keys) {
         return refuse(p, "the address has the unknown key '%s', and may have %s", show(key).text,
-                      keys == KEYS ? "rank, size and job" : "job alone");
+                      keys == KEYS ? "rank, size, job and shortcut" : "job and shortcut");
     }
     if (p->values[i]) {
         return refuse(p, "the address has the key '%s' twice", key_names[i]);
@@ -339,6 +342,16 @@ static wherry_status parse_query(parser *p, span query, int keys) {
     return WHERRY_OK;
 }
 
+/** Whether ranks of one host may talk over Unix sockets. */
+static wherry_status take_shortcut(parser *p) {
+    const char *value = p->values[KEY_SHORTCUT];
+    if (value && strcmp(value, "0") != 0 && strcmp(value, "1") != 0) {
+        return refuse(p, "shortcut is '%s', and may be 0 or 1", show_text(value).text);
+    }
+    p->address.shortcut = !value || *value == '1';
+    return WHERRY_OK;
+}
+
 /** Rank, size and job of an address that says them itself. */
 static wherry_status parse_membership(parser *p, span query) {
     wherry_status status = parse_query(p, query, KEYS);
@@ -351,6 +364,9 @@ static wherry_status parse_membership(parser *p, span query) {
         }
     }
     status = take_rank(p, "rank", p->values[KEY_RANK], "size", p->values[KEY_SIZE]);
+    if (status == WHERRY_OK) {
+        status = take_shortcut(p);
+    }
     return status == WHERRY_OK ? take_job(p, p->values[KEY_JOB] ? p->values[KEY_JOB] : "") : status;
 }
 
@@ -359,7 +375,7 @@ static wherry_status parse_tcp(parser *p, span body) {
     span query = body;
     split(&query, '?', &list);
     p->address.kind = WH_ADDRESS_TCP;
-    wherry_status status = parse_endpoints(p, list);
+    wherry_status status = parse_endpoints(p, list, true);
     return status == WHERRY_OK ? parse_membership(p, query) : status;
 }
 
@@ -490,7 +506,7 @@ static wherry_status ask_port(const parser *p, const char *name, uint16_t *port_
 /** The points of WHERRY_RENDEZVOUS, none of which may be torch's own. */
 static wherry_status take_rendezvous(parser *p, const char *list) {
     p->where = "WHERRY_RENDEZVOUS";
-    wherry_status status = parse_endpoints(p, span_of(list));
+    wherry_status status = parse_endpoints(p, span_of(list), false);
     const char *master = variable(p, "MASTER_ADDR");
     for (size_t i = 0; status == WHERRY_OK && master && i < p->address.meeting_count; i++) {
         const wh_endpoint *point = &p->address.meeting[i];
@@ -606,9 +622,13 @@ static wherry_status parse_environment(parser *p, span body) {
     span query = body;
     split(&query, '?', &before);
     if (before.size) {
-        return refuse(p, "the address has '%s' behind env://, which takes nothing but ?job=ID", show(before).text);
+        return refuse(p, "the address has '%s' behind env://, which takes nothing but ?job=ID and shortcut=0",
+                      show(before).text);
     }
-    wherry_status status = parse_query(p, query, KEY_JOB + 1);
+    wherry_status status = parse_query(p, query, KEY_SHORTCUT + 1);
+    if (status == WHERRY_OK) {
+        status = take_shortcut(p);
+    }
     if (status == WHERRY_OK) {
         status = ask_rank(p);
     }

@@ -2,6 +2,7 @@
 #ifndef WH_GROUP_ADDRESS_H
 #define WH_GROUP_ADDRESS_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -16,7 +17,7 @@ typedef enum wh_address_kind { WH_ADDRESS_TCP, WH_ADDRESS_UNIX } wh_address_kind
 typedef struct wh_endpoint {
     char *
         host; /**< A name, an IPv4 address, or an IPv6 address without brackets, perhaps with its zone: fe80::1%eth0. */
-    uint16_t port; /**< Never 0. */
+    uint16_t port; /**< 0: this process hosts the only meeting point, at a port of the system's choice. */
 } wh_endpoint;
 
 /** All of it is released by wh_group_address_clear. */
@@ -28,6 +29,7 @@ typedef struct wh_group_address {
     char *path;           /**< UNIX: path of the meeting socket, which fits sockaddr_un. TCP: NULL. */
     wh_endpoint *meeting; /**< TCP: the meeting points, in the order in which they were said. UNIX: NULL. */
     size_t meeting_count; /**< TCP: at least 1. UNIX: 0. */
+    bool shortcut;        /**< TCP: ranks of one host may talk over Unix sockets. */
     const char *source; /**< Who said the rank, in words for the log: "tcp://", "torchrun", "Slurm". Never released. */
 } wh_group_address;
 
@@ -37,12 +39,13 @@ typedef const char *(*wh_environment)(void *context, const char *name);
 /**
  * Reads the address of a group, in one of three forms:
  *
- *     tcp://HOST:PORT[,HOST:PORT...]?rank=R&size=N[&job=ID]
+ *     tcp://HOST:PORT[,HOST:PORT...]?rank=R&size=N[&job=ID][&shortcut=0]
  *     unix:///ABSOLUTE/PATH?rank=R&size=N[&job=ID]
- *     env://[?job=ID]
+ *     env://[?job=ID][&shortcut=0]
  *
  * An IPv6 host stands in brackets. The path and the values of the query may have percent escapes, and must where they
- * contain '?' (in the path), '&' or '#'.
+ * contain '?' (in the path), '&' or '#'. A single meeting point of tcp:// may have port 0. shortcut is 0 or 1, its default,
+ * and says nothing where the ranks meet at a Unix socket.
  *
  * env:// asks the environment, where a variable that is empty counts as not set:
  *

@@ -33,6 +33,11 @@ wherry_status wh_group_check_rank(const wh_group *group, int32_t rank, wherry_er
 
 wherry_status wh_group_send(wh_group *group, int32_t rank, uint64_t tag, const void *bytes, size_t size,
                             wh_deadline deadline, wherry_error *error) {
+    return wh_group_send_until(group, rank, tag, bytes, size, deadline, NULL, error);
+}
+
+wherry_status wh_group_send_until(wh_group *group, int32_t rank, uint64_t tag, const void *bytes, size_t size,
+                                  wh_deadline deadline, const wh_stop *stop, wherry_error *error) {
     wherry_status status = wh_group_check_rank(group, rank, error);
     if (status != WHERRY_OK) {
         return status;
@@ -41,7 +46,7 @@ wherry_status wh_group_send(wh_group *group, int32_t rank, uint64_t tag, const v
         return wh_fail(error, WHERRY_INVALID_ARGUMENT, "a message of %zu bytes is longer than %llu, or at NULL", size,
                        (unsigned long long)WH_MESSAGE_MAX);
     }
-    return group->ops->send(group, rank, tag, bytes, size, deadline, error);
+    return group->ops->send(group, rank, tag, bytes, size, deadline, stop, error);
 }
 
 wherry_status wh_group_receive(wh_group *group, int32_t rank, uint64_t tag, wh_deadline deadline, wh_message *message_p,
@@ -74,6 +79,22 @@ wherry_status wh_group_connect(wh_group *group, int32_t rank, uint64_t tag, wh_d
 
 int32_t wh_group_process(wh_group *group, int32_t rank) {
     return group->ops->process ? group->ops->process(group, rank) : 0;
+}
+
+wherry_status wh_group_meeting(wh_group *group, char *text, size_t size, wherry_error *error) {
+    return group->ops->meeting
+               ? group->ops->meeting(group, text, size, error)
+               : wh_fail(error, WHERRY_UNSUPPORTED, "a group of the kind %s has no meeting point", group->ops->name);
+}
+
+wherry_status wh_group_check_blocks(const wh_group *group, int32_t rank, wherry_error *error) {
+    if (!group->ops->put) {
+        return wh_fail(error, WHERRY_UNSUPPORTED, "a group of the kind %s moves no blocks", group->ops->name);
+    }
+    if (rank == group->rank) {
+        return wh_fail(error, WHERRY_UNSUPPORTED, "rank %d is this process, and blocks move between two", (int)rank);
+    }
+    return wh_group_check_rank(group, rank, error);
 }
 
 void wh_group_destroy(wh_group *group) {

@@ -72,10 +72,11 @@ typedef struct wh_group_ops {
 
     /**
      * Sends a message. The bytes are the caller's again when it returns. Blocks until the message is on its way, not until it is received.
-     * Errors: WHERRY_TIMED_OUT, WHERRY_PEER_LOST, WHERRY_CLOSED, WHERRY_NO_MEMORY.
+     * Errors: WHERRY_TIMED_OUT, WHERRY_PEER_LOST, WHERRY_CLOSED, WHERRY_NO_MEMORY; and WHERRY_CANCELLED soon after the stop, which may be NULL, was
+     * requested. No lock is held while the stop is looked at: its question may take long.
      */
     wherry_status (*send)(wh_group *group, int32_t rank, uint64_t tag, const void *bytes, size_t size,
-                          wh_deadline deadline, wherry_error *error);
+                          wh_deadline deadline, const wh_stop *stop, wherry_error *error);
 
     /**
      * Reads from the peers into the mailbox until something has come, at most until the deadline. Called by whoever waits for a message, one thread
@@ -105,6 +106,22 @@ typedef struct wh_group_ops {
     /** The process of a rank, as this process sees it, where the kernel vouches for it; 0 where it does not. NULL: never. Never blocks. */
     int32_t (*process)(wh_group *group, int32_t rank);
 
+    /** Writes where others can join, as the beginning of an address. NULL: there is no such place. Never blocks. Errors: WHERRY_UNSUPPORTED, WHERRY_LIMIT. */
+    wherry_status (*meeting)(wh_group *group, char *text, size_t size, wherry_error *error);
+
+    /**
+     * Blocks that move without copies, as wherry/group_ops.h has them; all four or none. NULL: this kind of group has none. `channel` is a number that
+     * both sides agreed on, 0 to WHERRY_GROUP_CHANNEL_MAX, and none of those that `connect` opens. None of them waits for the other side but finish, for
+     * timeout_ms at most. An operation is gone when finish has answered anything but WHERRY_TIMED_OUT, or abandon has returned: its memory is not touched
+     * any more. Errors of put, get and finish: WHERRY_PEER_LOST, WHERRY_CLOSED, and what the group's own moving fails with.
+     */
+    wherry_status (*put)(wh_group *group, int32_t rank, uint32_t channel, const void *bytes, size_t size,
+                         void **operation_p, wherry_error *error);
+    wherry_status (*get)(wh_group *group, int32_t rank, uint32_t channel, void *bytes, size_t size, void **operation_p,
+                         wherry_error *error);
+    wherry_status (*finish)(wh_group *group, int32_t rank, void *operation, uint32_t timeout_ms, wherry_error *error);
+    void (*abandon)(wh_group *group, void *operation);
+
     /** Leaves the group: whoever waits is sent away, peers notice. Called once, when no thread is inside another call. */
     void (*destroy)(wh_group *group);
 } wh_group_ops;
@@ -123,6 +140,8 @@ wherry_status wh_group_check_rank(const wh_group *group, int32_t rank, wherry_er
 /** The operations, with their arguments checked: a rank outside the group or a message that is too long is WHERRY_INVALID_ARGUMENT. */
 wherry_status wh_group_send(wh_group *group, int32_t rank, uint64_t tag, const void *bytes, size_t size,
                             wh_deadline deadline, wherry_error *error);
+wherry_status wh_group_send_until(wh_group *group, int32_t rank, uint64_t tag, const void *bytes, size_t size,
+                                  wh_deadline deadline, const wh_stop *stop, wherry_error *error);
 wherry_status wh_group_receive(wh_group *group, int32_t rank, uint64_t tag, wh_deadline deadline, wh_message *message_p,
                                wherry_error *error);
 
@@ -134,6 +153,15 @@ void wh_group_watch(wh_group *group, int32_t rank);
 wherry_status wh_group_connect(wh_group *group, int32_t rank, uint64_t tag, wh_deadline deadline, const wh_stop *stop,
                                int *channel_p, wherry_error *error);
 int32_t wh_group_process(wh_group *group, int32_t rank);
+
+/** As the operation; without it, WHERRY_UNSUPPORTED. */
+wherry_status wh_group_meeting(wh_group *group, char *text, size_t size, wherry_error *error);
+
+/**
+ * WHERRY_OK where blocks can be moved between this rank and another one; else WHERRY_UNSUPPORTED with the reason: this kind of group has none, or it is the own
+ * rank.
+ */
+wherry_status wh_group_check_blocks(const wh_group *group, int32_t rank, wherry_error *error);
 
 /** Whether a group has a capability. */
 static inline bool wh_group_can(const wh_group *group, uint32_t capability) {

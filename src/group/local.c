@@ -44,8 +44,9 @@ void wh_local_hub_release(wh_local_hub *hub) {
 }
 
 static wherry_status local_send(wh_group *group, int32_t rank, uint64_t tag, const void *bytes, size_t size,
-                                wh_deadline deadline, wherry_error *error) {
+                                wh_deadline deadline, const wh_stop *stop, wherry_error *error) {
     (void)deadline;
+    (void)stop;
     local_group *own = (local_group *)group;
     wherry_status status;
     pthread_mutex_lock(&own->hub->lock);

@@ -15,7 +15,8 @@
  *
  * Pull and push run once a round: the first for all chunks of the plan, later ones for chunks that have to come again. Each is called by as many
  * threads at once as its end has workers, with numbers from 0 on. They end when all chunks of the round are through, when site.stop is requested
- * (WHERRY_CANCELLED, within 100 ms), or with an error; they never wait without looking at the stop. Nothing is written but what wh_sink.open gave.
+ * (WHERRY_CANCELLED, within 100 ms), or with an error; they never wait without looking at the stop. Nothing is written but what wh_sink.open gave, and nothing
+ * is read or written once they have returned an error, or the end is closed.
  */
 #ifndef WH_LANE_LANE_H
 #define WH_LANE_LANE_H
@@ -65,7 +66,10 @@ typedef struct wh_sink {
     bool
         verify; /**< Digests are checked: wh_sink.close wants the digest of what landed, and wh_sink.open gives no NULL. */
 
-    /** The next chunk to fetch, each given once a round; false: there are no more, or the stop was requested. For lanes that are one-sided. */
+    /**
+     * The next chunk to fetch, each given once a round, in the order of their numbers; false: there are no more, or the stop was requested. For lanes that are
+     * one-sided, and for those that go by the order: where each side has one worker, sink and feed give both the same chunks in the same order.
+     */
     bool (*next)(void *context, uint64_t *chunk_p);
 
     /** Where the bytes of a chunk lie in the source's memory: addresses there. For lanes that are one-sided. Replaces what the segments held. */
@@ -96,7 +100,7 @@ typedef struct wh_feed {
     void *context;
     bool verify; /**< The lane sends digests along, where it can. */
 
-    /** The next chunk to send, each given once a round; false: there are no more, or the stop was requested. */
+    /** The next chunk to send, each given once a round, in the order of their numbers; false: there are no more, or the stop was requested. */
     bool (*next)(void *context, uint64_t *chunk_p);
 
     /** Where the bytes of a chunk lie here. Replaces what the segments held. */
@@ -130,7 +134,7 @@ typedef struct wh_lane_end {
 enum {
     WH_LANE_ONE_SIDED = 1, /**< No push: the receiver reads the source's memory by wh_sink.origin. */
     WH_LANE_NETWORK = 2,   /**< Bytes may cross a network: they are verified unless told otherwise. */
-    WH_LANE_DIGESTS = 4,   /**< Carries digests along with the bytes. */
+    WH_LANE_DIGESTS = 4,   /**< Carries digests along with the bytes. Without it the source tells them by message. */
     WH_LANE_MESSAGES = 8,  /**< Its workers send and receive messages of the group. */
 };
 
@@ -174,7 +178,20 @@ typedef struct wh_lane_ops {
     /** SOURCE. One worker's share of a round. NULL for one that is one-sided. */
     wherry_status (*push)(wh_lane_end *end, uint32_t worker, const wh_feed *feed, wherry_error *error);
 
-    /** Both. No worker is at work any more. end may be NULL. */
+    /**
+     * A part of a round, for the thread inside a call of the library where that one has to do all of a lane's work (wh_lane_works_alone): it looks after
+     * the conversation between two parts, and a source after its other destinations, so that neither a message nor another receiver waits for the end of a
+     * round. Both or none; NULL: that thread calls pull or push, and is away until the round is through. As these, but that it does what can be done at
+     * once and returns.
+     * @param wait_ms  how long it may wait where nothing can be done; a few milliseconds.
+     * @param done_p   set to true when the round is through; the next call begins the next round.
+     */
+    wherry_status (*pull_some)(wh_lane_end *end, const wh_sink *sink, uint32_t wait_ms, bool *done_p,
+                               wherry_error *error);
+    wherry_status (*push_some)(wh_lane_end *end, const wh_feed *feed, uint32_t wait_ms, bool *done_p,
+                               wherry_error *error);
+
+    /** Both. No worker is at work any more. What is still under way, where the work was done in parts, ends. end may be NULL. */
     void (*close)(wh_lane_end *end);
 } wh_lane_ops;
 

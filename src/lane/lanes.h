@@ -10,6 +10,9 @@ extern const wh_lane_ops wh_lane_cma;
 /** Same host: rings in shared memory. */
 extern const wh_lane_ops wh_lane_ring;
 
+/** Blocks that the group moves by itself, where it does. */
+extern const wh_lane_ops wh_lane_blocks;
+
 /** Channels of the group, or its messages where it has none. */
 extern const wh_lane_ops wh_lane_stream;
 

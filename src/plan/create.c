@@ -52,43 +52,30 @@ static bool rename_leaf(void *context, wherry_value *leaf) {
     return true;
 }
 
-static void set_storage(wherry_tensor *tensor, wherry_storage *storage) {
+void wh_plan_bind(wherry_tensor *tensor, wherry_storage *storage) {
     wherry_storage_ref(storage);
     wherry_storage_unref(tensor->storage);
     tensor->storage = storage;
 }
 
-/** Points the source's tensors to their new storages. */
-typedef struct rebinding {
-    const wherry_plan *plan;
-    wherry_storage *const *storages;
-    size_t next;
-} rebinding;
-
-static bool rebind_leaf(void *context, wherry_value *leaf) {
-    rebinding *r = context;
-    size_t count = wh_value_tensor_count(leaf);
-    for (size_t i = 0; i < count; i++) {
-        uint32_t number = r->plan->prepared->places[r->next++];
-        set_storage(wh_value_tensor_at(leaf, i)->as.tensor, r->storages[number]);
-    }
-    return true;
-}
-
-/** Makes the source's tensors views of the targets' storages, and those without a target none. */
+/** Makes the source's tensors views of the targets' storages. */
 static void adopt_targets(const wh_matches *matches) {
     for (size_t i = 0; i < matches->count; i++) {
         wherry_tensor *tensor = matches->items[i].source->as.tensor;
         const wherry_tensor *target = matches->items[i].target->as.tensor;
-        set_storage(tensor, target->storage);
+        wh_plan_bind(tensor, target->storage);
         tensor->offset = target->offset;
         tensor->flags = target->flags;
         for (uint32_t d = 0; d < tensor->ndim; d++) {
             ((int64_t *)tensor->strides)[d] = target->strides[d];
         }
     }
+}
+
+/** Makes the source's tensors without a target none. */
+static void drop_unmatched(const wh_matches *matches) {
     for (size_t i = 0; i < matches->unmatched_count; i++) {
-        wherry_value *leaf = matches->unmatched[i];
+        wherry_value *leaf = matches->unmatched[i].leaf;
         if (leaf->kind == WHERRY_KIND_TENSOR) {
             wherry_storage_unref(leaf->as.tensor->storage);
         } else if (leaf->kind == WHERRY_KIND_DTENSOR) {
@@ -100,59 +87,103 @@ static void adopt_targets(const wh_matches *matches) {
     }
 }
 
-static wherry_status plan_in_place(wherry_plan *plan, const wherry_value *target, bool apart, wherry_error *error) {
-    wh_matches matches = {0};
-    size_t count =
-        plan->prepared->tensor_count; /* room for nearly always all, since growing touches new memory again and again */
-    if (!WH_RESERVE(matches.items, matches.capacity, count) || !WH_RESERVE(plan->moves, plan->move_capacity, count) ||
-        !WH_RESERVE(plan->kept, plan->kept_capacity, count)) {
-        wh_free(matches.items);
-        return wh_fail_memory(error, "a plan");
+/** A byte of the space may be copied into new memory many times over, because tensors cross each other, but not without end. */
+static wherry_status check_overlap(const wherry_plan *plan, uint64_t in_place, wherry_error *error) {
+    uint64_t anew = plan->bytes > in_place ? plan->bytes - in_place : 0;
+    if (anew / WH_PLAN_OVERLAP <= plan->prepared->space.bytes) {
+        return WHERRY_OK;
     }
-    wherry_status status = wh_plan_match(plan, target, &matches, error);
-    if (status == WHERRY_OK && !apart) {
-        status = wh_plan_check_aliases(&matches, error);
-    }
+    return wh_fail(error, WHERRY_LIMIT,
+                   "the manifest's tensors cross each other so often that %llu bytes would "
+                   "be copied for the %llu that it offers",
+                   (unsigned long long)anew, (unsigned long long)plan->prepared->space.bytes);
+}
+
+/** Adds what is received anew, which may be nothing, and ends the moves. */
+static wherry_status complete(wherry_plan *plan, wh_fresh *fresh, wherry_error *error) {
+    uint64_t in_place = fresh->count ? wh_plan_moved_bytes(plan) : 0;
+    wherry_status status = fresh->count ? wh_plan_fresh(plan, fresh, error) : WHERRY_OK;
     if (status == WHERRY_OK && !wh_plan_finish_moves(plan)) {
         status = wh_fail_memory(error, "a plan");
     }
+    return status == WHERRY_OK && fresh->count ? check_overlap(plan, in_place, error) : status;
+}
+
+/** Matches the targets; what has none and is to be received all the same is listed. */
+static wherry_status match_targets(wherry_plan *plan, const wherry_value *target, bool apart, wh_matches *matches,
+                                   wh_fresh *fresh, wherry_error *error) {
+    size_t count =
+        plan->prepared->tensor_count; /* room for nearly always all, since growing touches new memory again and again */
+    if (!WH_RESERVE(matches->items, matches->capacity, count) || !WH_RESERVE(plan->moves, plan->move_capacity, count) ||
+        !WH_RESERVE(plan->kept, plan->kept_capacity, count)) {
+        return wh_fail_memory(error, "a plan");
+    }
+    wherry_status status = wh_plan_match(plan, target, matches, error);
+    if (status == WHERRY_OK && !apart) {
+        status = wh_plan_check_aliases(matches, error);
+    }
+    if (status == WHERRY_OK && matches->unmatched_count && plan->options.flags & WHERRY_PLAN_NEW) {
+        if (!wh_fresh_init(fresh, plan->prepared)) {
+            return wh_fail_memory(error, "a plan");
+        }
+        for (size_t i = 0; i < matches->unmatched_count; i++) {
+            wh_fresh_add(fresh, matches->unmatched[i].leaf, matches->unmatched[i].first);
+        }
+    }
+    return status;
+}
+
+static wherry_status plan_in_place(wherry_plan *plan, const wherry_value *target, bool apart, wherry_error *error) {
+    wh_matches matches = {0};
+    wh_fresh fresh = {0};
+    wherry_status status = match_targets(plan, target, apart, &matches, &fresh, error);
     if (status == WHERRY_OK) {
-        plan->tensor_count = matches.count;
+        status = complete(plan, &fresh, error);
+    }
+    if (status == WHERRY_OK) {
+        plan->tensor_count = matches.count + fresh.count;
         plan->prepared->adopted = true;
         adopt_targets(&matches);
+        if (plan->options.flags & WHERRY_PLAN_NEW) {
+            wh_fresh_adopt(&fresh, plan->prepared);
+        } else {
+            drop_unmatched(&matches);
+        }
     }
+    wh_fresh_destroy(&fresh, plan->prepared);
     wh_free(matches.items);
     wh_free(matches.unmatched);
     return status;
 }
 
+/** All leaves of the source, as they are met. */
+typedef struct listing {
+    wh_fresh *fresh;
+    size_t next;
+} listing;
+
+static bool list_leaf(void *context, wherry_value *leaf) {
+    listing *list = context;
+    wh_fresh_add(list->fresh, leaf, list->next);
+    list->next += wh_value_tensor_count(leaf);
+    return true;
+}
+
 static wherry_status plan_fresh(wherry_plan *plan, wherry_error *error) {
-    size_t count = plan->prepared->storage_count;
-    wherry_storage **storages = wh_alloc_zeroed(count, sizeof(*storages));
-    if (!storages) {
-        return wh_fail_memory(error, "a plan");
-    }
-    wherry_status status = wh_plan_fresh(plan, storages, error);
-    for (size_t i = 0; i < count && status == WHERRY_OK; i++) {
-        status = wh_plan_keep(plan, storages[i]) ? WHERRY_OK : wh_fail_memory(error, "a plan");
-    }
-    if (status == WHERRY_OK && !wh_plan_finish_moves(plan)) {
-        status = wh_fail_memory(error, "a plan");
-    }
-    if (status == WHERRY_OK && plan->bytes / WH_PLAN_OVERLAP > plan->prepared->space.bytes) {
-        status = wh_fail(error, WHERRY_LIMIT,
-                         "the manifest's tensors cross each other so often that %llu bytes would "
-                         "be copied for the %llu that it offers",
-                         (unsigned long long)plan->bytes, (unsigned long long)plan->prepared->space.bytes);
+    wh_fresh fresh = {0};
+    listing list = {&fresh, 0};
+    wherry_status status = WHERRY_NO_MEMORY;
+    if (wh_fresh_init(&fresh, plan->prepared)) {
+        wh_visit_tensor_leaves(plan->prepared->state, list_leaf, &list);
+        status = complete(plan, &fresh, error);
+    } else {
+        wh_fail_memory(error, "a plan");
     }
     if (status == WHERRY_OK) {
-        rebinding r = {plan, storages, 0};
-        wh_visit_tensor_leaves(plan->prepared->state, rebind_leaf, &r);
+        plan->tensor_count = fresh.count;
+        wh_fresh_adopt(&fresh, plan->prepared);
     }
-    for (size_t i = 0; i < count; i++) {
-        wherry_storage_unref(storages[i]);
-    }
-    wh_free(storages);
+    wh_fresh_destroy(&fresh, plan->prepared);
     return status;
 }
 

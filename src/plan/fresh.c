@@ -1,4 +1,4 @@
-/* Receiving into new storages: each as large as the source's, each element where it was. */
+/* Receiving into new storages: each as large as the source's, each element where it was. All of the source's tensors, or some of them. */
 #include "base/alloc.h"
 #include "base/fail.h"
 #include "memory/memory.h"
@@ -29,20 +29,6 @@ static wherry_status allocate(const wherry_plan *plan, const wherry_storage *fro
     }
     *storage_p = storage;
     return WHERRY_OK;
-}
-
-typedef struct listing {
-    wherry_value **tensors;
-    size_t count;
-} listing;
-
-static bool list_leaf(void *context, wherry_value *leaf) {
-    listing *list = context;
-    size_t count = wh_value_tensor_count(leaf);
-    for (size_t i = 0; i < count; i++) {
-        list->tensors[list->count++] = wh_value_tensor_at(leaf, i);
-    }
-    return true;
 }
 
 /** The moves that fill one storage: what its views cover, to the byte. */
@@ -78,49 +64,96 @@ static wherry_status fill_interleaved(wherry_plan *plan, size_t storage, wherry_
     return wh_plan_add_copy(plan, storage, &borrowed, to, about, error);
 }
 
-static wherry_status fill_all(wherry_plan *plan, wherry_storage *const *storages, const wh_grouping *groups,
-                              wherry_value *const *tensors, wherry_error *error) {
+/** The first of a storage's tensors, from number `at` of the grouping on, that is received anew; NULL: there is none. */
+static const wherry_value *next_tensor(const wh_fresh *fresh, const wh_grouping *groups, size_t storage, size_t *at) {
+    while (*at < groups->starts[storage + 1]) {
+        const wherry_value *tensor = fresh->tensors[groups->order[(*at)++]];
+        if (tensor) {
+            return tensor;
+        }
+    }
+    return NULL;
+}
+
+static wherry_status fill_storage(wherry_plan *plan, const wh_fresh *fresh, const wh_grouping *groups, size_t storage,
+                                  wherry_error *error) {
+    wherry_storage *to = fresh->storages[storage];
+    wherry_status status = WHERRY_OK;
+    wh_region region = {0};
+    bool ok = true;
+    size_t at = groups->starts[storage];
+    const wherry_value *first = next_tensor(fresh, groups, storage, &at);
+    for (const wherry_value *tensor = first; tensor && ok && status == WHERRY_OK;
+         tensor = next_tensor(fresh, groups, storage, &at)) {
+        wh_view view = wh_tensor_view(wherry_tensor_get(tensor));
+        if (wh_view_interleaves(&view)) {
+            status = fill_interleaved(plan, storage, to, &view, tensor, error);
+        } else {
+            ok = wh_region_add_view(&region, &view, 0);
+        }
+    }
+    if (status == WHERRY_OK) {
+        status = ok ? fill(plan, storage, to, &region, first, error) : wh_fail_memory(error, "a plan");
+    }
+    wh_region_destroy(&region);
+    return status;
+}
+
+/** A storage for each of the source's that one of the tensors is over. */
+static wherry_status allocate_all(wherry_plan *plan, wh_fresh *fresh, const wh_grouping *groups, wherry_error *error) {
     wherry_status status = WHERRY_OK;
     for (size_t s = 0; s < plan->prepared->storage_count && status == WHERRY_OK; s++) {
-        wh_region region = {0};
-        bool ok = true;
-        for (size_t i = groups->starts[s]; i < groups->starts[s + 1] && ok && status == WHERRY_OK; i++) {
-            const wherry_value *tensor = tensors[groups->order[i]];
-            wh_view view = wh_tensor_view(wherry_tensor_get(tensor));
-            if (wh_view_interleaves(&view)) {
-                status = fill_interleaved(plan, s, storages[s], &view, tensor, error);
-            } else {
-                ok = wh_region_add_view(&region, &view, 0);
-            }
+        size_t at = groups->starts[s];
+        if (!next_tensor(fresh, groups, s, &at)) {
+            continue;
         }
-        if (status == WHERRY_OK) {
-            status = ok ? fill(plan, s, storages[s], &region, tensors[groups->order[groups->starts[s]]], error)
-                        : wh_fail_memory(error, "a plan");
+        status = allocate(plan, plan->prepared->storages[s], fresh->storages + s, error);
+        if (status == WHERRY_OK && !wh_plan_keep(plan, fresh->storages[s])) {
+            status = wh_fail_memory(error, "a plan");
         }
-        wh_region_destroy(&region);
     }
     return status;
 }
 
-wherry_status wh_plan_fresh(wherry_plan *plan, wherry_storage **storages, wherry_error *error) {
-    const wherry_prepared *prepared = plan->prepared;
-    wherry_status status = WHERRY_OK;
-    for (size_t i = 0; i < prepared->storage_count && status == WHERRY_OK; i++) {
-        status = allocate(plan, prepared->storages[i], storages + i, error);
-    }
-    if (status != WHERRY_OK) {
-        return status;
-    }
+wherry_status wh_plan_fresh(wherry_plan *plan, wh_fresh *fresh, wherry_error *error) {
     wh_grouping groups = {0};
-    listing list = {wh_alloc_array(prepared->tensor_count, sizeof(*list.tensors)), 0};
-    if (!list.tensors || !wh_grouping_init(&groups, prepared)) {
-        status = wh_fail_memory(error, "a plan");
-    } else {
-        wh_visit_tensor_leaves(prepared->state, list_leaf, &list);
-        status = fill_all(plan, storages, &groups, list.tensors, error);
+    wherry_status status = wh_grouping_init(&groups, plan->prepared) ? allocate_all(plan, fresh, &groups, error)
+                                                                     : wh_fail_memory(error, "a plan");
+    for (size_t s = 0; s < plan->prepared->storage_count && status == WHERRY_OK; s++) {
+        if (fresh->storages[s]) {
+            status = fill_storage(plan, fresh, &groups, s, error);
+        }
     }
     wh_grouping_destroy(&groups);
-    wh_free(list.tensors);
-    plan->tensor_count = prepared->tensor_count;
     return status;
+}
+
+bool wh_fresh_init(wh_fresh *fresh, const wherry_prepared *prepared) {
+    fresh->tensors = wh_alloc_zeroed(prepared->tensor_count, sizeof(*fresh->tensors));
+    fresh->storages = wh_alloc_zeroed(prepared->storage_count, sizeof(*fresh->storages));
+    return fresh->tensors && fresh->storages;
+}
+
+void wh_fresh_destroy(wh_fresh *fresh, const wherry_prepared *prepared) {
+    for (size_t i = 0; fresh->storages && i < prepared->storage_count; i++) {
+        wherry_storage_unref(fresh->storages[i]);
+    }
+    wh_free(fresh->storages);
+    wh_free(fresh->tensors);
+}
+
+void wh_fresh_add(wh_fresh *fresh, wherry_value *leaf, size_t first) {
+    size_t count = wh_value_tensor_count(leaf);
+    for (size_t i = 0; i < count; i++) {
+        fresh->tensors[first + i] = wh_value_tensor_at(leaf, i);
+    }
+    fresh->count += count;
+}
+
+void wh_fresh_adopt(const wh_fresh *fresh, const wherry_prepared *prepared) {
+    for (size_t i = 0; fresh->count && i < prepared->tensor_count; i++) {
+        if (fresh->tensors[i]) {
+            wh_plan_bind(fresh->tensors[i]->as.tensor, fresh->storages[prepared->places[i]]);
+        }
+    }
 }

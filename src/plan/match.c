@@ -102,11 +102,11 @@ static wherry_status add_lonely(walk *w, wherry_value *value, bool of_source) {
     bool ok = add_path(of_source ? &w->plan->extra : &w->plan->missing, inside);
     wh_matches *m = w->matches;
     if (ok && of_source && inside->kind >= WHERRY_KIND_TENSOR) {
-        m->next_tensor += wh_value_tensor_count(inside);
         ok = WH_GROW(m->unmatched, m->unmatched_capacity, m->unmatched_count);
         if (ok) {
-            m->unmatched[m->unmatched_count++] = inside;
+            m->unmatched[m->unmatched_count++] = (wh_unmatched){inside, m->next_tensor};
         }
+        m->next_tensor += wh_value_tensor_count(inside);
     }
     return ok ? WHERRY_OK : wh_fail_memory(w->error, "matching a state");
 }
@@ -152,9 +152,10 @@ static wherry_status match(walk *w, wherry_value *source, const wherry_value *ta
     target = wh_value_inside(target);
     if (is_container(source) && is_container(target)) {
         bool same_steps = (source->kind == WHERRY_KIND_DICT) == (target->kind == WHERRY_KIND_DICT);
-        bool both_empty = wh_child_count(source) + wh_child_count(target) == 0;
-        return same_steps || both_empty ? match_children(w, source, target)
-                                        : wh_mismatch(source, target, w->error, "the kinds of container differ");
+        bool takes_any =
+            wh_child_count(target) == 0 && (wh_child_count(source) == 0 || w->plan->options.flags & WHERRY_PLAN_NEW);
+        return same_steps || takes_any ? match_children(w, source, target)
+                                       : wh_mismatch(source, target, w->error, "the kinds of container differ");
     }
     if (wh_value_is_scalar(source) && wh_value_is_scalar(target)) {
         return WHERRY_OK;
@@ -183,17 +184,21 @@ static void append_some(wh_string *text, const wh_paths *paths, const char *what
     wh_string_format(text, "%s", paths->count > SHOWN ? "..." : "");
 }
 
-/** In strict mode nothing may be missing or extra. */
+/** In strict mode nothing may be missing or extra; where new memory is made, only nothing missing. */
 static wherry_status check_complete(const wherry_plan *plan, wherry_error *error) {
-    if (plan->options.flags & WHERRY_PLAN_PARTIAL || plan->missing.count + plan->extra.count == 0) {
+    bool anew = plan->options.flags & WHERRY_PLAN_NEW;
+    if (plan->options.flags & WHERRY_PLAN_PARTIAL || plan->missing.count + (anew ? 0 : plan->extra.count) == 0) {
         return WHERRY_OK;
     }
     wh_string text = {0};
     append_some(&text, &plan->missing, "paths of the target that the source lacks");
-    wh_string_append(&text, "; ", 2);
-    append_some(&text, &plan->extra, "paths of the source that the target lacks");
-    wh_fail(error, WHERRY_MISMATCH, "%s; receive in partial mode to take what both have",
-            text.failed ? "the paths differ" : text.bytes);
+    if (!anew) {
+        wh_string_append(&text, "; ", 2);
+        append_some(&text, &plan->extra, "paths of the source that the target lacks");
+    }
+    wh_fail(error, WHERRY_MISMATCH, "%s; receive in partial mode to take what both have%s",
+            text.failed ? "the paths differ" : text.bytes,
+            anew || plan->missing.count ? "" : ", or let new memory be made for the rest");
     if (error) {
         wh_fail_path(error, plan->missing.count ? plan->missing.items[0] : plan->extra.items[0]);
     }

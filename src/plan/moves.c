@@ -153,6 +153,14 @@ static uint64_t saturating_sum(uint64_t a, uint64_t b) {
     return __builtin_add_overflow(a, b, &sum) ? UINT64_MAX : sum;
 }
 
+uint64_t wh_plan_moved_bytes(const wherry_plan *plan) {
+    uint64_t bytes = 0;
+    for (size_t i = 0; i < plan->move_count; i++) {
+        bytes = saturating_sum(bytes, wh_copy_bytes(&plan->moves[i].copy));
+    }
+    return bytes;
+}
+
 bool wh_plan_finish_moves(wherry_plan *plan) {
     const wh_space *space = &plan->prepared->space;
     sort_moves(plan);

@@ -1,8 +1,8 @@
 /**
  * @file plan.h  What a plan is made of; see wherry/plan.h.
  *
- * create.c builds it in three steps: find out what goes where (fresh.c for new storages, match.c in place), turn that into moves
- * (moves.c), and, when nothing can fail any more, let the received state point to its memory.
+ * create.c builds it in three steps: find out what goes where (match.c in place, fresh.c for new storages, both for a target that lacks something), turn that
+ * into moves (moves.c), and, when nothing can fail any more, let the received state point to its memory.
  */
 #ifndef WH_PLAN_PLAN_H
 #define WH_PLAN_PLAN_H
@@ -61,12 +61,18 @@ struct wherry_plan {
 /** Keeps a storage alive as long as the plan. @return false where there is no memory. */
 bool wh_plan_keep(wherry_plan *plan, wherry_storage *storage);
 
+/** Makes a tensor one of another storage. */
+void wh_plan_bind(wherry_tensor *tensor, wherry_storage *storage);
+
 /**
  * Adds what a copy out of storage number `from` of the prepared state into a storage moves.
  * @param about  the tensor that it is for, to name in an error.
  */
 wherry_status wh_plan_add_copy(wherry_plan *plan, size_t from, const wh_copy *copy, wherry_storage *to,
                                const wherry_value *about, wherry_error *error);
+
+/** Bytes that the moves so far write. */
+uint64_t wh_plan_moved_bytes(const wherry_plan *plan);
 
 /** Sorts the moves and finds the chunks; nothing is added afterwards. @return false where there is no memory. */
 bool wh_plan_finish_moves(wherry_plan *plan);
@@ -81,11 +87,17 @@ typedef struct wh_match {
     size_t storage; /**< The number of the source's storage. */
 } wh_match;
 
+/** A TENSOR, DTENSOR or SHARDED leaf of the source without a target. */
+typedef struct wh_unmatched {
+    wherry_value *leaf;
+    size_t first; /**< The number of its first tensor. */
+} wh_unmatched;
+
 typedef struct wh_matches {
     wh_match *items;
     size_t count;
     size_t capacity;
-    wherry_value **unmatched; /**< TENSOR, DTENSOR and SHARDED leaves of the source without a target. */
+    wh_unmatched *unmatched;
     size_t unmatched_count;
     size_t unmatched_capacity;
     size_t next_tensor; /**< The number of the next tensor of the source. */
@@ -124,7 +136,25 @@ bool wh_targets_are_apart(const wherry_value *target);
 wherry_status wh_plan_create(wherry_prepared *prepared, const wherry_value *target, bool apart,
                              const wherry_plan_options *options, wherry_plan **plan_p, wherry_error *error);
 
-/** New storages for all of the source's, in its order, and the moves that fill them. */
-wherry_status wh_plan_fresh(wherry_plan *plan, wherry_storage **storages, wherry_error *error);
+/** Tensors of the source that are received into new storages: all of them, or those without a target. Starts as {0}. */
+typedef struct wh_fresh {
+    wherry_value **tensors;    /**< By number; NULL: not one of these. */
+    size_t count;              /**< How many are. */
+    wherry_storage **storages; /**< New ones, by the number of the source's; NULL: none of these is over it. */
+} wh_fresh;
+
+/** @return false where there is no memory; wh_fresh_destroy in any case. */
+bool wh_fresh_init(wh_fresh *fresh, const wherry_prepared *prepared);
+
+void wh_fresh_destroy(wh_fresh *fresh, const wherry_prepared *prepared);
+
+/** Adds the tensors of a leaf, which have numbers from `first` on. */
+void wh_fresh_add(wh_fresh *fresh, wherry_value *leaf, size_t first);
+
+/** Makes the storages, and adds the moves that fill them with what these tensors cover. */
+wherry_status wh_plan_fresh(wherry_plan *plan, wh_fresh *fresh, wherry_error *error);
+
+/** Points the tensors to their new storages. */
+void wh_fresh_adopt(const wh_fresh *fresh, const wherry_prepared *prepared);
 
 #endif

@@ -16,7 +16,7 @@
 /** How long a broken lane waits for the receiver's own account of it; how often progress is shown. */
 enum { EXPLAIN_MS = 500, SHOW_MS = 100 };
 
-void wh_destination_init(wh_destination *destination, const wh_transfer *transfer, const wh_source *source,
+void wh_destination_init(wh_destination *destination, wh_transfer *transfer, const wh_source *source,
                          wh_waiting_send *waiting, int32_t rank) {
     *destination = (wh_destination){
         .transfer = transfer, .source = source, .waiting = waiting, .inbox = waiting->inbox, .rank = rank};
@@ -30,13 +30,23 @@ void wh_destination_destroy(wh_destination *destination) {
     wh_stop_destroy(&destination->stop);
 }
 
-wherry_status wh_destination_tell(wh_destination *destination, const wh_note *note, wh_deadline deadline,
-                                  wherry_error *error) {
+wherry_status wh_destination_tell(wh_destination *destination, const wh_note *note, wherry_error *error) {
     destination->outcome.stats.messages++;
     /* One that does not read must not keep the others waiting until the deadline of all. */
     wh_deadline patience = wh_deadline_in_ms(destination->transfer->options.no_progress_ms);
-    return wh_transport_tell(destination->transfer->transport, destination->rank, destination->nonce, note,
-                             wh_deadline_earlier(deadline, patience), error);
+    return wh_transfer_tell(destination->transfer, destination->rank, destination->nonce, note,
+                            wh_deadline_earlier(destination->transfer->deadline, patience), error);
+}
+
+/** Sends it a message that it can do without: last words, also of a call that was cancelled, and progress. */
+static void say(wh_destination *destination, const wh_note *note, wh_deadline deadline) {
+    destination->outcome.stats.messages++;
+    wh_transport_tell(destination->transfer->transport, destination->rank, destination->nonce, note, deadline, NULL);
+}
+
+/** Whether something ended because the call does: then the send revokes the lease in a moment, and says why. */
+static bool is_cancelled(wh_destination *destination, wherry_status status) {
+    return status == WHERRY_CANCELLED && wh_transfer_cancelled(destination->transfer);
 }
 
 /** The figures, once it has ended. */
@@ -71,7 +81,7 @@ void wh_destination_fail(wh_destination *destination, wherry_status status, cons
     if (destination->nonce) {
         wh_note note = {.type = WH_ABORT};
         wh_note_reason(&note, status, error);
-        wh_destination_tell(destination, &note, wh_transfer_last_words(), NULL);
+        say(destination, &note, wh_transfer_last_words());
     }
     set_failed(destination, status, error);
 }
@@ -85,7 +95,7 @@ void wh_destination_revoke(wh_destination *destination, wherry_status status, co
         wh_stop_request(&destination->stop);
         wh_note note = {.type = WH_REVOKED, .epoch = destination->epoch};
         wh_note_reason(&note, status, error);
-        wh_destination_tell(destination, &note, deadline, NULL);
+        say(destination, &note, deadline);
         wh_fail(&about, status, "rank %d was not done, at %llu of %llu bytes: %s", (int)destination->rank,
                 (unsigned long long)wh_max(destination->peer_bytes, atomic_load(&destination->moved)),
                 (unsigned long long)destination->wanted, error->message);
@@ -131,7 +141,7 @@ static wherry_status send_offer(wh_destination *destination, wherry_error *error
     if (destination->source->summary.bytes) {
         offer_lanes(destination, &offer, texts);
     }
-    wherry_status status = wh_destination_tell(destination, &offer, destination->transfer->deadline, error);
+    wherry_status status = wh_destination_tell(destination, &offer, error);
     for (size_t i = 0; i < WH_OFFERED_LANES_MAX; i++) {
         wh_free(texts[i].bytes);
     }
@@ -181,7 +191,7 @@ static void take_want(wh_destination *destination, const wh_message *message) {
         status = send_offer(destination, &error);
         wh_point("source offered");
     }
-    if (status != WHERRY_OK) {
+    if (status != WHERRY_OK && !is_cancelled(destination, status)) {
         wh_destination_fail(destination, status, &error);
     }
 }
@@ -216,9 +226,11 @@ static void take_done(wh_destination *destination, const wh_note *note) {
     destination->peer_bytes = note->bytes;
     wh_point("source was told done");
     wh_note released = {.type = WH_RELEASED, .epoch = destination->epoch};
-    wherry_status status = wh_destination_tell(destination, &released, destination->transfer->deadline, &error);
+    wherry_status status = wh_destination_tell(destination, &released, &error);
     if (status != WHERRY_OK) {
-        set_failed(destination, status, &error);
+        if (!is_cancelled(destination, status)) {
+            set_failed(destination, status, &error);
+        }
         return;
     }
     destination->state = WH_DESTINATION_RELEASED;
@@ -226,6 +238,7 @@ static void take_done(wh_destination *destination, const wh_note *note) {
     finish_stats(destination);
     wh_transport_end_pairing(destination->transfer->transport, destination->waiting, destination->rank);
     show_progress(destination, wh_clock_now());
+    wh_destination_finish_work(destination);
     wh_destination_end_lane(destination);
     const wherry_stats *stats = &destination->outcome.stats;
     wh_log(WHERRY_LOG_INFO, "rank %d has the checkpoint: %llu bytes over %s; waited %.3f s, planned %.3f, data %.3f",
@@ -299,7 +312,7 @@ static void take_note(wh_destination *destination, const wh_message *message) {
                              (int)destination->rank, (int)note.type);
         }
     }
-    if (status != WHERRY_OK && !wh_destination_ended(destination)) {
+    if (status != WHERRY_OK && !wh_destination_ended(destination) && !is_cancelled(destination, status)) {
         wh_destination_fail(destination, status, &error);
     }
 }
@@ -322,7 +335,7 @@ static void take_channel(wh_destination *destination, wh_message *message) {
     message->channel = -1;
     wherry_error error;
     wherry_status status = destination->accepting ? wh_destination_accept(destination, &error) : WHERRY_OK;
-    if (status != WHERRY_OK) {
+    if (status != WHERRY_OK && !is_cancelled(destination, status)) {
         wh_destination_fail(destination, status, &error);
     }
 }
@@ -355,7 +368,7 @@ static void tell_progress(wh_destination *destination, uint64_t now) {
         show_progress(destination, now);
     }
     wh_note note = {.type = WH_PROGRESS, .bytes = work_done(destination)};
-    wh_destination_tell(destination, &note, wh_deadline_in_ms(0), NULL);
+    say(destination, &note, wh_deadline_in_ms(0));
 }
 
 static void check_progress(wh_destination *destination, uint64_t now) {
@@ -372,17 +385,30 @@ static void check_progress(wh_destination *destination, uint64_t now) {
     }
 }
 
+/** Its work failed: it is ended in a moment, since the receiver may tell better why. */
+static void note_breakage(wh_destination *destination, const wherry_error *error, uint64_t now) {
+    if (!destination->broken) {
+        destination->broken = true;
+        destination->breakage = *error;
+        destination->broken_at = now;
+    }
+}
+
+void wh_destination_step(wh_destination *destination, uint32_t wait_ms) {
+    wherry_error error;
+    if (wh_destination_push_some(destination, wait_ms, &error) != WHERRY_OK) {
+        note_breakage(destination, &error, wh_clock_now());
+    }
+}
+
 void wh_destination_tick(wh_destination *destination) {
     uint64_t now = wh_clock_now();
     if (!wh_destination_holds_lease(destination)) {
         return;
     }
     wherry_error error;
-    wherry_status status = wh_destination_work_ended(destination, &error);
-    if (status != WHERRY_OK && !destination->broken) {
-        destination->broken = true;
-        destination->breakage = error;
-        destination->broken_at = now;
+    if (wh_destination_work_ended(destination, &error) != WHERRY_OK) {
+        note_breakage(destination, &error, now);
     }
     if (destination->broken && now - destination->broken_at > EXPLAIN_MS * MS) {
         wh_destination_fail(destination, destination->breakage.status, &destination->breakage);

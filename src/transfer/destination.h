@@ -7,7 +7,8 @@
  *      +-----------------+-----------------+--> FAILED: it gave up, died, stood still; or the send as a whole ended (REVOKED)
  *
  * From OFFER on it holds a lease: the source's memory stays as it is until this is RELEASED or FAILED, and only RELEASED lets the receiver take what it
- * has for good. All functions are called by the one thread that runs the send; none of them waits, but for sending a message.
+ * has for good. All functions are called by the one thread that runs the send; none of them waits, but for sending a message, and where that thread alone may
+ * use the group for pushing. What ends because the call was cancelled is left as it is: the loop of the send sees that too, and revokes the lease.
  */
 #ifndef WH_TRANSFER_DESTINATION_H
 #define WH_TRANSFER_DESTINATION_H
@@ -26,7 +27,7 @@ typedef enum wh_destination_state {
 } wh_destination_state;
 
 typedef struct wh_destination {
-    const wh_transfer *transfer;
+    wh_transfer *transfer;
     const wh_source *source;
     wh_waiting_send *waiting; /**< The send, as the pairing sees it. */
     wh_inbox *inbox;          /**< Of the send. */
@@ -50,8 +51,10 @@ typedef struct wh_destination {
     uint64_t peer_bytes;       /**< What the receiver says it has. */
     uint64_t wanted;           /**< Bytes that it asked for. */
     wh_crew crew;
-    wh_digest *digests; /**< That the crew makes, by place in the list; NULL where it pushes. */
-    bool broken;        /**< The crew failed; whether that is the receiver's doing a message may still tell. */
+    bool in_parts; /**< No crew is at work on the round: wh_destination_step is. */
+    /** Of the round's chunks, by place in the list, for a receiver that is told them by message; NULL: the lane carries them, or they are not wanted. */
+    wh_digest *digests;
+    bool broken; /**< The work failed; whether that is the receiver's doing a message may still tell. */
     wherry_error breakage;
     uint64_t broken_at;
     uint64_t heard; /**< When it last got on. */
@@ -62,7 +65,7 @@ typedef struct wh_destination {
     wherry_outcome outcome;
 } wh_destination;
 
-void wh_destination_init(wh_destination *destination, const wh_transfer *transfer, const wh_source *source,
+void wh_destination_init(wh_destination *destination, wh_transfer *transfer, const wh_source *source,
                          wh_waiting_send *waiting, int32_t rank);
 
 /** Ends its threads, and releases what it has. */
@@ -78,6 +81,14 @@ static inline bool wh_destination_holds_lease(const wh_destination *destination)
 
 /** Takes a message of its rank, or about it. */
 void wh_destination_take(wh_destination *destination, wh_message *message);
+
+/** Whether its lane leaves the work of a round to the thread that runs the send: wh_destination_step. */
+static inline bool wh_destination_needs_steps(const wh_destination *destination) {
+    return destination->in_parts && wh_destination_holds_lease(destination);
+}
+
+/** Does a part of that work. @param wait_ms  how long it may wait where nothing can be done. */
+void wh_destination_step(wh_destination *destination, uint32_t wait_ms);
 
 /** Looks after its crew and its progress. */
 void wh_destination_tick(wh_destination *destination);

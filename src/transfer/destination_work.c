@@ -31,18 +31,37 @@ static bool feed_next(void *context, uint64_t *chunk_p) {
     return wh_chunk_list_next(&destination->list, chunk_p);
 }
 
+/** Digests a chunk that is about to be sent, for a lane that does not. */
+static wherry_status digest_gathered(wh_destination *destination, uint64_t chunk, const wh_segments *segments,
+                                     wherry_error *error) {
+    wh_digester *digester = wh_digester_create();
+    if (!digester) {
+        return wh_fail_memory(error, "a digest");
+    }
+    uint64_t place = wh_chunk_list_find(&destination->list, chunk);
+    destination->digests[place] = wh_digest_of(digester, segments->items, segments->count);
+    wh_digester_destroy(digester);
+    return WHERRY_OK;
+}
+
 static wherry_status feed_gather(void *context, uint64_t chunk, wh_segments *segments, wherry_error *error) {
+    wh_destination *destination = context;
     wh_point("source gathers a chunk");
-    return wh_source_gather(((wh_destination *)context)->source, chunk, segments, error);
+    wherry_status status = wh_source_gather(destination->source, chunk, segments, error);
+    return status == WHERRY_OK && destination->digests ? digest_gathered(destination, chunk, segments, error) : status;
 }
 
 static void feed_moved(void *context, uint64_t bytes) {
     atomic_fetch_add_explicit(&((wh_destination *)context)->moved, bytes, memory_order_relaxed);
 }
 
+static wh_feed feed_of(wh_destination *destination) {
+    return (wh_feed){destination, destination->verify, feed_next, feed_gather, feed_moved};
+}
+
 static wherry_status push(void *context, uint32_t worker, wherry_error *error) {
     wh_destination *destination = context;
-    wh_feed feed = {destination, destination->verify, feed_next, feed_gather, feed_moved};
+    wh_feed feed = feed_of(destination);
     return destination->lane->push(destination->end, worker, &feed, error);
 }
 
@@ -67,30 +86,7 @@ static wherry_status digest(void *context, uint32_t worker, wherry_error *error)
     return status;
 }
 
-/** Starts a round over the list. */
-static wherry_status start(wh_destination *destination, wherry_error *error) {
-    bool one_sided = destination->lane->traits & WH_LANE_ONE_SIDED;
-    if (one_sided && !destination->verify) {
-        return WHERRY_OK;
-    }
-    if (one_sided) {
-        destination->digests = wh_alloc_array(destination->list.total, sizeof(*destination->digests));
-        if (!destination->digests) {
-            return wh_fail_memory(error, "digests");
-        }
-    }
-    if (!one_sided && wh_lane_works_alone(destination->lane, destination->site.group)) {
-        wherry_status status = push(destination, 0, error);
-        return status == WHERRY_CANCELLED ? WHERRY_OK : status; /* the send ends, and says so */
-    }
-    uint32_t workers = one_sided ? (uint32_t)wh_min(destination->site.threads, destination->list.total)
-                                 : (uint32_t)wh_min(destination->end->workers, WH_CREW_MAX);
-    destination->outcome.stats.workers = workers;
-    return wh_crew_start(&destination->crew, workers, one_sided ? digest : push, destination, &destination->stop,
-                         destination->inbox, error);
-}
-
-/** Sends the digests that the crew has made, an interval of the list after another. */
+/** Sends the digests of the round, an interval of the list after another. */
 static wherry_status send_digests(wh_destination *destination, wherry_error *error) {
     wherry_status status = WHERRY_OK;
     for (size_t i = 0; i < destination->list.count && status == WHERRY_OK; i++) {
@@ -102,23 +98,94 @@ static wherry_status send_digests(wh_destination *destination, wherry_error *err
                 .first = interval->first + done,
                 .digests = {destination->digests + destination->list.starts[i] + done, count * WH_DIGEST_BYTES},
             };
-            status = wh_destination_tell(destination, &note, destination->transfer->deadline, error);
+            status = wh_destination_tell(destination, &note, error);
         }
     }
     return status;
+}
+
+static void forget_digests(wh_destination *destination) {
+    wh_free(destination->digests);
+    destination->digests = NULL;
+}
+
+/** The work of a round has ended with `status`. */
+static wherry_status end_work(wh_destination *destination, wherry_status status, wherry_error *error) {
+    if (status == WHERRY_OK && destination->digests) {
+        status = send_digests(destination, error);
+    }
+    forget_digests(destination);
+    return status;
+}
+
+/** A round by this thread, which is the only one that may do it: at once, or in parts from now on. */
+static wherry_status start_alone(wh_destination *destination, wherry_error *error) {
+    destination->outcome.stats.workers = 1;
+    if (destination->lane->push_some) {
+        destination->in_parts = true;
+        return WHERRY_OK;
+    }
+    wh_stop_set_question(&destination->stop, wh_transfer_cancelled, destination->transfer);
+    wherry_status status = push(destination, 0, error);
+    wh_stop_set_question(&destination->stop, NULL, NULL);
+    status = end_work(destination, status, error);
+    return status == WHERRY_CANCELLED ? WHERRY_OK : status; /* the send ends, and says so */
+}
+
+/** Starts a round over the list. */
+static wherry_status start(wh_destination *destination, wherry_error *error) {
+    bool one_sided = destination->lane->traits & WH_LANE_ONE_SIDED;
+    bool digests = destination->verify && !(destination->lane->traits & WH_LANE_DIGESTS);
+    if (one_sided && !digests) {
+        return WHERRY_OK;
+    }
+    if (digests) {
+        destination->digests = wh_alloc_array(destination->list.total, sizeof(*destination->digests));
+        if (!destination->digests) {
+            return wh_fail_memory(error, "digests");
+        }
+    }
+    if (!one_sided && wh_lane_works_alone(destination->lane, destination->site.group)) {
+        return start_alone(destination, error);
+    }
+    uint32_t workers = one_sided ? (uint32_t)wh_min(destination->site.threads, destination->list.total)
+                                 : (uint32_t)wh_min(destination->end->workers, WH_CREW_MAX);
+    destination->outcome.stats.workers = workers;
+    return wh_crew_start(&destination->crew, workers, one_sided ? digest : push, destination, &destination->stop,
+                         destination->inbox, error);
+}
+
+wherry_status wh_destination_push_some(wh_destination *destination, uint32_t wait_ms, wherry_error *error) {
+    wh_feed feed = feed_of(destination);
+    bool done = false;
+    wherry_status status = destination->lane->push_some(destination->end, &feed, wait_ms, &done, error);
+    if (status == WHERRY_OK && !done) {
+        return WHERRY_OK;
+    }
+    destination->in_parts = false;
+    status = end_work(destination, status, error);
+    return status == WHERRY_CANCELLED ? WHERRY_OK : status; /* the send ends, and says so */
 }
 
 wherry_status wh_destination_work_ended(wh_destination *destination, wherry_error *error) {
     if (!wh_crew_exists(&destination->crew) || !wh_crew_ended(&destination->crew)) {
         return WHERRY_OK;
     }
-    wherry_status status = wh_crew_join(&destination->crew, error);
-    if (status == WHERRY_OK && destination->digests) {
-        status = send_digests(destination, error);
+    return end_work(destination, wh_crew_join(&destination->crew, error), error);
+}
+
+void wh_destination_finish_work(wh_destination *destination) {
+    wh_deadline soon = wh_transfer_last_words();
+    wherry_error error;
+    if (!destination->lane || !destination->lane->push_some) {
+        return; /* what such a lane has sent needs no further call */
     }
-    wh_free(destination->digests);
-    destination->digests = NULL;
-    return status;
+    while (destination->in_parts && !wh_deadline_passed(soon)) {
+        wh_destination_push_some(destination, 1, &error);
+    }
+    while (wh_crew_exists(&destination->crew) && !wh_crew_ended(&destination->crew) && !wh_deadline_passed(soon)) {
+        nanosleep(&(struct timespec){0, 1000000}, NULL);
+    }
 }
 
 void wh_destination_end_lane(wh_destination *destination) {
@@ -130,14 +197,14 @@ void wh_destination_end_lane(wh_destination *destination) {
         destination->lane->close(destination->end);
     }
     destination->end = NULL;
+    destination->in_parts = false;
     for (size_t i = 0; i < destination->site.channel_count; i++) {
         if (destination->channels[i] >= 0) {
             close(destination->channels[i]);
         }
     }
     destination->site.channel_count = 0;
-    wh_free(destination->digests);
-    destination->digests = NULL;
+    forget_digests(destination);
     wh_free(destination->request.bytes);
     destination->request = (wh_string){0};
     wh_chunk_list_destroy(&destination->list);
@@ -162,7 +229,7 @@ static wherry_status refuse_lane(wh_destination *destination, wherry_status stat
     destination->lane = NULL;
     destination->accepting = false;
     destination->state = WH_DESTINATION_OFFERED;
-    return wh_destination_tell(destination, &note, destination->transfer->deadline, error);
+    return wh_destination_tell(destination, &note, error);
 }
 
 wherry_status wh_destination_accept(wh_destination *destination, wherry_error *error) {
@@ -240,13 +307,12 @@ static wherry_status end_round(wh_destination *destination, wherry_error *error)
         nanosleep(&(struct timespec){0, 1000000}, NULL);
     }
     wherry_status status = wh_crew_join(&destination->crew, error);
-    wh_free(destination->digests);
-    destination->digests = NULL;
+    forget_digests(destination);
     return status;
 }
 
 wherry_status wh_destination_retry(wh_destination *destination, const wh_note *retry, wherry_error *error) {
-    if (destination->state != WH_DESTINATION_MOVING || destination->accepting) {
+    if (destination->state != WH_DESTINATION_MOVING || destination->accepting || destination->in_parts) {
         return wh_fail(error, WHERRY_MALFORMED, "rank %d asks again for what it has not got yet",
                        (int)destination->rank);
     }
@@ -276,5 +342,5 @@ wherry_status wh_destination_assist(wh_destination *destination, const wh_note *
     status = lane->assist(&destination->site, assist->request.bytes, assist->request.size, &reason);
     wh_note answer = {.type = WH_ASSISTED};
     wh_note_reason(&answer, status, &reason);
-    return wh_destination_tell(destination, &answer, destination->transfer->deadline, error);
+    return wh_destination_tell(destination, &answer, error);
 }

@@ -7,9 +7,8 @@
 /** Notes why a lane is not taken, for the statistics. */
 void wh_destination_note_lane(wh_destination *destination, const wh_lane_ops *lane, const char *reason);
 
-/** Sends it a message. */
-wherry_status wh_destination_tell(wh_destination *destination, const wh_note *note, wh_deadline deadline,
-                                  wherry_error *error);
+/** Sends it a message; one that does not read is waited for until its no_progress_ms. */
+wherry_status wh_destination_tell(wh_destination *destination, const wh_note *note, wherry_error *error);
 
 /** Ends it, and tells it why unless it is lost. */
 void wh_destination_fail(wh_destination *destination, wherry_status status, const wherry_error *error);
@@ -28,6 +27,16 @@ wherry_status wh_destination_accept(wh_destination *destination, wherry_error *e
 
 /** Takes in what the crew has done where it has ended. @return WHERRY_OK, also where it works on; else why it failed. */
 wherry_status wh_destination_work_ended(wh_destination *destination, wherry_error *error);
+
+/**
+ * Does a part of the work of a round that is done in parts.
+ * @param wait_ms  how long it may wait where nothing can be done.
+ * @return WHERRY_OK, also where there is more to do; else why it failed.
+ */
+wherry_status wh_destination_push_some(wh_destination *destination, uint32_t wait_ms, wherry_error *error);
+
+/** The receiver has all: gives work that is about to end a moment to do so in order. */
+void wh_destination_finish_work(wh_destination *destination);
 
 /** Stops the crew, closes the lane and the channels. */
 void wh_destination_end_lane(wh_destination *destination);

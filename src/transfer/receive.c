@@ -16,8 +16,8 @@
 wherry_status wh_receive_tell(wh_receive *receive, const wh_note *note, wherry_error *error) {
     receive->stats.messages++;
     wh_deadline patience = wh_deadline_in_ms(receive->transfer.options.no_progress_ms);
-    return wh_transport_tell(receive->transfer.transport, receive->rank, receive->offer.id, note,
-                             wh_deadline_earlier(receive->transfer.deadline, patience), error);
+    return wh_transfer_tell(&receive->transfer, receive->rank, receive->offer.id, note,
+                            wh_deadline_earlier(receive->transfer.deadline, patience), error);
 }
 
 /* ---- heeding the source ---- */
@@ -131,6 +131,23 @@ wherry_status wh_receive_await(wh_receive *receive, wh_message_type type, const 
 
 /* ---- asking and planning ---- */
 
+/** Sends the question. A source that has not joined yet is waited for. */
+static wherry_status send_want(wh_receive *receive, const wh_note *want, wherry_error *error) {
+    wherry_transport *transport = receive->transfer.transport;
+    wh_mailbox *mailbox = transport->group->mailbox;
+    receive->incarnation = wh_mailbox_incarnation(mailbox, receive->rank);
+    wherry_status status =
+        wh_transfer_tell(&receive->transfer, receive->rank, transport->tag, want, receive->transfer.deadline, error);
+    if (status == WHERRY_TIMED_OUT) {
+        wh_fail(error, status, "timed out after %.3f s while asking for a checkpoint: rank %d %s",
+                wh_seconds(receive->transfer.begin, wh_clock_now()), (int)receive->rank,
+                wh_mailbox_incarnation(mailbox, receive->rank) ? "takes no messages" : "has not come");
+        wh_fail_about(error, receive->rank, status);
+    }
+    receive->asked = status == WHERRY_OK;
+    return status;
+}
+
 static wherry_status ask(wh_receive *receive, wherry_error *error) {
     wherry_transport *transport = receive->transfer.transport;
     receive->nonce = wh_random_tag();
@@ -150,8 +167,7 @@ static wherry_status ask(wh_receive *receive, wherry_error *error) {
     };
     receive->asked_at = wh_clock_now();
     receive->stats.messages++;
-    receive->incarnation = wh_mailbox_incarnation(transport->group->mailbox, receive->rank);
-    status = wh_transport_tell(transport, receive->rank, transport->tag, &want, receive->transfer.deadline, error);
+    status = send_want(receive, &want, error);
     wh_point("receiver asked");
     return status;
 }
@@ -167,6 +183,12 @@ static wherry_status await_offer(wh_receive *receive, wherry_error *error) {
     return status;
 }
 
+/** Bits of a receive have the same values in a plan, but for NEW. */
+static uint32_t plan_flags(uint32_t flags) {
+    uint32_t same = WHERRY_RECV_PARTIAL | WHERRY_RECV_ANY_DEVICE | WHERRY_RECV_ANY_BOX | WHERRY_RECV_TO_DEVICE;
+    return (flags & same) | (flags & WHERRY_RECV_NEW ? (uint32_t)WHERRY_PLAN_NEW : 0);
+}
+
 static wherry_status make_plan(wh_receive *receive, const wherry_value *target, bool apart, wherry_error *error) {
     const wherry_transfer_options *options = &receive->transfer.options;
     wherry_prepared *prepared;
@@ -175,13 +197,18 @@ static wherry_status make_plan(wh_receive *receive, const wherry_value *target, 
     if (status != WHERRY_OK) {
         return status;
     }
+    status = options->inspect ? options->inspect(options->inspect_context, wherry_prepared_state(prepared)) : WHERRY_OK;
+    if (status != WHERRY_OK) {
+        wherry_prepared_destroy(prepared);
+        return wh_fail(error, status, "the inspect callback refused the state: %s", wherry_status_text(status));
+    }
     wherry_plan_options plan_options;
     wherry_plan_options_init(&plan_options);
-    plan_options.flags = options->flags & WHERRY_PLAN_FLAGS;
+    plan_options.flags = plan_flags(options->flags);
     plan_options.device = options->device;
     plan_options.allocate = options->allocate;
     plan_options.context = options->allocate_context;
-    plan_options.rank = receive->transfer.transport->group->rank;
+    plan_options.rank = wh_transfer_rank(&receive->transfer);
     status = wh_plan_create(prepared, target, apart, &plan_options, &receive->plan, error);
     if (status != WHERRY_OK) {
         wherry_prepared_destroy(prepared);
@@ -190,7 +217,7 @@ static wherry_status make_plan(wh_receive *receive, const wherry_value *target, 
     wherry_plan_summarize(receive->plan, &receive->summary);
     wh_point("receiver planned");
     for (size_t i = 0; i < receive->summary.missing || i < receive->summary.extra; i++) {
-        wh_log(WHERRY_LOG_DEBUG, "partial: the source lacks %s, the target lacks %s",
+        wh_log(WHERRY_LOG_DEBUG, "the states differ: the source lacks %s, the target lacks %s",
                i < receive->summary.missing ? wherry_plan_missing(receive->plan, i) : "nothing more",
                i < receive->summary.extra ? wherry_plan_extra(receive->plan, i) : "nothing more");
     }
@@ -242,7 +269,7 @@ static wherry_status confirm(wh_receive *receive, wherry_error *error) {
 
 /** Tells the source that this side gives up, or that it has noticed that the lease is over; nothing of it is read any more. */
 static void give_up(wh_receive *receive, wherry_status status, const wherry_error *error) {
-    if ((receive->gone && !receive->revoked) || !receive->inbox) {
+    if ((receive->gone && !receive->revoked) || !receive->asked) {
         return;
     }
     bool offered = receive->offer_message.bytes != NULL;

@@ -18,6 +18,7 @@ typedef struct wh_receive {
     int32_t rank;         /**< Of the source. */
     uint64_t incarnation; /**< That the question went to; 0: not known. */
     uint64_t nonce;
+    bool asked; /**< The question is on its way, so that the source is to be told when this ends. */
     wh_inbox *inbox;
     wh_cancellable cancellable;
     wh_message offer_message; /**< The OFFER, which `offer` borrows from. */

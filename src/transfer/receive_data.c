@@ -9,8 +9,11 @@
 
 #define MS UINT64_C(1000000)
 
-/** Rounds in all. What one thread moves by itself. How long a broken lane waits for the source's own account of it. How often progress is told. */
-enum { ROUNDS = 3, ALONE_BYTES = 1 << 20, EXPLAIN_MS = 300, TELL_MS = 100, SHOW_MS = 100 };
+/**
+ * Rounds in all. What one thread moves by itself. How long a broken lane waits for the source's own account of it. How often progress is told. How long a part
+ * of a round may wait.
+ */
+enum { ROUNDS = 3, ALONE_BYTES = 1 << 20, EXPLAIN_MS = 300, TELL_MS = 100, SHOW_MS = 100, STEP_MS = 2 };
 
 static wherry_status pull(void *context, uint32_t worker, wherry_error *error) {
     wh_receive *receive = context;
@@ -121,6 +124,21 @@ static wherry_status pull_alone(wh_receive *receive, bool looks_around, wherry_e
                                                                     : wh_receive_explain(receive, status, error);
 }
 
+/** A round by this thread alone, a part after another, over a lane that can: it looks around between them. */
+static wherry_status pull_in_parts(wh_receive *receive, wherry_error *error) {
+    wh_sink sink = wh_chunk_sink_face(&receive->sink);
+    wherry_status status = WHERRY_OK;
+    bool done = false;
+    while (status == WHERRY_OK && !done && receive->answer != WH_REFUSE_LANE) {
+        status = receive->lane->pull_some(receive->end, &sink, STEP_MS, &done, error);
+        if (status != WHERRY_OK) {
+            return wh_receive_explain(receive, status, error);
+        }
+        status = look_around(receive, wh_deadline_in_ms(0), error);
+    }
+    return status;
+}
+
 wherry_status wh_receive_explain(wh_receive *receive, wherry_status status, wherry_error *error) {
     wh_deadline soon = wh_deadline_in_ms(EXPLAIN_MS);
     wherry_error better;
@@ -138,6 +156,7 @@ wherry_status wh_receive_explain(wh_receive *receive, wherry_status status, wher
 }
 
 static wherry_status pull_together(wh_receive *receive, uint32_t workers, wherry_error *error) {
+    wh_stop_set_question(&receive->stop, NULL, NULL); /* the crew asks nobody: this thread does, as it looks around */
     wherry_status status = wh_crew_start(&receive->crew, workers, pull, receive, &receive->stop, receive->inbox, error);
     if (status != WHERRY_OK) {
         return status;
@@ -161,6 +180,10 @@ static wherry_status pull_round(wh_receive *receive, wherry_error *error) {
     bool one_sided = receive->lane->traits & WH_LANE_ONE_SIDED;
     bool must = wh_lane_works_alone(receive->lane, receive->site.group);
     receive->heard = receive->told_at = wh_clock_now();
+    if (must && receive->lane->pull_some) {
+        receive->stats.workers = 1;
+        return pull_in_parts(receive, error);
+    }
     if (must || (one_sided && receive->sink.bytes <= ALONE_BYTES)) {
         receive->stats.workers = 1;
         return pull_alone(receive, must, error);

@@ -41,7 +41,7 @@ static bool decide_verify(const wh_receive *receive) {
     return said == WHERRY_VERIFY_DEFAULT ? (receive->lane->traits & WH_LANE_NETWORK) != 0 : said == WHERRY_VERIFY_ON;
 }
 
-/** A new stop and a new site: the last lane's stop may have been requested. A cancel ends a probe by it too. */
+/** A new stop and a new site: the last lane's stop may have been requested. A cancel ends a probe by it too, and the probe asks the interrupt. */
 static wherry_status new_site(wh_receive *receive, wherry_error *error) {
     wherry_cancel *cancel = receive->transfer.options.cancel;
     wh_cancel_aim(cancel, &receive->cancellable, NULL);
@@ -59,6 +59,7 @@ static wherry_status new_site(wh_receive *receive, wherry_error *error) {
     wherry_status status = wh_stop_init(&receive->stop, error);
     if (status == WHERRY_OK) {
         wh_cancel_aim(cancel, &receive->cancellable, &receive->stop);
+        wh_stop_set_question(&receive->stop, wh_transfer_cancelled, &receive->transfer);
     }
     return status;
 }
@@ -151,6 +152,10 @@ static wherry_status choose(wh_receive *receive, size_t *next, wherry_error *err
             status = try_lane(receive, offered, &refusal, error);
         } else {
             wh_fail(&refusal, WHERRY_UNSUPPORTED, "rank %d does not offer it", (int)receive->rank);
+        }
+        if (status == WHERRY_OK && refusal.status == WHERRY_CANCELLED) {
+            status = wh_transfer_must_end(&receive->transfer, "probing a lane", error);
+            wh_fail_about(error, receive->rank, status);
         }
         if (status != WHERRY_OK || refusal.status == WHERRY_OK) {
             return status;

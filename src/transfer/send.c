@@ -8,6 +8,9 @@
 #include "transfer/cancel.h"
 #include "transfer/destination.h"
 
+/** How long a part of a round may wait. */
+enum { STEP_MS = 2 };
+
 /** A call of wherry_checkpoint_send. */
 typedef struct send_call {
     wh_transfer transfer;
@@ -17,6 +20,7 @@ typedef struct send_call {
     wh_waiting_send waiting;
     wh_destination *destinations;
     size_t count;
+    size_t turn; /**< Which of the destinations that work in steps may wait next. */
 } send_call;
 
 static wherry_status check_arguments(const wherry_transport *transport, const int32_t *ranks, size_t count,
@@ -48,7 +52,7 @@ static wherry_status open_inbox(wherry_transport *transport, wh_inbox **inbox_p,
 static wherry_status prepare(send_call *call, const int32_t *ranks, size_t count, const wherry_value *state,
                              wherry_error *error) {
     wherry_transport *transport = call->transfer.transport;
-    wherry_status status = wh_source_init(&call->source, state, transport->group->rank, error);
+    wherry_status status = wh_source_init(&call->source, state, wh_transfer_rank(&call->transfer), error);
     if (status == WHERRY_OK) {
         status = open_inbox(transport, &call->inbox, error);
     }
@@ -136,6 +140,23 @@ static void revoke_all(send_call *call, wherry_status status, const wherry_error
     }
 }
 
+/**
+ * Does a part of the work of each destination that leaves it to this thread. One of them, another each time, may wait: with none that does this loop would
+ * spin, with all of them many that stand still would delay the others.
+ * @return whether there was any.
+ */
+static bool step_all(send_call *call) {
+    size_t working = 0;
+    for (size_t i = 0; i < call->count; i++) {
+        wh_destination *one = call->destinations + i;
+        if (wh_destination_needs_steps(one)) {
+            wh_destination_step(one, working++ == call->turn ? STEP_MS : 0);
+        }
+    }
+    call->turn = working ? (call->turn + 1) % working : 0;
+    return working > 0;
+}
+
 /** Serves until all have ended. @return WHERRY_CLOSED where the group did; else WHERRY_OK. */
 static wherry_status serve(send_call *call, wherry_error *error) {
     uint64_t ticked = 0;
@@ -147,7 +168,9 @@ static wherry_status serve(send_call *call, wherry_error *error) {
             revoke_all(call, status, &why);
             break;
         }
-        status = wh_inbox_take(call->inbox, wh_transfer_tick(&call->transfer), &message, &why);
+        bool busy = step_all(call);
+        wh_deadline soon = busy ? wh_deadline_in_ms(0) : wh_transfer_tick(&call->transfer);
+        status = wh_inbox_take(call->inbox, soon, &message, &why);
         if (status == WHERRY_OK) {
             take(call, &message);
         } else if (status == WHERRY_CLOSED) {
@@ -155,7 +178,7 @@ static wherry_status serve(send_call *call, wherry_error *error) {
             return wh_fail(error, WHERRY_CLOSED, "%s", why.message);
         }
         uint64_t now = wh_clock_now();
-        if (status == WHERRY_TIMED_OUT || now - ticked > UINT64_C(50000000)) {
+        if ((status == WHERRY_TIMED_OUT && !busy) || now - ticked > UINT64_C(50000000)) {
             ticked = now;
             for (size_t i = 0; i < call->count; i++) {
                 wh_destination_tick(call->destinations + i);

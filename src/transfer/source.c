@@ -50,7 +50,7 @@ static wherry_status check_memory(const wh_source *source, const wherry_value *s
     return found.status;
 }
 
-wherry_status wh_source_init(wh_source *source, const wherry_value *state, int32_t rank, wherry_error *error) {
+wherry_status wh_source_init(wh_source *source, const wherry_value *state, int64_t rank, wherry_error *error) {
     wherry_prepare_options options;
     wherry_prepare_options_init(&options);
     options.rank = rank;

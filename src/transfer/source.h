@@ -18,10 +18,10 @@ typedef struct wh_source {
 
 /**
  * @param source  starts as {0}; wh_source_destroy in any case.
- * @param rank    the own one.
+ * @param rank    the own one, as meshes and places name it.
  * @return as wherry_prepare and wherry_manifest_encode; WHERRY_UNSUPPORTED for a tensor that is not in host memory, with its path.
  */
-wherry_status wh_source_init(wh_source *source, const wherry_value *state, int32_t rank, wherry_error *error);
+wherry_status wh_source_init(wh_source *source, const wherry_value *state, int64_t rank, wherry_error *error);
 
 void wh_source_destroy(wh_source *source);
 

@@ -3,12 +3,16 @@
 #include <sched.h>
 #include <stddef.h>
 
+#include "base/alloc.h"
 #include "base/checked.h"
 #include "base/fail.h"
 #include "base/options.h"
 #include "transfer/crew.h"
 
 enum { TIMEOUT_MS = 300000, NO_PROGRESS_MS = 30000, THREADS_MAX = 8, TICK_MS = 100, LAST_WORDS_MS = 200 };
+
+/** How often options.interrupt is asked at most. */
+enum { INTERRUPT_MS = 50 };
 
 void wherry_transfer_options_init(wherry_transfer_options *options) {
     *options = (wherry_transfer_options){
@@ -17,6 +21,7 @@ void wherry_transfer_options_init(wherry_transfer_options *options) {
         .no_progress_ms = NO_PROGRESS_MS,
         .step = WHERRY_STEP_ANY,
         .device = wherry_device_cpu(),
+        .rank = -1,
     };
 }
 
@@ -48,12 +53,17 @@ static wherry_status check(const wherry_transfer_options *options, wherry_error 
         return wh_fail(error, WHERRY_INVALID_ARGUMENT, "step is %lld; it is not negative, or WHERRY_STEP_ANY",
                        (long long)options->step);
     }
+    if (options->rank < -1) {
+        return wh_fail(error, WHERRY_INVALID_ARGUMENT, "rank is %lld; it is not negative, or -1: that in the group",
+                       (long long)options->rank);
+    }
     return WHERRY_OK;
 }
 
 wherry_status wh_transfer_begin(wh_transfer *transfer, wherry_transport *transport,
                                 const wherry_transfer_options *options, wherry_error *error) {
     *transfer = (wh_transfer){.transport = transport, .begin = wh_clock_now()};
+    transfer->asked = transfer->begin;
     wherry_transfer_options_init(&transfer->options);
     if (!wh_options_take(&transfer->options, sizeof(transfer->options), options)) {
         return wh_fail(
@@ -71,9 +81,31 @@ wherry_status wh_transfer_begin(wh_transfer *transfer, wherry_transport *transpo
     return status;
 }
 
-wherry_status wh_transfer_must_end(const wh_transfer *transfer, const char *doing, wherry_error *error) {
-    if (wherry_cancel_requested(transfer->options.cancel)) {
-        return wh_fail(error, WHERRY_CANCELLED, "cancelled while %s", doing);
+int64_t wh_transfer_rank(const wh_transfer *transfer) {
+    return transfer->options.rank >= 0 ? transfer->options.rank : transfer->transport->group->rank;
+}
+
+/** Asks where it is time to. What was said once holds. */
+static bool is_interrupted(wh_transfer *transfer) {
+    const wherry_transfer_options *options = &transfer->options;
+    if (!options->interrupt || transfer->interrupted ||
+        wh_clock_now() - transfer->asked < INTERRUPT_MS * UINT64_C(1000000)) {
+        return transfer->interrupted;
+    }
+    transfer->interrupted = options->interrupt(options->interrupt_context);
+    transfer->asked = wh_clock_now(); /* one that takes long is not asked the more for it */
+    return transfer->interrupted;
+}
+
+bool wh_transfer_cancelled(void *context) {
+    wh_transfer *transfer = context;
+    return wherry_cancel_requested(transfer->options.cancel) || is_interrupted(transfer);
+}
+
+wherry_status wh_transfer_must_end(wh_transfer *transfer, const char *doing, wherry_error *error) {
+    if (wh_transfer_cancelled(transfer)) {
+        return wh_fail(error, WHERRY_CANCELLED, "%s while %s", transfer->interrupted ? "interrupted" : "cancelled",
+                       doing);
     }
     if (wh_deadline_passed(transfer->deadline)) {
         return wh_fail(error, WHERRY_TIMED_OUT, "timed out after %.3f s while %s",
@@ -83,7 +115,23 @@ wherry_status wh_transfer_must_end(const wh_transfer *transfer, const char *doin
 }
 
 wh_deadline wh_transfer_tick(const wh_transfer *transfer) {
-    return wh_deadline_earlier(transfer->deadline, wh_deadline_in_ms(TICK_MS));
+    return wh_deadline_earlier(transfer->deadline,
+                               wh_deadline_in_ms(transfer->options.interrupt ? INTERRUPT_MS : TICK_MS));
+}
+
+wherry_status wh_transfer_tell(wh_transfer *transfer, int32_t rank, uint64_t tag, const wh_note *note,
+                               wh_deadline deadline, wherry_error *error) {
+    wh_string message = {0};
+    wh_stop stop = {.event = -1, .ask = wh_transfer_cancelled, .context = transfer};
+    wh_note_encode(note, &message);
+    wherry_status status = message.failed ? wh_fail_memory(error, "a message")
+                                          : wh_group_send_until(transfer->transport->group, rank, tag, message.bytes,
+                                                                message.size, deadline, &stop, error);
+    wh_free(message.bytes);
+    if (status == WHERRY_CANCELLED && wh_transfer_cancelled(transfer)) {
+        status = wh_fail_about(error, rank, wh_transfer_must_end(transfer, "sending a message", error));
+    }
+    return status;
 }
 
 wh_deadline wh_transfer_last_words(void) {

@@ -3,21 +3,38 @@
 #define WH_TRANSFER_TRANSFER_H
 
 #include "transfer/lane_choice.h"
+#include "transfer/message.h"
 
+/** Used by the thread that is inside the call; others read the options and the deadline, which stay as they are. */
 typedef struct wh_transfer {
     wherry_transport *transport;
     wherry_transfer_options options; /**< `threads` is at least 1. */
     wh_lane_choice lanes;
     wh_deadline deadline; /**< Of the whole call. */
     uint64_t begin;       /**< When it began, by wh_clock_now. */
+    uint64_t asked;       /**< When options.interrupt was asked last. */
+    bool interrupted;     /**< It said that the call shall end. */
 } wh_transfer;
 
 /** @return WHERRY_OK; WHERRY_INVALID_ARGUMENT. */
 wherry_status wh_transfer_begin(wh_transfer *transfer, wherry_transport *transport,
                                 const wherry_transfer_options *options, wherry_error *error);
 
-/** Why the call as a whole must end: WHERRY_CANCELLED, WHERRY_TIMED_OUT; WHERRY_OK where it need not. */
-wherry_status wh_transfer_must_end(const wh_transfer *transfer, const char *doing, wherry_error *error);
+/** This process as meshes and places name it. */
+int64_t wh_transfer_rank(const wh_transfer *transfer);
+
+/**
+ * Why the call as a whole must end: WHERRY_CANCELLED, WHERRY_TIMED_OUT; WHERRY_OK where it need not. Asks options.interrupt where it is time to: every loop
+ * of the thread that is inside the call passes here, or by wh_transfer_cancelled, at least every 100 ms.
+ */
+wherry_status wh_transfer_must_end(wh_transfer *transfer, const char *doing, wherry_error *error);
+
+/** Whether it was cancelled or interrupted: the question of a stop (wh_stop_set_question) whose context is a wh_transfer. */
+bool wh_transfer_cancelled(void *transfer);
+
+/** Sends a message; the call can be ended while that finds no way. @return as wh_group_send; WHERRY_CANCELLED. */
+wherry_status wh_transfer_tell(wh_transfer *transfer, int32_t rank, uint64_t tag, const wh_note *note,
+                               wh_deadline deadline, wherry_error *error);
 
 /** When a loop looks at everything again: soon, or at the deadline. */
 wh_deadline wh_transfer_tick(const wh_transfer *transfer);

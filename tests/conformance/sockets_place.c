@@ -16,12 +16,14 @@ typedef struct meeting_place {
     char text[TEXT_MAX];
     int32_t size;
     const char *secret;
+    const char *query; /**< What else the address says. */
 } meeting_place;
 
 static void *new_place(int32_t size, const char *secret) {
     meeting_place *place = calloc(1, sizeof(*place));
     place->size = size;
     place->secret = secret;
+    place->query = "";
     return place;
 }
 
@@ -47,9 +49,15 @@ static int free_port(void) {
     return ntohs(at.sin_port);
 }
 
-void *wh_open_tcp_place(int32_t size) {
+void *wh_open_near_place(int32_t size) {
     meeting_place *place = new_place(size, "a secret of many words");
     snprintf(place->text, sizeof(place->text), "tcp://127.0.0.1:%d", free_port());
+    return place;
+}
+
+void *wh_open_tcp_place(int32_t size) {
+    meeting_place *place = wh_open_near_place(size);
+    place->query = "&shortcut=0";
     return place;
 }
 
@@ -59,7 +67,8 @@ wh_group *wh_join_place(void *context, int32_t rank) {
     wh_sockets_options options = {.secret = place->secret, .secret_size = place->secret ? 22 : 0};
     wh_group *group = NULL;
     wherry_error error;
-    snprintf(address, sizeof(address), "%s?rank=%d&size=%d&job=suite", place->text, (int)rank, (int)place->size);
+    snprintf(address, sizeof(address), "%s?rank=%d&size=%d&job=suite%s", place->text, (int)rank, (int)place->size,
+             place->query);
     if (wh_sockets_join(address, &options, wh_deadline_in_ms(JOIN_MS), &group, &error) != WHERRY_OK) {
         fprintf(stderr, "rank %d: %s\n", (int)rank, error.message);
     }

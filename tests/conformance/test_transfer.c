@@ -21,13 +21,13 @@ static void close_local(void *hub) {
 }
 
 static void *open_table(int32_t size) {
-    static const table_hub_options options = {.flags = WHERRY_GROUP_OPS_FLAGS};
+    static const table_hub_options options = {.flags = WHERRY_GROUP_OPS_FLAGS, .blocks = true};
     return table_hub_open(size, &options);
 }
 
 /** As little as may be: calls do not overlap, and only threads that are inside a call of the library make them. */
 static void *open_plain(int32_t size) {
-    static const table_hub_options options = {.flags = 0};
+    static const table_hub_options options = {.blocks = true};
     return table_hub_open(size, &options);
 }
 
@@ -47,6 +47,7 @@ int main(int count, char **arguments) {
         {"local", open_local, join_local, close_local},
         {"unix", wh_open_unix_place, wh_join_place, wh_close_place},
         {"tcp", wh_open_tcp_place, wh_join_place, wh_close_place},
+        {"near", wh_open_near_place, wh_join_place, wh_close_place},
         {"callback", open_table, join_table, close_table},
         {"plain", open_plain, join_table, close_table},
     };
@@ -55,6 +56,6 @@ int main(int count, char **arguments) {
             return wh_transfer_suite_run(kinds + i, arguments[2]);
         }
     }
-    fprintf(stderr, "usage: test_transfer local|unix|tcp|callback|plain LANE\n");
+    fprintf(stderr, "usage: test_transfer local|unix|tcp|near|callback|plain LANE\n");
     return 2;
 }

@@ -8,94 +8,17 @@
 
 static wherry_error error;
 
-/** Says what went wrong where a call did. */
-static void expect_ok(const ferry_call *call) {
-    if (call->status != WHERRY_OK) {
-        print_error("%s: %s\n", wherry_status_name(call->status), call->error.message);
-    }
-    assert_int_equal(call->status, WHERRY_OK);
-}
-
-/** One tensor of so many bytes, filled from a seed, in a dict under "w". */
-static wherry_value *one_tensor(int64_t bytes, uint8_t seed) {
-    return build_dict("w", build_tensor(build_storage((uint64_t)bytes, seed), WHERRY_U8, 0, 1, &bytes, NULL), NULL);
-}
-
-static int append_piece(void *context, const wherry_piece *piece) {
-    char **at = context;
-    for (uint64_t i = 0; i < piece->count; i++) {
-        memcpy(*at, (char *)wherry_storage_data(piece->storage) + piece->offset + i * piece->stride, piece->length);
-        *at += piece->length;
-    }
-    return 0;
-}
-
-/** What rank 1 must get when rank 0 sends a state: the same, with places of shards that name rank 1; into `target`, where that is not NULL. */
-static wherry_value *as_received(const wherry_value *source, const wherry_value *target) {
-    wherry_prepare_options prepare;
-    wherry_plan_options options;
-    wherry_prepared *sent;
-    wherry_prepared *prepared;
-    wherry_plan *plan;
-    wherry_value *result;
-    void *manifest;
-    size_t size;
-    wherry_prepare_options_init(&prepare);
-    wherry_plan_options_init(&options);
-    prepare.rank = 0;
-    options.rank = 1;
-    must(wherry_prepare(source, &prepare, &sent, &error));
-    must(wherry_manifest_encode(sent, &manifest, &size, &error));
-    must(wherry_manifest_decode(manifest, size, NULL, &prepared, &error));
-    must(wherry_plan_create(prepared, target, &options, &plan, &error));
-    wherry_prepared_summary summary;
-    wherry_prepared_summarize(sent, &summary);
-    char *bytes = malloc(summary.chunk_bytes + 16);
-    for (uint64_t chunk = 0; chunk < summary.chunks; chunk++) {
-        char *at = bytes;
-        wherry_prepared_visit_chunk(sent, chunk, append_piece, &at);
-        must(wherry_plan_place(plan, chunk, bytes, (size_t)(at - bytes), &error));
-    }
-    must(wherry_plan_take_state(plan, &result, &error));
-    free(bytes);
-    wherry_plan_destroy(plan);
-    wherry_free(manifest);
-    wherry_prepared_destroy(sent);
-    return result;
-}
-
-/** @param twin  a state like target, NULL like it, that gets the same by another way. */
-static void ferry_one(const ferry_world *world, const wherry_value *state, const wherry_value *target,
-                      const wherry_value *twin) {
-    ferry_call calls[] = {ferry_send(world, 0, 1, state), ferry_receive(world, 1, 0)};
-    if (target) {
-        calls[1].options.target = ferry_target;
-        calls[1].options.target_context = (void *)target;
-    }
-    ferry_run(calls, 2);
-    expect_ok(calls + 1);
-    expect_ok(calls);
-    wherry_value *expected = as_received(state, twin);
-    wherry_status status = wherry_value_compare(expected, calls[1].received, WHERRY_COMPARE_ALL, &error);
-    if (status != WHERRY_OK) {
-        print_error("%s: %s\n", error.path, error.message);
-    }
-    assert_int_equal(status, WHERRY_OK);
-    wherry_value_destroy(expected);
-    wherry_value_destroy(calls[1].received);
-}
-
 static void test_random_states(void **state) {
     (void)state;
     ferry_world world = ferry_open();
     wh_random random = {11};
     for (int i = 0; i < 40; i++) {
         wherry_value *source = wh_random_state(&random);
-        ferry_one(&world, source, NULL, NULL);
+        ferry_one(&world, source, NULL, NULL, 0);
         wh_random again = random;
         wherry_value *target = wh_random_target(&random, source, i % 2);
         wherry_value *twin = wh_random_target(&again, source, i % 2);
-        ferry_one(&world, source, target, twin);
+        ferry_one(&world, source, target, twin, 0);
         wherry_value_destroy(twin);
         wherry_value_destroy(target);
         wherry_value_destroy(source);
@@ -111,40 +34,26 @@ static void test_little_states(void **state) {
         build_none(),
         build_dict(NULL),
         build_dict("step", build_int(7), "name", build_string("x"), NULL),
-        one_tensor(1, 1),
+        ferry_tensor(1, 1),
         build_list(build_tensor(build_storage(0, 0), WHERRY_F32, 0, 2, none, NULL), build_int(1), NULL),
     };
     for (size_t i = 0; i < sizeof(states) / sizeof(*states); i++) {
-        ferry_one(&world, states[i], NULL, NULL);
+        ferry_one(&world, states[i], NULL, NULL, 0);
         wherry_value_destroy(states[i]);
     }
     ferry_close(&world);
 }
 
-/** Large enough for several chunks and several workers; many small tensors beside it. */
-static wherry_value *large_state(uint8_t seed) {
-    wherry_value *small = build_list(NULL);
-    for (int i = 0; i < 3000; i++) {
-        int64_t bytes = 1 + i % 700;
-        wherry_value *item =
-            build_tensor(build_storage((uint64_t)bytes, (uint8_t)(seed + i)), WHERRY_U8, 0, 1, &bytes, NULL);
-        must(wherry_sequence_append(small, item, &error));
-    }
-    int64_t large = 21 << 20;
-    return build_dict("small", small, "large",
-                      build_tensor(build_storage((uint64_t)large, seed), WHERRY_U8, 0, 1, &large, NULL), NULL);
-}
-
 static void test_large_state_and_its_figures(void **state) {
     (void)state;
     ferry_world world = ferry_open();
-    wherry_value *source = large_state(3);
+    wherry_value *source = ferry_large_state(3);
     for (int verify = WHERRY_VERIFY_ON; verify <= WHERRY_VERIFY_OFF; verify++) {
         ferry_call calls[] = {ferry_send(&world, 0, 1, source), ferry_receive(&world, 1, 0)};
         calls[1].options.verify = (wherry_verify)verify;
         ferry_run(calls, 2);
-        expect_ok(calls + 1);
-        expect_ok(calls);
+        ferry_expect_ok(calls + 1);
+        ferry_expect_ok(calls);
         must(wherry_value_compare(source, calls[1].received, WHERRY_COMPARE_ALL, &error));
         wherry_value_destroy(calls[1].received);
         const wherry_stats *stats = &calls[1].stats;
@@ -164,13 +73,13 @@ static void test_large_state_and_its_figures(void **state) {
 static void test_several_destinations(void **state) {
     (void)state;
     ferry_world world = ferry_open();
-    wherry_value *source = large_state(9);
+    wherry_value *source = ferry_large_state(9);
     ferry_call calls[] = {ferry_send(&world, 0, 1, source), ferry_receive(&world, 1, 0), ferry_receive(&world, 2, 0)};
     calls[0].ranks[1] = 2;
     calls[0].count = 2;
     ferry_run(calls, 3);
     for (int i = 0; i < 3; i++) {
-        expect_ok(calls + i);
+        ferry_expect_ok(calls + i);
     }
     for (int i = 0; i < 2; i++) {
         assert_int_equal(calls[0].outcomes[i].rank, i + 1);
@@ -185,9 +94,9 @@ static void test_several_destinations(void **state) {
 static void test_one_destination_fails_and_the_other_does_not(void **state) {
     (void)state;
     ferry_world world = ferry_open();
-    wherry_value *source = one_tensor(100000, 1);
-    wherry_value *target = one_tensor(99999, 2);
-    wherry_value *before = one_tensor(99999, 2);
+    wherry_value *source = ferry_tensor(100000, 1);
+    wherry_value *target = ferry_tensor(99999, 2);
+    wherry_value *before = ferry_tensor(99999, 2);
     ferry_call calls[] = {ferry_send(&world, 0, 1, source), ferry_receive(&world, 1, 0), ferry_receive(&world, 2, 0)};
     calls[0].ranks[1] = 2;
     calls[0].count = 2;
@@ -201,7 +110,7 @@ static void test_one_destination_fails_and_the_other_does_not(void **state) {
     assert_int_equal(calls[0].outcomes[1].status, WHERRY_OK);
     assert_int_equal(calls[1].status, WHERRY_MISMATCH);
     assert_string_equal(calls[1].error.path, "w");
-    expect_ok(calls + 2);
+    ferry_expect_ok(calls + 2);
     must(wherry_value_compare(before, target, WHERRY_COMPARE_ALL, &error));
     wherry_value_destroy(calls[2].received);
     wherry_value_destroy(before);
@@ -213,7 +122,7 @@ static void test_one_destination_fails_and_the_other_does_not(void **state) {
 static void test_steps(void **state) {
     (void)state;
     ferry_world world = ferry_open();
-    wherry_value *source = one_tensor(1000, 1);
+    wherry_value *source = ferry_tensor(1000, 1);
     const struct {
         int64_t source, receiver;
         wherry_status status;
@@ -240,7 +149,7 @@ static void test_steps(void **state) {
 static void test_nobody_at_the_other_side(void **state) {
     (void)state;
     ferry_world world = ferry_open();
-    wherry_value *source = one_tensor(1000, 1);
+    wherry_value *source = ferry_tensor(1000, 1);
     for (int i = 0; i < 3; i++) {
         ferry_call sends = ferry_send(&world, 0, 1, source);
         sends.options.timeout_ms = 30;
@@ -252,7 +161,7 @@ static void test_nobody_at_the_other_side(void **state) {
         ferry_run(&receives, 1);
         assert_int_equal(receives.status, WHERRY_TIMED_OUT);
         assert_non_null(strstr(receives.error.message, "timed out"));
-        ferry_one(&world, source, NULL, NULL);
+        ferry_one(&world, source, NULL, NULL, 0);
     }
     int32_t waiting[FERRY_RANKS];
     assert_int_equal(wherry_transport_waiting(world.transports[0], waiting, FERRY_RANKS), 0);
@@ -263,7 +172,7 @@ static void test_nobody_at_the_other_side(void **state) {
 static void test_cancel(void **state) {
     (void)state;
     ferry_world world = ferry_open();
-    wherry_value *source = one_tensor(1000, 1);
+    wherry_value *source = ferry_tensor(1000, 1);
     for (int side = 0; side < 2; side++) {
         wherry_cancel *cancel;
         must(wherry_cancel_create(&cancel, &error));
@@ -280,9 +189,14 @@ static void test_cancel(void **state) {
         assert_int_equal(call.status, WHERRY_CANCELLED);
         wherry_cancel_destroy(cancel);
     }
-    ferry_one(&world, source, NULL, NULL);
+    ferry_one(&world, source, NULL, NULL, 0);
     wherry_value_destroy(source);
     ferry_close(&world);
+}
+
+/** The lane of the suite; for a rank that sends to itself another, where that one moves bytes between two. */
+static const char *lane_between(int32_t from, int32_t to) {
+    return from == to && strcmp(ferry_lane, "blocks") == 0 ? "stream" : ferry_lane;
 }
 
 /** All ranks send to all others and receive from all others at once, each pair with a state of its own. */
@@ -295,14 +209,15 @@ static void test_all_at_once(void **state) {
         size_t count = 0;
         for (int32_t from = 0; from < FERRY_RANKS; from++) {
             for (int32_t to = 0; to < FERRY_RANKS; to++) {
-                states[from][to] = one_tensor(60000 + 10 * from + to, (uint8_t)(round + 16 * from + to));
+                states[from][to] = ferry_tensor(60000 + 10 * from + to, (uint8_t)(round + 16 * from + to));
                 calls[count++] = ferry_send(&world, from, to, states[from][to]);
                 calls[count++] = ferry_receive(&world, to, from);
+                calls[count - 1].options.lanes = calls[count - 2].options.lanes = lane_between(from, to);
             }
         }
         ferry_run(calls, count);
         for (size_t i = 0; i < count; i++) {
-            expect_ok(calls + i);
+            ferry_expect_ok(calls + i);
         }
         for (size_t i = 1; i < count; i += 2) {
             size_t pair = i / 2;
@@ -342,7 +257,7 @@ static wherry_status count_allocation(void *context, uint64_t nbytes, wherry_dev
 static void test_progress_and_allocation(void **state) {
     (void)state;
     ferry_world world = ferry_open();
-    wherry_value *source = large_state(5);
+    wherry_value *source = ferry_large_state(5);
     progress_seen seen = {.rising = true};
     int allocations = 0;
     ferry_call calls[] = {ferry_send(&world, 0, 1, source), ferry_receive(&world, 1, 0)};
@@ -351,8 +266,8 @@ static void test_progress_and_allocation(void **state) {
     calls[1].options.allocate = count_allocation;
     calls[1].options.allocate_context = &allocations;
     ferry_run(calls, 2);
-    expect_ok(calls + 1);
-    expect_ok(calls);
+    ferry_expect_ok(calls + 1);
+    ferry_expect_ok(calls);
     assert_true(seen.calls >= 1 && seen.rising);
     assert_true(seen.last == seen.total && seen.total == calls[1].stats.bytes_wanted);
     assert_int_equal(allocations, 3001);
@@ -370,14 +285,14 @@ static wherry_status no_target(void *context, const wherry_value **target_p) {
 static void test_a_receiver_that_gives_up(void **state) {
     (void)state;
     ferry_world world = ferry_open();
-    wherry_value *source = one_tensor(5000, 1);
+    wherry_value *source = ferry_tensor(5000, 1);
     ferry_call calls[] = {ferry_send(&world, 0, 1, source), ferry_receive(&world, 1, 0)};
     calls[1].options.target = no_target;
     calls[0].options.timeout_ms = 500;
     ferry_run(calls, 2);
     assert_int_equal(calls[1].status, WHERRY_NOT_FOUND);
     assert_true(calls[0].status == WHERRY_ABORTED || calls[0].status == WHERRY_TIMED_OUT);
-    ferry_one(&world, source, NULL, NULL);
+    ferry_one(&world, source, NULL, NULL, 0);
     wherry_value_destroy(source);
     ferry_close(&world);
 }
@@ -385,7 +300,7 @@ static void test_a_receiver_that_gives_up(void **state) {
 static void test_arguments(void **state) {
     (void)state;
     ferry_world world = ferry_open();
-    wherry_value *source = one_tensor(10, 1);
+    wherry_value *source = ferry_tensor(10, 1);
     wherry_value *received;
     int32_t ranks[] = {1, 1, FERRY_RANKS};
     wherry_transfer_options options = ferry_options();
@@ -400,7 +315,7 @@ static void test_arguments(void **state) {
     must_fail(WHERRY_INVALID_ARGUMENT, error,
               wherry_checkpoint_recv(world.transports[0], -1, &options, &received, &error));
     must_fail(WHERRY_INVALID_ARGUMENT, error, wherry_checkpoint_recv(world.transports[0], 1, &options, NULL, &error));
-    const char *lanes[] = {"boat", "cma,", "^cma,ring", ",", "^cma,^ring,^stream"};
+    const char *lanes[] = {"boat", "cma,", "^cma,ring", ",", "^cma,^ring,^blocks,^stream"};
     for (size_t i = 0; i < sizeof(lanes) / sizeof(*lanes); i++) {
         options.lanes = lanes[i];
         must_fail(WHERRY_INVALID_ARGUMENT, error,
@@ -423,7 +338,7 @@ static void test_arguments(void **state) {
 }
 
 int wh_transfer_suite_run(const wh_group_kind *kind, const char *lane) {
-    static const struct CMUnitTest tests[] = {
+    static const struct CMUnitTest own[] = {
         cmocka_unit_test(test_random_states),
         cmocka_unit_test(test_little_states),
         cmocka_unit_test(test_large_state_and_its_figures),
@@ -440,5 +355,11 @@ int wh_transfer_suite_run(const wh_group_kind *kind, const char *lane) {
     ferry_kind = kind;
     wherry_log_set_level(WHERRY_LOG_OFF);
     ferry_lane = lane;
-    return cmocka_run_group_tests_name("transfer", tests, NULL, NULL);
+    size_t count = sizeof(own) / sizeof(*own);
+    struct CMUnitTest *all = calloc(count + ferry_option_case_count, sizeof(*all));
+    memcpy(all, own, sizeof(own));
+    memcpy(all + count, ferry_option_cases, ferry_option_case_count * sizeof(*all));
+    int failed = _cmocka_run_group_tests("transfer", all, count + ferry_option_case_count, NULL, NULL);
+    free(all);
+    return failed;
 }

@@ -1,7 +1,11 @@
 #include "conformance/transfer_world.h"
 
+#include <stdlib.h>
+
 const wh_group_kind *ferry_kind;
 const char *ferry_lane;
+
+static wherry_error error;
 
 typedef struct joining {
     void *place;
@@ -17,8 +21,7 @@ static void *join_group(void *context) {
 }
 
 ferry_world ferry_open(void) {
-    static const wh_lane_ops *const lanes[] = {&wh_lane_cma, &wh_lane_ring, &wh_lane_stream};
-    wherry_error error;
+    static const wh_lane_ops *const lanes[] = {&wh_lane_cma, &wh_lane_ring, &wh_lane_blocks, &wh_lane_stream};
     ferry_world world = {.place = ferry_kind->open(FERRY_RANKS)};
     joining all[FERRY_RANKS];
     for (int32_t rank = 0; rank < FERRY_RANKS; rank++) {
@@ -28,7 +31,7 @@ ferry_world ferry_open(void) {
     for (int32_t rank = 0; rank < FERRY_RANKS; rank++) {
         pthread_join(all[rank].thread, NULL);
         world.groups[rank] = all[rank].group;
-        must(wh_transport_create(world.groups[rank], 0, lanes, 3, world.transports + rank, &error));
+        must(wh_transport_create(world.groups[rank], 0, lanes, 4, world.transports + rank, &error));
     }
     return world;
 }
@@ -91,4 +94,93 @@ void ferry_run(ferry_call *calls, size_t count) {
 wherry_status ferry_target(void *context, const wherry_value **target_p) {
     *target_p = context;
     return WHERRY_OK;
+}
+
+void ferry_expect_ok(const ferry_call *call) {
+    if (call->status != WHERRY_OK) {
+        print_error("%s: %s\n", wherry_status_name(call->status), call->error.message);
+    }
+    assert_int_equal(call->status, WHERRY_OK);
+}
+
+wherry_value *ferry_tensor(int64_t bytes, uint8_t seed) {
+    return build_dict("w", build_tensor(build_storage((uint64_t)bytes, seed), WHERRY_U8, 0, 1, &bytes, NULL), NULL);
+}
+
+wherry_value *ferry_large_state(uint8_t seed) {
+    wherry_value *small = build_list(NULL);
+    for (int i = 0; i < 3000; i++) {
+        int64_t bytes = 1 + i % 700;
+        wherry_value *item =
+            build_tensor(build_storage((uint64_t)bytes, (uint8_t)(seed + i)), WHERRY_U8, 0, 1, &bytes, NULL);
+        must(wherry_sequence_append(small, item, &error));
+    }
+    int64_t large = 21 << 20;
+    return build_dict("small", small, "large",
+                      build_tensor(build_storage((uint64_t)large, seed), WHERRY_U8, 0, 1, &large, NULL), NULL);
+}
+
+static int append_piece(void *context, const wherry_piece *piece) {
+    char **at = context;
+    for (uint64_t i = 0; i < piece->count; i++) {
+        memcpy(*at, (char *)wherry_storage_data(piece->storage) + piece->offset + i * piece->stride, piece->length);
+        *at += piece->length;
+    }
+    return 0;
+}
+
+/** What rank 1 must get when rank 0 sends a state: the same, with places of shards that name rank 1; into `target`, where that is not NULL. */
+static wherry_value *as_received(const wherry_value *source, const wherry_value *target, uint32_t flags) {
+    wherry_prepare_options prepare;
+    wherry_plan_options options;
+    wherry_prepared *sent;
+    wherry_prepared *prepared;
+    wherry_plan *plan;
+    wherry_value *result;
+    void *manifest;
+    size_t size;
+    wherry_prepare_options_init(&prepare);
+    wherry_plan_options_init(&options);
+    prepare.rank = 0;
+    options.rank = 1;
+    options.flags = flags;
+    must(wherry_prepare(source, &prepare, &sent, &error));
+    must(wherry_manifest_encode(sent, &manifest, &size, &error));
+    must(wherry_manifest_decode(manifest, size, NULL, &prepared, &error));
+    must(wherry_plan_create(prepared, target, &options, &plan, &error));
+    wherry_prepared_summary summary;
+    wherry_prepared_summarize(sent, &summary);
+    char *bytes = malloc(summary.chunk_bytes + 16);
+    for (uint64_t chunk = 0; chunk < summary.chunks; chunk++) {
+        char *at = bytes;
+        wherry_prepared_visit_chunk(sent, chunk, append_piece, &at);
+        must(wherry_plan_place(plan, chunk, bytes, (size_t)(at - bytes), &error));
+    }
+    must(wherry_plan_take_state(plan, &result, &error));
+    free(bytes);
+    wherry_plan_destroy(plan);
+    wherry_free(manifest);
+    wherry_prepared_destroy(sent);
+    return result;
+}
+
+void ferry_one(const ferry_world *world, const wherry_value *state, const wherry_value *target,
+               const wherry_value *twin, uint32_t flags) {
+    ferry_call calls[] = {ferry_send(world, 0, 1, state), ferry_receive(world, 1, 0)};
+    calls[1].options.flags = flags;
+    if (target) {
+        calls[1].options.target = ferry_target;
+        calls[1].options.target_context = (void *)target;
+    }
+    ferry_run(calls, 2);
+    ferry_expect_ok(calls + 1);
+    ferry_expect_ok(calls);
+    wherry_value *expected = as_received(state, twin, flags & WHERRY_RECV_NEW ? WHERRY_PLAN_NEW : 0);
+    wherry_status status = wherry_value_compare(expected, calls[1].received, WHERRY_COMPARE_ALL, &error);
+    if (status != WHERRY_OK) {
+        print_error("%s: %s\n", error.path, error.message);
+    }
+    assert_int_equal(status, WHERRY_OK);
+    wherry_value_destroy(expected);
+    wherry_value_destroy(calls[1].received);
 }

@@ -57,4 +57,26 @@ void ferry_join(ferry_call *call);
 /** In options.target_context: the target that is handed out. */
 wherry_status ferry_target(void *context, const wherry_value **target_p);
 
+/** The call must have succeeded; says what went wrong where it did not. */
+void ferry_expect_ok(const ferry_call *call);
+
+/** One tensor of so many bytes, filled from a seed, in a dict under "w". */
+wherry_value *ferry_tensor(int64_t bytes, uint8_t seed);
+
+/** Large enough for several chunks and several workers; many small tensors beside it. */
+wherry_value *ferry_large_state(uint8_t seed);
+
+/**
+ * Takes a state from rank 0 to rank 1, and compares what it becomes with what a plan says.
+ * @param target  into which, or NULL.
+ * @param twin    a state like target, NULL like it, that gets the same by another way.
+ * @param flags   0, or WHERRY_RECV_NEW.
+ */
+void ferry_one(const ferry_world *world, const wherry_value *state, const wherry_value *target,
+               const wherry_value *twin, uint32_t flags);
+
+/** Cases of the suite about options: transfer_suite_options.c. */
+extern const struct CMUnitTest ferry_option_cases[];
+extern const size_t ferry_option_case_count;
+
 #endif

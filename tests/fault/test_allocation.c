@@ -63,6 +63,7 @@ static int tear_down(void **state) {
 typedef struct subject {
     wherry_value *source;
     wherry_value *target;
+    wherry_value *thin; /**< The same, without some of its leaves. */
     void *bytes;
     size_t size;
     wherry_error error;
@@ -124,13 +125,14 @@ static wherry_status decode(subject *s) {
 }
 
 /** Decoding may not fail here, only planning. A state that could not be planned is planned again. */
-static wherry_status plan(subject *s, const wherry_value *target) {
+static wherry_status plan(subject *s, const wherry_value *target, uint32_t flags) {
     long n = failing;
     wherry_prepared *prepared;
     wherry_plan *made;
     wherry_plan_options options;
     wherry_plan_options_init(&options);
     options.rank = 3;
+    options.flags = flags;
     failing = -1;
     assert_int_equal(wherry_manifest_decode(s->bytes, s->size, NULL, &prepared, NULL), WHERRY_OK);
     allocations = 0;
@@ -147,11 +149,15 @@ static wherry_status plan(subject *s, const wherry_value *target) {
 }
 
 static wherry_status plan_new(subject *s) {
-    return plan(s, NULL);
+    return plan(s, NULL, 0);
 }
 
 static wherry_status plan_in_place(subject *s) {
-    return plan(s, s->target);
+    return plan(s, s->target, 0);
+}
+
+static wherry_status plan_partly_new(subject *s) {
+    return plan(s, s->thin, WHERRY_PLAN_NEW);
 }
 
 static wherry_status copy(subject *s) {
@@ -197,6 +203,7 @@ static void each_state(const char *name, body run) {
         long before = live;
         subject s = {.source = wh_random_state(&random)};
         s.target = wh_random_target(&random, s.source, seed & 1);
+        s.thin = wh_random_thinned(&random, s.target);
         wherry_prepared *prepared;
         assert_int_equal(wherry_prepare(s.source, NULL, &prepared, NULL), WHERRY_OK);
         assert_int_equal(wherry_manifest_encode(prepared, &s.bytes, &s.size, NULL), WHERRY_OK);
@@ -205,6 +212,7 @@ static void each_state(const char *name, body run) {
         wherry_free(s.bytes);
         wherry_value_destroy(s.source);
         wherry_value_destroy(s.target);
+        wherry_value_destroy(s.thin);
         assert_int_equal(live, before);
     }
 }
@@ -219,15 +227,16 @@ ALLOCATION_TEST(encode)
 ALLOCATION_TEST(decode)
 ALLOCATION_TEST(plan_new)
 ALLOCATION_TEST(plan_in_place)
+ALLOCATION_TEST(plan_partly_new)
 ALLOCATION_TEST(copy)
 ALLOCATION_TEST(paths)
 ALLOCATION_TEST(compare)
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_encode),        cmocka_unit_test(test_decode), cmocka_unit_test(test_plan_new),
-        cmocka_unit_test(test_plan_in_place), cmocka_unit_test(test_copy),   cmocka_unit_test(test_paths),
-        cmocka_unit_test(test_compare),
+        cmocka_unit_test(test_encode),        cmocka_unit_test(test_decode),          cmocka_unit_test(test_plan_new),
+        cmocka_unit_test(test_plan_in_place), cmocka_unit_test(test_plan_partly_new), cmocka_unit_test(test_copy),
+        cmocka_unit_test(test_paths),         cmocka_unit_test(test_compare),
     };
     return cmocka_run_group_tests_name("allocation", tests, set_up, tear_down);
 }

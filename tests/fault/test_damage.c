@@ -280,12 +280,12 @@ static wherry_status wired_connect(wh_group *group, int32_t rank, uint64_t tag, 
 
 /** A RETRY begins a round, with a flip of its own; large messages of the source are bytes. */
 static wherry_status wired_send(wh_group *group, int32_t rank, uint64_t tag, const void *bytes, size_t size,
-                                wh_deadline deadline, wherry_error *e) {
+                                wh_deadline deadline, const wh_stop *stop, wherry_error *e) {
     wired *wire = (wired *)group;
     if (size && *(const uint8_t *)bytes == WH_RETRY && size < 100) {
         atomic_store(&wire->armed, true);
     }
-    return wire->real->ops->send(wire->real, rank, tag, bytes, size, deadline, e);
+    return wire->real->ops->send(wire->real, rank, tag, bytes, size, deadline, stop, e);
 }
 
 static wherry_status wired_pump(wh_group *group, wh_deadline deadline, wherry_error *e) {

@@ -8,7 +8,9 @@
 
 #include "conformance/sockets_place.h"
 #include "conformance/transfer_world.h"
+#include "group/callback/callback.h"
 #include "group/local.h"
+#include "support/table_hub.h"
 
 /** The timeout is short, since a side whose peer could not even begin waits for all of it. */
 enum { TIMEOUT_MS = 250, STALE_MS = 150, LIMIT_MS = 3000, NEXT_MS = 20000 };
@@ -69,6 +71,29 @@ static void close_local(void *hub) {
     wh_local_hub_release(hub);
 }
 
+static void *open_table(int32_t size) {
+    static const table_hub_options options = {.flags = WHERRY_GROUP_OPS_FLAGS, .blocks = true};
+    return table_hub_open(size, &options);
+}
+
+static void *open_bare(int32_t size) {
+    static const table_hub_options options = {.blocks = true};
+    return table_hub_open(size, &options);
+}
+
+static wh_group *join_table(void *hub, int32_t rank) {
+    wherry_group_ops ops;
+    void *context = table_hub_member(hub, rank, &ops);
+    wh_group *group = NULL;
+    return wh_callback_create(&ops, context, &group, NULL) == WHERRY_OK ? group : NULL;
+}
+
+static void close_table(void *hub) {
+    table_hub_close(hub);
+}
+
+static const wh_group_kind table = {"callback", open_table, join_table, close_table};
+static const wh_group_kind bare = {"plain", open_bare, join_table, close_table};
 static const wh_group_kind local = {"local", open_local, join_local, close_local};
 static const wh_group_kind sockets = {"unix", wh_open_unix_place, wh_join_place, wh_close_place};
 
@@ -141,7 +166,7 @@ static bool fail_at(const ferry_world *world, long number, bool in_place, wherry
 static void expect_next_works(const ferry_world *world, long number) {
     ferry_call calls[2] = {{.status = WHERRY_INTERNAL}, {.status = WHERRY_INTERNAL}};
     wherry_value *state = make_state();
-    int tries = ferry_kind == &sockets ? 2 : 1;
+    int tries = ferry_kind == &local ? 1 : 2;
     bool lost = true;
     for (int i = 0; i < tries && lost; i++) {
         run_calls(calls, world, state, NULL, WHERRY_VERIFY_ON, i + 1 < tries ? NEXT_MS / 10 : NEXT_MS);
@@ -190,13 +215,20 @@ static long fail_each(const wh_group_kind *kind, const char *lane, long step, bo
 MEMORY_TEST(cma, &local, "cma", 1, false, WHERRY_VERIFY_ON)
 MEMORY_TEST(ring, &local, "ring", 1, true, WHERRY_VERIFY_ON)
 MEMORY_TEST(stream, &local, "stream", 1, false, WHERRY_VERIFY_ON)
+MEMORY_TEST(blocks, &table, "blocks", 1, true, WHERRY_VERIFY_ON)
+MEMORY_TEST(blocks_in_parts, &bare, "blocks", 1, false, WHERRY_VERIFY_ON)
 MEMORY_TEST(all_lanes, &local, NULL, 3, true, WHERRY_VERIFY_OFF)
 MEMORY_TEST(sockets, &sockets, "stream", 5, true, WHERRY_VERIFY_DEFAULT)
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_cma),       cmocka_unit_test(test_ring),    cmocka_unit_test(test_stream),
-        cmocka_unit_test(test_all_lanes), cmocka_unit_test(test_sockets),
+        cmocka_unit_test(test_cma),
+        cmocka_unit_test(test_ring),
+        cmocka_unit_test(test_stream),
+        cmocka_unit_test(test_blocks),
+        cmocka_unit_test(test_blocks_in_parts),
+        cmocka_unit_test(test_all_lanes),
+        cmocka_unit_test(test_sockets),
     };
     wherry_log_set_level(WHERRY_LOG_OFF);
     return cmocka_run_group_tests_name("transfer_memory", tests, set_up, tear_down);

@@ -82,8 +82,9 @@ static void test_process(void **state) {
     must(wh_test_join(meeting, 0, 2, JOIN_MS, &group, &error));
     wait_for_answer(group);
     must(wh_group_send(group, 1, ASK, "", 0, wh_deadline_in_ms(SOON_MS), &error));
-    assert_int_equal(wait_for_answer(group), meeting->port ? 0 : getpid());
-    assert_int_equal(wh_group_process(group, 1), meeting->port ? 0 : child);
+    bool vouched = !meeting->port || meeting->near;
+    assert_int_equal(wait_for_answer(group), vouched ? getpid() : 0);
+    assert_int_equal(wh_group_process(group, 1), vouched ? child : 0);
     assert_int_equal(wh_group_process(group, 0), getpid());
     finish(child);
     wh_group_destroy(group);
@@ -126,6 +127,7 @@ static void test_stopped_peer(void **state) {
     must(wh_test_join(meeting, 0, 2, JOIN_MS, &group, &error));
     wait_for_answer(group);
     kill(child, SIGSTOP);
+    assert_int_equal(waitpid(child, NULL, WUNTRACED), child); /* all of its threads stand still */
     uint64_t begin = wh_clock_now();
     must_fail(WHERRY_TIMED_OUT, error,
               wh_group_connect(group, 1, TALK, wh_deadline_in_ms(300), NULL, &channel, &error));
@@ -164,20 +166,29 @@ static void test_children_outlive_it(void **state) {
             own = closed ? getpid() : -1;
             _exit(write(report[1], &own, sizeof(own)) == sizeof(own) && sleep(60));
         }
+        own = fork(); /* and one that knows nothing of the group */
+        if (own == 0) {
+            own = getpid();
+            _exit(write(report[1], &own, sizeof(own)) == sizeof(own) && sleep(60));
+        }
         wh_group_send(group, 0, ANSWER, "", 0, wh_deadline_in_ms(SOON_MS), NULL);
         _exit(pause());
     }
-    pid_t grandchild = -1;
+    pid_t grandchildren[2] = {-1, -1};
     must(wh_test_join(meeting, 0, 2, JOIN_MS, &group, &error));
     must(wh_group_receive(group, 1, ANSWER, wh_deadline_in_ms(SOON_MS), &message, &error));
     wh_message_clear(&message);
-    assert_int_equal(read(report[0], &grandchild, sizeof(grandchild)), sizeof(grandchild));
-    assert_true(grandchild > 0);
+    for (int i = 0; i < 2; i++) {
+        assert_int_equal(read(report[0], grandchildren + i, sizeof(*grandchildren)), sizeof(*grandchildren));
+        assert_true(grandchildren[i] > 0);
+    }
     finish(child);
     uint64_t begin = wh_clock_now();
     must_fail(WHERRY_PEER_LOST, error, wh_group_receive(group, 1, ASK, wh_deadline_in_ms(SOON_MS), &message, &error));
+    must_fail(WHERRY_PEER_LOST, error, wh_group_send(group, 1, ASK, "", 0, wh_deadline_in_ms(SOON_MS), &error));
     assert_true((wh_clock_now() - begin) / 1000000 < DEATH_MS);
-    kill(grandchild, SIGKILL);
+    kill(grandchildren[0], SIGKILL);
+    kill(grandchildren[1], SIGKILL);
     close(report[0]);
     close(report[1]);
     wh_group_destroy(group);
@@ -187,12 +198,16 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_process, wh_test_open_unix, wh_test_close),
         cmocka_unit_test_setup_teardown(test_process, wh_test_open_tcp, wh_test_close),
+        cmocka_unit_test_setup_teardown(test_process, wh_test_open_near, wh_test_close),
         cmocka_unit_test_setup_teardown(test_peer_dies, wh_test_open_unix, wh_test_close),
         cmocka_unit_test_setup_teardown(test_peer_dies, wh_test_open_tcp, wh_test_close),
+        cmocka_unit_test_setup_teardown(test_peer_dies, wh_test_open_near, wh_test_close),
         cmocka_unit_test_setup_teardown(test_stopped_peer, wh_test_open_unix, wh_test_close),
         cmocka_unit_test_setup_teardown(test_stopped_peer, wh_test_open_tcp, wh_test_close),
+        cmocka_unit_test_setup_teardown(test_stopped_peer, wh_test_open_near, wh_test_close),
         cmocka_unit_test_setup_teardown(test_children_outlive_it, wh_test_open_unix, wh_test_close),
         cmocka_unit_test_setup_teardown(test_children_outlive_it, wh_test_open_tcp, wh_test_close),
+        cmocka_unit_test_setup_teardown(test_children_outlive_it, wh_test_open_near, wh_test_close),
     };
     return cmocka_run_group_tests_name("group_channel", tests, NULL, NULL);
 }

@@ -99,6 +99,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_the_host_is_stopped, wh_test_open_unix, wh_test_close),
         cmocka_unit_test_setup_teardown(test_the_host_is_stopped, wh_test_open_tcp, wh_test_close),
+        cmocka_unit_test_setup_teardown(test_the_host_is_stopped, wh_test_open_near, wh_test_close),
     };
     return cmocka_run_group_tests_name("group_stopped", tests, NULL, NULL);
 }

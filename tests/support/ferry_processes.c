@@ -156,8 +156,8 @@ void crowd_join(crowd_rank *self) {
     wherry_error error;
     const crowd *all = self->crowd;
     if (all->port) {
-        snprintf(address, sizeof(address), "tcp://127.0.0.1:%d?rank=%d&size=%d&job=crowd", all->port, (int)self->rank,
-                 (int)all->size);
+        snprintf(address, sizeof(address), "tcp://127.0.0.1:%d?rank=%d&size=%d&job=crowd&shortcut=0", all->port,
+                 (int)self->rank, (int)all->size);
     } else {
         snprintf(address, sizeof(address), "unix://%s/meet?rank=%d&size=%d&job=crowd", all->folder, (int)self->rank,
                  (int)all->size);

@@ -4,6 +4,7 @@
 
 #include <arpa/inet.h>
 #include <glob.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/socket.h>
@@ -14,6 +15,7 @@
 typedef struct wh_test_meeting {
     char folder[64]; /**< Unix. */
     int port;        /**< TCP; 0: Unix. */
+    bool near;       /**< TCP: only to meet there. */
 } wh_test_meeting;
 
 static inline int wh_test_open_unix(void **state) {
@@ -35,6 +37,13 @@ static inline int wh_test_open_tcp(void **state) {
     int result = bind(probe, (struct sockaddr *)&at, size) || getsockname(probe, (struct sockaddr *)&at, &size);
     meeting->port = ntohs(at.sin_port);
     close(probe);
+    return result;
+}
+
+/** The same, and the processes talk over Unix sockets when they have met there. */
+static inline int wh_test_open_near(void **state) {
+    int result = wh_test_open_tcp(state);
+    ((wh_test_meeting *)*state)->near = true;
     return result;
 }
 
@@ -63,8 +72,8 @@ static inline wherry_status wh_test_join(const wh_test_meeting *meeting, int32_t
     char address[256];
     wh_sockets_options options = {0};
     if (meeting->port) {
-        snprintf(address, sizeof(address), "tcp://127.0.0.1:%d?rank=%d&size=%d&job=test", meeting->port, (int)rank,
-                 (int)size);
+        snprintf(address, sizeof(address), "tcp://127.0.0.1:%d?rank=%d&size=%d&job=test&shortcut=%d", meeting->port,
+                 (int)rank, (int)size, meeting->near);
     } else {
         snprintf(address, sizeof(address), "unix://%s/meet?rank=%d&size=%d&job=test", meeting->folder, (int)rank,
                  (int)size);

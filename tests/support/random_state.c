@@ -396,3 +396,63 @@ wherry_value *wh_random_target(wh_random *random, const wherry_value *source, in
     wherry_flat_destroy(flat);
     return target;
 }
+
+static wherry_value *empty_container(wherry_kind kind) {
+    wherry_value *value = NULL;
+    wherry_error error;
+    must(kind == WHERRY_KIND_LIST    ? wherry_list_create(&value, &error)
+         : kind == WHERRY_KIND_TUPLE ? wherry_tuple_create(&value, &error)
+                                     : wherry_dict_create(&value, &error),
+         &error);
+    return value;
+}
+
+static wherry_value *thinned_container(wh_random *random, const wherry_value *state) {
+    static const wherry_kind kinds[] = {WHERRY_KIND_LIST, WHERRY_KIND_TUPLE, WHERRY_KIND_DICT};
+    wherry_kind kind = wherry_value_kind(state);
+    bool dict = kind == WHERRY_KIND_DICT;
+    size_t count = dict ? wherry_dict_count(state) : wherry_sequence_count(state);
+    uint64_t lost = wh_random_below(random, 3); /* none, some, most */
+    wherry_value *thin = empty_container(kind);
+    wherry_error error;
+    size_t kept = 0;
+    if (!dict && lost && count) {
+        count = wh_random_below(random, count + 1);
+    }
+    for (size_t i = 0; i < count; i++) {
+        wherry_value *key;
+        if (dict && wh_random_below(random, 3) < lost) {
+            continue;
+        }
+        wherry_value *item = wh_random_thinned(random, dict ? wherry_dict_at(state, i) : wherry_sequence_at(state, i));
+        if (dict) {
+            must(wherry_value_copy(wherry_dict_key_at(state, i), &key, &error), &error);
+        }
+        must(dict ? wherry_dict_set(thin, key, item, &error) : wherry_sequence_append(thin, item, &error), &error);
+        kept++;
+    }
+    if (kept == 0 && wh_random_below(random, 2)) {
+        wherry_value_destroy(thin);
+        return empty_container(kinds[wh_random_below(random, 3)]);
+    }
+    return thin;
+}
+
+wherry_value *wh_random_thinned(wh_random *random, const wherry_value *state) {
+    wherry_value *value;
+    wherry_error error;
+    switch (wherry_value_kind(state)) {
+    case WHERRY_KIND_LIST:
+    case WHERRY_KIND_TUPLE:
+    case WHERRY_KIND_DICT:
+        return thinned_container(random, state);
+    case WHERRY_KIND_OBJECT:
+        must(wherry_object_create(wherry_object_type(state), wh_random_thinned(random, wherry_object_payload(state)),
+                                  &value, &error),
+             &error);
+        return value;
+    default:
+        must(wherry_value_copy(state, &value, &error), &error);
+        return value;
+    }
+}

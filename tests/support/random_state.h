@@ -35,4 +35,10 @@ uint64_t wh_tensor_needs(const wherry_tensor *tensor);
  */
 wherry_value *wh_random_target(wh_random *random, const wherry_value *source, int alike);
 
+/**
+ * A copy of a state, over the same storages, that lacks some of its entries: any of a dict, the last ones of a sequence. A container that has lost all of
+ * them may become one of another kind.
+ */
+wherry_value *wh_random_thinned(wh_random *random, const wherry_value *state);
+
 #endif

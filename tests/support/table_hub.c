@@ -12,12 +12,28 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
+#include "base/wait.h"
+
 typedef struct member {
     table_hub *hub;
     int32_t rank;
     atomic_int inside; /**< Calls that are under way. */
     uint64_t *deaths;  /**< Those of each rank that were reported. */
 } member;
+
+/** A put or a get that is not gone. */
+typedef struct operation {
+    struct operation *next;
+    member *owner;
+    int32_t from;
+    int32_t to;
+    uint32_t channel;
+    bool is_put;
+    void *bytes;
+    size_t size;
+    bool over;            /**< It met its other half, or cannot any more. */
+    wherry_status status; /**< Then: how it went. */
+} operation;
 
 typedef struct place {
     member *present;
@@ -26,12 +42,21 @@ typedef struct place {
     uint64_t deaths;
     wherry_status send;
     wherry_status receive;
+    wherry_status put;
+    wherry_status get;
+    wherry_status finish;
+    size_t hold; /**< So many blocks more move to this rank. */
+    size_t damage;
+    size_t moved;
+    size_t abandoned;
     size_t last_size;
     unsigned char last[TABLE_HUB_BLOCK_MAX];
 } place;
 
 struct table_hub {
     pthread_mutex_t lock;
+    pthread_cond_t changed;
+    operation *operations; /**< In the order in which they were begun. */
     table_hub_options options;
     int32_t size;
     place places[];
@@ -45,9 +70,11 @@ static void die(const char *what) {
 table_hub *table_hub_open(int32_t size, const table_hub_options *options) {
     table_hub *hub = calloc(1, sizeof(*hub) + (size_t)size * sizeof(place));
     pthread_mutex_init(&hub->lock, NULL);
+    wh_condition_init(&hub->changed);
     hub->options = *options;
     hub->size = size;
     for (int32_t i = 0; i < size; i++) {
+        hub->places[i].hold = SIZE_MAX;
         if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, hub->places[i].pair) != 0) {
             die("socketpair");
         }
@@ -63,6 +90,10 @@ void table_hub_close(table_hub *hub) {
         close(hub->places[i].pair[0]);
         close(hub->places[i].pair[1]);
     }
+    if (hub->operations) {
+        die("an operation was neither finished nor abandoned");
+    }
+    pthread_cond_destroy(&hub->changed);
     pthread_mutex_destroy(&hub->lock);
     free(hub);
 }
@@ -191,18 +222,158 @@ static wherry_status table_receive(void *context, uint32_t timeout_ms, wherry_gr
     return status;
 }
 
-/** The present member of a rank is gone; the lock is held. */
-static void mark_dead(place *at) {
+/* ---- blocks; the lock is held in all but the table's own functions ---- */
+
+static bool meets(const operation *one, const operation *other) {
+    return !one->over && !other->over && one->is_put != other->is_put && one->from == other->from &&
+           one->to == other->to && one->channel == other->channel;
+}
+
+static void move_block(place *to, operation *put, operation *get) {
+    put->over = get->over = true;
+    get->status = put->size == get->size ? WHERRY_OK : WHERRY_MALFORMED;
+    memcpy(get->bytes, put->bytes, put->size < get->size ? put->size : get->size);
+    if (to->damage) {
+        to->damage--;
+        ((unsigned char *)get->bytes)[get->size / 2] ^= 1;
+    }
+    to->moved++;
+}
+
+/** Moves what can be moved: the first that was put with the first that is to be got. */
+static void move_blocks(table_hub *hub) {
+    for (operation *one = hub->operations; one; one = one->next) {
+        place *to = hub->places + one->to;
+        for (operation *other = one->next; other && !one->over && to->hold; other = other->next) {
+            if (meets(one, other)) {
+                move_block(to, one->is_put ? one : other, one->is_put ? other : one);
+                to->hold -= to->hold != SIZE_MAX;
+            }
+        }
+    }
+    pthread_cond_broadcast(&hub->changed);
+}
+
+static wherry_status begin_block(member *m, const operation *what, void **operation_p) {
+    table_hub *hub = m->hub;
+    int32_t peer = what->is_put ? what->to : what->from;
+    if (peer == m->rank || peer < 0 || peer >= hub->size || what->channel > WHERRY_GROUP_CHANNEL_MAX || !what->size) {
+        die("a block that may not be");
+    }
+    enter(m);
+    pthread_mutex_lock(&hub->lock);
+    const place *own = hub->places + m->rank;
+    wherry_status status = own->present != m ? WHERRY_CLOSED : what->is_put ? own->put : own->get;
+    if (status == WHERRY_OK && hub->places[peer].dead && (hub->options.flags & WHERRY_GROUP_OPS_DEATH)) {
+        status = WHERRY_PEER_LOST;
+    }
+    if (status == WHERRY_OK) {
+        operation **last = &hub->operations;
+        while (*last) {
+            last = &(*last)->next;
+        }
+        *last = malloc(sizeof(**last));
+        **last = *what;
+        *operation_p = *last;
+        move_blocks(hub);
+    }
+    pthread_mutex_unlock(&hub->lock);
+    atomic_fetch_sub(&m->inside, 1);
+    return status;
+}
+
+static wherry_status table_put(void *context, int32_t rank, uint32_t channel, const void *bytes, size_t size,
+                               void **operation_p, wherry_error *error) {
+    member *m = context;
+    (void)error;
+    const operation put = {.owner = m,
+                           .from = m->rank,
+                           .to = rank,
+                           .channel = channel,
+                           .is_put = true,
+                           .bytes = (void *)bytes,
+                           .size = size};
+    return begin_block(m, &put, operation_p);
+}
+
+static wherry_status table_get(void *context, int32_t rank, uint32_t channel, void *bytes, size_t size,
+                               void **operation_p, wherry_error *error) {
+    member *m = context;
+    (void)error;
+    const operation get = {.owner = m, .from = rank, .to = m->rank, .channel = channel, .bytes = bytes, .size = size};
+    return begin_block(m, &get, operation_p);
+}
+
+static void forget(table_hub *hub, operation *gone) {
+    operation **at = &hub->operations;
+    while (*at && *at != gone) {
+        at = &(*at)->next;
+    }
+    if (!*at) {
+        die("an operation that is gone already");
+    }
+    *at = gone->next;
+    free(gone);
+}
+
+/** How an operation of a member stands. */
+static wherry_status look_at(const member *m, const operation *what) {
+    const place *own = m->hub->places + m->rank;
+    const place *peer = m->hub->places + (what->is_put ? what->to : what->from);
+    if (own->present != m) {
+        return WHERRY_CLOSED;
+    }
+    if (own->finish != WHERRY_OK || what->over) {
+        return own->finish != WHERRY_OK ? own->finish : what->status;
+    }
+    return peer->dead && (m->hub->options.flags & WHERRY_GROUP_OPS_DEATH) ? WHERRY_PEER_LOST : WHERRY_TIMED_OUT;
+}
+
+static wherry_status table_finish(void *context, void *which, uint32_t timeout_ms, wherry_error *error) {
+    member *m = context;
+    table_hub *hub = m->hub;
+    (void)error;
+    enter(m);
+    wh_deadline deadline = wh_deadline_in_ms(timeout_ms);
+    pthread_mutex_lock(&hub->lock);
+    wherry_status status = look_at(m, which);
+    while (status == WHERRY_TIMED_OUT && wh_wait(&hub->changed, &hub->lock, deadline)) {
+        status = look_at(m, which);
+    }
+    if (status != WHERRY_TIMED_OUT) {
+        forget(hub, which);
+    }
+    pthread_mutex_unlock(&hub->lock);
+    atomic_fetch_sub(&m->inside, 1);
+    return status;
+}
+
+static void table_abandon(void *context, void *which) {
+    member *m = context;
+    enter(m);
+    pthread_mutex_lock(&m->hub->lock);
+    forget(m->hub, which);
+    m->hub->places[m->rank].abandoned++;
+    pthread_mutex_unlock(&m->hub->lock);
+    atomic_fetch_sub(&m->inside, 1);
+}
+
+/** The present member of a rank is gone, and its memory with it; the lock is held. */
+static void mark_dead(table_hub *hub, place *at) {
+    for (operation *one = hub->operations; one; one = one->next) {
+        one->over = one->over || one->owner == at->present;
+    }
     at->present = NULL;
     at->dead = true;
     at->deaths++;
+    pthread_cond_broadcast(&hub->changed);
 }
 
 static void table_destroy(void *context) {
     member *m = context;
     pthread_mutex_lock(&m->hub->lock);
     if (m->hub->places[m->rank].present == m) {
-        mark_dead(m->hub->places + m->rank);
+        mark_dead(m->hub, m->hub->places + m->rank);
     }
     pthread_mutex_unlock(&m->hub->lock);
     free(m->deaths);
@@ -228,12 +399,18 @@ void *table_hub_member(table_hub *hub, int32_t rank, wherry_group_ops *ops_p) {
     ops_p->send = table_send;
     ops_p->receive = table_receive;
     ops_p->destroy = table_destroy;
+    if (hub->options.blocks) {
+        ops_p->put = table_put;
+        ops_p->get = table_get;
+        ops_p->finish = table_finish;
+        ops_p->abandon = table_abandon;
+    }
     return m;
 }
 
 void table_hub_kill(table_hub *hub, int32_t rank) {
     pthread_mutex_lock(&hub->lock);
-    mark_dead(hub->places + rank);
+    mark_dead(hub, hub->places + rank);
     pthread_mutex_unlock(&hub->lock);
 }
 
@@ -248,6 +425,52 @@ void table_hub_break(table_hub *hub, int32_t rank, wherry_status send, wherry_st
     hub->places[rank].send = send;
     hub->places[rank].receive = receive;
     pthread_mutex_unlock(&hub->lock);
+}
+
+void table_hub_break_blocks(table_hub *hub, int32_t rank, wherry_status put, wherry_status get, wherry_status finish) {
+    pthread_mutex_lock(&hub->lock);
+    hub->places[rank].put = put;
+    hub->places[rank].get = get;
+    hub->places[rank].finish = finish;
+    pthread_cond_broadcast(&hub->changed);
+    pthread_mutex_unlock(&hub->lock);
+}
+
+void table_hub_hold(table_hub *hub, int32_t rank, size_t after) {
+    pthread_mutex_lock(&hub->lock);
+    hub->places[rank].hold = after;
+    move_blocks(hub);
+    pthread_mutex_unlock(&hub->lock);
+}
+
+void table_hub_damage(table_hub *hub, int32_t rank, size_t count) {
+    pthread_mutex_lock(&hub->lock);
+    hub->places[rank].damage = count;
+    pthread_mutex_unlock(&hub->lock);
+}
+
+size_t table_hub_moved(table_hub *hub, int32_t rank) {
+    pthread_mutex_lock(&hub->lock);
+    size_t moved = hub->places[rank].moved;
+    pthread_mutex_unlock(&hub->lock);
+    return moved;
+}
+
+size_t table_hub_under_way(table_hub *hub, int32_t rank) {
+    size_t count = 0;
+    pthread_mutex_lock(&hub->lock);
+    for (const operation *one = hub->operations; one; one = one->next) {
+        count += one->owner->rank == rank && !one->over;
+    }
+    pthread_mutex_unlock(&hub->lock);
+    return count;
+}
+
+size_t table_hub_abandoned(table_hub *hub, int32_t rank) {
+    pthread_mutex_lock(&hub->lock);
+    size_t abandoned = hub->places[rank].abandoned;
+    pthread_mutex_unlock(&hub->lock);
+    return abandoned;
 }
 
 size_t table_hub_last(table_hub *hub, int32_t rank, void *bytes, size_t size) {

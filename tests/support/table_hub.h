@@ -5,6 +5,8 @@
 #ifndef WH_TEST_TABLE_HUB_H
 #define WH_TEST_TABLE_HUB_H
 
+#include <stdbool.h>
+
 #include <wherry/group_ops.h>
 
 typedef struct table_hub table_hub;
@@ -13,6 +15,7 @@ typedef struct table_hub table_hub;
 typedef struct table_hub_options {
     uint32_t flags;     /**< WHERRY_GROUP_OPS_*. Without CONCURRENT, two calls that overlap end the test. */
     uint64_t max_block; /**< 0: the hub's own. Tables take at most TABLE_HUB_BLOCK_MAX. */
+    bool blocks;        /**< Tables have put, get, finish and abandon. A block moves when both sides have begun it. */
 } table_hub_options;
 
 enum { TABLE_HUB_BLOCK_MAX = 64 << 10 };
@@ -33,6 +36,20 @@ void table_hub_inject(table_hub *hub, int32_t from, int32_t to, const void *byte
 
 /** What the next calls of a rank's send and receive answer, instead of doing anything; WHERRY_OK: they work again. */
 void table_hub_break(table_hub *hub, int32_t rank, wherry_status send, wherry_status receive);
+
+/** What the next calls of a rank's put, get and finish answer; WHERRY_OK: they work again. What was to be finished is gone. */
+void table_hub_break_blocks(table_hub *hub, int32_t rank, wherry_status put, wherry_status get, wherry_status finish);
+
+/** Blocks to a rank do not move from now on, once so many more have; SIZE_MAX: they do. */
+void table_hub_hold(table_hub *hub, int32_t rank, size_t after);
+
+/** The next so many blocks to a rank have a byte changed on their way. */
+void table_hub_damage(table_hub *hub, int32_t rank, size_t count);
+
+/** How many blocks have moved to a rank; how many operations of it have not met their other half; how many it has abandoned. */
+size_t table_hub_moved(table_hub *hub, int32_t rank);
+size_t table_hub_under_way(table_hub *hub, int32_t rank);
+size_t table_hub_abandoned(table_hub *hub, int32_t rank);
 
 /** The newest block that a rank has sent, at most `size` bytes of it. @return how many bytes it had. */
 size_t table_hub_last(table_hub *hub, int32_t rank, void *bytes, size_t size);

@@ -92,6 +92,7 @@ static const good_row good_texts[] = {
     TCP("tcp://a.b-c_d.example.:65535?rank=2147483646&size=2147483647", INT32_MAX - 1, INT32_MAX, "",
         "a.b-c_d.example. 65535"),
     TCP("tcp://AZaz09:10?rank=0&size=1", 0, 1, "", "AZaz09 10"),
+    TCP("tcp://h:0?rank=1&size=2", 1, 2, "", "h 0"),
     TCP("tcp://[::1]:80?rank=0&size=2", 0, 2, "", "::1 80"),
     TCP("tcp://[fe80::1%eth0]:80?rank=0&size=2", 0, 2, "", "fe80::1%eth0 80"),
     TCP("tcp://[::ffff:10.0.0.1]:80?rank=0&size=2", 0, 2, "", "::ffff:10.0.0.1 80"),
@@ -176,7 +177,11 @@ static const bad_row bad_tcp[] = {
     {"tcp://" HUNDRED HUNDRED TEN TEN TEN TEN TEN "abcd:1?rank=0&size=1", "not a host's name", ""},
 
     {"tcp://h:?rank=0&size=1", "the port ''", "from 1 to 65535"},
-    {"tcp://h:0?rank=0&size=1", "the port '0'", "from 1 to 65535"},
+    {"tcp://h:0,g:1?rank=0&size=1", "the port '0'", "from 1 to 65535"},
+    {"tcp://h:1,g:0?rank=0&size=1", "the port '0'", "from 1 to 65535"},
+    {"tcp://h:1?rank=0&size=1&shortcut=2", "shortcut is '2'", "0 or 1"},
+    {"tcp://h:1?rank=0&size=1&shortcut=no", "shortcut is 'no'", "0 or 1"},
+    {"tcp://h:1?rank=0&size=1&shortcut=", "'shortcut=' behind its '?'", "not KEY=VALUE"},
     {"tcp://h:65536?rank=0&size=1", "the port '65536'", "from 1 to 65535"},
     {"tcp://h:-1?rank=0&size=1", "the port '-1'", ""},
     {"tcp://h:+1?rank=0&size=1", "the port '+1'", ""},
@@ -194,7 +199,7 @@ static const bad_row bad_tcp[] = {
     {"tcp://h:1?rank=0", "has no size", ""},
     {"tcp://h:1?rank=0&size=2&rank=1", "the key 'rank' twice", ""},
     {"tcp://h:1?job=a&rank=0&size=2&job=a", "the key 'job' twice", ""},
-    {"tcp://h:1?rank=0&size=2&color=red", "unknown key 'color'", "rank, size and job"},
+    {"tcp://h:1?rank=0&size=2&color=red", "unknown key 'color'", "rank, size, job and shortcut"},
     {"tcp://h:1?Rank=0&size=2", "unknown key 'Rank'", ""},
     {"tcp://h:1?ran=0&size=2", "unknown key 'ran'", ""},
     {"tcp://h:1?ranks=0&size=2", "unknown key 'ranks'", ""},
@@ -249,11 +254,36 @@ static const bad_row bad_unix[] = {
 };
 
 static const bad_row bad_env[] = {
-    {"env://host", "'host' behind env://", "?job=ID"},    {"env:///?job=a", "'/' behind env://", ""},
-    {"env://?rank=0", "unknown key 'rank'", "job alone"}, {"env://?size=1", "unknown key 'size'", "job alone"},
-    {"env://?job=a&job=b", "the key 'job' twice", ""},    {"env://?job=", "not KEY=VALUE", ""},
-    {"env://?job=%0", "where '%' is not followed", ""},   {"env://?job=%0a", "control character", ""},
+    {"env://host", "'host' behind env://", "?job=ID"},
+    {"env:///?job=a", "'/' behind env://", ""},
+    {"env://?rank=0", "unknown key 'rank'", "job and shortcut"},
+    {"env://?size=1", "unknown key 'size'", "job and shortcut"},
+    {"env://?job=a&job=b", "the key 'job' twice", ""},
+    {"env://?job=", "not KEY=VALUE", ""},
+    {"env://?job=%0", "where '%' is not followed", ""},
+    {"env://?job=%0a", "control character", ""},
 };
+
+static void test_shortcut(void **state) {
+    (void)state;
+    static const char *const one[] = {"WHERRY_RANK=0", "WHERRY_SIZE=2", "WHERRY_RENDEZVOUS=h:1", NULL};
+    static const struct {
+        const char *text;
+        bool shortcut;
+    } rows[] = {
+        {"tcp://h:1?rank=0&size=2", true},
+        {"tcp://h:1?rank=0&shortcut=1&size=2", true},
+        {"tcp://h:1?rank=0&size=2&shortcut=0", false},
+        {"env://", true},
+        {"env://?shortcut=0&job=a", false},
+    };
+    for (size_t i = 0; i < sizeof(rows) / sizeof(*rows); i++) {
+        wh_group_address address;
+        must(wh_group_address_parse(rows[i].text, look_up, (void *)one, &address, NULL));
+        assert_int_equal(address.shortcut, rows[i].shortcut);
+        wh_group_address_clear(&address);
+    }
+}
 
 static void test_bad_texts(void **state) {
     (void)state;
@@ -380,6 +410,7 @@ static const struct {
     {{TORCH, "WHERRY_RENDEZVOUS=h"}, "WHERRY_RENDEZVOUS has 'h'", "no port"},
     {{TORCH, "WHERRY_RENDEZVOUS=h:1,"}, "WHERRY_RENDEZVOUS has an empty", ""},
     {{TORCH, "WHERRY_RENDEZVOUS=h:1, g:2"}, "the host ' g'", ""},
+    {{TORCH, "WHERRY_RENDEZVOUS=h:0"}, "the port '0'", ""},
     {{TORCH, "WHERRY_RENDEZVOUS=tcp://h:1"}, "several ':'", ""},
     {{TORCH, "WHERRY_RENDEZVOUS=h:x"}, "the port 'x'", ""},
     {{TORCH, MASTER, "WHERRY_RENDEZVOUS=h:1,node0:29500"}, "belongs to torch", "WHERRY_RENDEZVOUS names MASTER_ADDR"},
@@ -539,6 +570,7 @@ static void test_allocations_fail(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_good_texts, begin, end),
+        cmocka_unit_test_setup_teardown(test_shortcut, begin, end),
         cmocka_unit_test_setup_teardown(test_bad_texts, begin, end),
         cmocka_unit_test_setup_teardown(test_environment, begin, end),
         cmocka_unit_test_setup_teardown(test_bad_environments, begin, end),

@@ -146,18 +146,20 @@ static void test_bad_options(void **state) {
     wherry_group_options_init(&good);
     assert_int_equal(good.struct_size, sizeof(good));
     good.timeout_ms = 0;
-    wherry_group_options bad[7];
-    for (size_t i = 0; i < 7; i++) {
+    wherry_group_options bad[9];
+    for (size_t i = 0; i < 9; i++) {
         bad[i] = good;
     }
     bad[0].struct_size = 0;
     bad[1].struct_size = sizeof(good) + 8;
     bad[2].reserved = 1;
+    bad[7].flags = WHERRY_JOIN_FLAGS + 1;
+    bad[8].wait_for = 3;
     bad[3].secret = "";
     bad[4].secret_size = 4;
     bad[5].dead_after_ms = bad[5].heartbeat_ms;
     bad[6].allow_insecure = 2;
-    for (size_t i = 0; i < 7; i++) {
+    for (size_t i = 0; i < 9; i++) {
         must_fail(WHERRY_INVALID_ARGUMENT, error,
                   wherry_group_join("unix:///tmp/nowhere?rank=0&size=2", bad + i, &group, &error));
     }
@@ -442,6 +444,8 @@ static void test_bad_tables(void **state) {
     assert_null(group);
     assert_int_equal(destroyed, 0);
     must(wherry_group_from_ops(&good, NULL, &group, &error));
+    char meeting[WHERRY_GROUP_MEETING_MAX];
+    must_fail(WHERRY_UNSUPPORTED, error, wherry_group_meeting(group, meeting, &error));
     wherry_group_leave(group);
     assert_int_equal(destroyed, 1);
 }

@@ -439,6 +439,58 @@ static void test_nobody_reads(void **state) {
     close_world(&w);
 }
 
+/** Says yes from a moment on. */
+static bool is_over(void *context) {
+    return wh_deadline_passed(*(wh_deadline *)context);
+}
+
+typedef struct stopped_send {
+    wh_group *group;
+    wh_stop stop;
+    size_t size;
+    wherry_status status;
+    pthread_t thread;
+} stopped_send;
+
+static void *send_until_stopped(void *context) {
+    stopped_send *s = context;
+    char *bytes = calloc(1, s->size);
+    s->status = wh_group_send_until(s->group, 1, 1, bytes, s->size, soon(), &s->stop, NULL);
+    free(bytes);
+    return NULL;
+}
+
+/**
+ * Nobody reads, and two threads send: one is in the middle of its message, the other waits behind it. A stop ends both, by a request or by its question,
+ * and what came of them matches nothing.
+ */
+static void test_stopped_sends(void **state) {
+    (void)state;
+    for (int asks = 0; asks < 2; asks++) {
+        world w = open_world(0);
+        wh_deadline moment = wh_deadline_in_ms(SHORT_MS);
+        stopped_send sends[2];
+        meet(&w);
+        for (int i = 0; i < 2; i++) {
+            sends[i] = (stopped_send){.group = w.groups[0], .stop.event = -1, .size = 4 << 20};
+            wh_stop_set_question(&sends[i].stop, asks ? is_over : NULL, &moment);
+            assert_int_equal(pthread_create(&sends[i].thread, NULL, send_until_stopped, sends + i), 0);
+            usleep(SHORT_MS * 500);
+        }
+        for (int i = 1; i >= 0; i--) { /* the one that waits first: it must not be the other's end that frees it */
+            if (!asks) {
+                wh_stop_request(&sends[i].stop);
+            }
+            pthread_join(sends[i].thread, NULL);
+            assert_int_equal(sends[i].status, WHERRY_CANCELLED);
+        }
+        expect_nothing(&w, 1);
+        send_text(&w, 0, "the next");
+        expect_text(&w, 1, "the next");
+        close_world(&w);
+    }
+}
+
 /** The Nth allocation fails, of a message there and back: an error, or a rank that is given up, and nothing is left over. */
 static void test_no_memory(void **state) {
     (void)state;
@@ -483,7 +535,7 @@ int main(void) {
         cmocka_unit_test(test_reported_death),  cmocka_unit_test(test_failing_send),
         cmocka_unit_test(test_failing_receive), cmocka_unit_test(test_send_calls_no_service),
         cmocka_unit_test(test_both_send_first), cmocka_unit_test(test_nobody_reads),
-        cmocka_unit_test(test_no_memory),
+        cmocka_unit_test(test_stopped_sends),   cmocka_unit_test(test_no_memory),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

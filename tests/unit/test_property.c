@@ -1,6 +1,6 @@
 /*
- * Random states: each is encoded, decoded and compared; then received anew and in place by executing the plan, and every
- * element is compared with a loop over indices that knows nothing of extents, chunks or copies. WHERRY_PROPERTY_SEED repeats
+ * Random states: each is encoded, decoded and compared; then received anew, in place, and in place as far as a target that
+ * lacks something goes, by executing the plan, and every element is compared with a loop over indices that knows nothing of extents, chunks or copies. WHERRY_PROPERTY_SEED repeats
  * one state, WHERRY_PROPERTY_STATES sets how many there are.
  */
 #include <setjmp.h>
@@ -263,11 +263,8 @@ static void check_untouched(const coverage *covered, unsigned char *const *befor
     }
 }
 
-static void check_in_place(wh_random *random, const wherry_value *source, const wherry_prepared *sent,
-                           wherry_prepared *received, int alike) {
-    wherry_value *target = wh_random_target(random, source, alike);
-    coverage *covered = calloc(1, sizeof(*covered));
-    each_tensor(target, cover_tensor, covered);
+/** The bytes of a target's storages before the receive. */
+static unsigned char **remember(const coverage *covered) {
     unsigned char **before = calloc(covered->count + 1, sizeof(*before));
     for (size_t s = 0; s < covered->count; s++) {
         uint64_t nbytes = wherry_storage_nbytes(covered->storages[s]);
@@ -276,6 +273,24 @@ static void check_in_place(wh_random *random, const wherry_value *source, const 
             memcpy(before[s], wherry_storage_data(covered->storages[s]), nbytes);
         }
     }
+    return before;
+}
+
+static void forget(coverage *covered, unsigned char **before) {
+    for (size_t s = 0; s < covered->count; s++) {
+        free(before[s]);
+    }
+    free(before);
+    release_coverage(covered);
+    free(covered);
+}
+
+static void check_in_place(wh_random *random, const wherry_value *source, const wherry_prepared *sent,
+                           wherry_prepared *received, int alike) {
+    wherry_value *target = wh_random_target(random, source, alike);
+    coverage *covered = calloc(1, sizeof(*covered));
+    each_tensor(target, cover_tensor, covered);
+    unsigned char **before = remember(covered);
     wherry_plan *plan;
     wherry_value *state;
     wherry_error error;
@@ -286,14 +301,106 @@ static void check_in_place(wh_random *random, const wherry_value *source, const 
     assert_int_equal(wherry_plan_take_state(plan, &state, &error), WHERRY_OK);
     wherry_plan_destroy(plan);
     check_elements(target, state);
-    for (size_t s = 0; s < covered->count; s++) {
-        free(before[s]);
-    }
-    free(before);
-    release_coverage(covered);
-    free(covered);
+    forget(covered, before);
     wherry_value_destroy(state);
     wherry_value_destroy(target);
+}
+
+static bool covers(const coverage *covered, const wherry_storage *storage) {
+    bool found = false;
+    for (size_t s = 0; s < covered->count && !found; s++) {
+        found = covered->storages[s] == storage;
+    }
+    return found;
+}
+
+/** Tensors without a target are over new storages of the source's sizes, shared where the source's are, and nothing but their elements was written. */
+static void check_new_storages(const wherry_value *source, const wherry_value *state, const coverage *targets) {
+    listing *from = calloc(1, sizeof(*from));
+    listing *to = calloc(1, sizeof(*to));
+    coverage *covered = calloc(1, sizeof(*covered));
+    each_tensor(source, list_tensor, from);
+    each_tensor(state, list_tensor, to);
+    each_tensor(state, cover_tensor, covered);
+    for (size_t i = 0; i < to->count && i < from->count; i++) {
+        const wherry_storage *own = to->tensors[i]->storage;
+        if (covers(targets, own)) {
+            continue;
+        }
+        CHECK(wherry_storage_nbytes(own) == wherry_storage_nbytes(from->tensors[i]->storage),
+              "a storage grew or shrank");
+        for (size_t j = 0; j < i; j++) {
+            bool shared = from->tensors[i]->storage == from->tensors[j]->storage;
+            CHECK(covers(targets, to->tensors[j]->storage) || shared == (own == to->tensors[j]->storage),
+                  "tensors %zu and %zu share a storage on one side alone", j, i);
+        }
+    }
+    for (size_t s = 0; s < covered->count; s++) {
+        const unsigned char *bytes = wherry_storage_data(covered->storages[s]);
+        bool anew = !covers(targets, covered->storages[s]);
+        for (uint64_t i = 0; anew && i < wherry_storage_nbytes(covered->storages[s]); i++) {
+            CHECK(covered->marks[s][i] || bytes[i] == CANARY, "a byte of new memory outside all views was written");
+        }
+    }
+    release_coverage(covered);
+    free(covered);
+    free(from);
+    free(to);
+}
+
+/** Each leaf of the target has become the leaf of the state at the same path. */
+static void check_adopted(const wherry_value *target, const wherry_value *state) {
+    wherry_flat *flat;
+    assert_int_equal(wherry_flatten(target, &flat, NULL), WHERRY_OK);
+    for (size_t i = 0; i < wherry_flat_count(flat); i++) {
+        const wherry_tensor *own = wherry_tensor_get(wherry_flat_leaf(flat, i));
+        const wherry_value *leaf = wherry_value_at(state, wherry_flat_path(flat, i));
+        if (own) {
+            const wherry_tensor *got = wherry_tensor_get(leaf);
+            CHECK(got && got->storage == own->storage && got->offset == own->offset, "a target was not used");
+        }
+    }
+    wherry_flat_destroy(flat);
+}
+
+/** In place into a target that lacks some of what the source has. */
+static void check_partly_new(wh_random *random, const wherry_value *source, const wherry_prepared *sent,
+                             wherry_prepared *received, int alike) {
+    wherry_value *whole = wh_random_target(random, source, alike);
+    wherry_value *target = wh_random_thinned(random, whole);
+    coverage *covered = calloc(1, sizeof(*covered));
+    each_tensor(whole, cover_tensor, covered); /* what was removed is still there, and must not be touched */
+    for (size_t s = 0; s < covered->count; s++) {
+        memset(covered->marks[s], 0, wherry_storage_nbytes(covered->storages[s]));
+    }
+    each_tensor(target, cover_tensor, covered);
+    unsigned char **before = remember(covered);
+    wherry_plan_options options;
+    wherry_plan_summary summary;
+    wherry_plan *plan;
+    wherry_value *state;
+    wherry_error error;
+    wherry_plan_options_init(&options);
+    options.flags = WHERRY_PLAN_NEW;
+    options.allocate = allocate_canary;
+    CHECK(wherry_plan_create(received, target, &options, &plan, &error) == WHERRY_OK, "plan partly anew: %s",
+          error.message);
+    wherry_plan_summarize(plan, &summary);
+    execute(sent, plan);
+    assert_int_equal(wherry_plan_take_state(plan, &state, &error), WHERRY_OK);
+    wherry_plan_destroy(plan);
+    wherry_prepared_summary sizes;
+    wherry_prepared_summarize(sent, &sizes);
+    CHECK(summary.tensors == sizes.tensors && summary.missing == 0, "%llu tensors of %llu, %llu missing",
+          (unsigned long long)summary.tensors, (unsigned long long)sizes.tensors, (unsigned long long)summary.missing);
+    check_elements(source, state);
+    check_untouched(covered, before);
+    check_adopted(target, state);
+    check_new_storages(source, state, covered);
+    forget(covered, before);
+    wherry_value_destroy(state);
+    wherry_value_destroy(target);
+    wherry_value_destroy(whole);
 }
 
 /** With gaps forbidden the space is the covered bytes, each once; with gaps it is never less. */
@@ -327,6 +434,8 @@ static void check_state(uint64_t seed) {
     check_new(source, loose, round_trip(loose));
     check_in_place(&random, source, loose, round_trip(loose), 0);
     check_in_place(&random, source, exact, round_trip(exact), 1);
+    check_partly_new(&random, source, loose, round_trip(loose), 1);
+    check_partly_new(&random, source, exact, round_trip(exact), 0);
     wherry_prepared_destroy(exact);
     wherry_prepared_destroy(loose);
     wherry_value_destroy(source);

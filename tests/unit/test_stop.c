@@ -105,6 +105,60 @@ static void test_ending_the_waits_of_several_threads(void **state) {
     wh_stop_destroy(&stop);
 }
 
+typedef struct question {
+    int asked;
+    int yes_at; /**< The number of the question that is answered by yes. */
+} question;
+
+static bool answer(void *context) {
+    question *q = context;
+    return ++q->asked >= q->yes_at;
+}
+
+/** Whoever looks asks; a yes is a request, which stays when there is no question any more. */
+static void test_a_question(void **state) {
+    (void)state;
+    wh_stop stop;
+    question q = {.yes_at = 3};
+    must(wh_stop_init(&stop, &error));
+    wh_stop_set_question(&stop, answer, &q);
+    assert_false(wh_stop_requested(&stop));
+    assert_false(wh_stop_requested(&stop));
+    wh_stop_set_question(&stop, NULL, NULL);
+    assert_false(wh_stop_requested(&stop));
+    assert_int_equal(q.asked, 2);
+    wh_stop_set_question(&stop, answer, &q);
+    assert_true(wh_stop_requested(&stop));
+    assert_true(wh_stop_requested(&stop));
+    assert_int_equal(q.asked, 3);
+    wh_stop_set_question(&stop, NULL, NULL);
+    assert_true(wh_stop_requested(&stop));
+    wh_stop_destroy(&stop);
+}
+
+/** A wait asks as it goes on, ends by a yes, keeps its deadline, and is not ended early by a no. */
+static void test_a_question_within_a_wait(void **state) {
+    (void)state;
+    wh_stop stop;
+    int ends[2];
+    question q = {.yes_at = 1000};
+    must(wh_stop_init(&stop, &error));
+    assert_int_equal(pipe(ends), 0);
+    wh_stop_set_question(&stop, answer, &q);
+    uint64_t begun = wh_clock_now();
+    assert_false(wh_stop_wait_fd(&stop, ends[0], POLLIN, wh_deadline_in_ms(120)));
+    assert_true(wh_clock_now() - begun >= UINT64_C(119000000));
+    assert_true(q.asked <= 2);
+    q.yes_at = q.asked + 2;
+    assert_false(wh_stop_wait_fd(&stop, ends[0], POLLIN, wh_deadline_in_ms(20000)));
+    assert_true(wh_clock_now() - begun < UINT64_C(5000000000));
+    assert_int_equal(q.asked, q.yes_at);
+    assert_true(wh_stop_requested(&stop));
+    close(ends[0]);
+    close(ends[1]);
+    wh_stop_destroy(&stop);
+}
+
 static void test_no_descriptor_left(void **state) {
     (void)state;
     struct rlimit before;
@@ -126,6 +180,8 @@ int main(void) {
         cmocka_unit_test(test_waiting_for_a_descriptor),
         cmocka_unit_test(test_a_descriptor_that_has_failed),
         cmocka_unit_test(test_ending_the_waits_of_several_threads),
+        cmocka_unit_test(test_a_question),
+        cmocka_unit_test(test_a_question_within_a_wait),
         cmocka_unit_test(test_no_descriptor_left),
     };
     return cmocka_run_group_tests_name("stop", tests, NULL, NULL);

@@ -14,6 +14,9 @@
 
 enum { BLOCK_MIN = 1 << 10, BLOCK_DEFAULT = 1 << 20, BLOCK_MAX = 1 << 30, FAREWELL_MS = 100 };
 
+/** How often a wait looks at the stop. */
+enum { LOOK_MS = 50 };
+
 void wherry_group_ops_init(wherry_group_ops *ops) {
     *ops = (wherry_group_ops){.struct_size = sizeof(*ops), .name = "callback", .max_block = BLOCK_DEFAULT};
 }
@@ -100,20 +103,30 @@ static wherry_status fail_about(wherry_error *error, wherry_status status, int32
 }
 
 /** Waits until no other message goes to a rank. @param to_p  the incarnation that it is for; 0: whichever is there. */
-static wherry_status begin_message(wh_callback *callback, int32_t rank, wh_deadline deadline, uint64_t *to_p,
-                                   wherry_error *error) {
+static wherry_status begin_message(wh_callback *callback, int32_t rank, wh_deadline deadline, const wh_stop *stop,
+                                   uint64_t *to_p, wherry_error *error) {
     wh_callback_peer *peer = callback->peers + rank;
     wherry_status status = WHERRY_OK;
-    bool in_time = true;
+    bool goes_on = true;
+    bool stopped = false;
     pthread_mutex_lock(&callback->lock);
-    while (peer->sending && in_time) {
-        in_time = wh_wait(&callback->changed, &callback->lock, deadline);
+    while (peer->sending && goes_on) {
+        wh_deadline slice = stop ? wh_deadline_earlier(deadline, wh_deadline_in_ms(LOOK_MS)) : deadline;
+        goes_on = wh_wait(&callback->changed, &callback->lock, slice) || !wh_deadline_passed(deadline);
+        if (stop) {
+            pthread_mutex_unlock(&callback->lock);
+            stopped = wh_stop_requested(stop);
+            pthread_mutex_lock(&callback->lock);
+            goes_on = goes_on && !stopped;
+        }
     }
     if (callback->fenced) {
         status = wh_fail(error, WHERRY_CLOSED, "another incarnation of rank %d has taken this one's place; leave",
                          (int)callback->base.rank);
     } else if (peer->left) {
         status = fail_about(error, WHERRY_PEER_LOST, rank, "lost: it has left the group");
+    } else if (peer->sending && stopped) {
+        status = fail_about(error, WHERRY_CANCELLED, rank, "sending a message was stopped");
     } else if (peer->sending) {
         status = fail_about(error, WHERRY_TIMED_OUT, rank, "timed out behind another message to it");
     } else {
@@ -131,8 +144,7 @@ static void end_message(wh_callback *callback, int32_t rank) {
     pthread_mutex_unlock(&callback->lock);
 }
 
-/** Why a message that has begun cannot go on; WHERRY_OK where it can. */
-static wherry_status check_peer(wh_callback *callback, int32_t rank, uint64_t to, wherry_error *error) {
+wherry_status wh_callback_check_peer(wh_callback *callback, int32_t rank, uint64_t to, wherry_error *error) {
     pthread_mutex_lock(&callback->lock);
     bool anew = to && callback->peers[rank].incarnation != to;
     bool left = callback->peers[rank].left;
@@ -149,9 +161,12 @@ static wherry_status check_peer(wh_callback *callback, int32_t rank, uint64_t to
 
 /** Sends a block of a message, and reads where it cannot be sent: the other side may be waiting for just that. */
 static wherry_status push_block(wh_callback *callback, int32_t rank, uint64_t to, const uint8_t *block, size_t size,
-                                wh_deadline deadline, wherry_error *error) {
+                                wh_deadline deadline, const wh_stop *stop, wherry_error *error) {
     for (;;) {
         wherry_error latest;
+        if (stop && wh_stop_requested(stop)) {
+            return fail_about(error, WHERRY_CANCELLED, rank, "sending a message was stopped");
+        }
         wh_deadline step = wh_deadline_earlier(deadline, wh_deadline_in_ms(WH_CALLBACK_STEP_MS));
         wherry_status status = send_block(callback, rank, block, size, (uint32_t)wh_deadline_poll_ms(step), &latest);
         if (status == WHERRY_TIMED_OUT && wh_deadline_passed(deadline)) {
@@ -159,7 +174,7 @@ static wherry_status push_block(wh_callback *callback, int32_t rank, uint64_t to
         }
         if (status == WHERRY_TIMED_OUT) {
             status = wh_callback_read(callback, wh_deadline_in_ms(0), false, &latest);
-            wherry_status goes_on = status == WHERRY_OK ? check_peer(callback, rank, to, error) : WHERRY_OK;
+            wherry_status goes_on = status == WHERRY_OK ? wh_callback_check_peer(callback, rank, to, error) : WHERRY_OK;
             if (status == WHERRY_OK && goes_on == WHERRY_OK) {
                 continue;
             }
@@ -179,7 +194,7 @@ static wherry_status push_block(wh_callback *callback, int32_t rank, uint64_t to
 }
 
 static wherry_status callback_send(wh_group *group, int32_t rank, uint64_t tag, const void *bytes, size_t size,
-                                   wh_deadline deadline, wherry_error *error) {
+                                   wh_deadline deadline, const wh_stop *stop, wherry_error *error) {
     wh_callback *callback = (wh_callback *)group;
     if (rank == group->rank) {
         return wh_mailbox_put_copy(group->mailbox, rank, callback->incarnation, tag, bytes, size, error);
@@ -190,7 +205,7 @@ static wherry_status callback_send(wh_group *group, int32_t rank, uint64_t tag, 
         return wh_fail_memory(error, "a message");
     }
     wh_frame frame = {.kind = WH_FRAME_DATA, .from = callback->incarnation, .tag = tag, .total = size};
-    wherry_status status = begin_message(callback, rank, deadline, &frame.to, error);
+    wherry_status status = begin_message(callback, rank, deadline, stop, &frame.to, error);
     bool begun = status == WHERRY_OK;
     while (status == WHERRY_OK) {
         size_t length = wh_min(room, size - frame.offset);
@@ -198,7 +213,7 @@ static wherry_status callback_send(wh_group *group, int32_t rank, uint64_t tag, 
         if (length) {
             memcpy(block + WH_FRAME_HEADER, (const uint8_t *)bytes + frame.offset, length);
         }
-        status = push_block(callback, rank, frame.to, block, WH_FRAME_HEADER + length, deadline, error);
+        status = push_block(callback, rank, frame.to, block, WH_FRAME_HEADER + length, deadline, stop, error);
         frame.offset += length;
         if (frame.offset == size) {
             break;
@@ -256,8 +271,9 @@ static void callback_destroy(wh_group *group) {
     }
 }
 
-/** What a group over a table can do, the table's flags say. */
-static wh_group_ops make_ops(uint32_t flags) {
+/** What a group over a table can do, the table says. */
+static wh_group_ops make_ops(const wherry_group_ops *ops) {
+    uint32_t flags = ops->flags;
     uint32_t death = flags & WHERRY_GROUP_OPS_DEATH ? WH_GROUP_DEATH : 0;
     uint32_t concurrent = flags & WHERRY_GROUP_OPS_CONCURRENT ? WH_GROUP_CONCURRENT : 0;
     return (wh_group_ops){
@@ -265,6 +281,10 @@ static wh_group_ops make_ops(uint32_t flags) {
         .capabilities = WH_GROUP_REJOIN | death | concurrent,
         .send = callback_send,
         .pump = callback_pump,
+        .put = ops->put ? wh_callback_put : NULL,
+        .get = ops->put ? wh_callback_get : NULL,
+        .finish = ops->put ? wh_callback_finish : NULL,
+        .abandon = ops->put ? wh_callback_abandon_block : NULL,
         .destroy = callback_destroy,
     };
 }
@@ -273,6 +293,12 @@ static wherry_status check_ops(const wherry_group_ops *ops, wherry_error *error)
     if (!ops->send || !ops->receive || !ops->name || (ops->flags & ~(uint32_t)WHERRY_GROUP_OPS_FLAGS)) {
         return wh_fail(error, WHERRY_INVALID_ARGUMENT,
                        "the table of the group lacks send, receive or a name, or has a flag that is not known");
+    }
+    int blocks = (ops->put != NULL) + (ops->get != NULL) + (ops->finish != NULL) + (ops->abandon != NULL);
+    if (blocks != 0 && blocks != 4) {
+        return wh_fail(error, WHERRY_INVALID_ARGUMENT,
+                       "the table of the group has %d of put, get, finish and abandon; fill all of them, or none",
+                       blocks);
     }
     if (ops->rank < 0 || ops->rank >= ops->size) {
         return wh_fail(error, WHERRY_INVALID_ARGUMENT, "rank %d is not one of %d; set rank and size of the table",
@@ -303,7 +329,7 @@ wherry_status wh_callback_create(const wherry_group_ops *ops, void *context, wh_
         wh_mailbox_destroy(mailbox);
         return wh_fail_memory(error, "a group");
     }
-    callback->table = make_ops(chosen.flags);
+    callback->table = make_ops(&chosen);
     callback->base = (wh_group){&callback->table, chosen.rank, chosen.size, mailbox};
     callback->ops = chosen;
     callback->context = context;

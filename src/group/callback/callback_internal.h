@@ -69,6 +69,24 @@ wherry_status wh_callback_settle(const wh_callback *callback, wherry_status stat
 wherry_status wh_callback_signal(wh_callback *callback, int32_t rank, wh_frame_kind kind, uint32_t timeout_ms,
                                  wherry_error *error);
 
+/**
+ * Why a message or a block cannot go to a rank; WHERRY_OK where it can.
+ * @param to  the incarnation that it is for; 0: whichever is there.
+ */
+wherry_status wh_callback_check_peer(wh_callback *callback, int32_t rank, uint64_t to, wherry_error *error);
+
+/** Gives a rank up as the incarnation that is known now. */
+void wh_callback_lose(wh_callback *callback, int32_t rank, const char *reason);
+
+/** The table's blocks: operations of wh_group_ops. */
+wherry_status wh_callback_put(wh_group *group, int32_t rank, uint32_t channel, const void *bytes, size_t size,
+                              void **operation_p, wherry_error *error);
+wherry_status wh_callback_get(wh_group *group, int32_t rank, uint32_t channel, void *bytes, size_t size,
+                              void **operation_p, wherry_error *error);
+wherry_status wh_callback_finish(wh_group *group, int32_t rank, void *operation, uint32_t timeout_ms,
+                                 wherry_error *error);
+void wh_callback_abandon_block(wh_group *group, void *operation);
+
 /** Sends the HELLOs that are due, where that can be done at once. */
 void wh_callback_greet(wh_callback *callback);
 

@@ -115,7 +115,7 @@ static wherry_status read_some(const attempt *a, uint8_t *bytes, size_t size, si
 
 /** Connects to the place; a listener that too many knock at is tried again. */
 static wherry_status dial(attempt *a, const char *place) {
-    while ((a->fd = wh_dial_place(place)) < 0) {
+    while ((a->fd = wh_sockets_dial(a->sockets, place)) < 0) {
         if (errno == EMFILE || errno == ENFILE) {
             return wh_fail_errno(a->error, WHERRY_SYSTEM, errno, "cannot open a channel to rank %d", (int)a->rank);
         }
@@ -257,7 +257,7 @@ wherry_status wh_sockets_connect(wh_group *group, int32_t rank, uint64_t tag, wh
     attempt a = {sockets, rank, member->incarnation, member->failures, deadline, stop, -1, error};
     snprintf(place, sizeof(place), "%s", member->place);
     pthread_mutex_unlock(&sockets->lock);
-    wherry_status status = look(&a);
+    wherry_status status = a.incarnation ? look(&a) : lost(&a, "it has never come");
     if (status == WHERRY_OK) {
         status = open_channel(&a, place, tag);
     }

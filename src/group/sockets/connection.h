@@ -27,6 +27,7 @@ typedef struct wh_connection {
     size_t guest_slot; /**< and in what a waiting thread waits for. */
     bool dialled;
     bool doomed;     /**< To be closed as soon as nobody is at work on it. */
+    bool mourned;    /**< The loss of the other side was noted before this one ended. */
     int32_t meeting; /**< The number of the meeting point that was dialled; -1: none. */
     int32_t wanted;  /**< The rank that was dialled; -1: whoever is there. */
     wh_hello *hello; /**< While the two sides greet each other; then NULL. */

@@ -74,6 +74,10 @@ static int listen_at(const wh_socket_address *at, int option) {
     return socket_fd;
 }
 
+int wh_listen(const wh_socket_address *at) {
+    return listen_at(at, 0);
+}
+
 /** Notes which file a name leads to. */
 static bool read_name(const char *path, wh_name *name) {
     struct stat file;
@@ -171,12 +175,22 @@ static bool route_address(const wh_socket_address *to, wh_socket_address *result
     return known;
 }
 
-static void set_port(wh_socket_address *at, uint16_t port) {
+void wh_set_port(wh_socket_address *at, uint16_t port) {
     if (at->storage.ss_family == AF_INET) {
         ((struct sockaddr_in *)&at->storage)->sin_port = htons(port);
     } else {
         ((struct sockaddr_in6 *)&at->storage)->sin6_port = htons(port);
     }
+}
+
+bool wh_listener_port(int listener, uint16_t *port_p) {
+    wh_socket_address at = {.size = sizeof(at.storage)};
+    if (getsockname(listener, (struct sockaddr *)&at.storage, &at.size) != 0) {
+        return false;
+    }
+    *port_p = ntohs(at.storage.ss_family == AF_INET ? ((struct sockaddr_in *)&at.storage)->sin_port
+                                                    : ((struct sockaddr_in6 *)&at.storage)->sin6_port);
+    return true;
 }
 
 static bool place_text(const wh_socket_address *at, char place[WH_PLACE_MAX]) {
@@ -201,7 +215,7 @@ static wherry_status listen_tcp(const wh_group_address *address, const wh_socket
         return wh_fail(error, WHERRY_INVALID_ARGUMENT,
                        "no address of this host leads to %s; set WHERRY_INTERFACE to an interface that does", meeting);
     }
-    set_port(&at, 0);
+    wh_set_port(&at, 0);
     int socket_fd = listen_at(&at, 0);
     if (socket_fd < 0) {
         return wh_fail_errno(error, WHERRY_SYSTEM, errno, "cannot listen");

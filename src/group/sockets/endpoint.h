@@ -48,6 +48,13 @@ wherry_status wh_member_listen(const wh_group_address *address, const wh_socket_
 int wh_dial(const wh_socket_address *to);
 int wh_dial_place(const char *place);
 
+/** Listens at an address. @return the socket, or -1 and errno. */
+int wh_listen(const wh_socket_address *at);
+
+/** The port of an address, which one that is listened at has from the system where it was 0. */
+bool wh_listener_port(int listener, uint16_t *port_p);
+void wh_set_port(wh_socket_address *at, uint16_t port);
+
 /** Accepts a connection. @return the socket, or -1. */
 int wh_accept(int listener);
 

@@ -62,6 +62,7 @@ static void abandon(wh_sockets *sockets) {
         sockets->meetings[i].question = NULL;
     }
     close_fd(&sockets->listener);
+    close_fd(&sockets->shortcut);
     close_fd(&sockets->wake);
     close_fd(&sockets->guest.nudge);
     sockets->running = false;

@@ -10,6 +10,12 @@
 #include "group/sockets/endpoint.h"
 #include "group/sockets/sockets.h"
 
+/** How often whoever waits asks whether it shall end. */
+enum { WH_INTERRUPT_MS = 50 };
+
+/** Of each of the two numbers that tell of a shortcut. */
+enum { WH_SHORTCUT_DIGITS = 32 };
+
 /** What is known of a rank. */
 typedef struct wh_member {
     uint64_t incarnation; /**< 0: it has not come yet. */
@@ -71,11 +77,14 @@ typedef struct wh_sockets {
     wh_guest guest;
     uint64_t deaf_until; /**< There were no descriptors to accept with. */
     int listener;
+    int shortcut;                      /**< The listener for members on this host, in a TCP group; -1: there is none. */
+    char host[WH_SHORTCUT_DIGITS + 1]; /**< Which that is; "": it takes no shortcuts. */
     char place[WH_PLACE_MAX];
     wh_connection *connections;
     wh_meeting *meetings;
     size_t meeting_count;
-    wherry_error refusal; /**< The last that a meeting point answered. */
+    wherry_error refusal; /**< The last that a meeting point answered, */
+    char seen[128];       /**< and how it was last found where it did not; "": it was not dialled in vain. */
     wh_member members[];
 } wh_sockets;
 
@@ -101,11 +110,29 @@ void wh_sockets_outdo(wh_sockets *sockets, uint64_t newer);
 wh_hello_config wh_sockets_hello(const wh_sockets *sockets, wh_hello_purpose purpose, wh_hello_admit admitted,
                                  void *context);
 
+/** Listens for members on this host, in a TCP group that does not forbid it, and says so in its place. Nothing is lost where that cannot be. */
+void wh_shortcut_open(wh_sockets *sockets);
+
+/** Whether the member with that place is on this host and listens there. */
+bool wh_shortcut_leads_to(const wh_sockets *sockets, const char *place);
+
+/** Begins to connect to a member: by its shortcut where there is one and it can be had, else at its place. @return as wh_dial_place. */
+int wh_sockets_dial(const wh_sockets *sockets, const char *place);
+
 /** Keeps a new socket. @return NULL where there is no memory; it is closed then. */
 wh_connection *wh_sockets_add(wh_sockets *sockets, int fd, bool dialled);
 
-/** Learns where the meeting points are, before anything else. @return WHERRY_OK where one is known; WHERRY_INVALID_ARGUMENT. */
+/** Whether the caller of join wants it to end; the lock is not held, since that may take a while. */
+bool wh_sockets_interrupted(const wh_sockets *sockets);
+
+/** Learns where the meeting points are, before anything else. @return WHERRY_OK where one is known; WHERRY_INVALID_ARGUMENT; WHERRY_CANCELLED. */
 wherry_status wh_meetings_find(wh_sockets *sockets, wh_deadline deadline, wherry_error *error);
+
+/** Where the address leaves the port to the system: listens there, and keeps the port that it gave. */
+wherry_status wh_meetings_choose(wh_sockets *sockets, wherry_error *error);
+
+/** The operation `meeting`. */
+wherry_status wh_sockets_meeting(wh_group *group, char *text, size_t size, wherry_error *error);
 
 /** Whether none of them can be reached from other hosts. */
 bool wh_meetings_are_private(const wh_sockets *sockets);
@@ -115,6 +142,9 @@ void wh_meetings_serve(wh_sockets *sockets, uint64_t now);
 
 /** Notes that the greeting of a connection to a meeting point took too long. */
 void wh_meeting_note_silence(wh_sockets *sockets, int32_t number);
+
+/** Notes why it could not be reached, for whoever waits in vain. */
+void wh_meeting_note_fault(wh_sockets *sockets, const char *fault);
 
 /** Notes that somebody has answered there. */
 void wh_meeting_note_answer(wh_sockets *sockets, int32_t number);

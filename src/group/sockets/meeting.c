@@ -3,6 +3,8 @@
  * inherited the socket of a process that died.
  */
 #include <errno.h>
+#include <stdio.h>
+#include <string.h>
 #include <unistd.h>
 
 #include "base/fail.h"
@@ -17,6 +19,24 @@
  */
 enum { RETRY_JOINING_MS = 20, RETRY_MS = 500, ANSWER_MS = 1000, ASK_MS = 5000 };
 
+/** Waits for the answer about a name as long as the caller of join likes to. */
+static wherry_status await_answer(const wh_sockets *sockets, wh_meeting *meeting, wh_deadline deadline,
+                                  wherry_error *error) {
+    wherry_status status = WHERRY_OK;
+    bool in_time = true;
+    while (meeting->question && in_time && status == WHERRY_OK) {
+        in_time = !wh_deadline_passed(deadline);
+        wh_deadline slice = wh_deadline_earlier(deadline, wh_deadline_in_ms(WH_INTERRUPT_MS));
+        if (wh_resolve_wait(meeting->question, slice, &meeting->at)) {
+            wh_resolve_end(meeting->question);
+            meeting->question = NULL;
+        } else if (wh_sockets_interrupted(sockets)) {
+            status = wh_fail(error, WHERRY_CANCELLED, "joining was interrupted while a host's name was asked for");
+        }
+    }
+    return status;
+}
+
 wherry_status wh_meetings_find(wh_sockets *sockets, wh_deadline deadline, wherry_error *error) {
     const wh_group_address *address = &sockets->address;
     bool any = false;
@@ -30,9 +50,9 @@ wherry_status wh_meetings_find(wh_sockets *sockets, wh_deadline deadline, wherry
     }
     for (size_t i = 0; i < sockets->meeting_count; i++) {
         wh_meeting *meeting = sockets->meetings + i;
-        if (meeting->question && wh_resolve_wait(meeting->question, deadline, &meeting->at)) {
-            wh_resolve_end(meeting->question);
-            meeting->question = NULL;
+        wherry_status status = await_answer(sockets, meeting, deadline, error);
+        if (status != WHERRY_OK) {
+            return status;
         }
         meeting->asked = wh_clock_now();
         any = any || meeting->at.size;
@@ -42,6 +62,50 @@ wherry_status wh_meetings_find(wh_sockets *sockets, wh_deadline deadline, wherry
                : wh_fail(error, WHERRY_INVALID_ARGUMENT,
                          "the host of the meeting point %s is not known here; look at the name, and at the resolver",
                          wh_meeting_text(address, 0, text));
+}
+
+wherry_status wh_meetings_choose(wh_sockets *sockets, wherry_error *error) {
+    wh_meeting *meeting = sockets->meetings;
+    wh_endpoint *endpoint = sockets->address.meeting;
+    if (sockets->address.kind != WH_ADDRESS_TCP || endpoint->port) {
+        return WHERRY_OK;
+    }
+    meeting->listener = wh_meeting_listen(&sockets->address, &meeting->at, false, &meeting->name);
+    if (meeting->listener < 0 || !wh_listener_port(meeting->listener, &endpoint->port)) {
+        bool elsewhere = errno == EADDRNOTAVAIL;
+        return wh_fail_errno(error, elsewhere ? WHERRY_INVALID_ARGUMENT : WHERRY_SYSTEM, errno,
+                             "cannot listen at %s, at a port of the system's choice%s", endpoint->host,
+                             elsewhere ? ", since it is no address of this host: name one, or a port that others have"
+                                       : "");
+    }
+    wh_set_port(&meeting->at, endpoint->port);
+    return WHERRY_OK;
+}
+
+/** Writes a path as an address has it. @return false where there is no room. */
+static bool escape_path(const char *path, char *text, size_t size) {
+    size_t length = strlen(text);
+    for (; *path && length + sizeof("%00") <= size; path++) {
+        bool plain = *path > ' ' && *path < 0x7F && !strchr("?#%&", *path);
+        length += (size_t)snprintf(text + length, size - length, plain ? "%c" : "%%%02x", (unsigned char)*path);
+    }
+    return !*path;
+}
+
+wherry_status wh_sockets_meeting(wh_group *group, char *text, size_t size, wherry_error *error) {
+    const wh_sockets *sockets = (wh_sockets *)group;
+    const wh_group_address *address = &sockets->address;
+    char where[WH_PLACE_MAX];
+    if (group->size == 1) {
+        return wh_fail(error, WHERRY_UNSUPPORTED, "a group of one rank meets nowhere; give it the size of the whole");
+    }
+    bool fits = snprintf(text, size, "%s://", address->kind == WH_ADDRESS_TCP ? "tcp" : "unix") < (int)size;
+    if (fits && address->kind == WH_ADDRESS_UNIX) {
+        fits = escape_path(address->path, text, size);
+    } else if (fits) {
+        fits = snprintf(text, size, "tcp://%s", wh_meeting_text(address, 0, where)) < (int)size;
+    }
+    return fits ? WHERRY_OK : wh_fail(error, WHERRY_LIMIT, "the meeting point has no room in %zu bytes", size);
 }
 
 bool wh_meetings_are_private(const wh_sockets *sockets) {
@@ -82,6 +146,10 @@ void wh_meeting_note_silence(wh_sockets *sockets, int32_t number) {
     }
 }
 
+void wh_meeting_note_fault(wh_sockets *sockets, const char *fault) {
+    snprintf(sockets->seen, sizeof(sockets->seen), "%.*s", (int)sizeof(sockets->seen) - 1, fault);
+}
+
 void wh_meeting_note_answer(wh_sockets *sockets, int32_t number) {
     sockets->meetings[number].silent = false;
     sockets->meetings[number].patience = ANSWER_MS * MS;
@@ -100,10 +168,13 @@ static void stop_listening(wh_sockets *sockets, wh_meeting *meeting) {
 /** Dials. A name that nobody listens at any more is to be taken over, and one where so many have knocked for long that nobody else can. */
 static void dial(wh_sockets *sockets, wh_meeting *meeting, int32_t number, uint64_t now) {
     int fd = wh_dial(&meeting->at);
-    if (fd < 0 && errno == EAGAIN && !meeting->stuck_since) {
+    int fault = fd < 0 ? errno : 0;
+    if (fault) {
+        wh_meeting_note_fault(sockets, strerror(fault));
+    }
+    if (fault == EAGAIN && !meeting->stuck_since) {
         meeting->stuck_since = now;
-    } else if (fd < 0 &&
-               (errno == ECONNREFUSED || (errno == EAGAIN && now - meeting->stuck_since > meeting->patience))) {
+    } else if (fault == ECONNREFUSED || (fault == EAGAIN && now - meeting->stuck_since > meeting->patience)) {
         meeting->silent = true;
     }
     wh_connection *connection = fd >= 0 ? wh_sockets_add(sockets, fd, true) : NULL;
@@ -130,7 +201,7 @@ void wh_meetings_serve(wh_sockets *sockets, uint64_t now) {
         if (!meeting->at.size || meeting->dialled) {
             continue;
         }
-        if (meeting->listener < 0) {
+        if (meeting->listener < 0 && !sockets->options.dial_only) {
             meeting->listener = wh_meeting_listen(&sockets->address, &meeting->at, meeting->silent, &meeting->name);
             meeting->shared = meeting->listener >= 0 && meeting->silent && sockets->address.kind == WH_ADDRESS_TCP;
             meeting->silent = meeting->silent && meeting->listener < 0;

@@ -94,7 +94,8 @@ bool wh_sockets_learn(wh_sockets *sockets, int64_t rank, uint64_t incarnation, c
     member->incarnation = incarnation;
     snprintf(member->place, sizeof(member->place), "%s", place);
     wh_mailbox_admit(sockets->base.mailbox, (int32_t)rank, incarnation);
-    wh_log(WHERRY_LOG_INFO, "rank %d learned of rank %d at %s", (int)sockets->base.rank, (int)rank, place);
+    wh_log(WHERRY_LOG_INFO, "rank %d learned of rank %d at %.*s", (int)sockets->base.rank, (int)rank,
+           (int)strcspn(place, ";"), place);
     tell_everybody(sockets); /* the former incarnation too: it learns so that its place is taken */
     for (wh_connection *one = sockets->connections; one; one = one->next) {
         one->doomed = one->doomed || (one->rank == rank && one->incarnation < incarnation);
@@ -117,7 +118,7 @@ bool wh_sockets_take_table(void *context, const uint8_t *bytes, size_t size) {
         size_t length = (size_t)bytes[at + 12] << 8 | bytes[at + 13];
         at += ENTRY_HEAD;
         char place[WH_PLACE_MAX];
-        if (length > size - at || length >= sizeof(place) || !wh_utf8_valid((const char *)bytes + at, length)) {
+        if (length > size - at || length >= sizeof(place) || !wh_utf8_printable((const char *)bytes + at, length)) {
             return false;
         }
         memcpy(place, bytes + at, length);

@@ -17,6 +17,9 @@
  */
 enum { WAIT_JOINING_MS = 20, WAIT_MS = 100, LEAVE_MS = 1000, DEAF_MS = 100 };
 
+/** Where the meeting points begin in what the thread waits for: behind the wake-up, the listener and that of the shortcut. */
+enum { FIRST_MEETING = 3 };
+
 /** Whoever was met at a meeting point and is silent for so many heartbeats may be stopped: then somebody else is to be met there. */
 enum { SUSPECT_HEARTBEATS = 2 };
 
@@ -65,6 +68,26 @@ static bool has_gone(const wh_connection *connection) {
     return poll(&at, 1, 0) == 1;
 }
 
+/** Another connection that messages to a rank can go over. */
+static wh_connection *find_up(const wh_sockets *sockets, int32_t rank, uint64_t incarnation) {
+    wh_connection *one = sockets->connections;
+    while (one && (one->doomed || !wh_connection_is_up(one) || one->rank != rank || one->incarnation != incarnation)) {
+        one = one->next;
+    }
+    return one;
+}
+
+/**
+ * Whether messages are to go over a connection. Where there is a shortcut to the rank, they wait for that: one that was met at a meeting point, or
+ * has dialled this one's place, is left for the tables. A connection that this side has dialled for messages is the best that can be had.
+ */
+static bool is_for_messages(const wh_sockets *sockets, const wh_connection *connection) {
+    int family = 0;
+    socklen_t size = sizeof(family);
+    return connection->wanted >= 0 || !wh_shortcut_leads_to(sockets, sockets->members[connection->rank].place) ||
+           (getsockopt(connection->fd, SOL_SOCKET, SO_DOMAIN, &family, &size) == 0 && family == AF_UNIX);
+}
+
 static bool greeted(void *context, wh_connection *connection, const wh_hello_fields *peer) {
     wh_sockets *sockets = context;
     if ((connection->wanted >= 0 && connection->wanted != connection->rank) ||
@@ -81,14 +104,15 @@ static bool greeted(void *context, wh_connection *connection, const wh_hello_fie
     wh_member *member = sockets->members + peer->rank;
     wh_mailbox_admit(sockets->base.mailbox, connection->rank, peer->incarnation);
     bool first = !member->connection || member->connection->doomed;
-    if (first) {
-        member->connection = connection;
-    }
     if (connection->meeting >= 0) {
         wh_meeting_note_answer(sockets, connection->meeting);
-        connection->doomed = !first && sockets->meetings[connection->meeting].shared; /* it was met before */
+        bool known = !first || find_up(sockets, connection->rank, connection->incarnation);
+        connection->doomed = known && sockets->meetings[connection->meeting].shared; /* it was met before */
     }
-    member->wanted = false;
+    if (first && !connection->doomed && is_for_messages(sockets, connection)) {
+        member->connection = connection;
+    }
+    member->wanted = member->wanted && !member->connection;
     pthread_cond_broadcast(&sockets->changed);
     return wh_sockets_send_table(sockets, connection);
 }
@@ -135,15 +159,6 @@ static void heed_refusal(wh_sockets *sockets, const wh_connection *connection, c
     }
 }
 
-/** Another connection that messages to a rank can go over. */
-static wh_connection *find_up(const wh_sockets *sockets, int32_t rank, uint64_t incarnation) {
-    wh_connection *one = sockets->connections;
-    while (one && (one->doomed || !wh_connection_is_up(one) || one->rank != rank || one->incarnation != incarnation)) {
-        one = one->next;
-    }
-    return one;
-}
-
 /** Takes what a rank has said already over a connection that is about to be given up, such as its last words. */
 static void hear_rest(wh_sockets *sockets, wh_connection *connection) {
     const wh_connection_events handlers = {greeted, take_message, wh_sockets_take_table, sockets};
@@ -152,6 +167,31 @@ static void hear_rest(wh_sockets *sockets, wh_connection *connection) {
         if (wh_connection_read(connection, &handlers, NULL) != WHERRY_OK) {
             return;
         }
+    }
+}
+
+/** What the end of a connection, which is in no list any more, means for the rank at its other end: its loss, unless there is another way to it. */
+static void note_end(wh_sockets *sockets, const wh_connection *connection, int32_t rank, const char *reason) {
+    wh_member *member = sockets->members + rank;
+    uint64_t incarnation = connection->rank >= 0 ? connection->incarnation : member->incarnation;
+    bool used = member->connection == connection;
+    if (used) {
+        member->connection = NULL;
+    }
+    wh_connection *other = find_up(sockets, rank, incarnation);
+    if (used && wh_connection_is_up(connection)) {
+        /* Messages were on their way over this one: the rank cannot be told from one that was lost. It is dialled anew. */
+        while (other) {
+            other->doomed = other->mourned = true;
+            hear_rest(sockets, other);
+            other = find_up(sockets, rank, incarnation);
+        }
+    } else if (!member->connection && (used || connection->wanted == rank)) {
+        member->connection = other; /* where the shortcut cannot be had, what there is has to do */
+        pthread_cond_broadcast(&sockets->changed);
+    }
+    if (!member->connection && !other) {
+        note_failure(sockets, rank, incarnation, reason);
     }
 }
 
@@ -166,25 +206,13 @@ static void close_connection(wh_sockets *sockets, wh_connection **at, const wher
     }
     if (connection->hello && error) {
         heed_refusal(sockets, connection, error);
+        if (connection->meeting >= 0 && error->status == WHERRY_PEER_LOST) {
+            wh_meeting_note_fault(sockets, error->message);
+        }
     }
     int32_t rank = connection->rank >= 0 ? connection->rank : connection->wanted;
-    if (rank >= 0 && !connection->data) {
-        wh_member *member = sockets->members + rank;
-        uint64_t incarnation = connection->rank >= 0 ? connection->incarnation : member->incarnation;
-        wh_connection *other = find_up(sockets, rank, incarnation);
-        bool used = member->connection == connection;
-        if (used) {
-            member->connection = other;
-        }
-        if (other && used && wh_connection_is_up(connection)) {
-            /* Messages were on their way over this one: the rank cannot be told from one that was lost. It is dialled anew. */
-            hear_rest(sockets, other);
-            other->doomed = true;
-            member->connection = NULL;
-        }
-        if (!member->connection) {
-            note_failure(sockets, rank, incarnation, error ? error->message : "the connection was given up");
-        }
+    if (rank >= 0 && !connection->data && !connection->mourned) {
+        note_end(sockets, connection, rank, error ? error->message : "the connection was given up");
     }
     wh_connection_destroy(connection);
 }
@@ -216,7 +244,7 @@ static void serve_wanted(wh_sockets *sockets) {
         if (!member->wanted || member->connection || !member->incarnation || is_dialled(sockets, rank)) {
             continue;
         }
-        int fd = wh_dial_place(member->place);
+        int fd = wh_sockets_dial(sockets, member->place);
         if (fd < 0 && errno == EAGAIN) {
             continue;
         }
@@ -332,7 +360,9 @@ static bool watch_all(wh_sockets *sockets, wh_watch *watch, uint64_t now) {
     watch->count = 0;
     sockets->reading = !guest;
     bool deaf = now < sockets->deaf_until;
-    bool ok = wh_watch_add(watch, sockets->wake, POLLIN) && wh_watch_add(watch, deaf ? -1 : sockets->listener, POLLIN);
+    bool ok = wh_watch_add(watch, sockets->wake, POLLIN) &&
+              wh_watch_add(watch, deaf ? -1 : sockets->listener, POLLIN) &&
+              wh_watch_add(watch, deaf ? -1 : sockets->shortcut, POLLIN);
     for (size_t i = 0; i < sockets->meeting_count && ok; i++) {
         ok = wh_watch_add(watch, deaf ? -1 : sockets->meetings[i].listener, POLLIN);
     }
@@ -358,9 +388,11 @@ static void serve_ready(wh_sockets *sockets, const wh_watch *watch) {
         }
         at = *at == one ? &one->next : at;
     }
-    for (size_t i = 1; i < 2 + sockets->meeting_count; i++) {
+    for (size_t i = 1; i < FIRST_MEETING + sockets->meeting_count; i++) {
         if (watch->fds[i].revents) {
-            accept_all(sockets, i == 1 ? sockets->listener : sockets->meetings[i - 2].listener);
+            accept_all(sockets, i == 1   ? sockets->listener
+                                : i == 2 ? sockets->shortcut
+                                         : sockets->meetings[i - FIRST_MEETING].listener);
         }
     }
 }
@@ -421,5 +453,8 @@ void wh_sockets_close_all(wh_sockets *sockets) {
     if (sockets->listener >= 0) {
         wh_place_remove(sockets->place);
         close(sockets->listener);
+    }
+    if (sockets->shortcut >= 0) {
+        close(sockets->shortcut);
     }
 }

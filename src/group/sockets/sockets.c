@@ -29,9 +29,17 @@ void wh_sockets_wake(wh_sockets *sockets) {
     }
 }
 
+/** Whether a stop was requested; the lock is released meanwhile. */
+static bool is_stopped(wh_sockets *sockets, const wh_stop *stop) {
+    pthread_mutex_unlock(&sockets->lock);
+    bool stopped = wh_stop_requested(stop);
+    pthread_mutex_lock(&sockets->lock);
+    return stopped;
+}
+
 /** Waits until there is a connection to a rank with room in its queue. */
-static wherry_status find_way(wh_sockets *sockets, int32_t rank, wh_deadline deadline, wh_connection **connection_p,
-                              wherry_error *error) {
+static wherry_status find_way(wh_sockets *sockets, int32_t rank, wh_deadline deadline, const wh_stop *stop,
+                              wh_connection **connection_p, wherry_error *error) {
     wh_member *member = sockets->members + rank;
     uint64_t failures = member->failures;
     bool in_time = true;
@@ -55,7 +63,12 @@ static wherry_status find_way(wh_sockets *sockets, int32_t rank, wh_deadline dea
         }
         member->wanted = !connection;
         wh_sockets_wake(sockets);
-        in_time = wh_wait(&sockets->changed, &sockets->lock, deadline);
+        wh_deadline slice = stop ? wh_deadline_earlier(deadline, wh_deadline_in_ms(WH_INTERRUPT_MS)) : deadline;
+        in_time = wh_wait(&sockets->changed, &sockets->lock, slice) || !wh_deadline_passed(deadline);
+        if (stop && is_stopped(sockets, stop)) {
+            return wh_fail_about(error, rank,
+                                 wh_fail(error, WHERRY_CANCELLED, "rank %d: sending a message was stopped", (int)rank));
+        }
     }
 }
 
@@ -101,14 +114,14 @@ static wherry_status send_over(wh_sockets *sockets, wh_connection *connection, i
 }
 
 static wherry_status sockets_send(wh_group *group, int32_t rank, uint64_t tag, const void *bytes, size_t size,
-                                  wh_deadline deadline, wherry_error *error) {
+                                  wh_deadline deadline, const wh_stop *stop, wherry_error *error) {
     wh_sockets *sockets = (wh_sockets *)group;
     if (rank == group->rank) {
         return wh_mailbox_put_copy(sockets->base.mailbox, rank, sockets->incarnation, tag, bytes, size, error);
     }
     wh_connection *connection = NULL;
     pthread_mutex_lock(&sockets->lock);
-    wherry_status status = find_way(sockets, rank, deadline, &connection, error);
+    wherry_status status = find_way(sockets, rank, deadline, stop, &connection, error);
     if (connection) {
         status = send_over(sockets, connection, rank, tag, bytes, size, deadline, error);
     }
@@ -197,6 +210,7 @@ static const wh_group_ops sockets_ops = {
     .watch = sockets_watch,
     .connect = wh_sockets_connect,
     .process = sockets_process,
+    .meeting = wh_sockets_meeting,
     .destroy = sockets_destroy,
 };
 
@@ -219,6 +233,7 @@ static void set_options(wh_sockets *sockets, const wh_sockets_options *options) 
     sockets->options = *options;
     sockets->options.secret = NULL;
     sockets->options.secret_size = 0;
+    sockets->options.wait_for = options->wait_for ? options->wait_for : (uint32_t)sockets->base.size;
     sockets->options.heartbeat_ms = options->heartbeat_ms ? options->heartbeat_ms : HEARTBEAT_MS;
     sockets->options.dead_after_ms = options->dead_after_ms ? options->dead_after_ms : DEAD_AFTER_MS;
 }
@@ -237,6 +252,7 @@ static wh_sockets *create(wh_group_address *address, const wh_sockets_options *o
     sockets->address = *address;
     sockets->incarnation = options->incarnation ? options->incarnation : wh_clock_wall();
     sockets->listener = -1;
+    sockets->shortcut = -1;
     sockets->wake = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
     sockets->guest.nudge = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
     sockets->base.mailbox = wh_mailbox_create(address->size, MAILBOX_SHARE);
@@ -278,9 +294,10 @@ static wherry_status fail_missing(const wh_sockets *sockets, wherry_error *error
         wh_free(list.bytes);
         return sockets->refusal.status;
     }
-    wh_fail(error, WHERRY_TIMED_OUT, "timed out at the meeting point %s: %d of %d ranks have not come: %s%s",
+    wh_fail(error, WHERRY_TIMED_OUT, "timed out at the meeting point %s: %d of %d ranks have not come: %s%s%s%s",
             wh_meeting_text(&sockets->address, 0, place), (int)missing, (int)sockets->base.size,
-            list.bytes && !list.failed ? list.bytes : "?", missing > 8 ? ", ..." : "");
+            list.bytes && !list.failed ? list.bytes : "?", missing > 8 ? ", ..." : "",
+            *sockets->seen ? "; the last call there failed: " : "", sockets->seen);
     wh_free(list.bytes);
     return WHERRY_TIMED_OUT;
 }
@@ -296,16 +313,38 @@ static int start_thread(wh_sockets *sockets) {
     return result;
 }
 
-static wherry_status wait_for_all(wh_sockets *sockets, wh_deadline deadline, wherry_error *error) {
+bool wh_sockets_interrupted(const wh_sockets *sockets) {
+    return sockets->options.interrupt && sockets->options.interrupt(sockets->options.interrupt_context);
+}
+
+/** Whether too few ranks have come. */
+static bool is_waiting(const wh_sockets *sockets) {
+    return sockets->base.size - count_missing(sockets, NULL) < (int32_t)sockets->options.wait_for;
+}
+
+/** Waits for the others, and lets the lock go now and then to ask whether it shall. */
+static wherry_status wait_for_ranks(wh_sockets *sockets, wh_deadline deadline, wherry_error *error) {
     wherry_status status = WHERRY_OK;
     bool in_time = true;
+    bool interrupted = false;
     pthread_mutex_lock(&sockets->lock);
-    while (count_missing(sockets, NULL) && !sockets->fenced && in_time) {
-        in_time = wh_wait(&sockets->changed, &sockets->lock, deadline);
+    wh_deadline next = wh_deadline_in_ms(WH_INTERRUPT_MS);
+    while (is_waiting(sockets) && !sockets->fenced && in_time && !interrupted) {
+        wh_wait(&sockets->changed, &sockets->lock, wh_deadline_earlier(deadline, next));
+        in_time = !wh_deadline_passed(deadline);
+        if (wh_deadline_passed(next)) {
+            pthread_mutex_unlock(&sockets->lock);
+            interrupted = wh_sockets_interrupted(sockets);
+            next = wh_deadline_in_ms(WH_INTERRUPT_MS);
+            pthread_mutex_lock(&sockets->lock);
+        }
     }
     if (sockets->fenced) {
         status = wh_fail(error, WHERRY_CLOSED, "another incarnation of rank %d is there", (int)sockets->base.rank);
-    } else if (count_missing(sockets, NULL)) {
+    } else if (interrupted) {
+        status = wh_fail(error, WHERRY_CANCELLED, "joining was interrupted while %d of %d ranks had not come",
+                         (int)count_missing(sockets, NULL), (int)sockets->base.size);
+    } else if (is_waiting(sockets)) {
         status = fail_missing(sockets, error);
     }
     sockets->joined = status == WHERRY_OK;
@@ -333,22 +372,49 @@ static wherry_status begin(wh_sockets *sockets, wh_deadline deadline, wherry_err
         status = check_privacy(sockets, error);
     }
     if (status == WHERRY_OK) {
+        status = wh_meetings_choose(sockets, error);
+    }
+    if (status == WHERRY_OK) {
         status = wh_member_listen(&sockets->address, first_known(sockets), sockets->incarnation, &sockets->listener,
                                   sockets->place, error);
     }
     if (status != WHERRY_OK) {
         return status;
     }
+    wh_shortcut_open(sockets);
+    pthread_mutex_lock(&sockets->lock);
     wh_sockets_learn(sockets, sockets->base.rank, sockets->incarnation, sockets->place);
+    wh_meetings_serve(sockets, wh_clock_now()); /* a meeting point that is free is this process's before it waits */
+    pthread_mutex_unlock(&sockets->lock);
     int result = start_thread(sockets);
     sockets->running = result == 0;
     return result ? wh_fail_errno(error, WHERRY_SYSTEM, result, "cannot start a thread") : WHERRY_OK;
+}
+
+/** What the options and the address must not ask for together. */
+static wherry_status check_wishes(const wh_group_address *address, const wh_sockets_options *options,
+                                  wherry_error *error) {
+    if (options->wait_for > (uint32_t)address->size) {
+        return wh_fail(error, WHERRY_INVALID_ARGUMENT, "wait_for is %u, and the group has %d ranks",
+                       (unsigned)options->wait_for, (int)address->size);
+    }
+    if (options->dial_only && address->kind == WH_ADDRESS_TCP && !address->meeting[0].port) {
+        return wh_fail(error, WHERRY_INVALID_ARGUMENT,
+                       "a guest cannot dial port 0; give it the port that wherry_group_meeting tells whoever listens");
+    }
+    return WHERRY_OK;
 }
 
 wherry_status wh_sockets_join(const char *address, const wh_sockets_options *options, wh_deadline deadline,
                               wh_group **group_p, wherry_error *error) {
     wh_group_address parsed;
     wherry_status status = wh_group_address_parse(address, NULL, NULL, &parsed, error);
+    if (status == WHERRY_OK) {
+        status = check_wishes(&parsed, options, error);
+        if (status != WHERRY_OK) {
+            wh_group_address_clear(&parsed);
+        }
+    }
     if (status != WHERRY_OK) {
         return status;
     }
@@ -366,7 +432,7 @@ wherry_status wh_sockets_join(const char *address, const wh_sockets_options *opt
         dispose(sockets);
         return status;
     }
-    status = wait_for_all(sockets, deadline, error);
+    status = wait_for_ranks(sockets, deadline, error);
     if (status != WHERRY_OK) {
         sockets_destroy(&sockets->base);
         return status;

@@ -19,7 +19,7 @@
 #include <stdalign.h>
 #include <stdatomic.h>
 
-#include "lane/boot.h"
+#include "base/boot.h"
 #include "lane/lane.h"
 
 /** Changes with everything below that both sides must agree on: the messages and the layout of the memory. */

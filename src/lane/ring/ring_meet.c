@@ -5,7 +5,6 @@
 #include <stdio.h>
 #include <sys/random.h>
 #include <sys/socket.h>
-#include <sys/stat.h>
 #include <sys/un.h>
 #include <unistd.h>
 
@@ -22,7 +21,7 @@ typedef struct offer_message {
     uint8_t magic[WH_RING_MAGIC_BYTES];
     uint8_t boot[WH_BOOT_BYTES];
     uint8_t workers[4];
-    uint8_t network[16]; /* device and inode of the network namespace */
+    uint8_t network[WH_NETWORK_BYTES];
 } offer_message;
 
 typedef struct request_message {
@@ -41,16 +40,10 @@ typedef struct handover_message {
 
 /* What this process would offer: the same message from elsewhere tells how near it is. */
 static wherry_status describe(const wh_lane_site *site, offer_message *here, wherry_error *error) {
-    struct stat network;
-    if (stat("/proc/self/ns/net", &network) != 0) {
-        return wh_fail_errno(error, WHERRY_UNSUPPORTED, errno,
-                             "cannot tell which network namespace this is: reading /proc/self/ns/net failed");
-    }
     memcpy(here->magic, WH_RING_MAGIC, sizeof(here->magic));
-    wh_store_be64(here->network, network.st_dev);
-    wh_store_be64(here->network + 8, network.st_ino);
     wh_store_be32(here->workers, (uint32_t)wh_min(site->threads, WH_RING_WORKERS_MAX));
-    return wh_boot_read(here->boot, error);
+    wherry_status status = wh_network_read(here->network, error);
+    return status == WHERRY_OK ? wh_boot_read(here->boot, error) : status;
 }
 
 wherry_status wh_ring_offer(const wh_lane_site *site, wh_string *offer, wherry_error *error) {

@@ -76,29 +76,15 @@ static wherry_status take(message_pipe *own, wh_message *message_p, wherry_error
     }
 }
 
-/**
- * Sends a message. A group that had no room for it in a slice has sent nothing, and is asked again, for longer each time, so that one that is slow
- * at sending gets there too.
- */
+/** Sends a message. */
 static wherry_status send_message(const message_pipe *own, const void *bytes, size_t size, wherry_error *error) {
     const wh_lane_site *site = own->base.site;
-    wh_deadline patience = wh_pipe_patience(site);
-    for (int64_t slice = SLICE_MS;; slice *= 2) {
-        if (wh_stop_requested(site->stop)) {
-            return cancelled(error);
-        }
-        if (wh_deadline_passed(site->deadline)) {
-            return wh_pipe_timed_out(site, error);
-        }
-        wh_deadline deadline = wh_deadline_earlier(patience, wh_deadline_in_ms(slice));
-        wherry_status status = wh_group_send(site->group, site->peer, own->tag, bytes, size, deadline, error);
-        if (status != WHERRY_TIMED_OUT) {
-            return wh_pipe_blame(site, status, error);
-        }
-        if (wh_deadline_passed(patience)) {
-            return wh_pipe_timed_out(site, error);
-        }
+    if (wh_stop_requested(site->stop)) {
+        return cancelled(error);
     }
+    wherry_status status =
+        wh_group_send_until(site->group, site->peer, own->tag, bytes, size, wh_pipe_patience(site), site->stop, error);
+    return status == WHERRY_TIMED_OUT ? wh_pipe_timed_out(site, error) : wh_pipe_blame(site, status, error);
 }
 
 /** Waits for the receiver to have worked off enough. It may say any number at any time: only one that can be is believed. */

@@ -1,9 +1,11 @@
-#include "lane/boot.h"
+#include "base/boot.h"
 
 #include <errno.h>
 #include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
+#include "base/byteorder.h"
 #include "base/fail.h"
 
 wherry_status wh_boot_read(void *boot, wherry_error *error) {
@@ -17,4 +19,16 @@ wherry_status wh_boot_read(void *boot, wherry_error *error) {
     return got == WH_BOOT_BYTES ? WHERRY_OK
                                 : wh_fail_errno(error, WHERRY_UNSUPPORTED, errnum,
                                                 "cannot tell which host this is: cannot read %s, mount /proc", path);
+}
+
+wherry_status wh_network_read(uint8_t network[WH_NETWORK_BYTES], wherry_error *error) {
+    static const char path[] = "/proc/self/ns/net";
+    struct stat at;
+    if (stat(path, &at) != 0) {
+        return wh_fail_errno(error, WHERRY_UNSUPPORTED, errno,
+                             "cannot tell which network namespace this is: reading %s failed", path);
+    }
+    wh_store_be64(network, at.st_dev);
+    wh_store_be64(network + 8, at.st_ino);
+    return WHERRY_OK;
 }

@@ -1,0 +1,136 @@
+/* The lane `blocks`: over a group that moves blocks of bytes from memory to memory by itself (wherry/group_ops.h). What both sides agree on. */
+#include <stdatomic.h>
+#include <sys/random.h>
+
+#include <wherry/group_ops.h>
+
+#include "base/alloc.h"
+#include "base/fail.h"
+#include "lane/blocks/blocks_internal.h"
+#include "lane/lanes.h"
+
+/* An offer is the version. A request is the version and the channel (u16, big endian). */
+enum { VERSION = 1, OFFER_BYTES = 1, REQUEST_BYTES = 3, CHANNELS = WHERRY_GROUP_CHANNEL_MAX + 1, WAIT_MS = 5 };
+
+/**
+ * The next channel, for a receiver: no two of its transfers have the same until all were used. The first is random, since another incarnation of this rank
+ * may have left something behind.
+ */
+static wherry_status next_channel(uint32_t *channel_p, wherry_error *error) {
+    static atomic_uint next; /* 0: not begun */
+    unsigned none = 0;
+    uint16_t random;
+    if (atomic_load(&next) == 0) {
+        if (getrandom(&random, sizeof(random), 0) != (ssize_t)sizeof(random)) {
+            return wh_fail(error, WHERRY_SYSTEM, "the system gives no random numbers");
+        }
+        atomic_compare_exchange_strong(&next, &none, CHANNELS + random % CHANNELS);
+    }
+    *channel_p = atomic_fetch_add(&next, 1) % CHANNELS;
+    return WHERRY_OK;
+}
+
+static wherry_status new_end(const wh_lane_site *site, uint32_t channel, wh_lane_end **end_p, wherry_error *error) {
+    wh_blocks_end *own = wh_alloc_zeroed(1, sizeof(*own));
+    if (!own) {
+        return wh_fail_memory(error, "a lane");
+    }
+    own->base.workers = 1;
+    own->site = site;
+    own->channel = channel;
+    *end_p = &own->base;
+    return WHERRY_OK;
+}
+
+static wherry_status blocks_offer(const wh_lane_site *site, wh_string *offer, wherry_error *error) {
+    const char version = VERSION;
+    wherry_status status = wh_group_check_blocks(site->group, site->peer, error);
+    if (status == WHERRY_OK) {
+        wh_string_append(offer, &version, OFFER_BYTES);
+    }
+    return offer->failed ? wh_fail_memory(error, "the offer of a lane") : status;
+}
+
+/** There is nothing to try: a block moves only when both sides are at it. */
+static wherry_status blocks_probe(const wh_lane_site *site, const void *offer, size_t size, wh_string *request,
+                                  bool *assist_p, wh_lane_end **end_p, wherry_error *error) {
+    *assist_p = false;
+    if (size != OFFER_BYTES || *(const uint8_t *)offer != VERSION) {
+        return wh_fail(error, WHERRY_MALFORMED, "the offer of rank %d for the lane blocks cannot be read",
+                       (int)site->peer);
+    }
+    uint32_t channel = 0;
+    wherry_status status = wh_group_check_blocks(site->group, site->peer, error);
+    if (status == WHERRY_OK) {
+        status = next_channel(&channel, error);
+    }
+    if (status != WHERRY_OK) {
+        return status;
+    }
+    const char bytes[REQUEST_BYTES] = {VERSION, (char)(channel >> 8), (char)(channel & 0xFF)};
+    wh_string_append(request, bytes, sizeof(bytes));
+    return request->failed ? wh_fail_memory(error, "the request of a lane") : new_end(site, channel, end_p, error);
+}
+
+static wherry_status blocks_accept(const wh_lane_site *site, const void *request, size_t size, bool *ready_p,
+                                   wh_lane_end **end_p, wherry_error *error) {
+    const uint8_t *bytes = request;
+    wherry_status status = wh_group_check_blocks(site->group, site->peer, error);
+    if (status != WHERRY_OK) {
+        return status;
+    }
+    if (size != REQUEST_BYTES || bytes[0] != VERSION || bytes[1] >= CHANNELS >> 8) {
+        return wh_fail(error, WHERRY_MALFORMED, "the request of rank %d for the lane blocks cannot be read",
+                       (int)site->peer);
+    }
+    *ready_p = true;
+    return new_end(site, (uint32_t)bytes[1] << 8 | bytes[2], end_p, error);
+}
+
+static wherry_status blocks_pull(wh_lane_end *end, uint32_t worker, const wh_sink *sink, wherry_error *error) {
+    wherry_status status = WHERRY_OK;
+    bool done = false;
+    (void)worker;
+    while (status == WHERRY_OK && !done) {
+        status = wh_blocks_pull_some(end, sink, WAIT_MS, &done, error);
+    }
+    return status;
+}
+
+static wherry_status blocks_push(wh_lane_end *end, uint32_t worker, const wh_feed *feed, wherry_error *error) {
+    wherry_status status = WHERRY_OK;
+    bool done = false;
+    (void)worker;
+    while (status == WHERRY_OK && !done) {
+        status = wh_blocks_push_some(end, feed, WAIT_MS, &done, error);
+    }
+    return status;
+}
+
+static void blocks_close(wh_lane_end *end) {
+    wh_blocks_end *own = (void *)end;
+    if (!own) {
+        return;
+    }
+    wh_blocks_abandon(own);
+    for (size_t i = 0; i < WH_BLOCKS_UNDER_WAY; i++) {
+        wh_free(own->blocks[i].scratch);
+        wh_landing_destroy(&own->blocks[i].landing);
+    }
+    wh_segments_destroy(&own->segments);
+    wh_digester_destroy(own->digester);
+    wh_free(own);
+}
+
+const wh_lane_ops wh_lane_blocks = {
+    .name = "blocks",
+    .traits = WH_LANE_NETWORK | WH_LANE_MESSAGES,
+    .offer = blocks_offer,
+    .probe = blocks_probe,
+    .accept = blocks_accept,
+    .pull = blocks_pull,
+    .push = blocks_push,
+    .pull_some = wh_blocks_pull_some,
+    .push_some = wh_blocks_push_some,
+    .close = blocks_close,
+};

@@ -1,0 +1,8 @@
+/* The group that meets over TCP on loopback, and talks over Unix sockets, since its members share a host. */
+#include "conformance/group_suite.h"
+#include "conformance/sockets_place.h"
+
+int main(void) {
+    static const wh_group_kind kind = {"group_near", wh_open_near_place, wh_join_place, wh_close_place};
+    return wh_group_suite_run(&kind);
+}

@@ -1,0 +1,343 @@
+/* The transfer suite's cases about options: interrupts, the rank that meshes name, memory for what a target lacks. */
+#include <stdatomic.h>
+#include <unistd.h>
+
+#include "conformance/transfer_world.h"
+
+#define MS UINT64_C(1000000)
+
+/** How soon an interrupted call must have ended, and how long a side that is held up waits for the test. */
+enum { SOON_MS = 3000, HELD_MS = 10000 };
+
+static wherry_error error;
+
+/** What one side of a transfer does when it is asked, or shows its progress. */
+typedef struct side {
+    atomic_bool *ends;   /**< It is to end as soon as this is true; NULL: never. */
+    atomic_bool *begins; /**< It is held up when this is true; NULL: at once. */
+    atomic_bool *waits;  /**< While it is held up it waits for this; NULL: it never is. */
+    atomic_bool held;    /**< It is, or was. */
+    atomic_bool shown;   /**< It has shown progress. */
+    atomic_uint asked;   /**< How often it was asked. */
+    uint64_t last_asked; /**< When it was for the last time. */
+    uint64_t ended;      /**< When it said yes. */
+    bool too_often;      /**< Twice within less than 50 ms. */
+    pthread_t thread;    /**< Who asked. */
+    bool other_thread;   /**< Not always the same. */
+} side;
+
+static void wait_for(atomic_bool *what) {
+    for (int i = 0; i < HELD_MS && !atomic_load(what); i++) {
+        usleep(1000);
+    }
+    assert_true(atomic_load(what));
+}
+
+static void hold(side *own) {
+    if (own->waits && (!own->begins || atomic_load(own->begins)) && !atomic_exchange(&own->held, true)) {
+        wait_for(own->waits);
+    }
+}
+
+static bool interrupt(void *context) {
+    side *own = context;
+    uint64_t now = wh_clock_now();
+    if (atomic_fetch_add(&own->asked, 1) == 0) {
+        own->thread = pthread_self();
+    } else {
+        own->too_often = own->too_often || now - own->last_asked < 50 * MS;
+        own->other_thread = own->other_thread || !pthread_equal(own->thread, pthread_self());
+    }
+    hold(own);
+    bool ends = own->ends && atomic_load(own->ends);
+    own->last_asked = wh_clock_now();
+    own->ended = ends ? own->last_asked : 0;
+    return ends;
+}
+
+static void show(void *context, const wherry_progress *progress) {
+    (void)progress;
+    side *own = context;
+    atomic_store(&own->shown, true);
+    hold(own);
+}
+
+static void ask(ferry_call *call, side *own) {
+    call->options.interrupt = interrupt;
+    call->options.interrupt_context = own;
+}
+
+/** The side was interrupted, by the thread that was inside its call, and its call ended soon after. */
+static void expect_interrupted(const ferry_call *call, const side *own, uint64_t ended) {
+    if (call->status != WHERRY_CANCELLED) {
+        print_error("%s: %s\n", wherry_status_name(call->status), call->error.message);
+    }
+    assert_int_equal(call->status, WHERRY_CANCELLED);
+    assert_non_null(strstr(call->error.message, "interrupted"));
+    assert_true(own->ended && ended - own->ended < SOON_MS * MS);
+    assert_false(own->too_often);
+    assert_false(own->other_thread);
+    assert_true(pthread_equal(own->thread, call->thread));
+}
+
+/** A call that waits for nobody asks all the time, and ends when it is told to. */
+static void test_interrupted_while_waiting(void **state) {
+    (void)state;
+    ferry_world world = ferry_open();
+    wherry_value *source = ferry_tensor(1000, 1);
+    for (int receives = 0; receives < 2; receives++) {
+        atomic_bool ends = false;
+        side own = {.ends = &ends};
+        ferry_call call = receives ? ferry_receive(&world, 1, 0) : ferry_send(&world, 0, 1, source);
+        ask(&call, &own);
+        ferry_start(&call);
+        for (int i = 0; i < HELD_MS && atomic_load(&own.asked) < 4; i++) {
+            usleep(1000);
+        }
+        atomic_store(&ends, true);
+        ferry_join(&call);
+        expect_interrupted(&call, &own, wh_clock_now());
+        assert_true(atomic_load(&own.asked) >= 4);
+    }
+    ferry_one(&world, source, NULL, NULL, 0);
+    wherry_value_destroy(source);
+    ferry_close(&world);
+}
+
+/** One that is never told to ends as ever. */
+static void test_asked_in_vain(void **state) {
+    (void)state;
+    ferry_world world = ferry_open();
+    wherry_value *source = ferry_large_state(3);
+    side sides[2] = {{.ends = NULL}, {.ends = NULL}};
+    ferry_call calls[] = {ferry_send(&world, 0, 1, source), ferry_receive(&world, 1, 0)};
+    ask(calls, sides);
+    ask(calls + 1, sides + 1);
+    ferry_start(calls);
+    usleep(150000);
+    ferry_start(calls + 1);
+    ferry_join(calls);
+    ferry_join(calls + 1);
+    ferry_expect_ok(calls);
+    ferry_expect_ok(calls + 1);
+    assert_true(sides[0].asked >= 1 && !sides[0].too_often && !sides[1].too_often);
+    must(wherry_value_compare(source, calls[1].received, WHERRY_COMPARE_ALL, &error));
+    wherry_value_destroy(calls[1].received);
+    wherry_value_destroy(source);
+    ferry_close(&world);
+}
+
+/** In the middle of a transfer, while the receiver does not get on. */
+static void test_interrupted_source(void **state) {
+    (void)state;
+    ferry_world world = ferry_open();
+    wherry_value *source = ferry_large_state(5);
+    atomic_bool over = false;
+    side receiver = {.waits = &over};
+    side sender = {.ends = &receiver.held};
+    ferry_call calls[] = {ferry_send(&world, 0, 1, source), ferry_receive(&world, 1, 0)};
+    ask(calls, &sender);
+    calls[1].options.progress = show;
+    calls[1].options.progress_context = &receiver;
+    calls[1].options.no_progress_ms = 1500; /* where the group has no room for the source's last words */
+    ferry_start(calls);
+    ferry_start(calls + 1);
+    ferry_join(calls);
+    expect_interrupted(calls, &sender, wh_clock_now());
+    atomic_store(&over, true);
+    ferry_join(calls + 1);
+    assert_true(calls[1].status == WHERRY_REVOKED || calls[1].status == WHERRY_TIMED_OUT);
+    ferry_one(&world, source, NULL, NULL, 0);
+    wherry_value_destroy(source);
+    ferry_close(&world);
+}
+
+/** In the middle of a transfer, while the source does not get on: it is held up once the receiver shows progress, which waits for that. */
+static void test_interrupted_receiver(void **state) {
+    (void)state;
+    ferry_world world = ferry_open();
+    wherry_value *source = ferry_large_state(7);
+    atomic_bool over = false;
+    side sender = {.waits = &over};
+    side receiver = {.ends = &sender.held};
+    side shows = {.waits = &sender.held};
+    sender.begins = &shows.shown;
+    ferry_call calls[] = {ferry_send(&world, 0, 1, source), ferry_receive(&world, 1, 0)};
+    ask(calls, &sender);
+    ask(calls + 1, &receiver);
+    calls[1].options.progress = show;
+    calls[1].options.progress_context = &shows;
+    calls[0].options.no_progress_ms = 1500; /* a source that pushes by the calling thread hears nothing meanwhile */
+    ferry_start(calls);
+    ferry_start(calls + 1);
+    ferry_join(calls + 1);
+    expect_interrupted(calls + 1, &receiver, wh_clock_now());
+    atomic_store(&over, true);
+    ferry_join(calls);
+    /* It may have been told that all bytes had come before it was told that the receiver gave up waiting for its answer. */
+    assert_true(calls[0].status == WHERRY_ABORTED || calls[0].status == WHERRY_OK ||
+                calls[0].status == WHERRY_TIMED_OUT);
+    assert_true(calls[0].status != WHERRY_ABORTED || strstr(calls[0].error.message, "interrupted"));
+    ferry_one(&world, source, NULL, NULL, 0);
+    wherry_value_destroy(source);
+    ferry_close(&world);
+}
+
+/** The same by a cancel, which a source sees that pushes by the calling thread too. */
+static void test_cancelled_in_the_middle(void **state) {
+    (void)state;
+    ferry_world world = ferry_open();
+    wherry_value *source = ferry_large_state(9);
+    atomic_bool over = false;
+    wherry_cancel *cancel;
+    side receiver = {.waits = &over};
+    ferry_call calls[] = {ferry_send(&world, 0, 1, source), ferry_receive(&world, 1, 0)};
+    must(wherry_cancel_create(&cancel, &error));
+    calls[0].options.cancel = cancel;
+    calls[1].options.progress = show;
+    calls[1].options.progress_context = &receiver;
+    calls[1].options.no_progress_ms = 1500;
+    ferry_start(calls);
+    ferry_start(calls + 1);
+    wait_for(&receiver.held);
+    uint64_t begin = wh_clock_now();
+    wherry_cancel_request(cancel);
+    ferry_join(calls);
+    assert_true(wh_clock_now() - begin < SOON_MS * MS);
+    assert_int_equal(calls[0].status, WHERRY_CANCELLED);
+    atomic_store(&over, true);
+    ferry_join(calls + 1);
+    assert_true(calls[1].status == WHERRY_REVOKED || calls[1].status == WHERRY_TIMED_OUT);
+    wherry_cancel_destroy(cancel);
+    wherry_value_destroy(source);
+    ferry_close(&world);
+}
+
+/** Random states into targets that lack some of their leaves, whose memory is made. */
+static void test_memory_for_what_the_target_lacks(void **state) {
+    (void)state;
+    ferry_world world = ferry_open();
+    wh_random random = {17};
+    for (int i = 0; i < 40; i++) {
+        wherry_value *source = wh_random_state(&random);
+        wh_random again = random;
+        wherry_value *targets[2];
+        for (int k = 0; k < 2; k++) {
+            wh_random *own = k ? &again : &random;
+            wherry_value *whole = wh_random_target(own, source, i % 2);
+            targets[k] = wh_random_thinned(own, whole);
+            wherry_value_destroy(whole);
+        }
+        ferry_one(&world, source, targets[0], targets[1], WHERRY_RECV_NEW);
+        wherry_value_destroy(targets[0]);
+        wherry_value_destroy(targets[1]);
+        wherry_value_destroy(source);
+    }
+    ferry_close(&world);
+}
+
+/** A mesh of the ranks 10 and 11; the part of one of them. */
+static wherry_value *shard_of_eleven(uint8_t seed) {
+    int64_t two[] = {2};
+    int64_t ranks[] = {10, 11};
+    wherry_mesh_info info = {.device = WHERRY_DEVICE_CPU, .ndim = 1, .shape = two, .ranks = ranks};
+    wherry_placement placement = {.kind = WHERRY_SHARD};
+    int64_t local[] = {3};
+    int64_t global[] = {6};
+    int64_t stride[] = {1};
+    wherry_mesh *mesh;
+    wherry_value *value;
+    must(wherry_mesh_create(&info, &mesh, &error));
+    wherry_dtensor dtensor = {.local = build_tensor(build_storage(3, seed), WHERRY_U8, 0, 1, local, NULL),
+                              .mesh = mesh,
+                              .placements = &placement,
+                              .dtype = WHERRY_U8,
+                              .ndim = 1,
+                              .shape = global,
+                              .strides = stride};
+    must(wherry_dtensor_create(&dtensor, &value, &error));
+    wherry_mesh_unref(mesh);
+    return build_dict("w", value, NULL);
+}
+
+/** Which box of a DTensor a rank has is said by the rank's name in meshes, not by its number in the group. */
+static void test_ranks_as_meshes_name_them(void **state) {
+    (void)state;
+    ferry_world world = ferry_open();
+    wherry_value *source = shard_of_eleven(1);
+    static const struct {
+        int64_t source, receiver;
+        wherry_status status;
+    } cases[] = {{10, 10, WHERRY_OK}, {11, 11, WHERRY_OK}, {10, 11, WHERRY_MISMATCH}, {-1, 11, WHERRY_OK}};
+    for (size_t i = 0; i < sizeof(cases) / sizeof(*cases); i++) {
+        wherry_value *target = shard_of_eleven(90);
+        ferry_call calls[] = {ferry_send(&world, 0, 1, source), ferry_receive(&world, 1, 0)};
+        calls[0].options.rank = cases[i].source;
+        calls[1].options.rank = cases[i].receiver;
+        calls[1].options.target = ferry_target;
+        calls[1].options.target_context = target;
+        ferry_run(calls, 2);
+        assert_int_equal(calls[1].status, cases[i].status);
+        if (calls[1].status == WHERRY_OK) {
+            must(wherry_value_compare(source, target, WHERRY_COMPARE_ALL, &error));
+            wherry_value_destroy(calls[1].received);
+        } else {
+            assert_non_null(strstr(calls[1].error.message, "different boxes"));
+        }
+        wherry_value_destroy(target);
+    }
+    wherry_value *received;
+    wherry_transfer_options options = ferry_options();
+    options.rank = -2;
+    must_fail(WHERRY_INVALID_ARGUMENT, error,
+              wherry_checkpoint_recv(world.transports[1], 0, &options, &received, &error));
+    wherry_value_destroy(source);
+    ferry_close(&world);
+}
+
+/** Refuses objects of a name. */
+static wherry_status refuse(void *context, const wherry_value *state) {
+    const wherry_value *odd = wherry_dict_get(state, "odd");
+    const wherry_value *tensor = wherry_dict_get(state, "w");
+    assert_null(wherry_storage_data(wherry_tensor_get(tensor)->storage));
+    return strcmp(wherry_object_type(odd), context) == 0 ? WHERRY_UNSUPPORTED : WHERRY_OK;
+}
+
+/** A receiver that looks at what is offered, and refuses it, has nothing of it; the source is told. */
+static void test_inspected(void **state) {
+    (void)state;
+    ferry_world world = ferry_open();
+    wherry_value *source = ferry_tensor(1 << 20, 3);
+    wherry_value *untouched = ferry_tensor(1 << 20, 77);
+    wherry_value *odd;
+    must(wherry_object_create("some.type", build_dict(NULL), &odd, &error));
+    must(wherry_dict_put(source, "odd", odd, &error));
+    char *refused[] = {(char *)"some.type", (char *)"another.type"};
+    for (size_t i = 0; i < 2; i++) {
+        wherry_value *target = ferry_tensor(1 << 20, 77);
+        ferry_call calls[] = {ferry_send(&world, 0, 1, source), ferry_receive(&world, 1, 0)};
+        calls[1].options.flags = WHERRY_RECV_NEW;
+        calls[1].options.target = ferry_target;
+        calls[1].options.target_context = target;
+        calls[1].options.inspect = refuse;
+        calls[1].options.inspect_context = refused[i];
+        ferry_run(calls, 2);
+        assert_int_equal(calls[0].status, i ? WHERRY_OK : WHERRY_ABORTED);
+        assert_int_equal(calls[1].status, i ? WHERRY_OK : WHERRY_UNSUPPORTED);
+        must(wherry_value_compare(wherry_dict_get(target, "w"), wherry_dict_get(i ? source : untouched, "w"),
+                                  WHERRY_COMPARE_ALL, &error));
+        wherry_value_destroy(calls[1].status == WHERRY_OK ? calls[1].received : NULL);
+        wherry_value_destroy(target);
+    }
+    wherry_value_destroy(untouched);
+    wherry_value_destroy(source);
+    ferry_close(&world);
+}
+
+const struct CMUnitTest ferry_option_cases[] = {
+    cmocka_unit_test(test_interrupted_while_waiting), cmocka_unit_test(test_asked_in_vain),
+    cmocka_unit_test(test_interrupted_source),        cmocka_unit_test(test_interrupted_receiver),
+    cmocka_unit_test(test_cancelled_in_the_middle),   cmocka_unit_test(test_memory_for_what_the_target_lacks),
+    cmocka_unit_test(test_ranks_as_meshes_name_them), cmocka_unit_test(test_inspected),
+};
+const size_t ferry_option_case_count = sizeof(ferry_option_cases) / sizeof(*ferry_option_cases);

@@ -1,0 +1,368 @@
+/*
+ * Transfers by blocks that go wrong, over a table whose calls any thread may make, and over one that only the thread inside the call may use: then that thread
+ * moves the bytes and looks after the conversation as well. Whatever happens, both sides end in time, no operation is left, and no memory is written to later.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include "conformance/transfer_world.h"
+#include "group/callback/callback.h"
+#include "support/table_hub.h"
+
+enum { RANKS = 4, BODY = (22 << 20) + 5, CHUNKS = 6, SOON_MS = 5000, STALE_MS = 1500, AFTER = 2 };
+
+static wherry_error error;
+
+typedef struct world {
+    table_hub *hub;
+    wh_group *groups[RANKS];
+    wherry_transport *transports[RANKS];
+} world;
+
+/** What the case is run over: with all that a table can have, or without anything. */
+static const uint32_t kinds[] = {WHERRY_GROUP_OPS_FLAGS, 0};
+enum { KINDS = 2 };
+
+static world open_world(uint32_t flags) {
+    static const wh_lane_ops *const lanes[] = {&wh_lane_blocks, &wh_lane_stream};
+    table_hub_options options = {.flags = flags, .blocks = true};
+    world w = {.hub = table_hub_open(RANKS, &options)};
+    for (int32_t rank = 0; rank < RANKS; rank++) {
+        wherry_group_ops ops;
+        void *context = table_hub_member(w.hub, rank, &ops);
+        must(wh_callback_create(&ops, context, w.groups + rank, &error));
+        must(wh_transport_create(w.groups[rank], 0, lanes, 2, w.transports + rank, &error));
+    }
+    return w;
+}
+
+static void close_world(world *w) {
+    for (int32_t rank = 0; rank < RANKS; rank++) {
+        wherry_transport_destroy(w->transports[rank]);
+        wh_group_destroy(w->groups[rank]);
+    }
+    table_hub_close(w->hub); /* ends the test where an operation is left */
+}
+
+static wherry_value *make_state(uint8_t seed) {
+    int64_t body = BODY;
+    int64_t little = 1000;
+    return build_dict("w", build_tensor(build_storage(BODY, seed), WHERRY_U8, 0, 1, &body, NULL), "b",
+                      build_tensor(build_storage(1000, seed), WHERRY_U8, 0, 1, &little, NULL), NULL);
+}
+
+static ferry_call call_of(const world *w, int32_t rank) {
+    ferry_call call = {.transport = w->transports[rank]};
+    wherry_transfer_options_init(&call.options);
+    call.options.timeout_ms = FERRY_MS;
+    return call;
+}
+
+static ferry_call send_to(const world *w, const wherry_value *state, size_t count) {
+    ferry_call call = call_of(w, 0);
+    call.count = count;
+    call.state = state;
+    for (size_t i = 0; i < count; i++) {
+        call.ranks[i] = (int32_t)i + 1;
+    }
+    return call;
+}
+
+static ferry_call receive_at(const world *w, int32_t rank, const wherry_value *target) {
+    ferry_call call = call_of(w, rank);
+    if (target) {
+        call.options.target = ferry_target;
+        call.options.target_context = (void *)target;
+    }
+    return call;
+}
+
+static void expect(const ferry_call *call, wherry_status status) {
+    if (call->status != status) {
+        fail_msg("%s instead of %s: %s", wherry_status_name(call->status), wherry_status_name(status),
+                 call->error.message);
+    }
+}
+
+/** The two go on as if nothing had been. */
+static void expect_next_works(const world *w, int32_t rank, const wherry_value *state) {
+    ferry_call calls[] = {send_to(w, state, 1), receive_at(w, rank, NULL)};
+    calls[0].ranks[0] = rank;
+    ferry_run(calls, 2);
+    expect(calls, WHERRY_OK);
+    expect(calls + 1, WHERRY_OK);
+    assert_string_equal(calls[1].stats.lane, "blocks");
+    assert_string_equal(calls[0].outcomes[0].stats.lane, "blocks");
+    must(wherry_value_compare(state, calls[1].received, WHERRY_COMPARE_ALL, &error));
+    wherry_value_destroy(calls[1].received);
+}
+
+/** Waits until so many blocks have moved to a rank, and both it and the source have others under way that do not move. */
+static void await_standstill(const world *w, int32_t rank, size_t count) {
+    bool there = false;
+    for (int i = 0; i < FERRY_MS && !there; i++) {
+        there = table_hub_moved(w->hub, rank) == count && table_hub_under_way(w->hub, rank) &&
+                table_hub_under_way(w->hub, 0);
+        usleep(1000);
+    }
+    assert_true(there);
+}
+
+static uint8_t *bytes_of(const wherry_value *state) {
+    return wherry_storage_data(wherry_tensor_get(wherry_dict_get(state, "w"))->storage);
+}
+
+static uint64_t ms_since(uint64_t begin) {
+    return (wh_clock_now() - begin) / 1000000;
+}
+
+/** Either side is cancelled in the middle. The other learns it at once; and what the source puts later does not land in memory that is the user's again. */
+static void test_cancel_in_the_middle(void **state) {
+    (void)state;
+    for (int i = 0; i < 2 * KINDS; i++) {
+        bool at_source = i & 1;
+        world w = open_world(kinds[i / 2]);
+        wherry_value *source = make_state(1);
+        wherry_value *target = make_state(2);
+        wherry_cancel *cancel;
+        must(wherry_cancel_create(&cancel, &error));
+        ferry_call calls[] = {send_to(&w, source, 1), receive_at(&w, 1, target)};
+        calls[!at_source].options.cancel = cancel;
+        table_hub_hold(w.hub, 1, AFTER);
+        ferry_start(calls);
+        ferry_start(calls + 1);
+        await_standstill(&w, 1, AFTER);
+        uint64_t begin = wh_clock_now();
+        wherry_cancel_request(cancel);
+        ferry_join(calls + !at_source);
+        ferry_join(calls + at_source);
+        assert_true(ms_since(begin) < SOON_MS);
+        expect(calls + !at_source, WHERRY_CANCELLED);
+        expect(calls + at_source, at_source ? WHERRY_REVOKED : WHERRY_ABORTED);
+        assert_true(table_hub_abandoned(w.hub, 0) > 0 && table_hub_abandoned(w.hub, 1) > 0);
+        memset(bytes_of(target), 0x77, BODY);
+        table_hub_hold(w.hub, 1, SIZE_MAX);
+        expect_next_works(&w, 1, source);
+        for (size_t at = 0; at < BODY; at++) {
+            if (bytes_of(target)[at] != 0x77) {
+                fail_msg("byte %zu was written to after the receive had returned", at);
+            }
+        }
+        wherry_cancel_destroy(cancel);
+        wherry_value_destroy(target);
+        wherry_value_destroy(source);
+        close_world(&w);
+    }
+}
+
+/** A rank dies in the middle. A table that notices it says so; without that it is the silence that ends the other side. */
+static void test_a_side_dies(void **state) {
+    (void)state;
+    for (int i = 0; i < 2 * KINDS; i++) {
+        int32_t dead = i & 1;
+        bool noticed = kinds[i / 2] & WHERRY_GROUP_OPS_DEATH;
+        world w = open_world(kinds[i / 2]);
+        wherry_value *source = make_state(1);
+        ferry_call calls[] = {send_to(&w, source, 1), receive_at(&w, 1, NULL)};
+        calls[1 - dead].options.no_progress_ms = noticed ? FERRY_MS : STALE_MS;
+        table_hub_hold(w.hub, 1, AFTER);
+        ferry_start(calls);
+        ferry_start(calls + 1);
+        await_standstill(&w, 1, AFTER);
+        uint64_t begin = wh_clock_now();
+        table_hub_kill(w.hub, dead);
+        ferry_join(calls + (1 - dead));
+        assert_true(ms_since(begin) < SOON_MS);
+        expect(calls + (1 - dead), noticed ? WHERRY_PEER_LOST : WHERRY_TIMED_OUT);
+        assert_int_equal(calls[1 - dead].error.rank, dead);
+        ferry_join(calls + dead);
+        assert_true(calls[dead].status != WHERRY_OK);
+        wherry_value_destroy(source);
+        close_world(&w);
+    }
+}
+
+/** Three receivers, of which one stands still: the others are served meanwhile, also by one thread alone. */
+static void test_one_of_three_stands_still(void **state) {
+    (void)state;
+    for (int i = 0; i < KINDS; i++) {
+        world w = open_world(kinds[i]);
+        wherry_value *source = make_state(3);
+        ferry_call calls[] = {send_to(&w, source, 3), receive_at(&w, 1, NULL), receive_at(&w, 2, NULL),
+                              receive_at(&w, 3, NULL)};
+        calls[0].options.no_progress_ms = STALE_MS;
+        table_hub_hold(w.hub, 1, AFTER);
+        ferry_start(calls);
+        ferry_start(calls + 1);
+        await_standstill(&w, 1, AFTER); /* it is being served when the others ask */
+        uint64_t begin = wh_clock_now();
+        ferry_start(calls + 2);
+        ferry_start(calls + 3);
+        for (int rank = 2; rank < RANKS; rank++) {
+            ferry_join(calls + rank);
+            expect(calls + rank, WHERRY_OK);
+            assert_string_equal(calls[rank].stats.lane, "blocks");
+            must(wherry_value_compare(source, calls[rank].received, WHERRY_COMPARE_ALL, &error));
+            wherry_value_destroy(calls[rank].received);
+        }
+        assert_true(ms_since(begin) < STALE_MS);
+        ferry_join(calls);
+        ferry_join(calls + 1);
+        expect(calls, WHERRY_TIMED_OUT);
+        assert_int_equal(calls[0].outcomes[0].status, WHERRY_TIMED_OUT);
+        assert_int_equal(calls[0].outcomes[1].status, WHERRY_OK);
+        assert_int_equal(calls[0].outcomes[2].status, WHERRY_OK);
+        assert_true(calls[1].status == WHERRY_REVOKED || calls[1].status == WHERRY_ABORTED);
+        table_hub_hold(w.hub, 1, SIZE_MAX);
+        expect_next_works(&w, 1, source);
+        wherry_value_destroy(source);
+        close_world(&w);
+    }
+}
+
+/** Three that all get on: none waits for the end of another. */
+static void test_three_at_once(void **state) {
+    (void)state;
+    for (int i = 0; i < 2 * KINDS; i++) {
+        world w = open_world(kinds[i / 2]);
+        wherry_value *source = make_state(4);
+        ferry_call calls[] = {send_to(&w, source, 3), receive_at(&w, 1, NULL), receive_at(&w, 2, NULL),
+                              receive_at(&w, 3, NULL)};
+        calls[0].options.verify = i & 1 ? WHERRY_VERIFY_OFF : WHERRY_VERIFY_ON;
+        ferry_run(calls, 4);
+        expect(calls, WHERRY_OK);
+        for (int rank = 1; rank < RANKS; rank++) {
+            expect(calls + rank, WHERRY_OK);
+            assert_string_equal(calls[rank].stats.lane, "blocks");
+            assert_int_equal(calls[rank].stats.verified, !(i & 1));
+            assert_int_equal(table_hub_moved(w.hub, rank), CHUNKS);
+            assert_int_equal(table_hub_abandoned(w.hub, rank), 0);
+            must(wherry_value_compare(source, calls[rank].received, WHERRY_COMPARE_ALL, &error));
+            wherry_value_destroy(calls[rank].received);
+        }
+        assert_int_equal(table_hub_abandoned(w.hub, 0), 0);
+        wherry_value_destroy(source);
+        close_world(&w);
+    }
+}
+
+/** A byte that changes on the way is noticed by the digest, which comes by message, and the chunk is asked for again. */
+static void test_damage(void **state) {
+    (void)state;
+    static const struct {
+        size_t blocks;
+        wherry_verify verify;
+        wherry_status status;
+        uint32_t retries;
+    } cases[] = {{1, WHERRY_VERIFY_DEFAULT, WHERRY_OK, 1},
+                 {CHUNKS + 2, WHERRY_VERIFY_ON, WHERRY_OK, CHUNKS + 2},
+                 {1000, WHERRY_VERIFY_ON, WHERRY_CORRUPT, 2 * CHUNKS},
+                 {1, WHERRY_VERIFY_OFF, WHERRY_OK, 0}};
+    for (size_t i = 0; i < KINDS * sizeof(cases) / sizeof(*cases); i++) {
+        size_t c = i / KINDS;
+        world w = open_world(kinds[i % KINDS]);
+        wherry_value *source = make_state(1);
+        ferry_call calls[] = {send_to(&w, source, 1), receive_at(&w, 1, NULL)};
+        calls[1].options.verify = cases[c].verify;
+        table_hub_damage(w.hub, 1, cases[c].blocks);
+        ferry_run(calls, 2);
+        expect(calls + 1, cases[c].status);
+        expect(calls, cases[c].status == WHERRY_OK ? WHERRY_OK : WHERRY_ABORTED);
+        assert_int_equal(calls[1].stats.retries, cases[c].retries);
+        if (cases[c].status == WHERRY_OK) {
+            bool right = wherry_value_compare(source, calls[1].received, WHERRY_COMPARE_ALL, &error) == WHERRY_OK;
+            assert_int_equal(right, cases[c].verify != WHERRY_VERIFY_OFF);
+            wherry_value_destroy(calls[1].received);
+        }
+        wherry_value_destroy(source);
+        close_world(&w);
+    }
+}
+
+/** What the table's functions fail with ends both sides soon, each with its reason. */
+static void test_a_table_that_fails(void **state) {
+    (void)state;
+    for (int i = 0; i < 4 * KINDS; i++) {
+        int which = i % 4; /* put and finish at the source, get and finish at the receiver */
+        int side = which / 2;
+        bool finish = which % 2;
+        world w = open_world(kinds[i / 4]);
+        wherry_value *source = make_state(1);
+        ferry_call calls[] = {send_to(&w, source, 1), receive_at(&w, 1, NULL)};
+        table_hub_break_blocks(w.hub, side, finish ? WHERRY_OK : WHERRY_SYSTEM, finish ? WHERRY_OK : WHERRY_SYSTEM,
+                               finish ? WHERRY_SYSTEM : WHERRY_OK);
+        uint64_t begin = wh_clock_now();
+        ferry_run(calls, 2);
+        assert_true(ms_since(begin) < SOON_MS);
+        expect(calls + side, WHERRY_SYSTEM);
+        expect(calls + 1 - side, WHERRY_ABORTED);
+        assert_int_equal(calls[side].error.rank, 1 - side);
+        assert_non_null(strstr(calls[side].error.message, finish ? "its finish answered"
+                                                          : side ? "its get"
+                                                                 : "its put"));
+        table_hub_break_blocks(w.hub, side, WHERRY_OK, WHERRY_OK, WHERRY_OK);
+        expect_next_works(&w, 1, source);
+        wherry_value_destroy(source);
+        close_world(&w);
+    }
+}
+
+/** A table with some of the functions is refused; one of a program that knows of none of them goes by messages. */
+static void test_tables(void **state) {
+    (void)state;
+    static const table_hub_options options = {.flags = WHERRY_GROUP_OPS_FLAGS, .blocks = true};
+    static const wh_lane_ops *const lanes[] = {&wh_lane_blocks, &wh_lane_stream};
+    table_hub *hub = table_hub_open(2, &options);
+    wherry_group_ops ops;
+    wh_group *group;
+    void *context = table_hub_member(hub, 0, &ops);
+    wherry_group_ops some = ops;
+    some.get = NULL;
+    must_fail(WHERRY_INVALID_ARGUMENT, error, wh_callback_create(&some, context, &group, &error));
+    some = ops;
+    some.put = NULL;
+    must_fail(WHERRY_INVALID_ARGUMENT, error, wh_callback_create(&some, context, &group, &error));
+    assert_non_null(strstr(error.message, "3 of put, get"));
+    world w = {.hub = hub};
+    for (int32_t rank = 0; rank < 2; rank++) {
+        context = rank ? table_hub_member(hub, rank, &ops) : context;
+        ops.struct_size = rank ? sizeof(ops) : offsetof(wherry_group_ops, put);
+        must(wh_callback_create(&ops, context, w.groups + rank, &error));
+        must(wh_transport_create(w.groups[rank], 0, lanes, 2, w.transports + rank, &error));
+    }
+    wherry_value *source = make_state(1);
+    for (int old = 0; old < 2; old++) { /* at the source, then at the receiver */
+        ferry_call calls[] = {call_of(&w, old), call_of(&w, 1 - old)};
+        calls[0].count = 1;
+        calls[0].state = source;
+        calls[0].ranks[0] = 1 - old;
+        calls[1].ranks[0] = old;
+        ferry_run(calls, 2);
+        expect(calls, WHERRY_OK);
+        expect(calls + 1, WHERRY_OK);
+        assert_string_equal(calls[1].stats.lane, "stream");
+        assert_non_null(strstr(calls[1].stats.reasons, "blocks: "));
+        wherry_value_destroy(calls[1].received);
+    }
+    wherry_value_destroy(source);
+    for (int32_t rank = 0; rank < 2; rank++) {
+        wherry_transport_destroy(w.transports[rank]);
+        wh_group_destroy(w.groups[rank]);
+    }
+    table_hub_close(hub);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_cancel_in_the_middle),
+        cmocka_unit_test(test_a_side_dies),
+        cmocka_unit_test(test_one_of_three_stands_still),
+        cmocka_unit_test(test_three_at_once),
+        cmocka_unit_test(test_damage),
+        cmocka_unit_test(test_a_table_that_fails),
+        cmocka_unit_test(test_tables),
+    };
+    wherry_log_set_level(WHERRY_LOG_OFF);
+    return cmocka_run_group_tests_name("blocks", tests, NULL, NULL);
+}

@@ -1,0 +1,446 @@
+/*
+ * Open meetings, through the public interface: a process that hosts one at a port of the system's choice and waits for nobody, guests that come when they
+ * like, are turned away, or find nobody, and transfers between ranks of which one has not come yet.
+ */
+#include <arpa/inet.h>
+#include <glob.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "api/group_handle.h"
+#include "base/clock.h"
+#include "support/build.h"
+#include "support/ferry_processes.h"
+
+enum { HOST = 0, RANKS = 3, SOON_MS = 10000 * CROWD_SLOW, DEATH_MS = 1000, ASK = 1, ANSWER = 2 };
+
+static wherry_error error;
+
+static wherry_group_options options_for(uint32_t wait_for, uint32_t flags) {
+    wherry_group_options options;
+    wherry_group_options_init(&options);
+    options.timeout_ms = SOON_MS;
+    options.wait_for = wait_for;
+    options.flags = flags;
+    return options;
+}
+
+/** A meeting without anybody else, and where it is. */
+static wherry_group *host(char meeting[WHERRY_GROUP_MEETING_MAX]) {
+    wherry_group *group;
+    wherry_group_options options = options_for(1, 0);
+    must(wherry_group_join("tcp://127.0.0.1:0?rank=0&size=3&job=open", &options, &group, &error));
+    must(wherry_group_meeting(group, meeting, &error));
+    return group;
+}
+
+static wherry_status visit(const char *meeting, int32_t rank, const wherry_group_options *options,
+                           wherry_group **group_p) {
+    char address[WHERRY_GROUP_MEETING_MAX + 64];
+    snprintf(address, sizeof(address), "%s?rank=%d&size=3&job=open", meeting, (int)rank);
+    return wherry_group_join(address, options, group_p, &error);
+}
+
+static int port_of(const char *meeting) {
+    static const char before[] = "tcp://127.0.0.1:";
+    assert_int_equal(strncmp(meeting, before, sizeof(before) - 1), 0);
+    char *end;
+    long port = strtol(meeting + sizeof(before) - 1, &end, 10);
+    assert_true(*end == '\0' && port > 0 && port < 65536);
+    return (int)port;
+}
+
+/** Whether somebody listens at a port of the loopback. */
+static bool listens(int port) {
+    struct sockaddr_in at = {
+        .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK), .sin_port = htons((uint16_t)port)};
+    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    bool connected = connect(fd, (struct sockaddr *)&at, sizeof(at)) == 0;
+    close(fd);
+    return connected;
+}
+
+/** A port where nobody listens, or somebody who never answers. */
+static int find_port(bool silent, int *listener_p) {
+    struct sockaddr_in at = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    socklen_t size = sizeof(at);
+    *listener_p = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    assert_int_equal(bind(*listener_p, (struct sockaddr *)&at, size), 0);
+    assert_int_equal(getsockname(*listener_p, (struct sockaddr *)&at, &size), 0);
+    if (silent) {
+        assert_int_equal(listen(*listener_p, 100), 0);
+    }
+    return ntohs(at.sin_port);
+}
+
+static size_t count_entries(const char *pattern) {
+    glob_t found;
+    size_t count = glob(pattern, GLOB_NOSORT, NULL, &found) == 0 ? found.gl_pathc : 0;
+    globfree(&found);
+    return count;
+}
+
+/** A process of its own, started before this one has threads, which a sanitizer wants; it begins when it is told where to. */
+typedef struct worker {
+    pid_t process;
+    int pipe;
+} worker;
+
+typedef int (*worker_part)(const char *meeting, int32_t rank, int32_t from);
+
+static worker start(worker_part part, int32_t rank, int32_t from) {
+    char meeting[WHERRY_GROUP_MEETING_MAX];
+    int ends[2];
+    assert_int_equal(pipe(ends), 0);
+    worker started = {fork(), ends[1]};
+    assert_true(started.process >= 0);
+    if (started.process == 0) {
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        close(ends[1]);
+        _exit(read(ends[0], meeting, sizeof(meeting)) == sizeof(meeting) ? part(meeting, rank, from) : 3);
+    }
+    close(ends[0]);
+    return started;
+}
+
+static void tell(worker *told, const char meeting[WHERRY_GROUP_MEETING_MAX]) {
+    assert_int_equal(write(told->pipe, meeting, WHERRY_GROUP_MEETING_MAX), WHERRY_GROUP_MEETING_MAX);
+}
+
+/** Kills it. */
+static void finish(worker *ended) {
+    kill(ended->process, SIGKILL);
+    waitpid(ended->process, NULL, 0);
+    close(ended->pipe);
+}
+
+/** Answers each message until it is killed. */
+static int serve(const char *meeting, int32_t rank, int32_t from_nobody) {
+    (void)from_nobody;
+    wherry_group *group;
+    wherry_group_options options = options_for(2, WHERRY_JOIN_GUEST);
+    if (visit(meeting, rank, &options, &group) != WHERRY_OK) {
+        return 1;
+    }
+    for (;;) {
+        void *bytes;
+        size_t size;
+        int32_t from;
+        if (wherry_group_receive(group, WHERRY_ANY_RANK, ASK, SOON_MS, &bytes, &size, &from, &error) != WHERRY_OK ||
+            wherry_group_send(group, from, ANSWER, bytes, size, SOON_MS, &error) != WHERRY_OK) {
+            return 2;
+        }
+        wherry_free(bytes);
+    }
+}
+
+static void ask(wherry_group *group, int32_t rank) {
+    void *bytes;
+    size_t size;
+    must(wherry_group_send(group, rank, ASK, "who", 3, SOON_MS, &error));
+    must(wherry_group_receive(group, rank, ANSWER, SOON_MS, &bytes, &size, NULL, &error));
+    assert_int_equal(size, 3);
+    wherry_free(bytes);
+}
+
+/** The host waits for nobody and listens when join returns; ranks that have not come are waited for; guests find each other through it. */
+static void test_open_meeting(void **state) {
+    (void)state;
+    char meeting[WHERRY_GROUP_MEETING_MAX];
+    worker servers[] = {start(serve, 1, 0), start(serve, 1, 0)};
+    uint64_t begin = wh_clock_now();
+    wherry_group *group = host(meeting);
+    assert_true((wh_clock_now() - begin) / 1000000 < 1000);
+    assert_true(listens(port_of(meeting)));
+    assert_false(wherry_group_alive(group, 1));
+    must_fail(WHERRY_TIMED_OUT, error, wherry_group_send(group, 1, ASK, "x", 1, 60, &error));
+    must_fail(WHERRY_TIMED_OUT, error, wherry_group_barrier(group, 1, 60, &error));
+    assert_int_equal(error.rank, 1);
+    assert_non_null(strstr(error.message, "has not come"));
+    int channel;
+    must_fail(
+        WHERRY_PEER_LOST, error,
+        wh_group_connect(wh_group_of(group), 1, WH_TAG_CONVERSATION, wh_deadline_in_ms(60), NULL, &channel, &error));
+    tell(servers, meeting);
+    ask(group, 1);
+    assert_int_equal(wh_group_process(wh_group_of(group), 1), servers[0].process);
+    wherry_group *guest;
+    wherry_group_options options = options_for(2, WHERRY_JOIN_GUEST);
+    must(visit(meeting, 2, &options, &guest));
+    ask(guest, 1);
+    char told[WHERRY_GROUP_MEETING_MAX];
+    must(wherry_group_meeting(guest, told, &error));
+    assert_string_equal(told, meeting);
+    finish(servers);
+    void *bytes;
+    size_t size;
+    must_fail(WHERRY_PEER_LOST, error, wherry_group_receive(group, 1, ASK, SOON_MS, &bytes, &size, NULL, &error));
+    tell(servers + 1, meeting);
+    for (uint64_t limit = wh_clock_now() + SOON_MS * UINT64_C(1000000); !wherry_group_alive(group, 1); usleep(1000)) {
+        assert_true(wh_clock_now() < limit);
+    }
+    ask(group, 1);
+    finish(servers + 1);
+    wherry_group_leave(guest);
+    wherry_group_leave(group);
+    assert_false(listens(port_of(meeting)));
+}
+
+/** A guest is told of the host's death as of any rank's. */
+static void test_host_dies(void **state) {
+    (void)state;
+    char meeting[WHERRY_GROUP_MEETING_MAX];
+    int pipes[2];
+    assert_int_equal(pipe(pipes), 0);
+    pid_t child = fork();
+    if (child == 0) {
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        host(meeting);
+        _exit(write(pipes[1], meeting, sizeof(meeting)) == sizeof(meeting) ? pause() : 1);
+    }
+    assert_int_equal(read(pipes[0], meeting, sizeof(meeting)), sizeof(meeting));
+    wherry_group *guests[2];
+    wherry_group_options options = options_for(2, WHERRY_JOIN_GUEST);
+    must(visit(meeting, 1, &options, guests));
+    must(visit(meeting, 2, &options, guests + 1));
+    must(wherry_group_send(guests[0], HOST, ASK, "x", 1, SOON_MS, &error)); /* the other has only met it */
+    uint64_t begin = wh_clock_now();
+    kill(child, SIGKILL);
+    waitpid(child, NULL, 0);
+    for (int i = 0; i < 2; i++) {
+        void *bytes;
+        size_t size;
+        must_fail(WHERRY_PEER_LOST, error,
+                  wherry_group_receive(guests[i], HOST, ANSWER, SOON_MS, &bytes, &size, NULL, &error));
+        assert_int_equal(error.rank, HOST);
+        assert_true((wh_clock_now() - begin) / 1000000 < DEATH_MS * CROWD_SLOW);
+        assert_false(wherry_group_alive(guests[i], HOST));
+    }
+    usleep(700000); /* both dial the meeting point again, and neither listens there */
+    assert_false(listens(port_of(meeting)));
+    wherry_group_leave(guests[0]);
+    wherry_group_leave(guests[1]);
+    close(pipes[0]);
+    close(pipes[1]);
+}
+
+/** Nobody there, somebody who does not answer, somebody with another secret: each is said, and the place is never taken. */
+static void test_nobody_to_visit(void **state) {
+    (void)state;
+    char meeting[WHERRY_GROUP_MEETING_MAX];
+    wherry_group *guest = NULL;
+    int listener;
+    wherry_group_options options = options_for(2, WHERRY_JOIN_GUEST);
+    options.timeout_ms = 300;
+    snprintf(meeting, sizeof(meeting), "tcp://127.0.0.1:%d", find_port(false, &listener));
+    must_fail(WHERRY_TIMED_OUT, error, visit(meeting, 1, &options, &guest));
+    assert_non_null(strstr(error.message, "Connection refused"));
+    assert_non_null(strstr(error.message, "0, 2"));
+    assert_non_null(strstr(error.message, meeting + sizeof("tcp://") - 1));
+    close(listener);
+
+    snprintf(meeting, sizeof(meeting), "tcp://127.0.0.1:%d", find_port(true, &listener));
+    options.timeout_ms = 1500;
+    must_fail(WHERRY_TIMED_OUT, error, visit(meeting, 1, &options, &guest));
+    assert_non_null(strstr(error.message, "nothing was heard"));
+    close(listener);
+    assert_false(listens(port_of(meeting)));
+
+    options.timeout_ms = 300;
+    must_fail(WHERRY_TIMED_OUT, error,
+              wherry_group_join("unix:///tmp/wherry-nobody?rank=1&size=2", &options, &guest, &error));
+    assert_non_null(strstr(error.message, "No such file"));
+    assert_int_equal(count_entries("/tmp/wherry-nobody*"), 0);
+
+    wherry_group *group = host(meeting);
+    options.secret = "wrong";
+    options.secret_size = 5;
+    must_fail(WHERRY_BAD_SECRET, error, visit(meeting, 1, &options, &guest));
+    wherry_group_leave(group);
+    assert_null(guest);
+}
+
+static void test_wrong_wishes(void **state) {
+    (void)state;
+    static const struct {
+        const char *address;
+        uint32_t wait_for;
+        uint32_t flags;
+    } rows[] = {
+        {"unix:///tmp/nowhere?rank=0&size=2", 3, 0},
+        {"tcp://127.0.0.1:0?rank=0&size=2", 1, WHERRY_JOIN_GUEST},
+        {"tcp://127.0.0.1:0,127.0.0.1:0?rank=0&size=2", 1, 0},
+        {"tcp://192.0.2.1:0?rank=0&size=2", 1, 0}, /* which is not this host */
+        {"tcp://127.0.0.1:0?rank=0&size=2&shortcut=maybe", 1, 0},
+        {"unix:///tmp/nowhere?rank=0&size=2", 1, WHERRY_JOIN_FLAGS + 1},
+    };
+    wherry_group *group = NULL;
+    for (size_t i = 0; i < sizeof(rows) / sizeof(*rows); i++) {
+        wherry_group_options options = options_for(rows[i].wait_for, rows[i].flags);
+        options.secret = "s";
+        options.secret_size = 1;
+        must_fail(WHERRY_INVALID_ARGUMENT, error, wherry_group_join(rows[i].address, &options, &group, &error));
+    }
+    assert_null(group);
+}
+
+/** What a program was compiled with that knows nothing of the newer options. */
+static void test_old_options(void **state) {
+    (void)state;
+    wherry_group *group;
+    wherry_group_options options = options_for(0, 0);
+    options.struct_size = offsetof(wherry_group_options, wait_for);
+    memset(&options.wait_for, 0xEE, sizeof(options) - offsetof(wherry_group_options, wait_for));
+    must(wherry_group_join("tcp://127.0.0.1:0?rank=0&size=1", &options, &group, &error));
+    char meeting[WHERRY_GROUP_MEETING_MAX] = "as it was";
+    must_fail(WHERRY_UNSUPPORTED, error, wherry_group_meeting(group, meeting, &error));
+    assert_string_equal(meeting, "as it was");
+    must_fail(WHERRY_INVALID_ARGUMENT, error, wherry_group_meeting(NULL, meeting, &error));
+    must_fail(WHERRY_INVALID_ARGUMENT, error, wherry_group_meeting(group, NULL, &error));
+    wherry_group_leave(group);
+}
+
+static void expect_meeting(const char *address, const char *expected) {
+    char meeting[WHERRY_GROUP_MEETING_MAX];
+    wherry_group *group;
+    wherry_group_options options = options_for(1, 0);
+    must(wherry_group_join(address, &options, &group, &error));
+    must(wherry_group_meeting(group, meeting, &error));
+    assert_string_equal(meeting, expected);
+    assert_true(strncmp(meeting, "tcp:", 4) != 0 || listens(port_of(meeting)));
+    wherry_group_leave(group);
+}
+
+/** Others join at what it says, so that it must be written as an address is. */
+static void test_meeting_text(void **state) {
+    (void)state;
+    char address[WHERRY_GROUP_MEETING_MAX];
+    char meeting[64];
+    int probes[2];
+    snprintf(meeting, sizeof(meeting), "tcp://127.0.0.1:%d", find_port(false, probes));
+    snprintf(address, sizeof(address), "%s,127.0.0.1:%d?rank=0&size=2", meeting, find_port(false, probes + 1));
+    close(probes[0]);
+    close(probes[1]);
+    expect_meeting(address, meeting);
+    expect_meeting("unix:///tmp/wherry%3fa%20b%25%C3%A9?rank=0&size=2", "unix:///tmp/wherry%3fa%20b%25%c3%a9");
+}
+
+static int asked;
+
+static bool interrupt_third(void *context) {
+    return context == &asked && ++asked >= 3;
+}
+
+static void test_interrupt(void **state) {
+    (void)state;
+    wherry_group *group = NULL;
+    size_t threads = count_entries("/proc/self/task/*");
+    size_t files = count_entries("/proc/self/fd/*");
+    wherry_group_options options = options_for(0, 0);
+    options.interrupt = interrupt_third;
+    options.interrupt_context = &asked;
+    uint64_t begin = wh_clock_now();
+    must_fail(WHERRY_CANCELLED, error, wherry_group_join("tcp://127.0.0.1:0?rank=0&size=3", &options, &group, &error));
+    uint64_t took = (wh_clock_now() - begin) / 1000000;
+    assert_true(took >= 100 && took < 1000 * CROWD_SLOW);
+    assert_int_equal(asked, 3);
+    assert_null(group);
+    assert_int_equal(count_entries("/proc/self/fd/*"), files);
+    assert_int_equal(count_entries("/proc/self/task/*"), threads);
+    options.wait_for = 1;
+    asked = 0;
+    must(wherry_group_join("tcp://127.0.0.1:0?rank=0&size=3", &options, &group, &error));
+    assert_int_equal(asked, 0);
+    wherry_group_leave(group);
+}
+
+/* ---- transfers with ranks that come later ---- */
+
+/** What a rank that is a process of its own does: sends to all the others, or receives. */
+static int ferry(const char *meeting, int32_t rank, int32_t from) {
+    wherry_group *group;
+    wherry_transport *transport;
+    wherry_group_options joining = options_for(2, WHERRY_JOIN_GUEST);
+    wherry_transfer_options options = crowd_options(NULL);
+    crowd_state state = crowd_state_make(7);
+    wherry_stats stats;
+    options.stats = &stats;
+    wherry_status status = visit(meeting, rank, &joining, &group);
+    if (status == WHERRY_OK) {
+        status = wherry_transport_create(group, NULL, &transport, &error);
+    }
+    if (status == WHERRY_OK && rank == from) {
+        int32_t others[] = {(rank + 1) % RANKS, (rank + 2) % RANKS};
+        status = wherry_checkpoint_send(transport, others, 2, state.value, &options, NULL, &error);
+    } else if (status == WHERRY_OK) {
+        wherry_value *received = NULL;
+        status = wherry_checkpoint_recv(transport, from, &options, &received, &error);
+        if (status == WHERRY_OK && (!crowd_state_is(&state, received) || strcmp(stats.lane, "cma") != 0)) {
+            fprintf(stderr, "rank %d got something else, or over %s: %s\n", (int)rank, stats.lane, stats.reasons);
+            return 2;
+        }
+    }
+    if (status != WHERRY_OK) {
+        fprintf(stderr, "rank %d: %s\n", (int)rank, error.message);
+        return 1;
+    }
+    wherry_transport_destroy(transport);
+    wherry_group_leave(group);
+    return 0;
+}
+
+static void expect_success(worker *ended) {
+    int result;
+    assert_int_equal(waitpid(ended->process, &result, 0), ended->process);
+    close(ended->pipe);
+    assert_true(WIFEXITED(result) && WEXITSTATUS(result) == 0);
+}
+
+/** The receivers ask a source that nobody has heard of, and it comes; or the source sends to receivers that come later. Same host: lane cma. */
+static void test_the_other_comes_later(void **state) {
+    (void)state;
+    for (int source_first = 0; source_first < 2; source_first++) {
+        char meeting[WHERRY_GROUP_MEETING_MAX];
+        worker workers[] = {start(ferry, source_first ? 2 : 1, 2), start(ferry, source_first ? 1 : 2, 2)};
+        wherry_group *group = host(meeting);
+        wherry_transport *transport;
+        must(wherry_transport_create(group, NULL, &transport, &error));
+        tell(workers, meeting);
+        wherry_transfer_options options = crowd_options(NULL);
+        options.timeout_ms = 200;
+        wherry_value *received;
+        if (!source_first) {
+            must_fail(WHERRY_TIMED_OUT, error, wherry_checkpoint_recv(transport, 2, &options, &received, &error));
+            assert_int_equal(error.rank, 2);
+        } else {
+            usleep(300000);
+        }
+        tell(workers + 1, meeting);
+        options.timeout_ms = CROWD_MS;
+        must(wherry_checkpoint_recv(transport, 2, &options, &received, &error));
+        crowd_state expected = crowd_state_make(7);
+        assert_true(crowd_state_is(&expected, received));
+        crowd_state_destroy(&expected);
+        wherry_value_destroy(received);
+        expect_success(workers);
+        expect_success(workers + 1);
+        wherry_transport_destroy(transport);
+        wherry_group_leave(group);
+    }
+}
+
+int main(void) {
+    wherry_log_set_level(WHERRY_LOG_OFF);
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_open_meeting),    cmocka_unit_test(test_host_dies),
+        cmocka_unit_test(test_nobody_to_visit), cmocka_unit_test(test_wrong_wishes),
+        cmocka_unit_test(test_old_options),     cmocka_unit_test(test_meeting_text),
+        cmocka_unit_test(test_interrupt),       cmocka_unit_test(test_the_other_comes_later),
+    };
+    return cmocka_run_group_tests_name("group_meeting", tests, NULL, NULL);
+}

@@ -1,0 +1,350 @@
+/*
+ * Members of a TCP group on one host talk over Unix sockets: what a place must look like for that, what becomes of those that a hostile peer makes up,
+ * and that nothing is lost or overtaken where the way changes or cannot be had.
+ */
+#include <errno.h>
+#include <poll.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include "group/inbox.h"
+#include "group/sockets/internal.h"
+#include "support/build.h"
+#include "support/meeting.h"
+
+enum { RANKS = 2, SOON_MS = 10000, MANY = 2000, TAG = 1 };
+
+#define TALK (WH_TAG_CONVERSATION | 5)
+#define HERE "0123456789abcdef0123456789abcdef"
+#define ELSEWHERE "0123456789abcdef0123456789abcdee"
+#define NAME "00112233445566778899aabbccddeeff"
+
+static wherry_error error;
+
+/** A member as far as places are concerned. */
+static wh_sockets *fake(void) {
+    wh_sockets *sockets = calloc(1, sizeof(*sockets));
+    sockets->address.kind = WH_ADDRESS_TCP;
+    snprintf(sockets->host, sizeof(sockets->host), "%s", HERE);
+    return sockets;
+}
+
+static void test_places(void **state) {
+    (void)state;
+    static const char *const far[] = {
+        "",
+        ";",
+        "127.0.0.1:1",
+        "127.0.0.1:1;",
+        "127.0.0.1:1;" HERE,
+        "127.0.0.1:1;" HERE ";",
+        "127.0.0.1:1;" ELSEWHERE ";" NAME,
+        "127.0.0.1:1;" HERE ":" NAME,
+        "127.0.0.1:1;" HERE ";" NAME "0",
+        "127.0.0.1:1;" HERE ";0011223344556677889aabbccddeeff",
+        "127.0.0.1:1;" HERE ";/0112233445566778899aabbccddeeff",
+        "127.0.0.1:1;" HERE ";00112233445566778899AABBCCDDEEFF",
+        "127.0.0.1:1;" HERE ";" NAME ";" NAME,
+        "127.0.0.1:1;;" HERE ";" NAME,
+    };
+    wh_sockets *sockets = fake();
+    assert_true(wh_shortcut_leads_to(sockets, "127.0.0.1:1;" HERE ";" NAME));
+    for (size_t i = 0; i < sizeof(far) / sizeof(*far); i++) {
+        assert_false(wh_shortcut_leads_to(sockets, far[i]));
+    }
+    *sockets->host = '\0'; /* takes none */
+    assert_false(wh_shortcut_leads_to(sockets, "127.0.0.1:1;" HERE ";" NAME));
+    free(sockets);
+}
+
+/** @return a listener at a name of the abstract namespace, or a port of the loopback. */
+static int listen_here(const char *name, int *port_p) {
+    struct sockaddr_un un = {.sun_family = AF_UNIX};
+    struct sockaddr_in in = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    socklen_t size = sizeof(in);
+    int length = name ? snprintf(un.sun_path + 1, sizeof(un.sun_path) - 1, "%s", name) : 0;
+    socklen_t un_size = (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + (size_t)length);
+    int fd = socket(name ? AF_UNIX : AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    assert_int_equal(bind(fd, name ? (struct sockaddr *)&un : (struct sockaddr *)&in, name ? un_size : size), 0);
+    assert_int_equal(listen(fd, 4), 0);
+    if (!name) {
+        assert_int_equal(getsockname(fd, (struct sockaddr *)&in, &size), 0);
+        *port_p = ntohs(in.sin_port);
+    }
+    return fd;
+}
+
+/** Whether dialling a place knocks there. */
+static bool reaches(const wh_sockets *sockets, const char *place, int listener) {
+    struct pollfd at = {listener, POLLIN, 0};
+    int fd = wh_sockets_dial(sockets, place);
+    bool knocked = fd >= 0 && poll(&at, 1, SOON_MS) == 1;
+    if (fd >= 0) {
+        close(fd);
+        close(accept(listener, NULL, NULL));
+    }
+    return knocked;
+}
+
+/** The Unix socket where there is one, else the port; and nothing that is not of a group's making. */
+static void test_dialling(void **state) {
+    (void)state;
+    wh_sockets *sockets = fake();
+    char place[WH_PLACE_MAX];
+    int port = 0;
+    int tcp = listen_here(NULL, &port);
+    snprintf(place, sizeof(place), "127.0.0.1:%d;%s;%s", port, HERE, NAME);
+    assert_true(reaches(sockets, place, tcp));
+    int near = listen_here("wherry-group-" NAME, NULL);
+    assert_true(reaches(sockets, place, near));
+    snprintf(place, sizeof(place), "127.0.0.1:%d;%s;%s", port, ELSEWHERE, NAME);
+    assert_true(reaches(sockets, place, tcp));
+    snprintf(place, sizeof(place), "127.0.0.1:%d;what a later version says", port);
+    assert_true(reaches(sockets, place, tcp));
+    assert_int_equal(wh_sockets_dial(sockets, "unix:/run/some.sock"), -1);
+    assert_int_equal(errno, EHOSTUNREACH);
+    assert_int_equal(wh_sockets_dial(sockets, ";" HERE ";" ELSEWHERE), -1);
+    assert_int_equal(wh_sockets_dial(sockets, ""), -1);
+    sockets->address.kind = WH_ADDRESS_UNIX;
+    assert_int_equal(wh_sockets_dial(sockets, place), -1);
+    assert_int_equal(errno, EHOSTUNREACH);
+    close(tcp);
+    close(near);
+    free(sockets);
+}
+
+typedef struct joiner {
+    const wh_test_meeting *meeting;
+    int32_t rank;
+    wh_group *group;
+    wherry_status status;
+    pthread_t thread;
+} joiner;
+
+static void *join(void *context) {
+    joiner *j = context;
+    j->status = wh_test_join(j->meeting, j->rank, RANKS, SOON_MS, &j->group, NULL);
+    return NULL;
+}
+
+static void open_world(const wh_test_meeting *meeting, wh_group *groups[RANKS]) {
+    joiner joiners[RANKS];
+    for (int32_t i = 0; i < RANKS; i++) {
+        joiners[i] = (joiner){.meeting = meeting, .rank = i};
+        assert_int_equal(pthread_create(&joiners[i].thread, NULL, join, joiners + i), 0);
+    }
+    for (int32_t i = 0; i < RANKS; i++) {
+        pthread_join(joiners[i].thread, NULL);
+        must(joiners[i].status);
+        groups[i] = joiners[i].group;
+    }
+}
+
+static void close_world(wh_group *groups[RANKS]) {
+    for (int32_t i = 0; i < RANKS; i++) {
+        wh_group_destroy(groups[i]);
+    }
+}
+
+static void *send_many(void *context) {
+    wh_group *group = context;
+    wherry_status status = WHERRY_OK;
+    for (uint32_t i = 0; i < MANY && status == WHERRY_OK; i++) {
+        status = wh_group_send(group, 1 - group->rank, TAG, &i, sizeof(i), wh_deadline_in_ms(SOON_MS), NULL);
+    }
+    return (void *)(intptr_t)status;
+}
+
+/** Both send from the first moment on, and everything arrives once and in order. */
+static void talk(wh_group *groups[RANKS]) {
+    pthread_t threads[RANKS];
+    for (int32_t i = 0; i < RANKS; i++) {
+        assert_int_equal(pthread_create(threads + i, NULL, send_many, groups[i]), 0);
+    }
+    for (uint32_t i = 0; i < RANKS * MANY; i++) {
+        wh_message message;
+        uint32_t number;
+        must(wh_group_receive(groups[i % RANKS], 1 - (int32_t)(i % RANKS), TAG, wh_deadline_in_ms(SOON_MS), &message,
+                              &error));
+        assert_int_equal(message.size, sizeof(number));
+        memcpy(&number, message.bytes, sizeof(number));
+        assert_int_equal(number, i / RANKS);
+        wh_message_clear(&message);
+    }
+    for (int32_t i = 0; i < RANKS; i++) {
+        void *status;
+        pthread_join(threads[i], &status);
+        must((wherry_status)(intptr_t)status);
+    }
+}
+
+static void test_order(void **state) {
+    for (int i = 0; i < 10; i++) {
+        wh_group *groups[RANKS];
+        open_world(*state, groups);
+        talk(groups);
+        assert_int_equal(wh_group_process(groups[0], 1), getpid());
+        assert_int_equal(wh_group_process(groups[1], 0), getpid());
+        close_world(groups);
+    }
+}
+
+static void close_shortcut(wh_group *group) {
+    wh_sockets *sockets = (wh_sockets *)group;
+    pthread_mutex_lock(&sockets->lock);
+    assert_true(sockets->shortcut >= 0);
+    close(sockets->shortcut);
+    sockets->shortcut = -1;
+    pthread_mutex_unlock(&sockets->lock);
+}
+
+/** How many connections between the two are up. */
+static size_t count_up(wh_group *group) {
+    wh_sockets *sockets = (wh_sockets *)group;
+    size_t count = 0;
+    pthread_mutex_lock(&sockets->lock);
+    for (const wh_connection *one = sockets->connections; one; one = one->next) {
+        count += wh_connection_is_up(one);
+    }
+    pthread_mutex_unlock(&sockets->lock);
+    return count;
+}
+
+/** A channel goes the same way, and its end is nobody's loss. */
+static void open_channel(wh_group *groups[RANKS], int family) {
+    wh_inbox *inbox;
+    wh_message message;
+    int channel = -1;
+    int found = 0;
+    socklen_t size = sizeof(found);
+    must(wh_inbox_open(groups[1], TALK, &inbox, &error));
+    must(wh_group_connect(groups[0], 1, TALK, wh_deadline_in_ms(SOON_MS), NULL, &channel, &error));
+    assert_int_equal(getsockopt(channel, SOL_SOCKET, SO_DOMAIN, &found, &size), 0);
+    assert_int_equal(found, family);
+    must(wh_inbox_take(inbox, wh_deadline_in_ms(SOON_MS), &message, &error));
+    assert_int_equal(message.kind, WH_MESSAGE_CHANNEL);
+    close(channel);
+    wh_message_clear(&message);
+    wh_inbox_close(inbox);
+}
+
+/** Where the Unix socket of one side, or of both, cannot be dialled, TCP has to do. */
+static void test_without_it(void **state) {
+    for (int closed = 0; closed < 4; closed++) {
+        wh_group *groups[RANKS];
+        open_world(*state, groups);
+        for (int32_t i = 0; i < RANKS; i++) {
+            if (closed & 1 << i) {
+                close_shortcut(groups[i]);
+            }
+        }
+        talk(groups);
+        open_channel(groups, closed & 2 ? AF_INET : AF_UNIX);
+        if (closed == 3) {
+            assert_int_equal(wh_group_process(groups[0], 1), 0);
+        }
+        talk(groups);
+        assert_true(count_up(groups[0]) >= 1 && count_up(groups[0]) <= 3);
+        close_world(groups);
+    }
+}
+
+/** Whoever leaves is lost at once, whatever other connection there was; and nobody is before. */
+static void test_loss(void **state) {
+    wh_group *groups[RANKS];
+    wh_message message;
+    open_world(*state, groups);
+    must_fail(WHERRY_TIMED_OUT, error, wh_group_receive(groups[0], 1, TAG, wh_deadline_in_ms(50), &message, &error));
+    talk(groups);
+    must_fail(WHERRY_TIMED_OUT, error, wh_group_receive(groups[0], 1, TAG, wh_deadline_in_ms(50), &message, &error));
+    wh_group_destroy(groups[1]);
+    uint64_t begin = wh_clock_now();
+    must_fail(WHERRY_PEER_LOST, error,
+              wh_group_receive(groups[0], 1, TAG, wh_deadline_in_ms(SOON_MS), &message, &error));
+    assert_true((wh_clock_now() - begin) / 1000000 < 1000);
+    joiner again = {.meeting = *state, .rank = 1};
+    join(&again);
+    must(again.status);
+    groups[1] = again.group;
+    for (wh_deadline end = wh_deadline_in_ms(SOON_MS); !wh_mailbox_incarnation(groups[0]->mailbox, 1); usleep(1000)) {
+        assert_false(wh_deadline_passed(end));
+    }
+    talk(groups);
+    assert_int_equal(wh_group_process(groups[0], 1), getpid());
+    close_world(groups);
+}
+
+/** Two that have met at two places and not talked yet: the end of one of these connections is not the loss of a rank. */
+static void *join_twice(void *context) {
+    joiner *j = context;
+    char address[128];
+    wh_sockets_options options = {0};
+    snprintf(address, sizeof(address), "tcp://127.0.0.1:%d,127.0.0.1:%d?rank=%d&size=2", j->meeting[0].port,
+             j->meeting[1].port, (int)j->rank);
+    j->status = wh_sockets_join(address, &options, wh_deadline_in_ms(SOON_MS), &j->group, NULL);
+    return NULL;
+}
+
+/** While the other thread waits. */
+static void *doom_one(void *context) {
+    wh_sockets *sockets = context;
+    usleep(30000);
+    pthread_mutex_lock(&sockets->lock);
+    sockets->connections->doomed = true;
+    pthread_mutex_unlock(&sockets->lock);
+    wh_sockets_wake(sockets);
+    return NULL;
+}
+
+static void wait_for_two(wh_group *group) {
+    wh_deadline end = wh_deadline_in_ms(SOON_MS);
+    while (count_up(group) < 2) {
+        assert_false(wh_deadline_passed(end));
+        usleep(1000);
+    }
+}
+
+static void test_met_twice(void **state) {
+    void *other;
+    assert_int_equal(wh_test_open_near(&other), 0);
+    wh_test_meeting meetings[2] = {*(wh_test_meeting *)*state, *(wh_test_meeting *)other};
+    joiner joiners[RANKS] = {{.meeting = meetings, .rank = 0}, {.meeting = meetings, .rank = 1}};
+    for (int32_t i = 0; i < RANKS; i++) {
+        assert_int_equal(pthread_create(&joiners[i].thread, NULL, join_twice, joiners + i), 0);
+    }
+    for (int32_t i = 0; i < RANKS; i++) {
+        pthread_join(joiners[i].thread, NULL);
+        must(joiners[i].status);
+    }
+    for (int32_t i = 0; i < RANKS; i++) {
+        wh_message message;
+        pthread_t thread;
+        wait_for_two(joiners[0].group);
+        wait_for_two(joiners[1].group);
+        assert_null(((wh_sockets *)joiners[i].group)->members[1 - i].connection);
+        assert_int_equal(pthread_create(&thread, NULL, doom_one, joiners[1].group), 0);
+        must_fail(WHERRY_TIMED_OUT, error,
+                  wh_group_receive(joiners[i].group, 1 - i, TAG, wh_deadline_in_ms(300), &message, &error));
+        pthread_join(thread, NULL);
+    }
+    wh_group *groups[RANKS] = {joiners[0].group, joiners[1].group};
+    talk(groups);
+    close_world(groups);
+    assert_int_equal(wh_test_close(&other), 0);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_places),
+        cmocka_unit_test(test_dialling),
+        cmocka_unit_test_setup_teardown(test_order, wh_test_open_near, wh_test_close),
+        cmocka_unit_test_setup_teardown(test_without_it, wh_test_open_near, wh_test_close),
+        cmocka_unit_test_setup_teardown(test_loss, wh_test_open_near, wh_test_close),
+        cmocka_unit_test_setup_teardown(test_met_twice, wh_test_open_near, wh_test_close),
+    };
+    return cmocka_run_group_tests_name("group_shortcut", tests, NULL, NULL);
+}

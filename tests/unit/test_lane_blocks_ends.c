@@ -1,0 +1,450 @@
+/* The ends of the lane of blocks: from and to which memory they move, how many at once, and that nothing is under way when they have failed. */
+#include <stdlib.h>
+
+#include "base/fail.h"
+#include "conformance/lane_data.h"
+#include "group/callback/callback.h"
+#include "lane/lanes.h"
+#include "support/build.h"
+#include "support/counting_allocator.h"
+#include "support/table_hub.h"
+
+enum { MIB = 1 << 20, PEER = 1, SEEN_MAX = 64, LONG_MS = 20000, SHORT_MS = 60, UNDER_WAY = 3 };
+
+static wherry_error error;
+static const wh_lane_ops *const lane = &wh_lane_blocks;
+
+/** What a group was asked to move. */
+typedef struct seen {
+    uint8_t *bytes;
+    size_t size;
+    uint32_t channel;
+    bool is_put;
+    bool gone;
+} seen;
+
+/** A group that notes what it is to move, and says that it did. */
+typedef struct fake {
+    wh_group base;
+    seen seen[SEEN_MAX];
+    size_t count;
+    size_t open;
+    size_t most_open;
+    size_t abandoned;
+    size_t begin_fails; /**< The number of the put or get that fails, from 1 on; 0: none. */
+    size_t finished;
+    size_t finish_stops; /**< The number of the finish from which on it answers `answer`. */
+    wherry_status answer;
+} fake;
+
+static wherry_status begin(wh_group *group, int32_t rank, uint32_t channel, const void *bytes, size_t size, bool is_put,
+                           void **operation_p, wherry_error *problem) {
+    fake *own = (fake *)group;
+    assert_int_equal(rank, PEER);
+    assert_true(own->count < SEEN_MAX);
+    if (own->begin_fails && own->count + 1 == own->begin_fails) {
+        return wh_fail(problem, WHERRY_SYSTEM, "it does not begin");
+    }
+    seen *one = own->seen + own->count++;
+    *one = (seen){(uint8_t *)bytes, size, channel, is_put, false};
+    *operation_p = one;
+    own->open++;
+    own->most_open = own->open > own->most_open ? own->open : own->most_open;
+    return WHERRY_OK;
+}
+
+static wherry_status fake_put(wh_group *group, int32_t rank, uint32_t channel, const void *bytes, size_t size,
+                              void **operation_p, wherry_error *problem) {
+    return begin(group, rank, channel, bytes, size, true, operation_p, problem);
+}
+
+static wherry_status fake_get(wh_group *group, int32_t rank, uint32_t channel, void *bytes, size_t size,
+                              void **operation_p, wherry_error *problem) {
+    memset(bytes, 0x11, size); /* it is the operation's: ASan tells where there is no room */
+    return begin(group, rank, channel, bytes, size, false, operation_p, problem);
+}
+
+static void let_go(fake *own, seen *one) {
+    assert_false(one->gone);
+    one->gone = true;
+    own->open--;
+}
+
+static wherry_status fake_finish(wh_group *group, int32_t rank, void *operation, uint32_t timeout_ms,
+                                 wherry_error *problem) {
+    fake *own = (fake *)group;
+    (void)rank, (void)timeout_ms;
+    if (own->finish_stops && own->finished + 1 >= own->finish_stops) {
+        if (own->answer != WHERRY_TIMED_OUT) {
+            let_go(own, operation);
+        }
+        return wh_fail(problem, own->answer, "it does not end");
+    }
+    own->finished++;
+    let_go(own, operation);
+    return WHERRY_OK;
+}
+
+static void fake_abandon(wh_group *group, void *operation) {
+    fake *own = (fake *)group;
+    let_go(own, operation);
+    own->abandoned++;
+}
+
+static fake fake_of(void) {
+    static const wh_group_ops ops = {
+        .name = "fake", .put = fake_put, .get = fake_get, .finish = fake_finish, .abandon = fake_abandon};
+    return (fake){.base = {&ops, 0, 2, NULL}};
+}
+
+/** One side over such a group. */
+typedef struct scene {
+    fake group;
+    wh_stop stop;
+    wh_lane_site site;
+    lane_data *data;
+    wh_lane_end *end;
+} scene;
+
+static wh_lane_end *open_end(const wh_lane_site *site, bool source, uint32_t *channel_p) {
+    wh_string request = {0};
+    wh_lane_end *end = NULL;
+    bool assist = true;
+    bool ready = false;
+    must(lane->probe(site, "\1", 1, &request, &assist, &end, &error));
+    assert_false(assist);
+    assert_int_equal(request.size, 3);
+    if (source) {
+        lane->close(end);
+        end = NULL;
+        must(lane->accept(site, request.bytes, request.size, &ready, &end, &error));
+        assert_true(ready);
+    }
+    *channel_p = (uint32_t)(uint8_t)request.bytes[1] << 8 | (uint8_t)request.bytes[2];
+    assert_true(*channel_p <= WHERRY_GROUP_CHANNEL_MAX);
+    assert_int_equal(end->workers, 1);
+    wh_free(request.bytes);
+    return end;
+}
+
+static void scene_begin(scene *s, const lane_shape *shape, bool source, bool verify, uint32_t *channel_p) {
+    *s = (scene){.group = fake_of(), .data = lane_data_create(shape, 1, verify)};
+    must(wh_stop_init(&s->stop, &error));
+    s->site = (wh_lane_site){.group = &s->group.base,
+                             .peer = PEER,
+                             .threads = 2,
+                             .stop = &s->stop,
+                             .deadline = wh_deadline_in_ms(LONG_MS),
+                             .no_progress_ms = LONG_MS};
+    s->data->feed_stop = s->data->sink_stop = &s->stop;
+    lane_data_begin_feed(s->data, (lane_round){1, 0});
+    lane_data_begin_sink(s->data, (lane_round){1, 0});
+    uint32_t channel;
+    s->end = open_end(&s->site, source, channel_p ? channel_p : &channel);
+}
+
+static void scene_end(scene *s) {
+    lane->close(s->end);
+    assert_int_equal(s->group.open, 0);
+    lane_data_destroy(s->data);
+    wh_stop_destroy(&s->stop);
+}
+
+static wherry_status work(scene *s, bool source) {
+    wh_feed feed = lane_data_feed(s->data);
+    wh_sink sink = lane_data_sink(s->data);
+    return source ? lane->push(s->end, 0, &feed, &error) : lane->pull(s->end, 0, &sink, &error);
+}
+
+static wherry_status work_some(scene *s, bool source, bool *done_p) {
+    wh_feed feed = lane_data_feed(s->data);
+    wh_sink sink = lane_data_sink(s->data);
+    return source ? lane->push_some(s->end, &feed, 1, done_p, &error)
+                  : lane->pull_some(s->end, &sink, 1, done_p, &error);
+}
+
+static const lane_shape whole = {
+    .chunks = 10, .pieces = 1, .shortest = 1000, .longest = 5000, .source_gap = 9, .target_gap = 20};
+static const lane_shape pieces = {
+    .chunks = 10, .pieces = 4, .shortest = 1000, .longest = 5000, .source_gap = 9, .target_gap = 20, .strided = true};
+
+/** A chunk that is one run moves from its own memory, and to it: in the order of the chunks, on the channel of the request. */
+static void test_in_place(void **state) {
+    (void)state;
+    for (int source = 0; source < 2; source++) {
+        scene s;
+        uint32_t channel;
+        scene_begin(&s, &whole, source, false, &channel);
+        must(work(&s, source));
+        assert_int_equal(s.group.count, whole.chunks);
+        assert_int_equal(s.group.most_open, UNDER_WAY);
+        assert_int_equal(s.group.abandoned, 0);
+        for (size_t i = 0; i < s.group.count; i++) {
+            const seen *one = s.group.seen + i;
+            const lane_piece *piece = s.data->pieces + i;
+            assert_ptr_equal(one->bytes, source ? s.data->source + piece->source : s.data->target + piece->target);
+            assert_int_equal(one->size, piece->length);
+            assert_int_equal(one->channel, channel);
+            assert_true(one->is_put == source && one->gone);
+        }
+        uint64_t moved = source ? s.data->feed_moved : s.data->sink_moved;
+        assert_int_equal(moved, lane_data_bytes(s.data, (lane_round){1, 0}, false));
+        assert_true(!source || !s.data->wrong);
+        scene_end(&s);
+    }
+}
+
+/** One that is several runs moves through memory of the lane, which is used again. */
+static void test_packed(void **state) {
+    (void)state;
+    for (int source = 0; source < 2; source++) {
+        scene s;
+        scene_begin(&s, &pieces, source, false, NULL);
+        must(work(&s, source));
+        assert_int_equal(s.group.count, pieces.chunks);
+        for (size_t i = 0; i < s.group.count; i++) {
+            const uint8_t *bytes = s.group.seen[i].bytes;
+            assert_true(bytes < s.data->source || bytes >= s.data->source + s.data->source_bytes);
+            assert_true(bytes < s.data->target || bytes >= s.data->target + s.data->target_bytes);
+        }
+        scene_end(&s);
+    }
+}
+
+/** Where chunks are large, fewer are under way. */
+static void test_large_chunks(void **state) {
+    (void)state;
+    static const lane_shape large = {.chunks = 4, .pieces = 1, .shortest = 7 * MIB, .longest = 7 * MIB};
+    scene s;
+    scene_begin(&s, &large, true, false, NULL);
+    must(work(&s, true));
+    assert_int_equal(s.group.count, 4);
+    assert_int_equal(s.group.most_open, 2);
+    scene_end(&s);
+}
+
+/** A part does a few chunks and returns; where nothing can be done it returns too, and the next goes on. */
+static void test_parts(void **state) {
+    (void)state;
+    for (int source = 0; source < 2; source++) {
+        scene s;
+        bool done = true;
+        scene_begin(&s, &whole, source, false, NULL);
+        s.group.finish_stops = 3;
+        s.group.answer = WHERRY_TIMED_OUT;
+        must(work_some(&s, source, &done));
+        assert_false(done);
+        assert_true(s.group.finished == 2 && s.group.open == UNDER_WAY);
+        must(work_some(&s, source, &done));
+        assert_true(!done && s.group.finished == 2);
+        s.group.finish_stops = 0;
+        int parts = 0;
+        while (!done) {
+            must(work_some(&s, source, &done));
+            parts++;
+        }
+        assert_true(parts > 1 && s.group.finished == whole.chunks && s.group.open == 0);
+        lane_data_begin_feed(s.data, (lane_round){2, 1});
+        lane_data_begin_sink(s.data, (lane_round){2, 1});
+        must(work_some(&s, source, &done)); /* the next round */
+        assert_false(done);
+        must(work(&s, source));
+        assert_int_equal(s.group.finished, whole.chunks + whole.chunks / 2);
+        scene_end(&s);
+    }
+}
+
+/** Whatever fails, nothing is under way when the lane says so, and the error says who it is about. */
+static void test_failures(void **state) {
+    (void)state;
+    for (int source = 0; source < 2; source++) {
+        for (size_t at = 1; at <= whole.chunks; at++) {
+            scene s;
+            scene_begin(&s, &whole, source, false, NULL);
+            s.group.begin_fails = at;
+            must_fail(WHERRY_SYSTEM, error, work(&s, source));
+            assert_true(error.rank == PEER && s.group.open == 0 && s.group.count == at - 1);
+            scene_end(&s);
+
+            scene_begin(&s, &whole, source, false, NULL);
+            s.group.finish_stops = at;
+            s.group.answer = WHERRY_PEER_LOST;
+            must_fail(WHERRY_PEER_LOST, error, work(&s, source));
+            assert_true(error.rank == PEER && s.group.open == 0 && s.group.finished == at - 1);
+            scene_end(&s);
+        }
+    }
+}
+
+static void test_limits(void **state) {
+    (void)state;
+    for (int source = 0; source < 2; source++) {
+        scene s;
+        scene_begin(&s, &whole, source, false, NULL);
+        s.group.finish_stops = 2;
+        s.group.answer = WHERRY_TIMED_OUT;
+        s.site.no_progress_ms = SHORT_MS;
+        must_fail(WHERRY_TIMED_OUT, error, work(&s, source));
+        assert_non_null(strstr(error.message, "has not moved a byte for 60 ms"));
+        assert_true(error.rank == PEER && s.group.open == 0 && s.group.abandoned == UNDER_WAY);
+        scene_end(&s);
+
+        scene_begin(&s, &whole, source, false, NULL);
+        s.group.finish_stops = 2;
+        s.group.answer = WHERRY_TIMED_OUT;
+        s.site.deadline = wh_deadline_in_ms(SHORT_MS);
+        must_fail(WHERRY_TIMED_OUT, error, work(&s, source));
+        assert_non_null(strstr(error.message, "before all bytes had moved"));
+        assert_int_equal(s.group.open, 0);
+        scene_end(&s);
+    }
+}
+
+/** A stop, also one that is noticed because there are no more chunks, is not the end of a round. */
+static void test_stop(void **state) {
+    (void)state;
+    for (int source = 0; source < 2; source++) {
+        scene s;
+        bool done = false;
+        scene_begin(&s, &whole, source, false, NULL);
+        s.group.finish_stops = 2;
+        s.group.answer = WHERRY_TIMED_OUT;
+        must(work_some(&s, source, &done));
+        wh_stop_request(&s.stop);
+        must_fail(WHERRY_CANCELLED, error, work_some(&s, source, &done));
+        assert_true(!done && s.group.open == 0 && s.group.abandoned == UNDER_WAY);
+        scene_end(&s);
+    }
+}
+
+/** An end that is closed in the middle of a round leaves nothing under way. */
+static void test_close_in_the_middle(void **state) {
+    (void)state;
+    for (int source = 0; source < 2; source++) {
+        scene s;
+        bool done = true;
+        scene_begin(&s, &pieces, source, true, NULL);
+        s.group.finish_stops = 1;
+        s.group.answer = WHERRY_TIMED_OUT;
+        must(work_some(&s, source, &done));
+        assert_true(!done && s.group.open == UNDER_WAY);
+        scene_end(&s);
+        assert_int_equal(s.group.abandoned, UNDER_WAY);
+    }
+}
+
+/** Transfers of a receiver have channels of their own. */
+static void test_channels(void **state) {
+    (void)state;
+    enum { TRIES = 1000 };
+    static bool used[WHERRY_GROUP_CHANNEL_MAX + 1];
+    scene s;
+    scene_begin(&s, &whole, false, false, NULL);
+    for (int i = 0; i < TRIES; i++) {
+        uint32_t channel;
+        lane->close(open_end(&s.site, i % 2, &channel));
+        assert_false(used[channel]);
+        used[channel] = true;
+    }
+    scene_end(&s);
+}
+
+static void test_where_it_cannot_work(void **state) {
+    (void)state;
+    static const wh_group_ops none = {.name = "messages"};
+    scene s;
+    wh_string text = {0};
+    wh_lane_end *end = NULL;
+    bool flag;
+    scene_begin(&s, &whole, false, false, NULL);
+    wh_group other = {&none, 0, 2, NULL};
+    wh_lane_site site = s.site;
+    site.group = &other;
+    for (int own_rank = 0; own_rank < 2; own_rank++) {
+        must_fail(WHERRY_UNSUPPORTED, error, lane->offer(&site, &text, &error));
+        must_fail(WHERRY_UNSUPPORTED, error, lane->probe(&site, "\1", 1, &text, &flag, &end, &error));
+        must_fail(WHERRY_UNSUPPORTED, error, lane->accept(&site, "\1\0\0", 3, &flag, &end, &error));
+        assert_true(text.size == 0 && !end);
+        site = s.site;
+        site.peer = site.group->rank;
+    }
+    must_fail(WHERRY_MALFORMED, error, lane->probe(&s.site, "\2", 1, &text, &flag, &end, &error));
+    must_fail(WHERRY_MALFORMED, error, lane->accept(&s.site, "\1\x40\0", 3, &flag, &end, &error));
+    must_fail(WHERRY_MALFORMED, error, lane->accept(&s.site, "\2\0\0", 3, &flag, &end, &error));
+    must(lane->accept(&s.site, "\1\x3F\xFF", 3, &flag, &end, &error));
+    lane->close(end);
+    scene_end(&s);
+}
+
+/** Every allocation of a round fails in turn. */
+static void test_no_memory(void **state) {
+    (void)state;
+    for (int source = 0; source < 2; source++) {
+        for (uint64_t fail = 1;; fail++) {
+            scene s;
+            counting count;
+            scene_begin(&s, &pieces, source, !source, NULL);
+            counting_begin(&count);
+            count.fail = fail;
+            wherry_status status = work(&s, source);
+            bool failed = count.calls >= fail;
+            wherry_allocator_set(NULL);
+            assert_int_equal(status, failed ? WHERRY_NO_MEMORY : WHERRY_OK);
+            assert_true(s.group.open == 0 && (!failed || error.status == WHERRY_NO_MEMORY));
+            scene_end(&s);
+            if (!failed) {
+                assert_true(fail > UNDER_WAY);
+                break;
+            }
+        }
+    }
+}
+
+/** A source whose blocks have another size than they must: the receiver says so, and nothing around its memory is touched. */
+static void test_hostile_size(void **state) {
+    (void)state;
+    static const table_hub_options options = {.flags = WHERRY_GROUP_OPS_FLAGS, .blocks = true};
+    for (int longer = 0; longer < 2; longer++) {
+        table_hub *hub = table_hub_open(2, &options);
+        wh_group *groups[2];
+        for (int32_t rank = 0; rank < 2; rank++) {
+            wherry_group_ops ops;
+            void *context = table_hub_member(hub, rank, &ops);
+            must(wh_callback_create(&ops, context, groups + rank, &error));
+        }
+        scene s;
+        uint32_t channel;
+        void *operation;
+        static uint8_t bytes[10000];
+        scene_begin(&s, &whole, false, false, NULL);
+        lane->close(s.end);
+        s.site.group = groups[0];
+        s.end = open_end(&s.site, false, &channel);
+        size_t size = s.data->pieces[0].length + (longer ? 4000 : -1);
+        must(groups[1]->ops->put(groups[1], 0, channel, bytes, size, &operation, &error));
+        must_fail(WHERRY_MALFORMED, error, work(&s, false));
+        assert_int_equal(error.rank, PEER);
+        const lane_piece *first = s.data->pieces;
+        for (size_t i = 0; i < s.data->target_bytes; i++) {
+            assert_true((i >= first->target && i < first->target + first->length) || s.data->target[i] == 0xA5);
+        }
+        must(groups[1]->ops->finish(groups[1], 0, operation, 0, &error));
+        scene_end(&s);
+        wh_group_destroy(groups[0]);
+        wh_group_destroy(groups[1]);
+        table_hub_close(hub);
+    }
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_in_place),     cmocka_unit_test(test_packed),
+        cmocka_unit_test(test_large_chunks), cmocka_unit_test(test_parts),
+        cmocka_unit_test(test_failures),     cmocka_unit_test(test_limits),
+        cmocka_unit_test(test_stop),         cmocka_unit_test(test_close_in_the_middle),
+        cmocka_unit_test(test_channels),     cmocka_unit_test(test_where_it_cannot_work),
+        cmocka_unit_test(test_no_memory),    cmocka_unit_test(test_hostile_size),
+    };
+    wherry_log_set_level(WHERRY_LOG_OFF);
+    return cmocka_run_group_tests_name("lane_blocks_ends", tests, NULL, NULL);
+}
