@@ -1,6 +1,8 @@
 /* Calls that run without the GIL: what they tell Python meanwhile, and what Python raised. */
 #include "core.h"
 
+_Thread_local wpy_call *wpy_current_call;
+
 void wpy_call_fail(wpy_call *call) {
     if (call->failed) {
         PyErr_Clear();

@@ -229,6 +229,9 @@ typedef struct wpy_call {
     PyObject *type, *exception, *traceback; /**< this one. */
 } wpy_call;
 
+/** The call that this thread is inside of; NULL: none. */
+extern _Thread_local wpy_call *wpy_current_call;
+
 /** Notes the exception that is set, for the end of the call. */
 void wpy_call_fail(wpy_call *call);
 

@@ -184,7 +184,8 @@ static PyObject *group_barrier(PyObject *self, PyObject *arguments) {
 
 static PyMethodDef group_methods[] = {
     {"join", group_join, METH_VARARGS | METH_STATIC, "join(address, options) -> Group"},
-    {"from_table", wpy_group_from_table, METH_VARARGS | METH_STATIC, "from_table(table, options) -> Group"},
+    {"from_table", wpy_group_from_table, METH_VARARGS | METH_STATIC,
+     "from_table(table, name, rank, size, max_block, death) -> Group"},
     {"leave", group_leave, METH_NOARGS, "Leaves the group."},
     {"alive", group_alive, METH_O, "alive(rank) -> bool"},
     {"send", group_send, METH_VARARGS, "send(rank, tag, data, timeout_ms)"},

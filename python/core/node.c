@@ -3,6 +3,15 @@
 
 #include "core.h"
 
+/** Whether it is a node of that class with all its fields; else an exception. */
+static bool is_node(PyObject *node, PyObject *type, Py_ssize_t fields) {
+    if (node && (PyObject *)Py_TYPE(node) == type && PyTuple_Size(node) == fields) {
+        return true;
+    }
+    PyErr_Format(PyExc_TypeError, "a codec gave something else where a %R is wanted", type);
+    return false;
+}
+
 /** An item of a node, borrowed. */
 static PyObject *field(PyObject *node, Py_ssize_t number) {
     return PyTuple_GetItem(node, number);
@@ -37,9 +46,9 @@ static wherry_value *build_object(wpy_builder *builder, PyObject *node, PyObject
     if (!name) {
         return NULL;
     }
-    bool is_node = (PyObject *)Py_TYPE(inside) == wpy_node.memory || (PyObject *)Py_TYPE(inside) == wpy_node.object;
+    bool nested = (PyObject *)Py_TYPE(inside) == wpy_node.memory || (PyObject *)Py_TYPE(inside) == wpy_node.object;
     wherry_value *payload =
-        is_node ? wpy_build_node(builder, inside, original, step) : wpy_build_value(builder, inside, step);
+        nested ? wpy_build_node(builder, inside, original, step) : wpy_build_value(builder, inside, step);
     if (!payload) {
         return NULL;
     }
@@ -132,11 +141,15 @@ static wherry_mesh *build_mesh(PyObject *node) {
     wherry_mesh *mesh = NULL;
     wherry_error error;
     wherry_device device;
+    if (!is_node(node, wpy_node.mesh, 4)) {
+        return NULL;
+    }
     PyObject *dim_names = field(node, 3);
     Py_ssize_t ndim = wpy_read_integers(field(node, 1), shape, WHERRY_NDIM_MAX);
-    int64_t *ranks = malloc(MESH_RANKS_MAX * sizeof(*ranks));
+    Py_ssize_t given = PyTuple_Size(field(node, 2));
+    int64_t *ranks = given >= 0 && given <= MESH_RANKS_MAX ? malloc(((size_t)given + 1) * sizeof(*ranks)) : NULL;
     int64_t count = 1;
-    Py_ssize_t given = ranks ? wpy_read_integers(field(node, 2), ranks, MESH_RANKS_MAX) : -1;
+    given = ranks ? wpy_read_integers(field(node, 2), ranks, (size_t)given) : -1;
     bool ok = ndim >= 0 && given >= 0 && read_device(field(node, 0), &device);
     for (Py_ssize_t i = 0; ok && i < ndim; i++) {
         ok = shape[i] >= 1 && shape[i] <= MESH_RANKS_MAX && (count *= shape[i]) <= MESH_RANKS_MAX;
@@ -168,8 +181,8 @@ static bool read_placements(PyObject *tuple, wherry_placement *placements, uint3
         PyObject *node = PyTuple_GetItem(tuple, i);
         int64_t kind;
         int64_t dim;
-        if (!read_number(field(node, 0), &kind) || !read_number(field(node, 1), &dim) ||
-            !read_number(field(node, 2), &placements[i].split_factor)) {
+        if (!is_node(node, wpy_node.placement, 4) || !read_number(field(node, 0), &kind) ||
+            !read_number(field(node, 1), &dim) || !read_number(field(node, 2), &placements[i].split_factor)) {
             return false;
         }
         placements[i].kind = (wherry_placement_kind)kind;
@@ -241,7 +254,8 @@ typedef struct boxes {
 } boxes;
 
 static bool read_place(PyObject *node, wherry_shard_place *place) {
-    return read_number(field(node, 0), &place->rank) && read_device(field(node, 1), &place->device);
+    return is_node(node, wpy_node.place, 2) && read_number(field(node, 0), &place->rank) &&
+           read_device(field(node, 1), &place->device);
 }
 
 static bool read_boxes(PyObject *tuple, uint32_t ndim, boxes *result) {
@@ -259,7 +273,8 @@ static bool read_boxes(PyObject *tuple, uint32_t ndim, boxes *result) {
         PyObject *node = PyTuple_GetItem(tuple, i);
         int64_t *offsets = result->numbers + (size_t)i * 2 * WHERRY_NDIM_MAX;
         int64_t *sizes = offsets + WHERRY_NDIM_MAX;
-        if (wpy_read_integers(field(node, 0), offsets, WHERRY_NDIM_MAX) != (Py_ssize_t)ndim ||
+        if (!is_node(node, wpy_node.box, 3) ||
+            wpy_read_integers(field(node, 0), offsets, WHERRY_NDIM_MAX) != (Py_ssize_t)ndim ||
             wpy_read_integers(field(node, 1), sizes, WHERRY_NDIM_MAX) != (Py_ssize_t)ndim ||
             !read_place(field(node, 2), &result->items[i].place)) {
             if (!PyErr_Occurred()) {
@@ -303,9 +318,15 @@ static void clear_parts(sharded_parts *parts) {
 
 static bool read_sharding(PyObject *node, uint32_t ndim, sharded_parts *parts, wherry_sharding *sharding) {
     int64_t kind;
+    if (!is_node(node, wpy_node.sharding, 4)) {
+        return false;
+    }
     PyObject *places = field(node, 2);
     Py_ssize_t count = PyTuple_Size(places);
     parts->places = count >= 0 ? calloc((size_t)count + 1, sizeof(*parts->places)) : NULL;
+    if (count >= 0 && !parts->places) {
+        PyErr_NoMemory();
+    }
     if (!parts->places || !read_number(field(node, 0), &kind) || !read_number(field(node, 1), &sharding->dim)) {
         return false;
     }
@@ -395,17 +416,20 @@ static wherry_value *build_sharded(wpy_builder *builder, PyObject *node, PyObjec
 
 wherry_value *wpy_build_node(wpy_builder *builder, PyObject *node, PyObject *original, const wpy_step *step) {
     PyObject *type = (PyObject *)Py_TYPE(node);
-    if (type == wpy_node.object) {
+    if (type == wpy_node.object && is_node(node, type, 2)) {
         return build_object(builder, node, original, step);
     }
-    if (type == wpy_node.memory) {
+    if (type == wpy_node.memory && is_node(node, type, 10)) {
         return build_memory(builder, node, original);
     }
-    if (type == wpy_node.dtensor) {
+    if (type == wpy_node.dtensor && is_node(node, type, 7)) {
         return build_dtensor(builder, node, original, step);
     }
-    if (type == wpy_node.sharded) {
+    if (type == wpy_node.sharded && is_node(node, type, 9)) {
         return build_sharded(builder, node, original, step);
+    }
+    if (PyErr_Occurred()) {
+        return NULL;
     }
     PyErr_Format(PyExc_TypeError, "a codec's encode gives a node of wherry._nodes, not %R", type);
     return NULL;

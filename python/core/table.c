@@ -10,7 +10,7 @@
  *     finish(operation, timeout_ms) -> bool                  False: not yet
  *     abandon(operation)                                     when it returns the memory is not touched any more
  *
- * What they raise ends the call: a wherry.PeerLost as that, with its rank; anything else as a group that is of no more use.
+ * An Exception that they raise ends the call: a wherry.PeerLost as that, with its rank; anything else as a group that is of no more use.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -18,8 +18,16 @@
 
 #include "core.h"
 
-/** Takes the exception that is set as an error record. */
+/**
+ * Takes the exception that is set as an error record. What is no error of the table, such as a KeyboardInterrupt, is kept for the end of the call, which
+ * ends at its next look for signals; until then the table has only been slow.
+ */
 static wherry_status take_exception(wherry_error *error) {
+    if (wpy_current_call && !PyErr_ExceptionMatches(PyExc_Exception)) {
+        wpy_call_fail(wpy_current_call);
+        *error = (wherry_error){.status = WHERRY_TIMED_OUT, .rank = -1, .offset = UINT64_MAX};
+        return WHERRY_TIMED_OUT;
+    }
     PyObject *type;
     PyObject *value;
     PyObject *traceback;
@@ -155,11 +163,12 @@ PyObject *wpy_group_from_table(PyObject *type, PyObject *arguments) {
     const char *name;
     int rank;
     int size;
+    int death;
     unsigned long long max_block;
     wherry_group_ops ops;
     wherry_error error;
     wherry_status status;
-    if (!PyArg_ParseTuple(arguments, "OsiiK:from_table", &table, &name, &rank, &size, &max_block)) {
+    if (!PyArg_ParseTuple(arguments, "OsiiKp:from_table", &table, &name, &rank, &size, &max_block, &death)) {
         return NULL;
     }
     allocfunc allocate = (allocfunc)PyType_GetSlot(wpy_group_type, Py_tp_alloc);
@@ -173,6 +182,7 @@ PyObject *wpy_group_from_table(PyObject *type, PyObject *arguments) {
     ops.rank = rank;
     ops.size = size;
     ops.max_block = max_block;
+    ops.flags = death ? WHERRY_GROUP_OPS_DEATH : 0;
     ops.send = table_send;
     ops.receive = table_receive;
     ops.destroy = table_destroy;

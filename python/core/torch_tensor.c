@@ -150,6 +150,15 @@ static wherry_value *wrap(wherry_value *tensor, PyObject *type_name) {
     return NULL;
 }
 
+/** For a tensor that could not be read, having no memory, say: the codec knows why, and what to do about it. */
+static wherry_value *ask_codec(wpy_builder *builder, PyObject *object, const wpy_step *step) {
+    if (!PyErr_ExceptionMatches(PyExc_Exception) || PyErr_ExceptionMatches(PyExc_MemoryError)) {
+        return NULL;
+    }
+    PyErr_Clear();
+    return wpy_build_encoded(builder, object, step);
+}
+
 wherry_value *wpy_build_torch(wpy_builder *builder, PyObject *object, bool plain, const wpy_step *step) {
     PyObject *wrapping = plain ? NULL : builder->wrapping;
     PyObject *layout = PyObject_GetAttr(object, wpy_name.layout);
@@ -162,6 +171,9 @@ wherry_value *wpy_build_torch(wpy_builder *builder, PyObject *object, bool plain
         return wpy_build_encoded(builder, object, step);
     }
     wherry_value *value = read_tensor(builder, object);
+    if (!value && !plain) {
+        return ask_codec(builder, object, step);
+    }
     if (!value || !wpy_state_note(builder->state, value, object)) {
         wherry_value_destroy(value);
         wpy_add_path(step);

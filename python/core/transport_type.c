@@ -157,10 +157,12 @@ static PyObject *send_to(wpy_transport *self, const int32_t *ranks, size_t count
     if (!outcomes) {
         return PyErr_NoMemory();
     }
+    wpy_current_call = call;
     self->calls++;
     Py_BEGIN_ALLOW_THREADS;
     status = wherry_checkpoint_send(self->transport, ranks, count, state->root, options, outcomes, &error);
     Py_END_ALLOW_THREADS;
+    wpy_current_call = NULL;
     self->calls--;
     PyObject *result = NULL;
     if (!wpy_call_raise(call)) {
@@ -252,14 +254,18 @@ static PyObject *receive(wpy_transport *self, int32_t rank, wherry_transfer_opti
     options->report_p = &report;
     options->allocate = wpy_call_allocate;
     options->allocate_context = call;
+    options->inspect = wpy_call_inspect;
+    options->inspect_context = call;
     if (call->restorer->target) {
         options->target = give_target;
         options->target_context = call;
     }
+    wpy_current_call = call;
     self->calls++;
     Py_BEGIN_ALLOW_THREADS;
     status = wherry_checkpoint_recv(self->transport, rank, options, &state, &error);
     Py_END_ALLOW_THREADS;
+    wpy_current_call = NULL;
     self->calls--;
     PyObject *result = NULL;
     if (!wpy_call_raise(call)) {

@@ -19,10 +19,14 @@ class State:
     """A value tree with what its tensors keep alive."""
 
     def summary(self) -> dict[str, int]: ...
+    def tensors(self) -> list[tuple[str, int, tuple[int, ...], tuple[int, ...], int, int, int]]:
+        """(path, dtype, shape, strides, offset, number of the storage, flags) of each tensor."""
+    def storages(self) -> list[tuple[int, int, str]]:
+        """(pointer, nbytes, device) of each unique storage."""
     def text(self) -> str: ...
 
 def build(value: object, codec: Any) -> State: ...
-def restore(state: State, codec: Any) -> Any:
+def restore(state: State, codec: Any, target: State | None = None) -> Any:
     """The Python value of a state that was built here: for tests, and for codecs that want a copy of structure."""
 
 @final
@@ -37,8 +41,7 @@ class Group:
     def join(address: str, options: Mapping[str, Any]) -> Group:
         """Options: timeout_ms, secret (bytes or None), allow_insecure, wait_for, guest, heartbeat_ms, dead_after_ms."""
     @staticmethod
-    def from_table(table: Any, options: Mapping[str, Any]) -> Group:
-        """Options: name, rank, size, max_block."""
+    def from_table(table: Any, name: str, rank: int, size: int, max_block: int, death: bool) -> Group: ...
     @property
     def rank(self) -> int: ...
     @property

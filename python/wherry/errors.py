@@ -6,13 +6,13 @@ Every error has ``rank`` (the rank that it is about, or None), ``path`` (of the 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from wherry import _core
 
 if TYPE_CHECKING:
-    from wherry._stats import Outcome
+    from wherry._stats import Outcome, Stats
 
 
 class Error(Exception):
@@ -25,9 +25,13 @@ class Error(Exception):
         self.message = message
         self.rank = rank
         self.path = path
-        self.errno = errno
+        self.errno: int | None = errno
         #: Of a send to several ranks: how it went for each.
         self.outcomes: Sequence[Outcome] = ()
+        #: Of a receive: its figures so far.
+        self.stats: Stats | None = None
+        #: Of a receive that failed after the first byte: the paths of tensors that are "complete", "partial", "untouched".
+        self.report: Mapping[str, Sequence[str]] | None = None
 
 
 class InvalidArgument(Error, ValueError):

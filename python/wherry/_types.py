@@ -1,0 +1,390 @@
+"""Types of Python's own: how each is described, and how it is made again.
+
+An encoder is a function from a value to a node; the one for a type is made once, with all that can be found out about the
+type beforehand. A decoder is made of the arguments of a type name and gives a function from the payload to the value, so that
+a name can be judged before its payload is there.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import enum
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import Callable
+from typing import Any
+
+from wherry import _names
+from wherry._nodes import Object
+from wherry.errors import Malformed, Unsupported
+
+Encoder = Callable[[Any], Any]
+Decoder = Callable[[Any], Any]
+Refuse = Callable[[object, str], Any]
+
+#: What a defaultdict may make its values by.
+FACTORIES: dict[str, Callable[[], object]] = {
+    cls.__name__: cls
+    for cls in (
+        bool,
+        bytes,
+        bytearray,
+        complex,
+        dict,
+        float,
+        frozenset,
+        int,
+        list,
+        set,
+        str,
+        tuple,
+        OrderedDict,
+        collections.Counter,
+        deque,
+    )
+}
+_FACTORY_NAMES = {id(factory): name for name, factory in FACTORIES.items()}
+
+
+def expect(payload: object, *types: type) -> Any:
+    """The payload, where it is of one of the exact types."""
+    if type(payload) not in types:
+        raise Malformed(
+            f"its payload is a {type(payload).__name__}, not a {types[0].__name__}; the sender is broken or hostile"
+        )
+    return payload
+
+
+def no_arguments(decoder: Decoder) -> Callable[[dict[str, Any]], Decoder]:
+    """Of a type whose name has no arguments."""
+
+    def make(arguments: dict[str, Any]) -> Decoder:
+        check_arguments(arguments)
+        return decoder
+
+    return make
+
+
+def check_arguments(arguments: dict[str, Any], *allowed: str) -> None:
+    """Refuses arguments that a type does not have: they may say something that must not be overlooked."""
+    for name in arguments:
+        if name not in allowed:
+            raise Unsupported(
+                f"its type name has an argument {name!r:.80} that this version does not know; update wherry here"
+            )
+
+
+# Attributes: they travel in the type name, since paths lead through the payload.
+
+
+def attributes_json(attributes: dict[str, object], cls: type) -> Any:
+    """The attributes as JSON, None where there are none. Raises TypeError with the reason where they cannot travel."""
+    made = {}
+    for name, item in attributes.items():
+        if not _names.may_set(cls, name):
+            raise TypeError(f"its attribute {name!r} stands in the place of something that the class defines")
+        try:
+            made[name] = _names.to_json(item)
+        except TypeError as error:
+            raise TypeError(f"its attribute {name!r} is more than plain values ({error})") from None
+        except RecursionError:
+            raise TypeError(f"its attribute {name!r} is nested too deeply") from None
+    return made or None
+
+
+def attributes_from(arguments: dict[str, Any]) -> dict[str, Any]:
+    """The reverse."""
+    return {name: _names.from_json(item) for name, item in expect(arguments.get("attributes", {}), dict).items()}
+
+
+# Dicts.
+
+_DICT_BASES: tuple[type, ...] = (OrderedDict, defaultdict, dict)
+
+
+def dict_encoder(cls: type, refuse: Refuse) -> Encoder | None:
+    """For a subclass of dict, and for dict itself where keys are not scalars."""
+    if cls is dict:
+        return lambda value: Object("python.items", list(value.items()))
+    base: Any = next(one for one in _DICT_BASES if issubclass(cls, one))
+    class_name = None if cls is base else _names.travelling_name(cls)
+    name = "python." + base.__name__
+    if cls is not base and class_name is None:
+        return hidden_class(cls, refuse)
+
+    def encode(value: Any) -> Any:
+        attributes = _names.attributes_of(value)
+        factory = value.default_factory if base is defaultdict else None
+        factory_name = _FACTORY_NAMES.get(id(factory))
+        if factory is not None and factory_name is None:
+            return refuse(
+                value,
+                f"its default_factory is {factory!r}, and only {', '.join(FACTORIES)} and None travel: send dict(value)",
+            )
+        try:
+            packed = attributes_json(attributes, cls) if attributes else None
+        except TypeError as error:
+            return refuse(value, f"{error}: delete it, or send dict(value)")
+        type_name = _names.write(name, **{"class": class_name, "factory": factory_name, "attributes": packed})
+        return Object(type_name, dict(base.items(value)))
+
+    return encode
+
+
+def hidden_class(cls: type, refuse: Refuse) -> Encoder:
+    """For a class that the other side could not find."""
+    reason = (
+        f"{_names.name_of(cls)} cannot be found under that name, as the other side must find it: define the class at the top of "
+        "its module"
+    )
+    return lambda value: refuse(value, reason)
+
+
+def _dict_decoder(base: Any) -> Callable[[dict[str, Any]], Decoder]:
+    def make(arguments: dict[str, Any]) -> Decoder:
+        check_arguments(arguments, "class", "factory", "attributes")
+        cls = _names.find_class(arguments["class"], base, base.__name__) if "class" in arguments else base
+        factory = FACTORIES[arguments["factory"]] if arguments.get("factory") is not None else None
+        if factory is not None and base is not defaultdict:
+            raise Malformed(f"a {base.__name__} has no factory; the sender is broken or hostile")
+        attributes_from(arguments)
+
+        def decode(payload: Any) -> Any:
+            # Straight from the base: a class may have a __new__, an __init__ or an update of its own.
+            made: Any = base.__new__(cls)
+            if factory is not None:
+                defaultdict.__init__(made, factory)
+            for key, item in expect(payload, dict).items():
+                base.__setitem__(made, key, item)
+            # Read anew each time: two values must not share what an attribute holds.
+            _names.set_attributes(made, attributes_from(arguments), base.__name__)
+            return made
+
+        return decode
+
+    return make
+
+
+def _items(payload: Any) -> Any:
+    made = {}
+    for pair in expect(payload, list):
+        key, item = expect(pair, tuple)
+        made[key] = item
+    if len(made) != len(payload):
+        raise Malformed("a key occurs twice; the sender is broken or hostile")
+    return made
+
+
+# Classes with fields.
+
+
+def namedtuple_encoder(cls: Any, refuse: Refuse) -> Encoder | None:
+    """For a subclass of tuple with fields."""
+    fields = getattr(cls, "_fields", None)
+    if type(fields) is not tuple or not all(type(field) is str for field in fields):
+        return None
+    class_name = _names.travelling_name(cls)
+    if class_name is None:
+        return hidden_class(cls, refuse)
+    type_name = _names.write("python.namedtuple", **{"class": class_name})
+
+    def encode(value: Any) -> Any:
+        if len(value) != len(fields):
+            return refuse(value, f"it has {len(value)} items and its class {len(fields)} fields")
+        attributes = _names.attributes_of(value)
+        if attributes:
+            return refuse(value, f"it has an attribute {next(iter(attributes))!r} beside its fields: delete it")
+        return Object(type_name, dict(zip(fields, tuple.__iter__(value))))
+
+    return encode
+
+
+def _namedtuple_decoder(arguments: dict[str, Any]) -> Decoder:
+    check_arguments(arguments, "class")
+    cls = _names.find_class(arguments.get("class"), tuple, "namedtuple")
+    fields = getattr(cls, "_fields", None)
+    if type(fields) is not tuple:
+        raise Malformed(
+            f"the class {_names.name_of(cls)} is no namedtuple here; both sides must run the same version of the program"
+        )
+
+    def decode(payload: Any) -> Any:
+        _check_fields(cls, expect(payload, dict), set(fields))
+        return tuple.__new__(cls, [payload[field] for field in fields])
+
+    return decode
+
+
+def _check_fields(cls: type, payload: dict[Any, Any], fields: set[str], more: bool = False) -> None:
+    missing = fields - payload.keys()
+    extra = set() if more else payload.keys() - fields
+    if missing or extra:
+        lacks = f" lacks {sorted(missing)}" if missing else ""
+        has = f" has {sorted(map(str, extra))}" if extra else ""
+        raise Malformed(
+            f"the {_names.name_of(cls)} that was sent{lacks}{' and' if lacks and has else ''}{has}; both sides must run the same "
+            "version of the program"
+        )
+
+
+def dataclass_encoder(cls: type, refuse: Refuse) -> Encoder | None:
+    """For a dataclass: its fields and whatever other attributes the instance has."""
+    if not dataclasses.is_dataclass(cls):
+        return None
+    class_name = _names.travelling_name(cls)
+    if class_name is None:
+        return hidden_class(cls, refuse)
+    try:
+        object.__new__(cls)
+    except TypeError:
+        return lambda value: refuse(value, "it is a dataclass that has memory of another type as well")
+    fields = tuple(field.name for field in dataclasses.fields(cls))
+    type_name = _names.write("python.dataclass", **{"class": class_name})
+
+    def encode(value: Any) -> Any:
+        attributes = _names.attributes_of(value)
+        try:
+            payload = {
+                field: attributes.pop(field) if field in attributes else getattr(value, field) for field in fields
+            }
+        except AttributeError as error:
+            return refuse(value, f"it has a field without a value ({error}): give it one")
+        for name in attributes:
+            if not _names.may_set(cls, name):
+                return refuse(value, f"its attribute {name!r} stands in the place of something that the class defines")
+        payload.update(attributes)
+        return Object(type_name, payload)
+
+    return encode
+
+
+def _dataclass_decoder(arguments: dict[str, Any]) -> Decoder:
+    check_arguments(arguments, "class")
+    cls = _names.find_class(arguments.get("class"), object, "dataclass")
+    if not dataclasses.is_dataclass(cls):
+        raise Malformed(
+            f"the class {_names.name_of(cls)} is no dataclass here; both sides must run the same version of the program"
+        )
+    fields = {field.name for field in dataclasses.fields(cls)}
+
+    def decode(payload: Any) -> Any:
+        _check_fields(cls, expect(payload, dict), fields, more=True)
+        made = object.__new__(cls)
+        for name in fields:
+            object.__setattr__(made, name, payload[name])
+        _names.set_attributes(made, {name: item for name, item in payload.items() if name not in fields}, "dataclass")
+        return made
+
+    return decode
+
+
+def enum_encoder(cls: Any, refuse: Refuse) -> Encoder | None:
+    """For members of an enumeration: by name; flags, which may be combined, by value."""
+    class_name = _names.travelling_name(cls)
+    if class_name is None:
+        return hidden_class(cls, refuse)
+    if issubclass(cls, enum.Flag):
+        flag = _names.write("python.flag", **{"class": class_name})
+        return lambda value: Object(flag, int(value._value_))
+    member = _names.write("python.enum", **{"class": class_name})
+    return lambda value: Object(member, value._name_)
+
+
+def _enum_decoder(arguments: dict[str, Any]) -> Decoder:
+    check_arguments(arguments, "class")
+    cls: Any = _names.find_class(arguments.get("class"), enum.Enum, "enumeration")
+
+    def decode(payload: Any) -> Any:
+        member = cls._member_map_.get(expect(payload, str))
+        if member is None:
+            raise Malformed(
+                f"{_names.name_of(cls)} has no member {payload!r:.80} here; both sides must run the same version of the program"
+            )
+        return member
+
+    return decode
+
+
+def _flag_decoder(arguments: dict[str, Any]) -> Decoder:
+    check_arguments(arguments, "class")
+    cls: Any = _names.find_class(arguments.get("class"), enum.Flag, "flag")
+    return lambda payload: cls(expect(payload, int))
+
+
+# The rest.
+
+
+_ORDERED = frozenset(((int,), (str,), (bytes,)))
+
+
+def _set_items(value: Any) -> list[Any]:
+    # The order of a set depends on its history and on the process, and that of its items must not: they have paths.
+    if tuple({type(item) for item in value}) in _ORDERED:
+        return sorted(value)
+    return sorted(value, key=_place_in_set)
+
+
+def _place_in_set(item: object) -> tuple[str, Any]:
+    cls = type(item)
+    if cls is tuple or cls is frozenset:
+        places = [_place_in_set(one) for one in item]  # type: ignore[attr-defined]
+        return cls.__name__, places if cls is tuple else sorted(places)
+    return cls.__name__, repr(item)
+
+
+def _set_decoder(cls: Callable[[list[Any]], Any]) -> Decoder:
+    def decode(payload: Any) -> Any:
+        made = cls(expect(payload, list))
+        if len(made) != len(payload):
+            raise Malformed("an element occurs twice; the sender is broken or hostile")
+        return made
+
+    return decode
+
+
+def _range(payload: Any) -> range:
+    start, stop, step = expect(payload, tuple)
+    return range(expect(start, int), expect(stop, int), expect(step, int))
+
+
+def _slice(payload: Any) -> Any:
+    start, stop, step = expect(payload, tuple)
+    return slice(start, stop, step)
+
+
+def _deque_decoder(arguments: dict[str, Any]) -> Decoder:
+    check_arguments(arguments, "maxlen")
+    maxlen = arguments.get("maxlen")
+    if maxlen is not None:
+        expect(maxlen, int)
+    return lambda payload: deque(expect(payload, list), maxlen)
+
+
+#: Exact types.
+ENCODERS: dict[type, Encoder] = {
+    set: lambda value: Object("python.set", _set_items(value)),
+    frozenset: lambda value: Object("python.frozenset", _set_items(value)),
+    deque: lambda value: Object(_names.write("python.deque", maxlen=value.maxlen), list(value)),
+    range: lambda value: Object("python.range", (value.start, value.stop, value.step)),
+    slice: lambda value: Object("python.slice", (value.start, value.stop, value.step)),
+    # The core reads every other str by itself: this one has halves of surrogate pairs in it.
+    str: lambda value: Object("python.str", value.encode("utf-8", "surrogatepass")),
+}
+
+#: From a name to what makes the decoder of its arguments.
+DECODERS: dict[str, Callable[[dict[str, Any]], Decoder]] = {
+    "python.items": no_arguments(_items),
+    "python.dict": _dict_decoder(dict),
+    "python.OrderedDict": _dict_decoder(OrderedDict),
+    "python.defaultdict": _dict_decoder(defaultdict),
+    "python.namedtuple": _namedtuple_decoder,
+    "python.dataclass": _dataclass_decoder,
+    "python.enum": _enum_decoder,
+    "python.flag": _flag_decoder,
+    "python.set": no_arguments(_set_decoder(set)),
+    "python.frozenset": no_arguments(_set_decoder(frozenset)),
+    "python.deque": _deque_decoder,
+    "python.range": no_arguments(_range),
+    "python.slice": no_arguments(_slice),
+    "python.str": no_arguments(lambda payload: expect(payload, bytes).decode("utf-8", "surrogatepass")),
+}

@@ -1,0 +1,154 @@
+"""The codec with torch: tensors and what is made of them, on top of the types that need no torch."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from wherry import _arrays, _core
+from wherry._codec import Codec
+from wherry._nodes import TENSOR_CONJ, TENSOR_NEG, TENSOR_REQUIRES_GRAD, DTensor, Sharded
+from wherry._types import Decoder, Encoder
+from wherry.errors import Malformed, NoMemory, Unsupported
+from wherry.torch import _small, _tensors
+
+#: A quantized tensor is more than its elements, so that these are not read as they are.
+_QUANTIZED = ("qint8", "quint8", "qint32", "quint4x2", "quint2x4")
+
+DTYPES: dict[Any, int] = {
+    getattr(torch, name): code
+    for name, (code, _) in _core.DTYPES.items()
+    if hasattr(torch, name) and name not in _QUANTIZED
+}
+_BY_CODE: dict[int, torch.dtype] = {code: dtype for dtype, code in DTYPES.items()}
+_CODE_NAMES = {code: name for name, (code, _) in _core.DTYPES.items()}
+
+#: By code and device, a tensor without elements, from which others are made: faster than by naming both each time, and
+#: whatever torch's default device is.
+_EMPTY: dict[tuple[int, str], torch.Tensor] = {}
+_new_storage: Any = torch.UntypedStorage
+
+
+class TorchCodec(Codec):
+    """Tensors of torch, of every dtype, and torch's other types; everything else as without torch."""
+
+    tensor_types = {torch.Tensor: None, nn.Parameter: "torch.Parameter"}
+    dtypes = DTYPES
+    strided = torch.strided
+
+    def _start(self) -> None:
+        super()._start()
+        self._encoders.update(_small.ENCODERS)
+
+    def _find_encoder(self, cls: type, value: Any) -> Encoder | None:
+        if issubclass(cls, torch.Tensor):
+            return self._distributed_encoder(cls) or _tensors.tensor_encoder(cls, self.refuse)
+        if issubclass(cls, nn.Module):
+            return None  # though it may be a dataclass as well
+        return _small.node_encoder(cls, self.refuse) or super()._find_encoder(cls, value)
+
+    def _distributed_encoder(self, cls: type) -> Encoder | None:
+        # Where there is such a value, its module is there: nothing is imported for programs without any.
+        module = sys.modules.get("torch.distributed.tensor")
+        if module is not None and cls is module.DTensor:
+            from wherry.torch import _dtensor
+
+            return lambda value: _dtensor.encode(value, DTYPES, self.refuse)
+        module = sys.modules.get("torch.distributed._shard.sharded_tensor")
+        if module is not None and cls is module.ShardedTensor:
+            from wherry.torch import _sharded
+
+            return lambda value: _sharded.encode(value, DTYPES, self.refuse)
+        return None
+
+    def _reason(self, value: Any) -> str:
+        if isinstance(value, torch.Generator):
+            return "it is a generator of random numbers: send value.get_state()"
+        if isinstance(value, (torch.UntypedStorage, torch.TypedStorage)):
+            return "it is bare memory: send a tensor over it"
+        if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+            return "it is a symbol without a value"
+        return super()._reason(value)
+
+    def _decoder_makers(self) -> dict[str, Callable[[dict[str, Any]], Decoder]]:
+        return {**super()._decoder_makers(), **_small.DECODERS, **_tensors.DECODERS}
+
+    def to_array(self, made: Any) -> Any:
+        """A NumPy array over the memory of a tensor."""
+        if made is None or not isinstance(made, torch.Tensor):
+            return super().to_array(made)
+        dtype = _arrays.numpy_dtype(DTYPES[made.dtype])
+        tensor = made.detach().resolve_conj().resolve_neg()
+        if dtype.name in _arrays.NATIVE:
+            return tensor.numpy()
+        return tensor.view(torch.uint8 if dtype.itemsize == 1 else torch.int16).numpy().view(dtype)
+
+    def allocate(self, nbytes: int, device: str) -> tuple[Any, int]:
+        """Memory for a new storage, from torch's allocator."""
+        try:
+            owner = _new_storage(nbytes) if device == "cpu" else _new_storage(nbytes, device=torch.device(device))
+        except RuntimeError as error:
+            raise NoMemory(f"torch has no {nbytes} bytes on {device}: {error}") from error
+        return owner, owner.data_ptr()
+
+    def tensor(
+        self,
+        owner: Any,
+        device: str,
+        dtype: int,
+        shape: tuple[int, ...],
+        strides: tuple[int, ...],
+        offset: int,
+        flags: int,
+    ) -> Any:
+        """A tensor over what allocate gave; owner is None for a storage without bytes."""
+        empty = _EMPTY.get((dtype, device))
+        if empty is None:
+            empty = _EMPTY[dtype, device] = _new_empty(dtype, device)
+        try:
+            made = empty.new_empty(0)
+            made.set_(made.untyped_storage() if owner is None else owner, offset, shape, strides)
+            return _with_flags(made, flags) if flags else made
+        except RuntimeError as error:
+            raise Malformed(f"torch cannot make a tensor of shape {shape} and strides {strides}: {error}") from error
+
+    def dtensor(self, node: DTensor) -> Any:
+        """A DTensor that was received."""
+        if not torch.distributed.is_available():
+            raise Unsupported("a DTensor needs torch.distributed, which this build of torch lacks")
+        from wherry.torch import _dtensor
+
+        return _dtensor.restore(node, _known(node.dtype), self.rank)
+
+    def sharded(self, node: Sharded) -> Any:
+        """A ShardedTensor that was received."""
+        if not torch.distributed.is_available():
+            raise Unsupported("a ShardedTensor needs torch.distributed, which this build of torch lacks")
+        from wherry.torch import _sharded
+
+        return _sharded.restore(node, _known(node.dtype), self.rank)
+
+
+def _known(code: int) -> torch.dtype:
+    dtype = _BY_CODE.get(code)
+    if dtype is None:
+        raise Unsupported(
+            f"tensors of {_CODE_NAMES.get(code, code)} cannot be made here: update torch, or send another dtype"
+        )
+    return dtype
+
+
+def _new_empty(code: int, device: str) -> torch.Tensor:
+    return torch.empty(0, dtype=_known(code), device=device)
+
+
+def _with_flags(made: torch.Tensor, flags: int) -> torch.Tensor:
+    if flags & TENSOR_CONJ:
+        made = made.conj()
+    if flags & TENSOR_NEG:
+        made = torch._neg_view(made)
+    return made.requires_grad_() if flags & TENSOR_REQUIRES_GRAD else made

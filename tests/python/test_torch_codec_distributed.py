@@ -1,0 +1,360 @@
+"""DTensor and ShardedTensor there and back, in a process of the mesh, of another, and of none. Groups are torch's fake ones: no other rank is asked."""
+
+import gc
+import subprocess
+import sys
+import textwrap
+import weakref
+
+import pytest
+from same_state import assert_same
+
+torch = pytest.importorskip(
+    "torch", reason="torch is not installed: pip install -r tests/python/requirements-torch.txt"
+)
+
+import torch.distributed as dist  # noqa: E402
+
+if not dist.is_available():
+    pytest.skip("this build of torch has no torch.distributed", allow_module_level=True)
+
+from test_torch_codec import in_place, there_and_back  # noqa: E402
+from torch import nn  # noqa: E402
+from torch.distributed._shard import sharded_tensor  # noqa: E402
+from torch.distributed._shard.sharded_tensor import Shard as LocalShard  # noqa: E402
+from torch.distributed._shard.sharded_tensor import ShardedTensor, ShardMetadata  # noqa: E402
+from torch.distributed._shard.sharding_spec import ChunkShardingSpec, EnumerableShardingSpec  # noqa: E402
+from torch.distributed.device_mesh import init_device_mesh  # noqa: E402
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor  # noqa: E402
+from torch.distributed.tensor.placement_types import _MaskPartial, _StridedShard  # noqa: E402
+from torch.testing._internal.distributed.fake_pg import FakeStore  # noqa: E402
+
+from wherry import Malformed, Mismatch, Unsupported, _core, _nodes  # noqa: E402
+from wherry.torch import _mesh  # noqa: E402
+from wherry.torch._codec import TorchCodec  # noqa: E402
+
+
+class World:
+    """Torch's default group, of which this process is one rank; the others do not exist."""
+
+    def __init__(self, rank, size):
+        self.rank, self.size = rank, size
+
+    def __enter__(self):
+        _mesh.forget()
+        dist.init_process_group("fake", rank=self.rank, world_size=self.size, store=FakeStore())
+        return self
+
+    def __exit__(self, *error):
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+@pytest.fixture
+def world():
+    with World(1, 4) as made:
+        yield made
+
+
+def whole(*shape):
+    return torch.arange(float(torch.Size(shape).numel())).reshape(shape)
+
+
+def dtensors():
+    """Of one and two dimensions of the mesh, with even, uneven and empty parts."""
+    line = init_device_mesh("cpu", (4,))
+    grid = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    made = {
+        "even": distribute_tensor(whole(8, 3), line, [Shard(0)]),
+        "uneven": distribute_tensor(whole(7, 5), line, [Shard(1)]),
+        "empty": DTensor.from_local(
+            torch.empty(0, 3), line, [Shard(0)], shape=torch.Size([1, 3]), stride=(3, 1), run_check=False
+        ),
+        "all": distribute_tensor(whole(3, 2), line, [Replicate()]),
+        "partial": DTensor.from_local(whole(3, 2), line, [Partial("avg")]),
+        "grid": distribute_tensor(whole(5, 7), grid, [Shard(0), Shard(1)]),
+        "twice": distribute_tensor(whole(9, 2), grid, [Shard(0), Shard(0)]),
+        "mixed": distribute_tensor(whole(4, 4), grid, [Replicate(), Shard(1)]),
+        "strided": DTensor.from_local(whole(3, 2), grid, [_StridedShard(0, split_factor=2), Shard(0)]),
+        "row": distribute_tensor(whole(6, 2), grid["tp"], [Shard(0)]),
+        "bf16": distribute_tensor(whole(8).bfloat16(), line, [Shard(0)]),
+        "transposed": distribute_tensor(whole(4, 6), line, [Shard(0)]).t(),
+        "scalar": distribute_tensor(torch.tensor(3.0), line, [Replicate()]),
+    }
+    made["grad"] = made["even"].detach().clone().requires_grad_()
+    made["parameter"] = nn.Parameter(made["grid"].detach().clone())
+    made["frozen"] = nn.Parameter(made["grid"].detach().clone(), requires_grad=False)
+    return made
+
+
+def test_dtensor(world):
+    sent = dtensors()
+    received = there_and_back(sent)
+    assert_same(sent, received)
+    for name, tensor in sent.items():
+        assert received[name].device_mesh is tensor.device_mesh, name  # with its groups
+    assert (received["grid"] + 1).to_local().sum() == sent["grid"].to_local().sum() + sent["grid"].to_local().numel()
+
+
+def test_mesh_that_was_never_sent(world):
+    sent = {name: tensor for name, tensor in dtensors().items() if name in ("grid", "row")}
+    state = _core.build(sent, TorchCodec())
+    _mesh.forget()
+    received = _core.restore(state, TorchCodec())
+    assert received["grid"].device_mesh is sent["grid"].device_mesh
+    assert received["row"].device_mesh is sent["row"].device_mesh
+
+
+def test_mesh_of_groups_that_were_made_again(world):
+    sent = dtensors()["even"]
+    state = _core.build([sent], TorchCodec())
+    dist.destroy_process_group()
+    dist.init_process_group("fake", rank=1, world_size=4, store=FakeStore())
+    again = init_device_mesh("cpu", (4,))
+    received = _core.restore(state, TorchCodec())[0]
+    assert received.device_mesh is again and received._spec == sent._spec
+
+
+def outside(sent, rank=None):
+    """Received where torch has no group, or another."""
+    state = _core.build(sent, TorchCodec())
+    dist.destroy_process_group()
+    _mesh.forget()
+    return _core.restore(state, TorchCodec(rank=rank))
+
+
+def test_dtensor_without_a_group(world):
+    sent = dtensors()
+    row = sent.pop("row")  # a row of a mesh equals only a row of that mesh
+    received = outside({**sent, "row": row}, rank=1)
+    made = received.pop("row")
+    assert_same(sent, received)
+    assert made._spec.placements == row._spec.placements and made.device_mesh.mesh.tolist() == [0, 1]
+    assert received["grid"].device_mesh is not sent["grid"].device_mesh
+    assert received["grid"].device_mesh is received["mixed"].device_mesh  # made once
+    assert received["grid"].device_mesh._coordinate_on_dim == (0, 1)
+
+
+@pytest.mark.parametrize("rank, size", [(0, 1), (5, 8)])
+def test_dtensor_in_another_world(world, rank, size):
+    sent = dtensors()
+    sent.pop("row")
+    state = _core.build(sent, TorchCodec())
+    dist.destroy_process_group()
+    with World(rank, size):
+        received = _core.restore(state, TorchCodec())
+        assert_same(sent, received)
+        assert received["even"].device_mesh._coordinate_on_dim == ((0,) if rank == 0 else None)
+
+
+def test_a_mesh_says_which_rank_this_is():
+    node = _nodes.Mesh("cpu", (2,), (4, 5), None)
+    first, same, other = (_mesh.mesh_of(node, rank) for rank in (4, 4, 5))
+    assert first is same and first is not other
+    assert first._coordinate_on_dim == (0,) and other._coordinate_on_dim == (1,)
+
+
+def test_meshes_are_not_kept():
+    node = _nodes.Mesh("cpu", (2,), (4, 5), None)
+    made = weakref.ref(_mesh.mesh_of(node, None))
+    gc.collect()
+    assert made() is None and node not in _mesh._meshes
+
+
+def test_searches_are_limited(world, monkeypatch):
+    _mesh.forget()
+    monkeypatch.setattr(_mesh, "_LOOKS_MAX", 3)
+    looks = []
+    monkeypatch.setattr(_mesh.gc, "get_objects", lambda: looks.append(1) or [])
+    kept = [_mesh.mesh_of(_nodes.Mesh("cpu", (2,), (0, number), None), None) for number in range(1, 20)]
+    assert len(looks) == 3 and len(kept) == 19
+    _mesh.forget()
+
+
+def test_hostile_meshes():
+    codec = TorchCodec(rank=3)
+    mesh = _nodes.Mesh("cpu", (2,), (0, 1), None)
+    node = _nodes.DTensor(torch.ones(2), mesh, (_nodes.Placement(_nodes.SHARD, 0, 0, None),), 11, 0, (4,), (1,))
+    assert type(codec.dtensor(node)) is DTensor
+    integers = torch.ones(2, dtype=torch.int32)
+    for bad in (
+        node._replace(mesh=mesh._replace(ranks=(0, 1 << 40))),
+        node._replace(mesh=mesh._replace(shape=(2, 2))),
+        node._replace(mesh=mesh._replace(ranks=(3, 3))),
+        node._replace(local=1),
+        node._replace(local=integers, dtype=6, flags=1),
+        node._replace(shape=(1 << 63,)),
+    ):
+        with pytest.raises(Malformed):
+            codec.dtensor(bad)
+
+
+def test_dtensors_that_are_refused(world):
+    line = init_device_mesh("cpu", (4,))
+    masked = DTensor.from_local(torch.ones(3), line, [Partial()])
+    masked._spec.placements = (_MaskPartial(offset_shape=torch.Size([4]), offset_dim=0),)
+    strange = dtensors()["twice"]
+    strange._spec.shard_order = tuple(entry._replace(mesh_dims=(1, 0)) for entry in strange._spec.shard_order)
+    meta = DTensor.from_local(torch.ones(3, device="meta"), line, [Replicate()], run_check=False)
+    for value, text in (
+        (masked, "only Replicate, Shard and Partial"),
+        (strange, "another order"),
+        (meta, "device meta"),
+    ):
+        with pytest.raises(Unsupported, match=text) as caught:
+            _core.build({"d": [value]}, TorchCodec())
+        assert caught.value.path == "d[0]"
+
+
+def test_dtensor_in_place(world):
+    sent, target = dtensors(), dtensors()
+    for name in ("row", "transposed"):
+        sent.pop(name)
+        target.pop(name)
+    for tensor in sent.values():
+        tensor._local_tensor.copy_(tensor._local_tensor + 100)
+    received = in_place(sent, target)
+    for name, tensor in target.items():
+        assert received[name] is tensor, name
+        assert torch.equal(tensor._local_tensor, sent[name]._local_tensor), name
+    with pytest.raises(Mismatch) as caught:
+        in_place({"d": sent["even"]}, {"d": sent["uneven"]})
+    assert caught.value.path == "d"
+
+
+# ShardedTensor.
+
+
+def placements(count):
+    return [f"rank:{rank}/cpu" for rank in range(count)]
+
+
+def sharded():
+    boxes = [
+        ShardMetadata([0, 0], [2, 4], "rank:1/cpu"),
+        ShardMetadata([2, 0], [2, 1], "rank:1/cpu"),
+        ShardMetadata([2, 1], [2, 3], "rank:0/cpu"),
+    ]
+    nobody = [ShardMetadata([0], [2], "rank:0/cpu"), ShardMetadata([2], [2], "rank:2/cpu")]
+    return {
+        "chunks": sharded_tensor.rand(ChunkShardingSpec(0, placements(4)), 10, 3),
+        "other dim": sharded_tensor.rand(ChunkShardingSpec(-1, placements(2)), 4, 5, dtype=torch.float64),
+        "several": sharded_tensor.rand(EnumerableShardingSpec(boxes), 4, 4),
+        "none here": sharded_tensor.ones(EnumerableShardingSpec(nobody), 4),
+        "grad": sharded_tensor.ones(ChunkShardingSpec(0, placements(4)), 8, requires_grad=True),
+    }
+
+
+def test_sharded(world):
+    sent = sharded()
+    received = there_and_back(sent)
+    assert_same(sent, received)
+    for name, tensor in sent.items():
+        ours, theirs = vars(received[name]), vars(tensor)
+        assert ours.keys() == theirs.keys(), name
+        assert ours["_process_group"] is theirs["_process_group"]
+    assert len(received["several"].local_shards()) == 2 and not received["none here"].local_shards()
+
+
+def test_sharded_as_the_constructor_makes_it(world):
+    sent = sharded()["chunks"]
+    received = there_and_back([sent])[0]
+    reference = ShardedTensor._init_from_local_shards_and_global_metadata(
+        [LocalShard(shard.tensor, shard.metadata) for shard in sent.local_shards()], sent.metadata()
+    )
+    assert received.metadata() == reference.metadata() and received.sharding_spec() == reference.sharding_spec()
+    assert [shard.metadata for shard in received.local_shards()] == [
+        shard.metadata for shard in reference.local_shards()
+    ]
+
+
+def test_sharded_names_the_receiver(world):
+    sent = sharded()
+    received = outside(sent, rank=3)
+    for name, tensor in sent.items():
+        assert received[name].metadata() == tensor.metadata()
+        for one, other in zip(tensor.local_shards(), received[name].local_shards()):
+            assert other.metadata.placement.rank() == 3 and str(other.metadata.placement.device()) == "cpu"
+            assert other.metadata.shard_offsets == one.metadata.shard_offsets and torch.equal(one.tensor, other.tensor)
+
+
+def test_sharded_in_place(world):
+    sent, target = sharded(), sharded()
+    received = in_place(sent, target)
+    for name, tensor in target.items():
+        assert received[name] is tensor
+        for one, other in zip(sent[name].local_shards(), tensor.local_shards()):
+            assert torch.equal(one.tensor, other.tensor)
+
+
+def test_sharded_that_is_refused(world):
+    named = sharded()["chunks"]
+    named.metadata().shards_metadata[0].placement = torch.distributed._remote_device("trainer/cpu")
+    more = sharded()["chunks"]
+    more.local_shards()[0].tensor = nn.Parameter(more.local_shards()[0].tensor)
+    for value, text in ((named, "name of a worker"), (more, "not a plain tensor")):
+        with pytest.raises(Unsupported, match=text) as caught:
+            _core.build({"s": value}, TorchCodec())
+        assert caught.value.path == "s"
+
+
+def test_hostile_shards():
+    codec = TorchCodec()
+    place = _nodes.Place(0, "cpu")
+    box = _nodes.Box((0,), (2,), place)
+    node = _nodes.Sharded(
+        11, False, False, 0, (2,), (torch.ones(2),), (box,), (box,), _nodes.Sharding(2, 0, (), (box,))
+    )
+    assert type(codec.sharded(node)) is ShardedTensor
+    bad = [
+        node._replace(tensors=(torch.ones(3),)),
+        node._replace(tensors=(1,)),
+        node._replace(local=(box._replace(sizes=(2, 2)),)),
+        node._replace(dtype=6, requires_grad=True),
+        node._replace(memory_format=9),
+        node._replace(all=(box._replace(place=_nodes.Place(0, "nowhere")),)),
+    ]
+    for one in bad:
+        with pytest.raises(Malformed):
+            codec.sharded(one)
+    many = tuple(_nodes.Box((i,), (1,), place) for i in range(20000))
+    made = codec.sharded(node._replace(shape=(20000,), all=many, sharding=_nodes.Sharding(2, 0, (), many)))
+    assert len(made.metadata().shards_metadata) == 20000  # in far less than the square of that
+
+
+# Real groups.
+
+
+def test_with_real_groups(tmp_path):
+    """Two processes with a gloo group of two: what one sends over a file, the other has on its own mesh, and can compute with."""
+    script = """
+        import sys, torch, torch.distributed as dist
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+        from wherry import _core
+        from wherry.torch._codec import TorchCodec
+        rank, folder = int(sys.argv[1]), sys.argv[2]
+        dist.init_process_group("gloo", rank=rank, world_size=2, init_method=f"file://{folder}/store")
+        mesh = init_device_mesh("cpu", (2,))
+        sent = distribute_tensor(torch.arange(7.0), mesh, [Shard(0)])
+        received = _core.restore(_core.build([sent], TorchCodec()), TorchCodec())[0]
+        assert received.device_mesh is mesh and received._spec == sent._spec
+        assert received.full_tensor().tolist() == [0, 1, 2, 3, 4, 5, 6]
+        # A rank that leaves while another still reads looks to that like one that died.
+        store = dist.distributed_c10d._get_default_store()
+        store.set(f"done{rank}", "1")
+        store.wait(["done0", "done1"])
+        dist.destroy_process_group()
+    """
+    command = [sys.executable, "-c", f"import sys\nsys.path[:0] = {sys.path!r}\n" + textwrap.dedent(script)]
+    ranks = [
+        subprocess.Popen([*command, str(rank), str(tmp_path)], stderr=subprocess.PIPE, text=True) for rank in range(2)
+    ]
+    try:
+        for one in ranks:
+            _, errors = one.communicate(timeout=240)
+            assert one.returncode == 0, errors
+    finally:
+        for one in ranks:
+            one.kill()
+            one.wait()
