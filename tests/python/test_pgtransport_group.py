@@ -1,0 +1,190 @@
+"""lanes="group": control and bytes over the process group itself."""
+
+import os
+import signal
+import threading
+import time
+
+import launch
+import pytest
+import torch
+import torch.distributed as dist
+import wherry
+from torch_states import assert_same, plain_state
+from wherry.torch import PGTransport
+
+
+def start():
+    dist.init_process_group("gloo")
+    return dist.get_rank(), dist.get_world_size()
+
+
+def transport_over_group(**options):
+    return PGTransport(dist.group.WORLD, options.pop("timeout", 30), "cpu", lanes="group", **options)
+
+
+def threads():
+    return sorted(one.name for one in threading.enumerate() if one.name.startswith("wherry"))
+
+
+def ring_body():
+    """Each rank in turn to the next, then all at once from one."""
+    rank, size = start()
+    transport = transport_over_group()
+    for step in range(2):
+        state = {"from": rank, "step": step, **plain_state(rank)}
+        before, after = (rank - 1) % size, (rank + 1) % size
+        if rank == 0:
+            transport.send_checkpoint([after], state)
+            received = transport.recv_checkpoint(before)
+        else:
+            received = transport.recv_checkpoint(before)
+            transport.send_checkpoint([after], state)
+        assert_same({"from": before, "step": step, **plain_state(before)}, received)
+        assert transport.last_stats.lane == "blocks"
+        assert threads() == []
+    if rank == 2:
+        transport.send_checkpoint([0, 1, 3], plain_state(9))
+        assert [one.rank for one in transport.last_outcomes] == [0, 1, 3]
+    else:
+        assert_same(plain_state(9), transport.recv_checkpoint(2))
+    tensor = torch.ones(3)
+    dist.all_reduce(tensor)  # the group itself works still
+    assert tensor.tolist() == [size] * 3
+    dist.destroy_process_group()
+
+
+def test_ring_and_fan_out():
+    with launch.job(4) as job:
+        job.run(ring_body)
+
+
+def in_place_body(verify):
+    """Many small tensors, large ones, strided ones, into memory that is there."""
+    rank, _ = start()
+    large = torch.arange(3 << 20).reshape(3, -1)
+    state = {"small": [torch.full((7, 3), float(i)) for i in range(3000)], "large": large, "turned": large.t()[::3], "name": "x"}
+    target = {"small": [torch.zeros(7, 3) for _ in range(3000)], "large": torch.zeros_like(large), "turned": None, "name": ""}
+    target["turned"] = target["large"].t()[::3]
+    transport = transport_over_group(state_dict=lambda: target, verify=verify)
+    if rank == 0:
+        transport.send_checkpoint([1], state)
+    else:
+        received = transport.recv_checkpoint(0)
+        assert received["large"] is target["large"]
+        assert torch.equal(target["large"], large)
+        assert torch.equal(target["turned"], state["turned"])
+        assert all(torch.equal(a, b) for a, b in zip(target["small"], state["small"]))
+        assert received["name"] == "x"
+        assert transport.last_stats.verified == verify
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("verify", [True, False])
+def test_in_place(verify):
+    with launch.job(2) as job:
+        job.run(in_place_body, verify)
+
+
+def mismatch_body():
+    """A mismatch ends in order: the group is of use afterwards."""
+    rank, _ = start()
+    target = {"w": torch.full((4,), 7.0)}
+    transport = transport_over_group(state_dict=lambda: target)
+    if rank == 0:
+        with pytest.raises(wherry.Aborted, match="shapes differ"):
+            transport.send_checkpoint([1], {"w": torch.zeros(5)})
+        transport.send_checkpoint([1], {"w": torch.ones(4)})
+    else:
+        with pytest.raises(wherry.Mismatch, match="shapes differ") as caught:
+            transport.recv_checkpoint(0)
+        assert caught.value.path == "w"
+        assert target["w"].tolist() == [7.0] * 4
+        transport.recv_checkpoint(0)
+        assert target["w"].tolist() == [1.0] * 4
+    assert threads() == []
+    dist.destroy_process_group()
+
+
+def test_a_mismatch_leaves_the_group_usable():
+    with launch.job(2) as job:
+        job.run(mismatch_body)
+
+
+def timeout_body():
+    """A timeout breaks gloo: that is said, and a new group works."""
+    rank, _ = start()
+    if rank == 1:
+        transport = transport_over_group(timeout=0.4)
+        began = time.monotonic()
+        with pytest.raises(wherry.Timeout, match="[Tt]imed out"):
+            transport.recv_checkpoint(0)
+        assert time.monotonic() - began < 5
+        assert threads() == []
+        with pytest.raises(wherry.Closed, match="make it again"):
+            transport.recv_checkpoint(0)
+        launch.say("over")
+    launch.wait_for("over")
+    dist.destroy_process_group()
+    store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
+    dist.init_process_group("gloo", store=dist.PrefixStore("again", store), rank=rank, world_size=2)
+    transport = transport_over_group()
+    if rank == 0:
+        transport.send_checkpoint([1], plain_state(1))
+    else:
+        assert_same(plain_state(1), transport.recv_checkpoint(0))
+    dist.destroy_process_group()
+
+
+def test_a_timeout_breaks_the_group_and_a_new_one_works():
+    with launch.job(2) as job:
+        job.run(timeout_body)
+
+
+def interrupt_body():
+    rank, _ = start()
+    transport = transport_over_group()
+    if rank == 1:
+        threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+        began = time.monotonic()
+        with pytest.raises(KeyboardInterrupt):
+            transport.recv_checkpoint(0)
+        assert time.monotonic() - began < 5
+        assert threads() == []
+        with pytest.raises(wherry.Closed, match="make it again"):
+            transport.recv_checkpoint(0)
+        launch.say("over")
+    launch.wait_for("over")
+    dist.destroy_process_group()
+
+
+def test_interrupted_while_waiting():
+    with launch.job(2) as job:
+        job.run(interrupt_body)
+
+
+def dying_body(dies):
+    """One side is killed in the middle; the other learns it at once, and lives."""
+    rank, _ = start()
+    state = {f"w{i}": torch.zeros(4 << 20) for i in range(64)}  # 1 GiB
+
+    def stop(progress):
+        if rank == dies and progress.bytes > 64 << 20:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    transport = transport_over_group(progress=stop, state_dict=lambda: state)
+    began = time.monotonic()
+    with pytest.raises(wherry.PeerError) as caught:
+        transport.send_checkpoint([1], state) if rank == 0 else transport.recv_checkpoint(0)
+    assert caught.value.rank == dies
+    assert time.monotonic() - began < 20
+    with pytest.raises(wherry.Closed, match="make it again"):
+        transport.recv_checkpoint(dies)
+    return "lives"
+
+
+@pytest.mark.parametrize("dies", [0, 1])
+def test_a_side_that_dies(dies):
+    with launch.job(2) as job:
+        job.start_all(dying_body, dies)
+        assert job.finish(killed=(dies,))[1 - dies] == "lives"
