@@ -119,8 +119,8 @@ typedef struct wherry_transfer_options {
 
     /**
      * Which lanes are allowed, in the order in which they are tried: "cma,ring,blocks,stream"; or all but some: "^cma".
-     * Default NULL: WHERRY_LANES of the environment, else all, the fastest first: for many small tensors that is "ring", else
-     * "cma".
+     * Default NULL: WHERRY_LANES of the environment, else all, the fastest first: for many small tensors, and into memory on
+     * small pages, that is "ring", else "cma".
      */
     const char *lanes;
 

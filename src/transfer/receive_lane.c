@@ -1,11 +1,17 @@
 /* Finding a lane that works: the fastest that is allowed and offered, tried for real; and the next where it does not. */
 #include <string.h>
+#include <unistd.h>
 
 #include "base/alloc.h"
 #include "base/fail.h"
 #include "base/log.h"
 #include "base/point.h"
+#include "memory/pages.h"
+#include "plan/plan.h"
 #include "transfer/receive.h"
+
+/** How many storages are looked at for the size of their pages. */
+enum { PAGE_SAMPLES = 8, SMALL_PAGE = 4096 };
 
 static const wh_offered_lane *find_offer(const wh_receive *receive, const wh_lane_ops *lane) {
     for (size_t i = 0; i < receive->offer.lane_count; i++) {
@@ -182,9 +188,30 @@ static void note_forbidden(wh_receive *receive) {
     }
 }
 
+/** Whether what is written lies on small pages for the most part, by a few samples of those that it is known of. */
+static bool writes_small_pages(const wherry_plan *plan) {
+    int small = 0;
+    size_t step = plan->kept_count / PAGE_SAMPLES + 1;
+    int look = wh_pages_open();
+    for (size_t i = 0; look >= 0 && i < plan->kept_count; i += step) {
+        wh_pages pages = wh_pages_of(look, wherry_storage_data(plan->kept[i]), wherry_storage_nbytes(plan->kept[i]));
+        small += pages == WH_PAGES_SMALL ? 1 : pages == WH_PAGES_HUGE ? -1 : 0;
+    }
+    if (look >= 0) {
+        close(look);
+    }
+    return small > 0;
+}
+
+/** How many runs of memory are written; a small page is one, to a lane that takes each by itself. */
+static uint64_t count_runs(const wh_receive *receive) {
+    uint64_t pages = receive->summary.bytes / SMALL_PAGE;
+    return pages > receive->summary.copies && writes_small_pages(receive->plan) ? pages : receive->summary.copies;
+}
+
 wherry_status wh_receive_bytes(wh_receive *receive, wherry_error *error) {
     size_t next = 0;
-    wh_lane_choice_order(&receive->transfer.lanes, receive->summary.bytes, receive->summary.copies);
+    wh_lane_choice_order(&receive->transfer.lanes, receive->summary.bytes, count_runs(receive));
     note_forbidden(receive);
     for (;; next++) {
         receive->answer = 0;

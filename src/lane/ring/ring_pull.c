@@ -2,6 +2,7 @@
 
 #include <inttypes.h>
 
+#include "base/bulk.h"
 #include "base/fail.h"
 
 /* One worker's share of a round. */
@@ -101,11 +102,11 @@ static void empty_slot(pulling *puller, size_t length) {
     for (size_t left = length; left > 0;) {
         uint8_t *run;
         size_t step = wh_ring_step(&puller->cursor, left, &run);
-        if (run) {
-            memcpy(run, slot, step);
-        }
         if (run && puller->digester) {
+            memcpy(run, slot, step); /* and hashed out of the cache */
             wh_digester_add(puller->digester, run, step);
+        } else if (run) {
+            wh_copy_past_cache(run, slot, step);
         }
         slot += step;
         left -= step;

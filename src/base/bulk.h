@@ -1,0 +1,13 @@
+/** @file bulk.h  Copying much memory that nobody reads again soon. */
+#ifndef WH_BASE_BULK_H
+#define WH_BASE_BULK_H
+
+#include <stddef.h>
+
+/**
+ * As memcpy, but past the caches where the processor can: what is only written need not be read first, and does not drive out what is. Worth it from a few
+ * KiB on; afterwards everything is visible to other threads as after memcpy.
+ */
+void wh_copy_past_cache(void *restrict to, const void *restrict from, size_t size);
+
+#endif

@@ -1,0 +1,83 @@
+/* Which pages memory lies on, as far as the kernel says. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/utsname.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "memory/pages.h"
+
+enum { HUGE_PAGE = 2 << 20, ROOM = 4 * HUGE_PAGE };
+
+static bool kernel_says(void) {
+    struct utsname name;
+    int major = 0;
+    int minor = 0;
+    uname(&name);
+    sscanf(name.release, "%d.%d", &major, &minor);
+    return major > 6 || (major == 6 && minor >= 7);
+}
+
+static void test_kinds(void **state) {
+    (void)state;
+    char *data = mmap(NULL, ROOM, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    assert_true(data != MAP_FAILED);
+    madvise(data, ROOM, MADV_NOHUGEPAGE);
+    int look = wh_pages_open();
+    assert_int_equal(wh_pages_of(look, data, ROOM), WH_PAGES_UNKNOWN); /* not touched */
+    memset(data, 1, ROOM);
+    assert_int_equal(wh_pages_of(look, data, ROOM), kernel_says() && look >= 0 ? WH_PAGES_SMALL : WH_PAGES_UNKNOWN);
+    assert_int_equal(wh_pages_of(look, data, 4096), WH_PAGES_UNKNOWN);
+    assert_int_equal(wh_pages_of(look, NULL, 0), WH_PAGES_UNKNOWN);
+    assert_int_equal(wh_pages_of(-1, data, ROOM), WH_PAGES_UNKNOWN);
+    close(look);
+    munmap(data, ROOM);
+}
+
+/** The system may have none to give: then they are small. */
+static void test_huge(void **state) {
+    (void)state;
+    char *data = mmap(NULL, ROOM, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    assert_true(data != MAP_FAILED);
+    madvise(data, ROOM, MADV_HUGEPAGE);
+    memset(data, 1, ROOM);
+    char line[256];
+    bool huge = false;
+    FILE *map = fopen("/proc/self/smaps", "re");
+    bool here = false;
+    while (map && fgets(line, sizeof(line), map)) {
+        unsigned long begin;
+        unsigned long end;
+        unsigned long kib;
+        if (sscanf(line, "%lx-%lx ", &begin, &end) == 2) {
+            here = begin <= (uintptr_t)data + ROOM / 2 && (uintptr_t)data + ROOM / 2 < end;
+        } else if (here && sscanf(line, "AnonHugePages: %lu kB", &kib) == 1) {
+            huge = kib >= ROOM / 2 / 1024;
+        }
+    }
+    if (map) {
+        fclose(map);
+    }
+    int look = wh_pages_open();
+    wh_pages found = wh_pages_of(look, data, ROOM);
+    if (kernel_says() && huge) {
+        assert_int_equal(found, WH_PAGES_HUGE);
+    } else {
+        assert_int_not_equal(found, WH_PAGES_HUGE);
+    }
+    close(look);
+    munmap(data, ROOM);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_kinds), cmocka_unit_test(test_huge)};
+    cmocka_set_message_output(CM_OUTPUT_TAP);
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
