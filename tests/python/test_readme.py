@@ -1,15 +1,16 @@
-"""The C example of the README compiles without warnings against the build, and prints what it should."""
+"""The examples of the README: the C one compiles without warnings against the build, and each does what it says."""
 
 import os
 import pathlib
 import re
 import subprocess
+import sys
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 BUILD = pathlib.Path(os.environ.get("WHERRY_BUILD", ROOT / "build"))
 
 
-def test_example(tmp_path: pathlib.Path) -> None:
+def test_c_example(tmp_path: pathlib.Path) -> None:
     (source,) = re.findall(r"```c\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     (tmp_path / "example.c").write_text(source)
     library = BUILD / "src"
@@ -30,3 +31,20 @@ def test_example(tmp_path: pathlib.Path) -> None:
     outputs = [process.communicate(timeout=60)[0] for process in ranks]
     assert [process.returncode for process in ranks] == [0, 0]
     assert outputs == ["", "dict of 1\n  w: float32[2, 3] cpu, storage #0\n"]
+
+
+def test_python_example(tmp_path: pathlib.Path) -> None:
+    (source,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    lines = source.splitlines()
+    assert len(lines) == 10
+    check = [
+        "sum = model.weight.detach().double().sum().reshape(1)",
+        "theirs = sum.clone()",
+        "dist.broadcast(theirs, 0)",
+        "assert torch.equal(sum, theirs)",
+        "dist.destroy_process_group()",
+    ]
+    (tmp_path / "example.py").write_text("\n".join([*lines, *check]))
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "example.py"]
+    done = subprocess.run(launcher, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr

@@ -1,0 +1,92 @@
+"""Wherry ferries live training checkpoints from rank to rank.
+
+    import wherry
+
+    with wherry.Group.join() as group:               # rank and size from torchrun, Slurm or Open MPI
+        if group.rank == 0:
+            wherry.send(group, [1, 2], state)        # dicts, lists, scalars, NumPy arrays, torch tensors ...
+        else:
+            state = wherry.recv(group, 0)            # or in place: wherry.recv(group, 0, into=state)
+
+``wherry.torch.PGTransport`` takes the place of PyTorch's, ``wherry.torchft.Transport`` that of torchft's. docs/python.md
+tells how to use each.
+"""
+
+from wherry import errors
+from wherry._core import Cancel, __version__
+from wherry._group import ANY_RANK, Group, recv, send
+from wherry._progress import Progress
+from wherry._stats import Outcome, Stats
+from wherry.errors import (
+    Aborted,
+    BadBytes,
+    BadPath,
+    BadSecret,
+    BadVersion,
+    Cancelled,
+    Closed,
+    Corrupt,
+    DuplicateKey,
+    Error,
+    InternalError,
+    InvalidArgument,
+    LimitExceeded,
+    Malformed,
+    Mismatch,
+    NoMemory,
+    NotCanonical,
+    NotFound,
+    OutOfBounds,
+    PeerError,
+    PeerLost,
+    Refused,
+    RepeatedKey,
+    Revoked,
+    SystemFailure,
+    Timeout,
+    TrailingBytes,
+    Truncated,
+    Unsupported,
+)
+
+__all__ = [
+    "ANY_RANK",
+    "Aborted",
+    "BadBytes",
+    "BadPath",
+    "BadSecret",
+    "BadVersion",
+    "Cancel",
+    "Cancelled",
+    "Closed",
+    "Corrupt",
+    "DuplicateKey",
+    "Error",
+    "Group",
+    "InternalError",
+    "InvalidArgument",
+    "LimitExceeded",
+    "Malformed",
+    "Mismatch",
+    "NoMemory",
+    "NotCanonical",
+    "NotFound",
+    "OutOfBounds",
+    "Outcome",
+    "PeerError",
+    "PeerLost",
+    "Progress",
+    "Refused",
+    "RepeatedKey",
+    "Revoked",
+    "Stats",
+    "SystemFailure",
+    "Timeout",
+    "TrailingBytes",
+    "Truncated",
+    "Unsupported",
+    "__version__",
+    "errors",
+    "recv",
+    "send",
+]

@@ -1,0 +1,150 @@
+"""How a receiver finds and reaches a source, when only these two take part.
+
+A source has a harbour: a group that it hosts alone, at a port of the system's choice, with a secret of its own. What one
+needs to enter is on its card, a short text. A receiver that has the card joins that group as a guest, under its own rank,
+and asks there. Nobody else has to do anything, and nobody without the card gets in.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+import secrets
+import socket
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+from wherry import _core
+from wherry._link import Link
+from wherry._options import Deadline
+from wherry.errors import BadBytes, Error, Malformed, Mismatch, PeerError, SystemFailure, Timeout
+
+#: The card's first word. Another version of Wherry with other cards has another.
+_VERSION = "wherry-card-1"
+
+#: More than any card has: who reads one from elsewhere reads no further.
+CARD_MAX = 1024
+
+_SECRET_BYTES = 32
+_FORM = re.compile(rf"{_VERSION} (tcp://[0-9A-Za-z.:%\[\]_-]{{3,280}}) ([0-9]{{1,7}}) ([0-9]{{1,7}}) ([0-9a-f]{{64}})")
+
+#: Time for hosting a harbour, which waits for nobody.
+_HOSTING_SECONDS = 30.0
+
+
+class Card(NamedTuple):
+    """What one needs to enter a harbour. Who can read it can fetch the states that are sent there."""
+
+    address: str
+    size: int
+    rank: int
+    secret: bytes
+
+    def text(self) -> str:
+        """The card in writing."""
+        return f"{_VERSION} {self.address} {self.size} {self.rank} {self.secret.hex()}"
+
+    @classmethod
+    def read(cls, text: str) -> Card:
+        """Reads a card that came from elsewhere. Raises Malformed; the text itself is not repeated, it has a secret."""
+        found = _FORM.fullmatch(text) if len(text) <= CARD_MAX else None
+        if found is None or not int(found[3]) < int(found[2]):
+            raise Malformed(
+                f"this is not a card of Wherry's ({len(text)} characters, which should begin with '{_VERSION} tcp://'): "
+                "use the same version of Wherry on both sides"
+            )
+        return cls(found[1], int(found[2]), int(found[3]), bytes.fromhex(found[4]))
+
+
+class Harbour:
+    """A group that this process hosts for whoever has the card."""
+
+    def __init__(self, host: str, rank: int, size: int) -> None:
+        secret = secrets.token_bytes(_SECRET_BYTES)
+        at = f"[{host}]" if ":" in host else host
+        options = {"timeout_ms": int(_HOSTING_SECONDS * 1000), "secret": secret, "wait_for": 1}
+        self.link = Link(_core.Group.join(f"tcp://{at}:0?rank={rank}&size={size}", options), farewell=True)
+        self.card = Card(self.link.meeting, size, rank, secret)
+
+
+def enter(card: Card, rank: int, timeout_ms: int) -> Link:
+    """Joins a harbour as a guest, under a rank that no other guest has."""
+    options = {"timeout_ms": timeout_ms, "secret": card.secret, "wait_for": 2, "guest": True}
+    return Link(_core.Group.join(f"{card.address}?rank={rank}&size={card.size}", options), farewell=True)
+
+
+class Poll:
+    """Pauses that grow from a millisecond to a tenth of a second."""
+
+    def __init__(self, deadline: Deadline) -> None:
+        self._deadline = deadline
+        self._pause = 0.001
+
+    def wait(self) -> None:
+        """Sleeps, at most until the deadline. A signal ends it."""
+        time.sleep(min(self._pause, self._deadline.left))
+        self._pause = min(self._pause * 1.5, 0.1)
+
+
+def reach(read: Callable[[], str | None], source: int, rank: int, deadline: Deadline) -> tuple[str, Link]:
+    """Waits for the card of a source, and enters its harbour.
+
+    `read` gives the card that is there now, or None. It is read again while nobody answers at its address: a source that
+    died leaves its card behind, and the process that takes its place brings another.
+    """
+    poll = Poll(deadline)
+    patience = 0.25
+    trouble: Error | None = None
+    while True:
+        text = read()
+        if text is not None:
+            try:
+                return text, enter(Card.read(text), rank, deadline.slice_ms(patience))
+            except (Timeout, PeerError, SystemFailure, BadBytes, Mismatch) as error:
+                trouble = error
+                patience = min(patience * 2, 2.0)
+        if deadline.passed:
+            raise _explain(source, deadline, trouble)
+        poll.wait()
+
+
+def _explain(source: int, deadline: Deadline, trouble: Error | None) -> Error:
+    if trouble is None:
+        return Timeout(
+            f"timed out after {deadline.seconds:g} s: rank {source} has offered no state in this time; it must call "
+            "send_checkpoint with this rank among the destinations",
+            rank=source,
+        )
+    if isinstance(trouble, Timeout):
+        return Timeout(
+            f"timed out after {deadline.seconds:g} s: rank {source} cannot be reached where it said that it is, so it has "
+            f"died or is cut off: {trouble.message}",
+            rank=source,
+        )
+    trouble.rank = source
+    return trouble
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a name or an address of a host is this host's own, reachable from nowhere else."""
+    try:
+        return ipaddress.ip_address(host.partition("%")[0]).is_loopback
+    except ValueError:
+        return host.rstrip(".").lower() in ("localhost", "ip6-localhost", "ip6-loopback") or host.endswith(".localhost")
+
+
+def address_towards(host: str) -> str | None:
+    """The address that this host has on its way to another; None where there is no way. No packet is sent."""
+    try:
+        found = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)
+    except OSError:
+        return None
+    for family, kind, protocol, _, place in found:
+        try:
+            with socket.socket(family, kind, protocol) as way:
+                way.connect(place)
+                return str(way.getsockname()[0])
+        except OSError:
+            continue
+    return None

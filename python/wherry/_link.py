@@ -1,0 +1,216 @@
+"""A membership of a group with its transport: for any number of threads, and ended once, when the last of them is out.
+
+The library wants that no thread is inside a call when a group is left. So each call is counted here, and whoever closes
+ends the transfers that run, waits for them, and leaves then. The same happens when the last reference goes, and when the
+interpreter ends. A process that was forked has a copy that it must not touch: calls on that one are refused.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import logging
+import math
+import os
+import threading
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from wherry import _core
+from wherry._options import Deadline
+from wherry._stats import Outcome, Stats
+from wherry.errors import Closed, Error, InvalidArgument, PeerLost
+
+logger = logging.getLogger("wherry")
+
+#: How long a close waits for transfers that it has cancelled.
+PATIENCE_SECONDS = 5.0
+
+#: The message of a process that leaves a group and lives on: whoever waits for it may find it elsewhere.
+_FAREWELL_TAG = 0x6661_7265
+_FAREWELL_MS = 200
+
+_exiting = threading.Event()
+
+
+class _Inner:
+    """All that a finalizer needs. Knows nothing of the link, which could not be collected otherwise."""
+
+    def __init__(self, group: _core.Group, farewell: bool) -> None:
+        self.process = os.getpid()
+        self.group = group
+        self.transport = _core.Transport(group)
+        self.farewell = farewell
+        self.changed = threading.Condition()
+        self.inside = 0
+        self.cancels: set[_core.Cancel] = set()
+        self.closed = False
+        self.retired = False
+        self.ended = False
+
+    @contextlib.contextmanager
+    def use(self, cancel: _core.Cancel | None = None) -> Iterator[None]:
+        if os.getpid() != self.process:
+            raise Closed("this group was joined by another process, of which this one is a fork: join it anew here")
+        with self.changed:
+            if self.closed:
+                raise Closed("the group was left in this process: join it again")
+            self.inside += 1
+            if cancel is not None:
+                self.cancels.add(cancel)
+        try:
+            yield
+        finally:
+            with self.changed:
+                self.inside -= 1
+                if cancel is not None:
+                    self.cancels.discard(cancel)
+                self.changed.notify_all()
+                last = self.retired and self.inside == 0
+            if last:
+                self.end()
+
+    def retire(self) -> None:
+        with self.changed:
+            self.retired = True
+            idle = self.inside == 0
+        if idle:
+            self.end()
+
+    def end(self) -> bool:
+        """@return whether nobody is inside any more, and the group was left."""
+        if os.getpid() != self.process:
+            return True
+        with self.changed:
+            self.closed = True
+            for cancel in self.cancels:
+                cancel.request()
+            if not self.changed.wait_for(lambda: self.inside == 0, PATIENCE_SECONDS):
+                return False
+            if self.ended:
+                return True
+            self.ended = True
+        if self.farewell and not _exiting.is_set():
+            self.say_farewell()
+        self.transport.close()
+        self.group.leave()
+        return True
+
+    def say_farewell(self) -> None:
+        for rank in range(self.group.size):
+            with contextlib.suppress(Error):
+                if rank != self.group.rank and self.group.alive(rank):
+                    self.group.send(rank, _FAREWELL_TAG, b"", _FAREWELL_MS)
+
+
+def _finish(inner: _Inner) -> None:
+    if not inner.end():
+        logger.warning("a group of rank %d is not left: a transfer over it goes on in another thread", inner.group.rank)
+
+
+# Finalizers run at exit when atexit comes to them, which is in the reverse order of registering. Once there was one of
+# them, what is registered comes before.
+weakref.finalize(_finish, lambda: None)
+atexit.register(_exiting.set)
+
+
+class Link:
+    """A group that this process has joined, and its transport. `farewell`: tell the others when it is closed."""
+
+    def __init__(self, group: _core.Group, farewell: bool = False) -> None:
+        self._inner = _Inner(group, farewell)
+        self._finalizer = weakref.finalize(self, _finish, self._inner)
+        self.rank = group.rank
+        self.size = group.size
+
+    @property
+    def usable(self) -> bool:
+        """Whether calls are possible: of this process, and not closed."""
+        return os.getpid() == self._inner.process and not self._inner.closed
+
+    @property
+    def meeting(self) -> str:
+        """Where others can join."""
+        with self._inner.use():
+            return self._inner.group.meeting
+
+    def alive(self, rank: int) -> bool:
+        """Whether a rank is there, as far as is known."""
+        with self._inner.use():
+            return self._inner.group.alive(rank)
+
+    @contextlib.contextmanager
+    def group(self) -> Iterator[_core.Group]:
+        """The group, for a short call."""
+        with self._inner.use():
+            yield self._inner.group
+
+    def waiting(self) -> list[int]:
+        """The ranks that have asked for a checkpoint and wait for a send."""
+        with self._inner.use():
+            return self._inner.transport.waiting()
+
+    def send(
+        self, ranks: Sequence[int], state: _core.State, options: Mapping[str, Any], *, again: bool = False
+    ) -> list[Outcome]:
+        """Sends to several ranks; says how it went for each, and raises only where nobody could be served at all.
+
+        `again`: a rank that closed its link before it asked, and lives on, is waited for until it asks by another.
+        """
+        deadline = Deadline(options["timeout_ms"] / 1000 if options["timeout_ms"] >= 0 else math.inf)
+        found = {one.rank: one for one in self._send(ranks, state, options)}
+        while again and not deadline.passed:
+            gone = [one.rank for one in found.values() if isinstance(one.error, PeerLost) and self._comes_back(one.rank)]
+            if not gone:
+                break
+            found.update((one.rank, one) for one in self._send(gone, state, {**options, "timeout_ms": deadline.left_ms}))
+        return [found[rank] for rank in ranks]
+
+    def _comes_back(self, rank: int) -> bool:
+        # What a process said is forgotten as soon as another takes its place: so that is looked for before and after.
+        return self.alive(rank) or self.left(rank) or self.alive(rank)
+
+    def _send(self, ranks: Sequence[int], state: _core.State, options: Mapping[str, Any]) -> list[Outcome]:
+        cancel = options.get("cancel") or _core.Cancel()
+        own = None if options.get("cancel") else cancel
+        with self._inner.use(own):
+            found = self._inner.transport.send(ranks, state, {**options, "cancel": cancel})
+        return [Outcome(rank, error, Stats._from_core(stats)) for rank, error, stats in found]
+
+    def recv(
+        self, rank: int, target: _core.State | None, codec: Any, options: Mapping[str, Any]
+    ) -> tuple[Any, Stats]:
+        """Receives from a rank."""
+        cancel = options.get("cancel") or _core.Cancel()
+        own = None if options.get("cancel") else cancel
+        with self._inner.use(own):
+            try:
+                value, stats = self._inner.transport.recv(rank, target, codec, {**options, "cancel": cancel})
+            except Error as error:
+                error.rank = rank if error.rank is None else error.rank
+                if isinstance(error.stats, Mapping):
+                    error.stats = Stats._from_core(error.stats)
+                raise
+        return value, Stats._from_core(stats)
+
+    def left(self, rank: int) -> bool:
+        """Whether a rank that was lost has said farewell: it has closed its link, and its process lives on."""
+        try:
+            with self._inner.use():
+                self._inner.group.receive(rank, _FAREWELL_TAG, 0)
+        except Error:
+            return False
+        return True
+
+    def close_when_idle(self) -> None:
+        """Leaves as soon as no call is inside."""
+        self._inner.retire()
+
+    def close(self) -> None:
+        """Ends the transfers that run over it, waits for them, and leaves the group. Again: nothing."""
+        if not self._inner.end():
+            raise InvalidArgument(
+                "a transfer with a Cancel of its own still runs over this group: request that first, then leave"
+            )
+        self._finalizer.detach()

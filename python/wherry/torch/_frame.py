@@ -1,0 +1,116 @@
+"""The card of a harbour in a frame of fixed size, through a process group of torch.
+
+Some backends carry the memory of an accelerator alone and heed no tags. So the frame is a tensor of bytes on whichever
+device the group carries, always of the same size, and the n-th frame from one rank to another meets the n-th receive.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+
+from wherry._harbour import CARD_MAX
+from wherry._options import Deadline
+from wherry.errors import Malformed, PeerLost, Timeout
+from wherry.torch._pg import condition_of
+
+FRAME_BYTES = 4096
+_MAGIC = b"WHERRYCARD1\n"
+
+#: For backends that heed tags: one that programs are unlikely to use.
+_TAG = 0x57_4852
+
+
+def pack(card: str) -> bytes:
+    """A card as a frame."""
+    data = card.encode("ascii")
+    return (_MAGIC + len(data).to_bytes(2, "big") + data).ljust(FRAME_BYTES, b"\0")
+
+
+def unpack(frame: bytes, source: int) -> str:
+    """The card in a frame, which came from elsewhere."""
+    head = len(_MAGIC)
+    size = int.from_bytes(frame[head : head + 2], "big")
+    if not frame.startswith(_MAGIC) or size > CARD_MAX or any(frame[head + 2 + size :]):
+        raise Malformed(
+            f"rank {source} sent something else through the process group than a card of Wherry's: both ranks must use "
+            "Wherry for this transfer, and nothing else may send to this rank meanwhile",
+            rank=source,
+        )
+    return frame[head + 2 : head + 2 + size].decode("ascii", "replace")
+
+
+class Frames:
+    """Sends and receives cards through a group. One that ends too late leaves the group out of step: it is broken then."""
+
+    def __init__(self, pg: Any, device: torch.device) -> None:
+        self._pg = pg
+        self._device = device
+        self._condition = condition_of(pg)
+        self._kept: list[tuple[Any, torch.Tensor]] = []
+
+    def send(self, ranks: Sequence[int], card: str) -> dict[int, Any]:
+        """Begins to send a card to some ranks. What is under way stays here: a rank may take it much later."""
+        self._condition.check()
+        frame = torch.frombuffer(bytearray(pack(card)), dtype=torch.uint8).to(self._device)
+        begun = {rank: self._begin("send", frame, rank) for rank in ranks}
+        self._kept.extend((work, frame) for work in begun.values())
+        return begun
+
+    def settle(self, work: Any, rank: int, deadline: Deadline) -> None:
+        """Ends the sending of a card that has arrived."""
+        self._finish(work, rank, "taking its card", deadline)
+        self._kept = [(one, frame) for one, frame in self._kept if one is not work]
+
+    def end(self) -> None:
+        """The harbour is closed: a rank that takes one of its cards after all would look for it in vain."""
+        if self._kept:
+            self._condition.broken = self._condition.broken or "the card of a harbour that is closed was never taken"
+
+    def receive(self, source: int, deadline: Deadline) -> str:
+        """Waits for the card of a source."""
+        self._condition.check()
+        frame = torch.zeros(FRAME_BYTES, dtype=torch.uint8, device=self._device)
+        self._finish(self._begin("recv", frame, source), source, "sending its card", deadline)
+        return unpack(bytes(frame.cpu().tolist()), source)
+
+    def _begin(self, what: str, frame: torch.Tensor, rank: int) -> Any:
+        try:
+            return getattr(self._pg, what)([frame], rank, _TAG)
+        except RuntimeError as error:
+            self._condition.broken = str(error)
+            raise PeerLost(f"rank {rank} cannot be reached through the process group: {error}", rank=rank) from error
+
+    def _finish(self, work: Any, rank: int, what: str, deadline: Deadline) -> None:
+        """Waits in another thread: a wait in torch cannot be interrupted. That thread ends with the deadline too."""
+        trouble: list[Exception] = []
+        limit = timedelta(seconds=max(0.001, min(deadline.left, 1e8)))
+
+        def wait() -> None:
+            try:
+                work.wait(limit)
+            except Exception as error:
+                trouble.append(error)
+
+        waiter = threading.Thread(target=wait, name="wherry-card", daemon=True)
+        waiter.start()
+        try:
+            while waiter.is_alive() and not deadline.passed:
+                waiter.join(min(0.05, deadline.left))
+        except BaseException:
+            self._condition.broken = f"a wait for rank {rank} was interrupted"
+            raise
+        if waiter.is_alive() or (trouble and deadline.passed):
+            self._condition.broken = f"rank {rank} was not done with {what} in time"
+            raise Timeout(
+                f"timed out after {deadline.seconds:g} s: rank {rank} was not done with {what} through the process group, "
+                "which must be made again now",
+                rank=rank,
+            )
+        if trouble:
+            self._condition.broken = str(trouble[0])
+            raise PeerLost(f"rank {rank} was lost while {what} through the process group: {trouble[0]}", rank=rank)

@@ -1,0 +1,160 @@
+"""How the ranks of a process group of torch meet, for sending and for receiving.
+
+There are four ways, a class each, here and in _way_harbour:
+
+- Through the group's store, the usual one: a source leaves the card of its harbour there.
+- At an address that was given: an ordinary group of all ranks.
+- Through the group, where it has no store that can be found: the source sends its card to each destination.
+- Over the group itself: control and bytes, for `lanes="group"`.
+
+Transports of one process over one process group share a way. It ends with the last of them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+
+from wherry import _core
+from wherry._harbour import Poll
+from wherry._link import Link
+from wherry._options import Deadline
+from wherry.errors import Aborted, BadBytes, Error, Mismatch, NoMemory, PeerLost, Unsupported
+from wherry.torch import _pg
+from wherry.torch._way import Berth, Way, held
+from wherry.torch._way_harbour import FrameWay, StoreWay
+
+
+class AddressWay(Way):
+    """An ordinary group of all ranks of the job, at an address."""
+
+    def __init__(self, pg: Any, address: str) -> None:
+        super().__init__(pg)
+        self._address = address
+        self._ranks, self._world = _pg.global_ranks(pg)
+        self._link: Link | None = None
+
+    def _join(self, deadline: Deadline) -> Link:
+        with self._lock:
+            self.check()
+            if self._link is None:
+                joint = "&" if "?" in self._address else "?"
+                address = f"{self._address}{joint}rank={self._ranks[self.rank]}&size={self._world}"
+                options = {"timeout_ms": deadline.slice_ms(), "wait_for": 1}
+                self._link = Link(_core.Group.join(address, options), farewell=True)
+            return self._link
+
+    @contextlib.contextmanager
+    def serving(self, ranks: Sequence[int], deadline: Deadline) -> Iterator[Berth]:
+        yield Berth(self._join(deadline), [self._ranks[rank] for rank in ranks])
+
+    @contextlib.contextmanager
+    def asking(self, source: int, deadline: Deadline) -> Iterator[Berth]:
+        yield Berth(self._join(deadline), [self._ranks[source]])
+
+    def look_again(self, source: int, link: Link, error: Error, deadline: Deadline) -> bool:
+        """A source that has left, and lives on, is waited for until it joins again."""
+        rank = self._ranks[source]
+        if not isinstance(error, PeerLost) or not (link.left(rank) or link.alive(rank)):
+            return False
+        poll = Poll(deadline)
+        while not link.alive(rank) and not deadline.passed:
+            poll.wait()
+        return True
+
+    def end(self) -> None:
+        if self._link is not None:
+            self._link.close()
+
+
+class GroupWay(Way):
+    """Control and bytes over the group itself, one call at a time."""
+
+    def __init__(self, pg: Any, device: torch.device) -> None:
+        super().__init__(pg)
+        self._device = _pg.carried_device(pg, device)
+        self._turn = threading.Lock()
+        self._condition = _pg.condition_of(pg)
+
+    def serving(self, ranks: Sequence[int], deadline: Deadline) -> contextlib.AbstractContextManager[Berth]:
+        return self._session(list(ranks), deadline)
+
+    def asking(self, source: int, deadline: Deadline) -> contextlib.AbstractContextManager[Berth]:
+        return self._session([source], deadline)
+
+    @contextlib.contextmanager
+    def _session(self, peers: list[int], deadline: Deadline) -> Iterator[Berth]:
+        from wherry.torch._table import PgSession
+
+        with held(self._turn, peers[0], deadline):
+            self._condition.check()
+            session = PgSession(self.pg, peers, timedelta(seconds=min(deadline.left, 1e8)), self._device)
+            berth = Berth(Link(session.group), peers)
+            failed = True
+            try:
+                yield berth
+                failed = not all(one.error is None or isinstance(one.error, _IN_ORDER) for one in berth.outcomes)
+            except _IN_ORDER:
+                failed = False
+                raise
+            finally:
+                berth.link.close()
+                session.close(failed)
+                self._condition.broken = session.broken
+
+    def end(self) -> None:
+        pass
+
+
+#: Failures after which nothing is under way between the two sides.
+_IN_ORDER = (Mismatch, Aborted, Unsupported, BadBytes, NoMemory)
+
+
+_ways: weakref.WeakKeyDictionary[Any, weakref.WeakValueDictionary[str, Way]] = weakref.WeakKeyDictionary()
+_ways_lock = threading.Lock()
+
+
+def _forget_in_child() -> None:
+    """A fork has none of its parent's ways, and perhaps a lock that a thread of the parent's held."""
+    global _ways, _ways_lock
+    _ways, _ways_lock = weakref.WeakKeyDictionary(), threading.Lock()
+
+
+os.register_at_fork(after_in_child=_forget_in_child)
+
+
+def find_way(pg: Any, device: torch.device, address: str | None, over_group: bool) -> Way:
+    """The way of this process over a group, taken: it must be released. `pg` is what unwrap() gave."""
+    name, make = _choose(pg, device, address, over_group)
+    with _ways_lock:
+        try:
+            named = _ways.setdefault(pg, weakref.WeakValueDictionary())
+        except TypeError:  # cannot be hashed, or not be referred to weakly
+            named = weakref.WeakValueDictionary()
+        way = named.get(name)
+        if way is None or not way.take():
+            named[name] = way = make()
+            way.take()
+        return way
+
+
+def _choose(pg: Any, device: torch.device, address: str | None, over_group: bool) -> tuple[str, Callable[[], Way]]:
+    if over_group:
+        return "group", lambda: GroupWay(pg, device)
+    if address is None and (rendezvous := os.environ.get("WHERRY_RENDEZVOUS")):
+        address = f"tcp://{rendezvous}"
+    if address is not None:
+        found = address
+        return f"address {found}", lambda: AddressWay(pg, found)
+    store = _pg.store_of(pg)
+    if store is not None:
+        kept = store
+        return "store", lambda: StoreWay(pg, kept)
+    return "frames", lambda: FrameWay(pg, device)

@@ -1,0 +1,348 @@
+"""Starts functions of a test as the ranks of a job, each in a process of its own, with the environment that torchrun gives.
+
+    with launch.job(8) as job:
+        results = job.run(body, "an argument")      # body(...) in each rank; what each returned
+
+A rank's function lies in the test's own file, and returns what JSON can say. What a rank prints is kept; one that fails, or
+is not done in time, fails the test with the output and the traceback of every rank. Ranks may be killed, and started anew.
+
+Importing torch takes seconds, so one process does it once, and the ranks are forks of it. It does nothing else: no thread, no
+group, nothing that a fork could inherit. `spawn=True` starts a rank as a new interpreter instead.
+
+The store that the ranks of torch meet at is the test's own, so that any rank may die, 0 included.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import ctypes
+import faulthandler
+import importlib
+import importlib.util
+import json
+import os
+import pathlib
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import traceback
+
+HERE = pathlib.Path(__file__).resolve()
+PR_SET_PDEATHSIG = 1
+
+
+class Failure(AssertionError):
+    """A rank failed."""
+
+
+# ---- the side of the test ----
+
+
+class Nursery:
+    """The process that has torch, and forks ranks."""
+
+    def __init__(self):
+        self.process = subprocess.Popen([sys.executable, str(HERE)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.line()
+
+    def line(self, timeout=120):
+        ready, _, _ = select.select([self.process.stdout], [], [], timeout)
+        text = self.process.stdout.readline() if ready else ""
+        if not text:
+            raise Failure("the process that forks ranks has ended, or hangs")
+        return json.loads(text)
+
+    def fork(self, order):
+        self.process.stdin.write(json.dumps(order) + "\n")
+        self.process.stdin.flush()
+        return self.line()["process"]
+
+
+_nursery = None
+
+
+def nursery():
+    global _nursery
+    if _nursery is None or _nursery.process.poll() is not None:
+        _nursery = Nursery()
+    return _nursery
+
+
+class Rank:
+    """One process of a job."""
+
+    def __init__(self, number, folder):
+        self.number = number
+        self.folder = folder
+        self.process = None
+        self.spawned = None
+
+    @property
+    def status(self):
+        """None while it runs; else its exit code, or minus the signal that ended it."""
+        if self.spawned is not None:
+            return self.spawned.poll()
+        with contextlib.suppress(OSError, ValueError):
+            return int((self.folder / "status").read_text())
+        return None
+
+    @property
+    def output(self):
+        return (self.folder / "output").read_text(errors="replace")
+
+    @property
+    def value(self):
+        path = self.folder / "value"
+        return json.loads(path.read_text()) if path.exists() else None
+
+    def signal(self, number):
+        if self.status is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.process, number)
+
+
+class Job:
+    """Ranks that belong together."""
+
+    def __init__(self, size, env=None, store=True):
+        self.size = size
+        self.folder = pathlib.Path(tempfile.mkdtemp(prefix="wherry-job-"))
+        self.env = {"WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size, "WHERRY_TEST_FOLDER": self.folder, **(env or {})}
+        self.ranks = {}
+        self.started = 0
+        if store:
+            from torch.distributed import TCPStore
+
+            self.store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+            self.env.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=self.store.port, TORCHELASTIC_USE_AGENT_STORE="True")
+
+    def start(self, rank, body, *arguments, spawn=False):
+        """Starts a rank, or starts it anew. Returns it."""
+        self.started += 1
+        folder = self.folder / f"{rank}.{self.started}"
+        folder.mkdir()
+        environment = {"RANK": rank, "LOCAL_RANK": rank, **self.env}
+        order = {
+            "file": body.__code__.co_filename,
+            "function": body.__qualname__,
+            "arguments": arguments,
+            "folder": str(folder),
+            "env": {name: str(value) for name, value in environment.items()},
+        }
+        found = self.ranks[rank] = Rank(rank, folder)
+        if spawn:
+            found.spawned = subprocess.Popen([sys.executable, str(HERE), json.dumps(order)])
+            found.process = found.spawned.pid
+        else:
+            found.process = nursery().fork(order)
+        return found
+
+    def start_all(self, body, *arguments, spawn=False):
+        for rank in range(self.size):
+            self.start(rank, body, *arguments, spawn=spawn)
+
+    def run(self, body, *arguments, timeout=60, spawn=False):
+        """Runs a function in every rank. Returns what each returned."""
+        self.start_all(body, *arguments, spawn=spawn)
+        return self.finish(timeout)
+
+    def finish(self, timeout=60, killed=()):
+        """Waits for all ranks, and fails where one did, but for those that the test has killed."""
+        until = time.monotonic() + timeout
+        while any(rank.status is None for rank in self.ranks.values()):
+            bad = [rank for rank in self.ranks.values() if rank.status not in (None, 0) and rank.number not in killed]
+            if bad:
+                until = min(until, time.monotonic() + 5)  # the others may notice, and say something of use
+            if time.monotonic() > until:
+                self._dump_and_kill()
+                raise Failure(self._describe("not all ranks were done in time"))
+            time.sleep(0.01)
+        if any(rank.status != 0 and rank.number not in killed for rank in self.ranks.values()):
+            raise Failure(self._describe("a rank failed"))
+        return [self.ranks[rank].value for rank in sorted(self.ranks)]
+
+    def wait_for_file(self, name, timeout=30):
+        """Waits for a file that a rank makes by say()."""
+        until = time.monotonic() + timeout
+        while not (self.folder / name).exists():
+            if time.monotonic() > until or any(rank.status not in (None, 0, -signal.SIGKILL) for rank in self.ranks.values()):
+                self._dump_and_kill()
+                raise Failure(self._describe(f"no rank has said '{name}'"))
+            time.sleep(0.002)
+        return json.loads((self.folder / name).read_text())
+
+    def say(self, name, value=None):
+        """Lets ranks that wait_for() this name go on."""
+        _write(self.folder / name, json.dumps(value))
+
+    def _dump_and_kill(self):
+        for rank in self.ranks.values():
+            rank.signal(signal.SIGUSR2)  # writes the traceback of every thread
+        time.sleep(0.5)
+        for rank in self.ranks.values():
+            rank.signal(signal.SIGKILL)
+        time.sleep(0.2)
+
+    def _describe(self, what):
+        parts = [f"---- rank {rank.number}, status {rank.status}\n{rank.output[-6000:]}" for rank in self.ranks.values()]
+        return "\n".join([what, *parts])
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        for rank in self.ranks.values():
+            rank.signal(signal.SIGKILL)
+        until = time.monotonic() + 5
+        while any(rank.status is None for rank in self.ranks.values()) and time.monotonic() < until:
+            time.sleep(0.005)
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def job(size, env=None, store=True):
+    return Job(size, env, store)
+
+
+# ---- the side of a rank ----
+
+
+def rank():
+    return int(os.environ["RANK"])
+
+
+def say(name, value=None):
+    """Tells the test, and the other ranks, that something has come to pass."""
+    _write(pathlib.Path(os.environ["WHERRY_TEST_FOLDER"]) / name, json.dumps(value))
+
+
+def is_said(name):
+    return (pathlib.Path(os.environ["WHERRY_TEST_FOLDER"]) / name).exists()
+
+
+def wait_for(name, timeout=30):
+    """Waits until the test or a rank has said so."""
+    path = pathlib.Path(os.environ["WHERRY_TEST_FOLDER"]) / name
+    until = time.monotonic() + timeout
+    while not path.exists():
+        assert time.monotonic() < until, f"nobody has said '{name}'"
+        time.sleep(0.002)
+    return json.loads(path.read_text())
+
+
+def descriptors():
+    """What this process's descriptors are, sorted; sockets without their numbers."""
+    found = []
+    for one in pathlib.Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):
+            found.append(os.readlink(one).split(":[")[0])
+    return sorted(found)
+
+
+def held():
+    """What a process holds that must not be left behind: how many threads, and which descriptors."""
+    return len(list(pathlib.Path("/proc/self/task").iterdir())), descriptors()
+
+
+def settles(before, timeout=2):
+    """Waits until this process holds what it held before. A thread that has ended is still listed for a moment."""
+    until = time.monotonic() + timeout
+    while (now := held()) != before and time.monotonic() < until:
+        time.sleep(0.005)
+    assert now == before, f"left behind: {now}, before: {before}"
+
+
+def _write(path, text):
+    part = path.with_name(f"{path.name}.{os.getpid()}.part")
+    part.write_text(text)
+    part.rename(path)
+
+
+def _be_a_rank(order):
+    """Runs one function and ends the process."""
+    folder = pathlib.Path(order["folder"])
+    output = os.open(folder / "output", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    os.close(output)
+    for name in [one for one in os.environ if one.startswith("WHERRY_") and one not in ("WHERRY_BUILD", "WHERRY_LOG")]:
+        del os.environ[name]
+    os.environ.update(order["env"])
+    faulthandler.enable(file=2)
+    faulthandler.register(signal.SIGUSR2, file=2)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    status = 1
+    try:
+        sys.path.insert(0, str(HERE.parent))
+        spec = importlib.util.spec_from_file_location(pathlib.Path(order["file"]).stem, order["file"])
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[spec.name] = module
+        spec.loader.exec_module(module)
+        value = getattr(module, order["function"])(*order["arguments"])
+        _write(folder / "value", json.dumps(value))
+        status = 0
+    except BaseException:
+        traceback.print_exc()
+    return status
+
+
+def _fork(order):
+    parent = os.getpid()
+    child = os.fork()
+    if child:
+        return child
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    status = _be_a_rank(order)
+    # As a process that ends by itself, but for the taking apart of every module, which takes a second with torch.
+    threading._shutdown()
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    os._exit(status)
+
+
+def _reap(folders):
+    with contextlib.suppress(ChildProcessError):
+        while True:
+            process, status = os.waitpid(-1, os.WNOHANG)
+            if not process:
+                return
+            folder = folders.pop(process, None)
+            if folder is not None and os.path.isdir(folder):
+                _write(pathlib.Path(folder) / "status", str(os.waitstatus_to_exitcode(status)))
+
+
+def _nurse():
+    """Imports torch, then forks a rank for each line that comes in."""
+    for name in ("pytest", "torch.distributed._shard.sharded_tensor", "torch.distributed.tensor", "torch._dynamo", "wherry.torch"):
+        importlib.import_module(name)
+    import torch
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C at a terminal is the test's
+    torch.set_num_threads(1)
+    print(json.dumps({"ready": True}), flush=True)
+    folders = {}
+    while True:
+        ready, _, _ = select.select([0], [], [], 0.01)
+        _reap(folders)
+        if ready:
+            line = sys.stdin.buffer.raw.readline()
+            if not line:
+                return 0
+            order = json.loads(line)
+            child = _fork(order)
+            folders[child] = order["folder"]
+            print(json.dumps({"process": child}), flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(_be_a_rank(json.loads(sys.argv[1])) if len(sys.argv) > 1 else _nurse())

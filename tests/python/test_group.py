@@ -1,0 +1,480 @@
+"""wherry.Group, wherry.send and wherry.recv, without torch: ranks are threads of this process unless it takes processes."""
+
+import contextlib
+import inspect
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+
+import launch
+import numpy as np
+import pytest
+import wherry
+from wherry import _core, _progress
+
+
+def together(*calls):
+    """Runs calls at once, each in a thread. Returns what each returned, or the exception that it raised."""
+
+    def run(call):
+        try:
+            return call()
+        except BaseException as error:
+            return error
+
+    with ThreadPoolExecutor(len(calls)) as pool:
+        return list(pool.map(run, calls))
+
+
+def must(*calls):
+    results = together(*calls)
+    for one in results:
+        if isinstance(one, BaseException):
+            raise one
+    return results
+
+
+@pytest.fixture
+def groups(tmp_path_factory):
+    """Makes groups of ranks that are threads here."""
+    made = []
+
+    def make(size):
+        path = tmp_path_factory.mktemp("g") / "s"
+        joined = must(*(lambda r=r: wherry.Group.join(f"unix://{path}?rank={r}&size={size}", 20) for r in range(size)))
+        made.extend(joined)
+        return joined
+
+    yield make
+    for group in made:
+        group.leave()
+
+
+def a_state(seed=0, size=100_000):
+    random = np.random.default_rng(seed)
+    return {
+        "weights": random.standard_normal(size).astype(np.float32),
+        "counts": random.integers(0, 100, (3, 5)),
+        "step": 7,
+        "names": ["a", ("b", None), 2.5],
+    }
+
+
+def same(left, right):
+    if isinstance(left, np.ndarray):
+        return isinstance(right, np.ndarray) and left.dtype == right.dtype and np.array_equal(left, right)
+    if isinstance(left, dict):
+        return list(left) == list(right) and all(same(left[key], right[key]) for key in left)
+    if isinstance(left, (list, tuple)):
+        return type(left) is type(right) and len(left) == len(right) and all(map(same, left, right))
+    return type(left) is type(right) and left == right
+
+
+# ---- groups ----
+
+
+def test_ranks_and_messages(groups):
+    one, two, three = groups(3)
+    assert [(g.rank, g.size) for g in (one, two, three)] == [(0, 3), (1, 3), (2, 3)]
+    assert one.alive(1) and not one.alive(3)
+    assert one.meeting.startswith("unix:///") and "rank" not in one.meeting
+    one.send(1, 5, b"to one")
+    three.send(1, 5, b"")
+    assert two.receive(0, 5, 5) == (0, b"to one")
+    assert two.receive(wherry.ANY_RANK, 5, timedelta(seconds=5)) == (2, b"")
+    assert must(*(lambda g=g: g.barrier(1, 5) for g in (one, two, three))) == [None] * 3
+    assert repr(two) == "<wherry.Group: rank 1 of 3>"
+
+
+def test_a_group_is_a_context_manager_and_leaves_nothing(tmp_path):
+    before = launch.held()
+    addresses = [f"unix://{tmp_path}/s?rank={rank}&size=2" for rank in (0, 1)]
+    first, second = must(*(lambda a=a: wherry.Group.join(a, 20) for a in addresses))
+    with first, second:
+        assert launch.held() != before
+        must(lambda: wherry.send(first, 1, a_state()), lambda: wherry.recv(second, 0))
+    first.leave()
+    with pytest.raises(wherry.Closed, match="left"):
+        first.send(1, 0, b"")
+    launch.settles(before)
+
+
+def test_a_group_that_nobody_refers_to_is_left(tmp_path):
+    before = launch.held()
+    group = wherry.Group.join(f"unix://{tmp_path}/s?rank=0&size=1", 20)
+    assert launch.held() != before
+    del group
+    launch.settles(before)
+
+
+def test_join_returns_as_soon_as_wanted(tmp_path):
+    with wherry.Group.join(f"unix://{tmp_path}/s?rank=0&size=3", 20, wait_for=1) as group:
+        assert group.size == 3 and not group.alive(1)
+
+
+def test_join_names_the_ranks_that_are_missing(tmp_path):
+    began = time.monotonic()
+    with pytest.raises(wherry.Timeout, match="1") as caught:
+        wherry.Group.join(f"unix://{tmp_path}/s?rank=0&size=2", 0.2)
+    assert isinstance(caught.value, TimeoutError) and 0.15 < time.monotonic() - began < 2
+
+
+def test_join_refuses_another_secret(tmp_path):
+    address = f"unix://{tmp_path}/s?rank={{}}&size=2"
+    with wherry.Group.join(address.format(0), 20, "ours", wait_for=1):
+        with pytest.raises(wherry.BadSecret):
+            wherry.Group.join(address.format(1), 1, b"theirs")
+        wherry.Group.join(address.format(1), 20, "ours").leave()
+
+
+@pytest.mark.parametrize("address", ["", "nowhere", "tcp://127.0.0.1:1?rank=2&size=2", "unix://relative?rank=0&size=1"])
+def test_bad_addresses(address):
+    with pytest.raises(wherry.InvalidArgument):
+        wherry.Group.join(address, 1)
+
+
+def test_waits_keep_to_their_time(groups):
+    one, _ = groups(2)
+    for seconds in (0, 0.05, 0.25):
+        began = time.monotonic()
+        with pytest.raises(wherry.Timeout, match="[Tt]imed? ?out"):
+            one.receive(1, 9, seconds)
+        with pytest.raises(wherry.Timeout) as caught:
+            one.barrier(1, seconds)
+        assert caught.value.rank == 1
+        assert 2 * seconds <= time.monotonic() - began < 2 * seconds + 0.5
+    with pytest.raises(wherry.InvalidArgument, match="inf"):
+        one.receive(1, 9, -1)
+    with pytest.raises(wherry.InvalidArgument, match="timedelta"):
+        one.receive(1, 9, "soon")
+
+
+@pytest.mark.parametrize("what", ["receive", "barrier", "join", "recv", "send"])
+def test_ctrl_c_ends_every_wait(groups, tmp_path, what):
+    one, _ = groups(2)
+    calls = {
+        "receive": lambda: one.receive(1, 9),
+        "barrier": lambda: one.barrier(1),
+        "join": lambda: wherry.Group.join(f"unix://{tmp_path}/s?rank=0&size=2"),
+        "recv": lambda: wherry.recv(one, 1),
+        "send": lambda: wherry.send(one, 1, a_state()),
+    }
+    threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
+    began = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        calls[what]()
+    assert time.monotonic() - began < 1.5
+
+
+# ---- sending and receiving ----
+
+
+def test_a_state_arrives(groups):
+    one, two = groups(2)
+    state = a_state()
+    outcomes, received = must(lambda: wherry.send(one, 1, state), lambda: wherry.recv(two, 0))
+    assert same(state, received)
+    assert [outcome.rank for outcome in outcomes] == [1] and outcomes[0].ok
+    stats = outcomes[0].stats
+    assert stats.bytes_moved >= 400_000 and stats.lane in ("cma", "ring") and stats.rate > 0 and stats.verified is False
+
+
+def test_in_place(groups):
+    one, two = groups(2)
+    state, target = a_state(1), a_state(2)
+    weights = target["weights"]
+    _, received = must(lambda: wherry.send(one, [1], state, verify=True), lambda: wherry.recv(two, 0, into=target))
+    assert same(state, received)
+    assert received["weights"] is weights and same(weights, state["weights"])
+
+
+def test_in_place_what_the_target_lacks_is_new(groups):
+    one, two = groups(2)
+    state, target = a_state(1), {"counts": np.zeros((3, 5), np.int64)}
+    _, received = must(lambda: wherry.send(one, [1], state), lambda: wherry.recv(two, 0, into=target))
+    assert same(state, received) and received["counts"] is target["counts"]
+
+
+def test_a_mismatch_touches_nothing_and_both_are_told(groups):
+    one, two = groups(2)
+    target = {**a_state(2), "counts": np.zeros((3, 6), np.int64)}
+    kept = {key: np.copy(value) if isinstance(value, np.ndarray) else value for key, value in target.items()}
+    sent, received = together(lambda: wherry.send(one, 1, a_state(1)), lambda: wherry.recv(two, 0, into=target))
+    assert isinstance(received, wherry.Mismatch) and isinstance(received, ValueError)
+    assert "counts" in received.path and "3" in str(received)
+    assert isinstance(sent, wherry.Aborted) and sent.rank == 1 and "counts" in str(sent)
+    assert same(kept, target)
+    _, again = must(lambda: wherry.send(one, 1, a_state(1)), lambda: wherry.recv(two, 0))
+    assert same(again, a_state(1))
+
+
+def test_partial(groups):
+    one, two = groups(2)
+    target = {"counts": np.zeros((3, 5), np.int64), "only here": np.ones(3)}
+    _, received = must(lambda: wherry.send(one, 1, a_state(1)), lambda: wherry.recv(two, 0, into=target, partial=True))
+    assert same(received["counts"], a_state(1)["counts"]) and received["counts"] is target["counts"]
+    assert same(target["only here"], np.ones(3))
+    sent, refused = together(lambda: wherry.send(one, 1, a_state(1)), lambda: wherry.recv(two, 0, into=target))
+    assert isinstance(refused, wherry.Mismatch) and "only here" in refused.path
+
+
+def test_several_destinations_and_one_that_never_asks(groups):
+    one, two, three, _ = groups(4)
+    sent, second, third = together(
+        lambda: wherry.send(one, [3, 1, 2], a_state(), timeout=0.6), lambda: wherry.recv(two, 0), lambda: wherry.recv(three, 0)
+    )
+    assert same(second, a_state()) and same(third, a_state())
+    assert isinstance(sent, wherry.Timeout) and sent.rank == 3
+    assert [(outcome.rank, outcome.ok) for outcome in sent.outcomes] == [(3, False), (1, True), (2, True)]
+
+
+@pytest.mark.parametrize("ranks, told", [(0, "itself"), ([1, 1], "twice"), ([2], "0 to 1"), (-1, "0 to 1")])
+def test_bad_destinations(groups, ranks, told):
+    one, _ = groups(2)
+    with pytest.raises(wherry.InvalidArgument, match=told):
+        wherry.send(one, ranks, {})
+
+
+def test_bad_arguments(groups):
+    one, _ = groups(2)
+    for call, told in [
+        (lambda: wherry.recv(one, 0), "itself"),
+        (lambda: wherry.recv(one, 5), "0 to 1"),
+        (lambda: wherry.send(one, 1, {}, step=-1), "step"),
+        (lambda: wherry.send(one, 1, {}, threads=-1), "threads"),
+        (lambda: wherry.send(one, 1, {}, timeout=float("nan")), "timeout"),
+        (lambda: wherry.send(one, 1, {}, lanes="bus"), "bus"),
+    ]:
+        with pytest.raises(wherry.InvalidArgument, match=told):
+            call()
+    assert wherry.send(one, [], {}) == []
+
+
+def test_steps(groups):
+    one, two = groups(2)
+    sent, received = together(lambda: wherry.send(one, 1, a_state(), step=3), lambda: wherry.recv(two, 0, step=4))
+    assert isinstance(sent, wherry.Mismatch) and isinstance(received, wherry.Mismatch)
+    assert "3" in str(received) and "4" in str(received)
+    must(lambda: wherry.send(one, 1, a_state(), step=4), lambda: wherry.recv(two, 0, step=4))
+
+
+def test_a_state_that_cannot_travel_is_refused_with_its_path(groups):
+    one, _ = groups(2)
+    with pytest.raises(wherry.Unsupported, match="allow_pickle") as caught:
+        wherry.send(one, 1, {"a": [1, threading.Lock()]})
+    assert caught.value.path is not None and "a" in caught.value.path and isinstance(caught.value, TypeError)
+
+
+def test_cancel(groups):
+    one, two = groups(2)
+    cancel = wherry.Cancel()
+    threading.Timer(0.1, cancel.request).start()
+    began = time.monotonic()
+    with pytest.raises(wherry.Cancelled):
+        wherry.recv(two, 0, cancel=cancel)
+    assert time.monotonic() - began < 1 and cancel.requested
+    with pytest.raises(wherry.Cancelled):
+        wherry.send(one, 1, a_state(), cancel=cancel)
+
+
+def test_leaving_ends_what_runs(groups):
+    one, two = groups(2)
+    threading.Timer(0.2, two.leave).start()
+    began = time.monotonic()
+    waiting, receiving = together(lambda: two.receive(0, 1), lambda: wherry.recv(two, 0))
+    assert isinstance(waiting, wherry.Closed) and isinstance(receiving, (wherry.Cancelled, wherry.Closed))
+    assert time.monotonic() - began < 2
+    with pytest.raises(wherry.PeerLost) as caught:
+        one.receive(1, 1, 5)
+    assert caught.value.rank == 1 and isinstance(caught.value, ConnectionError)
+
+
+@pytest.mark.parametrize("lanes", ["stream", "ring", "^cma", "cma"])
+def test_lanes(groups, lanes):
+    one, two = groups(2)
+    outcomes, received = must(lambda: wherry.send(one, 1, a_state()), lambda: wherry.recv(two, 0, lanes=lanes))
+    assert same(received, a_state())
+    assert outcomes[0].stats.lane == ("ring" if lanes == "^cma" else lanes)
+
+
+# ---- what is told ----
+
+
+def test_progress_is_told(groups):
+    one, two = groups(2)
+    told = []
+    must(lambda: wherry.send(one, 1, a_state()), lambda: wherry.recv(two, 0, progress=told.append))
+    assert told and all(isinstance(each, wherry.Progress) for each in told)
+    assert told[-1].peer == 0 and told[-1].bytes == told[-1].total >= 400_000 and told[-1].lane in ("cma", "ring")
+
+
+def test_a_progress_that_raises_ends_the_transfer(groups):
+    one, two = groups(2)
+
+    def fail(_):
+        raise RuntimeError("enough")
+
+    sent, received = together(
+        lambda: wherry.send(one, 1, a_state(), timeout=10), lambda: wherry.recv(two, 0, progress=fail, timeout=10)
+    )
+    assert isinstance(received, RuntimeError) and str(received) == "enough"
+
+
+def test_progress_true_shows_a_bar(groups, capsys):
+    pytest.importorskip("tqdm", reason="tqdm is not installed: pip install tqdm")
+    one, two = groups(2)
+    must(lambda: wherry.send(one, 1, a_state()), lambda: wherry.recv(two, 0, progress=True))
+    shown = capsys.readouterr().err
+    assert "from rank 0" in shown and "100%" in shown
+
+
+def test_progress_true_without_tqdm_logs(groups, caplog, monkeypatch):
+    monkeypatch.setattr(_progress, "_find_tqdm", lambda: None)
+    one, two = groups(2)
+    with caplog.at_level(logging.INFO, "wherry"):
+        must(lambda: wherry.send(one, 1, a_state()), lambda: wherry.recv(two, 0, progress=True))
+    assert any("from rank 0: 100%" in message for message in caplog.messages)
+
+
+def test_the_log_tells_what_was_done_and_warns_of_slowness(groups, caplog):
+    one, two = groups(2)
+    with caplog.at_level(logging.INFO, "wherry"):
+        must(lambda: wherry.send(one, 1, a_state()), lambda: wherry.recv(two, 0))
+    assert any(message.startswith("received from rank 0: 0.4 MB in") and "GB/s over" in message for message in caplog.messages)
+    assert any(message.startswith("sent to rank 1: ") for message in caplog.messages)
+    assert not [record for record in caplog.records if record.levelno > logging.INFO]
+    slow = wherry.Stats(lane="stream", reasons="cma: process_vm_readv: Operation not permitted; ring: no memory")
+    far = wherry.Stats(lane="stream", reasons="cma: rank 1 is on another host; ring: rank 1 is on another host: ...")
+    asked = wherry.Stats(lane="stream", reasons="cma: not allowed here; ring: not allowed here")
+    assert "not permitted" in slow.slow_because() and not far.slow_because() and not asked.slow_because()
+
+
+# ---- processes ----
+
+
+def in_a_fork(body):
+    """Runs a function in a fork of this process; what it printed."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        with contextlib.suppress(BaseException):
+            os.write(writing, repr(body()).encode())
+        os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading) as pipe:
+        text = pipe.read()
+    assert os.waitpid(child, 0)[1] == 0
+    return text
+
+
+def fork_body(folder):
+    """A rank that forks while it has a group: the child must not use that one, and must not disturb it."""
+    rank = launch.rank()
+    address = f"unix://{folder}/s?rank={rank}&size=2"
+    with wherry.Group.join(address, 20) as group:
+
+        def child():
+            try:
+                group.receive(0, 1, 1)
+            except wherry.Closed as error:
+                group.leave()
+                with wherry.Group.join(f"unix://{folder}/child{rank}?rank=0&size=1", 5) as own:
+                    return str(error), own.size
+
+        told = in_a_fork(child)
+        assert "join it anew" in told and told.endswith("1)"), told
+        if rank == 0:
+            wherry.send(group, 1, a_state(), timeout=20)
+        else:
+            assert same(wherry.recv(group, 0, timeout=20), a_state())
+
+
+def test_a_fork_joins_anew_and_its_parent_goes_on(tmp_path):
+    with launch.job(2, store=False) as job:
+        job.run(fork_body, str(tmp_path))
+
+
+def plain_body():
+    """A rank in a process without torch, which finds the others by its environment."""
+    with wherry.Group.join(timeout=30) as group:
+        if group.rank == 0:
+            wherry.send(group, [1, 2], a_state(), timeout=30)
+            received = a_state()
+        else:
+            received = wherry.recv(group, 0, timeout=30)
+            assert same(received, a_state())
+    return ["torch" in sys.modules, type(received["weights"]).__module__]
+
+
+def test_without_torch(tmp_path):
+    with launch.job(3, {"WHERRY_RENDEZVOUS": f"127.0.0.1:{free_port()}"}, store=False) as job:
+        assert job.run(plain_body, spawn=True) == [[False, "numpy"]] * 3
+
+
+def free_port():
+    import socket
+
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return one.getsockname()[1]
+
+
+# ---- the interface itself ----
+
+
+def test_errors_are_a_hierarchy():
+    expected = {
+        wherry.Timeout: TimeoutError, wherry.PeerLost: ConnectionError, wherry.Mismatch: ValueError,
+        wherry.InvalidArgument: ValueError, wherry.Unsupported: TypeError, wherry.NoMemory: MemoryError,
+        wherry.SystemFailure: OSError, wherry.Refused: ConnectionError, wherry.NotFound: LookupError,
+    }
+    for cls, base in expected.items():
+        assert issubclass(cls, base) and issubclass(cls, wherry.Error)
+    error = wherry.PeerLost("gone", rank=3, path="a.b")
+    assert (str(error), error.rank, error.path, error.status, error.outcomes) == ("gone", 3, "a.b", "PEER_LOST", ())
+
+
+def test_every_status_has_a_class_and_every_class_is_public():
+    names = {name for name, value, _, _ in _core.STATUSES if value != 0}
+    classes = [one for _, one in inspect.getmembers(wherry.errors, inspect.isclass) if issubclass(one, wherry.Error)]
+    assert names <= {one.status for one in classes}
+    assert all(getattr(wherry, one.__name__) is one and one.__name__ in wherry.__all__ for one in classes)
+
+
+def test_everything_public_is_documented():
+    for name in wherry.__all__:
+        found = getattr(wherry, name)
+        if inspect.isclass(found) or inspect.isfunction(found):
+            assert inspect.getdoc(found), name
+            for member, value in vars(found).items() if inspect.isclass(found) else ():
+                public = not member.startswith("_") and (inspect.isfunction(value) or isinstance(value, property))
+                assert not public or inspect.getdoc(value), f"{name}.{member}"
+    assert set(wherry.__all__) == {name for name in wherry.__all__ if hasattr(wherry, name)}
+
+
+def test_the_document_names_every_error_and_every_option():
+    import re
+
+    text = (launch.HERE.parents[2] / "docs" / "python.md").read_text()
+    table = text.split("| class |")[1].split("\n\n")[0]
+    classes = {one.__name__ for _, one in inspect.getmembers(wherry.errors, inspect.isclass) if issubclass(one, wherry.Error)}
+    told = {name for row in table.splitlines()[2:] for name in re.findall(r"`(\w+)`", row.split("|")[1])}
+    assert told == classes - {"Error"}
+    for row in table.splitlines()[2:]:
+        names, base = re.findall(r"`(\w+)`", row.split("|")[1]), re.findall(r"`(\w+)`", row.split("|")[2])
+        assert all(issubclass(getattr(wherry, name), builtin_of(base)) for name in names), row
+    options = text.split("### Options")[1].split("\n\n")[1]
+    torch_transport = pytest.importorskip("wherry.torch", reason="torch is not installed: pip install torch").PGTransport
+    taken = set(inspect.signature(torch_transport).parameters) - {"pg"}
+    assert {row.split("`")[1] for row in options.splitlines()[2:]} == taken
+
+
+def builtin_of(names):
+    import builtins
+
+    return getattr(builtins, names[0]) if names else wherry.Error

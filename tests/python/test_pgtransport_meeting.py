@@ -1,0 +1,307 @@
+"""How the ranks of a process group find each other."""
+
+import os
+import signal
+import time
+
+import launch
+import pytest
+import torch
+import torch.distributed as dist
+import wherry
+from torch_states import Hidden, assert_same, exchange, finish, plain_state, start
+from wherry import _harbour
+from wherry._harbour import Card
+from wherry.torch import PGTransport, _frame, _meeting, _pg, _way_harbour
+
+
+# ---- who takes part ----
+
+
+def subgroup_body():
+    """Ranks of a group are not those of the job: in the group of 1 and 3, 1 has rank 0."""
+    rank, _ = start()
+    odd = dist.new_group([1, 3])
+    pair = dist.new_group([2, 1, 3])
+    if rank in (1, 3):
+        with PGTransport(odd, 20, "cpu") as transport:
+            exchange(dist.get_rank(odd), 0, 1, transport, {"from": "rank 1", "w": torch.ones(3)})
+            exchange(dist.get_rank(odd), 1, 0, transport, {"from": "rank 3", "w": torch.zeros(3)})
+            with pytest.raises(wherry.InvalidArgument, match="0 to 1"):
+                transport.send_checkpoint([2], {})
+    if rank in (1, 2, 3):
+        mine = dist.get_rank(pair)
+        with PGTransport(pair, 20, "cpu") as transport:
+            exchange(mine, 0, 2, transport, {"who": dist.get_global_rank(pair, 0)})
+            if mine == 0:
+                with pytest.raises(wherry.Timeout) as caught:
+                    transport.send_checkpoint([1], {}, timeout=0.2)
+                assert caught.value.rank == 1 == caught.value.outcomes[0].rank
+    finish()
+
+
+def test_a_subgroup_whose_ranks_are_not_those_of_the_job():
+    with launch.job(4) as job:
+        job.run(subgroup_body)
+
+
+def only_two_body():
+    rank, _ = start()
+    if rank in (2, 4):
+        with PGTransport(dist.group.WORLD, 20, "cpu") as transport:
+            exchange(rank, 4, 2, transport)
+    finish()
+
+
+def test_ranks_that_take_no_part_have_nothing_to_do():
+    with launch.job(5) as job:
+        job.run(only_two_body)
+
+
+# ---- ways to meet ----
+
+
+def frames_body():
+    rank, _ = start()
+    pg = Hidden(dist.group.WORLD)
+    assert _pg.store_of(_pg.unwrap(pg)) is None
+    with PGTransport(pg, 20, "cpu") as transport:
+        for _ in range(3):
+            exchange(rank, 0, 2, transport)
+            exchange(rank, 2, 1, transport)
+        if rank == 0:
+            transport.send_checkpoint([2, 1], plain_state(4))
+        else:
+            assert_same(plain_state(4), transport.recv_checkpoint(0))
+        assert isinstance(transport._holder.way, _way_harbour.FrameWay)
+        dist.barrier()
+        if rank == 1:
+            began = time.monotonic()
+            with pytest.raises(wherry.Timeout, match="made again"):
+                transport.recv_checkpoint(0, timeout=0.3)
+            assert time.monotonic() - began < 2
+            with pytest.raises(wherry.Closed, match="make it again"):
+                transport.recv_checkpoint(0)
+            launch.say("done")
+        launch.wait_for("done")
+    dist.destroy_process_group()
+
+
+def test_through_a_group_whose_store_is_not_found():
+    with launch.job(3) as job:
+        job.run(frames_body)
+
+
+def test_frames():
+    card = Card("tcp://127.0.0.1:5", 2, 0, bytes(32)).text()
+    frame = _frame.pack(card)
+    assert len(frame) == _frame.FRAME_BYTES and _frame.unpack(frame, 0) == card
+    for bad in (bytes(4096), b"\xff" * 4096, frame[:12] + b"\xff\xff" + frame[14:], frame[:-1] + b"x"):
+        with pytest.raises(wherry.Malformed) as caught:
+            _frame.unpack(bad, 3)
+        assert caught.value.rank == 3
+
+
+def address_body(folder):
+    rank, _ = start()
+    pair = dist.new_group([1, 2])
+    with PGTransport(dist.group.WORLD, 20, "cpu", address=f"unix://{folder}/all") as transport:
+        exchange(rank, 0, 2, transport)
+        assert rank == 1 or isinstance(transport._holder.way, _meeting.AddressWay)
+        if rank in (1, 2):
+            with PGTransport(pair, 20, "cpu", address=f"unix://{folder}/all2") as other:
+                exchange(rank - 1, 1, 0, other)
+        dist.barrier()
+    for turn in range(6):  # a transport for each transfer
+        with PGTransport(dist.group.WORLD, 20, "cpu", address=f"unix://{folder}/turns") as transport:
+            exchange(rank, turn % 2, 1 - turn % 2, transport, {"turn": turn})
+    finish()
+
+
+def test_at_an_address(tmp_path):
+    with launch.job(3) as job:
+        job.run(address_body, str(tmp_path))
+
+
+def rendezvous_body():
+    rank, _ = start()
+    with PGTransport(dist.group.WORLD, 20, "cpu") as transport:
+        exchange(rank, 0, 1, transport)
+        assert isinstance(transport._holder.way, _meeting.AddressWay)
+        dist.barrier()
+    finish()
+
+
+def test_at_the_address_of_the_environment():
+    import socket
+
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        port = one.getsockname()[1]
+    with launch.job(2, {"WHERRY_RENDEZVOUS": f"127.0.0.1:{port}"}) as job:
+        job.run(rendezvous_body)
+
+
+def over_group_body():
+    rank, _ = start()
+    with PGTransport(dist.group.WORLD, 20, "cpu", lanes="group") as transport:
+        exchange(rank, 0, 1, transport)
+        exchange(rank, 1, 0, transport)
+        assert transport.last_stats.lane in ("blocks", "stream"), transport.last_stats
+    finish()
+
+
+def test_over_the_group_itself():
+    with launch.job(2) as job:
+        job.run(over_group_body)
+
+
+def broken_group_body():
+    """A mismatch over the group ends in order; a timeout breaks it, and that is said."""
+    rank, _ = start()
+    good, bad = {"w": torch.ones(1000)}, {"w": torch.zeros(999)}
+    with PGTransport(dist.group.WORLD, 20, "cpu", lambda: bad, lanes="group") as transport:
+        with pytest.raises((wherry.Aborted, wherry.Mismatch)):
+            transport.send_checkpoint([1], good) if rank == 0 else transport.recv_checkpoint(0)
+        assert not bad["w"].any()
+    with PGTransport(dist.group.WORLD, 20, "cpu", lanes="group") as transport:
+        exchange(rank, 0, 1, transport, good)
+        dist.barrier()
+        began = time.monotonic()
+        if rank == 1:
+            with pytest.raises(wherry.Timeout):
+                transport.recv_checkpoint(0, timeout=0.3)
+            assert time.monotonic() - began < 5
+            transport.close()
+            with PGTransport(dist.group.WORLD, 20, "cpu", lanes="group") as other:
+                with pytest.raises(wherry.Closed, match="make it again"):
+                    other.recv_checkpoint(0)
+            launch.say("broken")
+        launch.wait_for("broken")
+    dist.destroy_process_group()
+
+
+def test_a_timeout_over_the_group_itself_breaks_it():
+    with launch.job(2) as job:
+        job.run(broken_group_body)
+
+
+def torchft_body():
+    """torchft's wrapper is configured anew, with other ranks: the same transport goes on."""
+    from torchft.process_group import ProcessGroupGloo
+
+    me = launch.rank()
+    store = f"127.0.0.1:{os.environ['MASTER_PORT']}"
+    pg = ProcessGroupGloo()
+    with PGTransport(pg, 20, "cpu") as transport:
+        with pytest.raises(wherry.InvalidArgument, match="not initialized"):
+            transport.recv_checkpoint(0)
+        for quorum, ranks in enumerate([[0, 1], [1, 0]]):
+            pg.configure(f"{store}/{quorum}", "replica", ranks.index(me), 2)
+            exchange(ranks.index(me), 0, 1, transport)
+            pg.barrier().wait()
+
+
+def test_a_wrapper_of_torchft():
+    pytest.importorskip("torchft", reason="torchft is not installed: pip install torchft")
+    with launch.job(2) as job:
+        job.run(torchft_body)
+
+
+class Rankless(dist.ProcessGroup):
+    """As torchft's groups that live in another process."""
+
+    def __init__(self):
+        super().__init__(0, 1)
+
+    def size(self):
+        return 2
+
+
+def test_a_group_that_does_not_tell_its_rank_is_refused():
+    with PGTransport(Rankless(), 1, "cpu") as transport, pytest.raises(wherry.InvalidArgument, match="Rankless does not tell"):
+        transport.recv_checkpoint(1)
+
+
+@pytest.mark.parametrize("host, expected", [("127.0.0.1", True), ("::1", True), ("localhost", True), ("10.1.2.3", False), ("a.b", False)])
+def test_which_hosts_are_loopback(host, expected):
+    assert _harbour.is_loopback(host) == expected
+
+
+# ---- cards ----
+
+
+def test_cards():
+    card = Card("tcp://[fe80::1%eth0]:4123", 4096, 0, bytes(range(32)))
+    assert Card.read(card.text()) == card
+    good = card.text()
+    for bad in ("", good + " ", good[:-1], good.replace("-1 ", "-2 "), good.replace("4096 0", "4 4"), good.replace("tcp", "udp"),
+                good.replace(" 4096", " 99999999"), "x" * 5000, good.replace(":4123", ":4123?rank=1"), good.upper(), good + "\n"):
+        with pytest.raises(wherry.Malformed) as caught:
+            Card.read(bad)
+        assert card.secret.hex() not in str(caught.value)
+
+
+def wrong_card_body():
+    """A card that lies is no way in; the right one, when it comes, is."""
+    rank, _ = start()
+    store = _pg.store_of(dist.group.WORLD)
+    with PGTransport(dist.group.WORLD, 20, "cpu") as transport:
+        if rank == 0:
+            harbour = _harbour.Harbour("127.0.0.1", 0, 2)
+            for lie, expected in [
+                (harbour.card._replace(secret=bytes(32)).text(), wherry.BadSecret),
+                (harbour.card._replace(address="tcp://127.0.0.1:9").text(), wherry.Timeout),
+                ("nonsense", wherry.Malformed),
+                (harbour.card._replace(size=3).text(), wherry.Error),
+            ]:
+                store.set("wherry/1", lie)
+                began = time.monotonic()
+                with pytest.raises(expected) as caught:
+                    transport.recv_checkpoint(1, timeout=0.5)
+                assert caught.value.rank == 1 and 0.4 < time.monotonic() - began < 3
+            launch.say("lied")
+            assert_same(plain_state(1), transport.recv_checkpoint(1))
+            harbour.link.close()
+        else:
+            launch.wait_for("lied")
+            time.sleep(0.3)  # the other side is looking by now, and finds what is there
+            transport.send_checkpoint([0], plain_state(1))
+    finish()
+
+
+def test_a_wrong_card_is_refused():
+    with launch.job(2) as job:
+        job.run(wrong_card_body)
+
+
+def restarted_source_body(life):
+    """The source's second life brings another card; the receiver, which has the first one's, finds it."""
+    rank = launch.rank()
+    store = dist.PrefixStore("pg", dist.TCPStore("127.0.0.1", int(os.environ["MASTER_PORT"]), is_master=False))
+    pg = dist.ProcessGroup(store, rank, 2)
+    with PGTransport(pg, 20, "cpu") as transport:
+        if rank == 0:
+            transport.send_checkpoint([1], {"life": life})
+            launch.say(f"sent {life}")
+            while life == 1:
+                time.sleep(1)
+        else:
+            assert transport.recv_checkpoint(0) == {"life": 1}
+            launch.say("ready")
+            launch.wait_for("killed")
+            assert transport.recv_checkpoint(0) == {"life": 2}
+
+
+def test_a_source_that_was_started_anew_is_found():
+    with launch.job(2) as job:
+        job.start_all(restarted_source_body, 1)
+        job.wait_for_file("sent 1")
+        job.wait_for_file("ready")
+        job.ranks[0].signal(signal.SIGKILL)
+        while job.ranks[0].status is None:
+            time.sleep(0.01)
+        job.say("killed")
+        time.sleep(0.5)
+        job.start(0, restarted_source_body, 2)
+        job.finish(30)

@@ -1,0 +1,369 @@
+"""wherry.torchft.Transport: torchft's recovery conversation, with torchft and without, and inside its Manager."""
+
+import gc
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+
+import launch
+import pytest
+import torch
+import wherry
+from torch_states import assert_same, plain_state
+from wherry import torchft
+from wherry._harbour import Card
+from wherry._serving import Serving
+from wherry.torchft import Transport
+
+TIMEOUT_TEXT = re.compile("[Tt]imed? ?out")
+LIMIT = timedelta(seconds=10)
+
+
+@pytest.fixture
+def make():
+    """Makes transports, which are shut down at the end."""
+    made = []
+
+    def one(*arguments, **options):
+        made.append(Transport(*(arguments or (LIMIT,)), **options))
+        return made[-1]
+
+    yield one
+    for transport in made:
+        transport.shutdown()
+
+
+def fetch(source, step, receiver=None, timeout=LIMIT):
+    receiver = receiver or Transport(LIMIT)
+    return receiver.recv_checkpoint(0, source.metadata(), step, timeout)
+
+
+# ---- the conversation ----
+
+
+def test_the_recovery_conversation(make):
+    """0 -> [1, 2], then 0 -> [2], a receive that times out, and a send that nobody takes."""
+    barrier, states = threading.Barrier(3, timeout=20), [plain_state(step) for step in range(3)]
+    transports = [make() for _ in range(3)]
+    metadata = transports[0].metadata()
+
+    def replica(rank):
+        transport = transports[rank]
+        for step, destinations in ((1, [1, 2]), (2, [2])):
+            if rank == 0:
+                transport.send_checkpoint(destinations, step, states[step], LIMIT)
+            elif rank in destinations:
+                assert_same(states[step], transport.recv_checkpoint(0, metadata, step, LIMIT))
+            barrier.wait()
+            transport.disallow_checkpoint()
+        barrier.wait()
+        if rank == 2:
+            with pytest.raises(wherry.Timeout) as caught:
+                transport.recv_checkpoint(0, metadata, 3, timedelta(milliseconds=10))
+            assert TIMEOUT_TEXT.search(str(caught.value)) and caught.value.rank == 0
+            began = time.monotonic()
+            transport.send_checkpoint([0], 4, states[0], LIMIT)
+            assert time.monotonic() - began < 1
+            transport.disallow_checkpoint()
+            assert time.monotonic() - began < 1
+        return True
+
+    with ThreadPoolExecutor(3) as pool:
+        assert list(pool.map(replica, range(3))) == [True] * 3
+
+
+def test_the_recovery_conversation_of_torchft_itself():
+    theirs = pytest.importorskip("torchft.checkpointing.transport_test", reason="torchft is not installed: pip install torchft")
+    from unittest import TestCase
+
+    from torchft.checkpointing.transport import CheckpointTransport
+
+    assert issubclass(Transport, CheckpointTransport)
+    cpu = torch.device("cpu")
+    theirs.run_multi_recovery_test(TestCase(), lambda rank, size: Transport[dict](LIMIT), cpu)
+    theirs.run_multi_recovery_test(TestCase(), lambda rank, size: Transport(LIMIT, state_dict=lambda: theirs.make_state_dict(cpu)), cpu)
+
+
+def test_without_torchft():
+    script = """
+import sys
+class Missing:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] == "torchft":
+            raise ModuleNotFoundError(name, name=name)
+sys.meta_path.insert(0, Missing())
+import numpy as np
+from wherry.torchft import Transport
+source, receiver = Transport(5), Transport[dict](5)
+source.send_checkpoint([1], 1, {"a": np.arange(5), "b": 2}, 5)
+got = receiver.recv_checkpoint(0, source.metadata(), 1, 5)
+assert got["a"].tolist() == [0, 1, 2, 3, 4] and got["b"] == 2
+source.disallow_checkpoint(), source.shutdown(), receiver.shutdown(wait=False)
+assert "torchft" not in sys.modules and "torch" not in sys.modules
+print("fine")
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert done.stdout == "fine\n" and done.returncode == 0, done.stderr
+
+
+# ---- what is served, and until when ----
+
+
+def test_a_receiver_may_come_first(make):
+    source = make()
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(fetch, source, 7)
+        time.sleep(0.2)
+        source.send_checkpoint([1], 7, plain_state(7), LIMIT)
+        assert_same(plain_state(7), waiting.result(10))
+
+
+def test_another_step_is_refused_with_both_numbers(make):
+    source = make()
+    source.send_checkpoint([1], 7, plain_state(7), LIMIT)
+    with pytest.raises(wherry.Mismatch, match="8.*7|7.*8"):
+        fetch(source, 8)
+    assert_same(plain_state(7), fetch(source, 7))
+
+
+def test_a_second_send_takes_the_place_of_the_first(make):
+    source = make()
+    for step in (1, 2):
+        source.send_checkpoint([1], step, {"step": step}, LIMIT)
+        assert [thread.name for thread in threading.enumerate()].count("wherry-serve") == 1
+    assert fetch(source, 2) == {"step": 2}
+    with pytest.raises(wherry.Mismatch):
+        fetch(source, 1)
+
+
+def test_in_place(make):
+    source = make()
+    target = {"model": {"w": torch.zeros(1000)}, "optimizer": {}}
+    receiver = make(LIMIT, state_dict=lambda: target, device=torch.device("cpu"))
+    state = {"model": {"w": torch.randn(1000)}, "optimizer": {"m": torch.randn(10)}}
+    source.send_checkpoint([1], 1, state, LIMIT)
+    received = fetch(source, 1, receiver)
+    assert received["model"]["w"] is target["model"]["w"] and receiver.last_stats.tensors == 2
+    assert_same(state, received)
+
+
+def test_after_disallow_nobody_gets_the_state(make):
+    source = make()
+    source.send_checkpoint([1], 1, {"w": torch.zeros(10)}, LIMIT)
+    source.disallow_checkpoint()
+    source.disallow_checkpoint()
+    with pytest.raises(wherry.Timeout, match="timed out"):
+        fetch(source, 1, timeout=0.3)
+    source.send_checkpoint([1], 2, {"w": torch.ones(10)}, LIMIT)
+    assert fetch(source, 2)["w"].all()
+
+
+def test_disallow_lets_what_runs_finish(make):
+    """A state that is changed right after disallow has returned arrives as it was."""
+    state = {"w": torch.zeros(1 << 26)}
+    for lanes in ("stream", "cma", "ring"):
+        moving = threading.Event()
+        source = make(timedelta(seconds=30))
+        receiver = make(LIMIT, lanes=lanes, threads=1, progress=lambda _: moving.set())
+        with ThreadPoolExecutor(1) as pool:
+            source.send_checkpoint([1], 1, state, 30)
+            fetching = pool.submit(fetch, source, 1, receiver, 30)
+            moving.wait(10)
+            source.disallow_checkpoint()
+            state["w"].fill_(1)
+            assert not fetching.result(30)["w"].any(), lanes
+        state["w"].fill_(0)
+
+
+def stopped_body(metadata):
+    try:
+        told = threading.Event()
+
+        def tell(progress):
+            if not told.is_set():
+                told.set()
+                launch.say("moving")
+                launch.wait_for("go on")
+
+        Transport(LIMIT, lanes="stream", threads=1, progress=tell).recv_checkpoint(0, metadata, 1, LIMIT)
+    except (wherry.Revoked, wherry.Aborted, wherry.PeerLost) as error:
+        return type(error).__name__
+    return "received"
+
+
+def test_disallow_revokes_what_does_not_finish(make):
+    """A receiver that stands still is given up when the time is over, and knows that what it has is not valid."""
+    source = make(timedelta(seconds=0.5))
+    source.send_checkpoint([1], 1, {"w": torch.zeros(1 << 28)}, 30)
+    with launch.job(1, store=False) as job:
+        job.start(0, stopped_body, source.metadata())
+        job.wait_for_file("moving")
+        job.ranks[0].signal(signal.SIGSTOP)
+        began = time.monotonic()
+        source.disallow_checkpoint()
+        assert 0.4 < time.monotonic() - began < 5
+        job.ranks[0].signal(signal.SIGCONT)
+        job.say("go on")
+        assert job.finish(30)[0] in ("Revoked", "Aborted", "PeerLost")
+
+
+def test_one_slow_receiver_does_not_keep_the_others_waiting(make):
+    source = make()
+    source.send_checkpoint([1, 2], 1, {"w": torch.zeros(1 << 28)}, 30)
+    with launch.job(1, store=False) as job:
+        job.start(0, stopped_body, source.metadata())
+        job.wait_for_file("moving")
+        job.ranks[0].signal(signal.SIGSTOP)
+        assert not fetch(source, 1)["w"].any()
+        job.ranks[0].signal(signal.SIGKILL)
+        began = time.monotonic()
+        source.disallow_checkpoint()  # who is dead is not waited for
+        assert time.monotonic() - began < 3
+
+
+class LostGuest:
+    """A link on which a rank has asked, and is lost before its send begins: that would wait for it."""
+
+    def __init__(self):
+        self.lost = threading.Event()
+
+    def waiting(self):
+        return [5]
+
+    def alive(self, rank):
+        return not self.lost.is_set()
+
+    def send(self, ranks, state, options):
+        self.lost.set()
+        while not options["cancel"].requested:
+            time.sleep(0.001)
+        return []
+
+
+def test_a_receiver_that_is_lost_is_not_waited_for():
+    serving = Serving(LostGuest(), None, {}, seconds=60)
+    time.sleep(0.2)
+    began = time.monotonic()
+    serving.end()
+    assert time.monotonic() - began < 1
+
+
+def test_receivers_that_take_the_same_place(make, monkeypatch):
+    """The second one fences the first, which takes another place."""
+    source = make()
+    given = iter([5, 5, 5, 6, 7, 8, 9])
+    monkeypatch.setattr(torchft.secrets, "randbelow", lambda most: next(given))
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(fetch, source, 1)
+        time.sleep(0.2)
+        second = pool.submit(fetch, source, 1)
+        time.sleep(0.5)
+        source.send_checkpoint([1, 2], 1, {"a": 1}, LIMIT)
+        assert first.result(10) == second.result(10) == {"a": 1}
+
+
+# ---- its card ----
+
+
+def test_metadata(make):
+    source = make()
+    card = Card.read(source.metadata())
+    assert source.metadata() == source.metadata() and card.rank == 0 and card.size == 4096
+    receiver = make()
+    for wrong in ("", "http://host:1234/checkpoint/", source.metadata() + "0"):
+        with pytest.raises(wherry.Malformed):
+            receiver.recv_checkpoint(0, wrong, 1, LIMIT)
+    with pytest.raises(wherry.InvalidArgument, match="another kind"):
+        receiver.recv_checkpoint(0, card._replace(rank=3).text(), 1, LIMIT)
+    with pytest.raises(wherry.BadSecret):
+        receiver.recv_checkpoint(0, card._replace(secret=bytes(32)).text(), 1, timedelta(seconds=0.5))
+
+
+def test_the_host_is_that_on_the_way_to_the_lighthouse(monkeypatch):
+    monkeypatch.setenv("TORCHFT_LIGHTHOUSE", "http://localhost:29510")
+    assert torchft._own_host() == "127.0.0.1"
+    monkeypatch.setenv("TORCHFT_LIGHTHOUSE", "http://[::1]:29510")
+    assert torchft._own_host() == "127.0.0.1"
+    monkeypatch.delenv("TORCHFT_LIGHTHOUSE")
+    assert re.fullmatch(r"[0-9a-f.:]+", torchft._own_host())
+
+
+# ---- life and death ----
+
+
+@pytest.mark.parametrize("how", ["shutdown", "at once", "collect"])
+def test_nothing_is_left(how):
+    fetch_once()
+    before = launch.held()
+    source = fetch_once(close=False)
+    assert launch.held() != before
+    if how == "collect":
+        del source
+        gc.collect()
+    else:
+        source.shutdown(wait=how == "shutdown")
+        source.shutdown()
+        with pytest.raises(wherry.Closed):
+            source.metadata()
+    launch.settles(before)
+
+
+def fetch_once(close=True):
+    source = Transport(LIMIT)
+    source.send_checkpoint([1], 1, plain_state(1), LIMIT)
+    assert_same(plain_state(1), fetch(source, 1))
+    if close:
+        source.shutdown()
+    return source
+
+
+def test_a_source_that_is_gone_is_a_timeout(make):
+    source = make()
+    metadata = source.metadata()
+    source.shutdown()
+    with pytest.raises(wherry.Timeout, match="timed out"):
+        make().recv_checkpoint(0, metadata, 1, 0.3)
+
+
+def test_exit_with_a_transport_that_serves():
+    script = """
+from wherry.torchft import Transport
+import numpy as np
+transport = Transport(5)
+transport.send_checkpoint([1], 1, {"a": np.arange(5)}, 5)
+print("fine")
+"""
+    began = time.monotonic()
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=30)
+    assert (done.stdout, done.stderr, done.returncode) == ("fine\n", "", 0)
+    assert time.monotonic() - began < 20
+
+
+def fork_body():
+    source = Transport(LIMIT)
+    source.send_checkpoint([1], 1, {"who": "parent"}, LIMIT)
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            source.disallow_checkpoint()
+            source.send_checkpoint([1], 2, {"who": "child"}, LIMIT)
+            assert fetch(source, 2) == {"who": "child"}
+            source.shutdown()
+            status = 0
+        finally:
+            os._exit(status)
+    assert os.waitpid(child, 0)[1] == 0
+    assert fetch(source, 1) == {"who": "parent"}
+    source.shutdown()
+
+
+def test_a_fork():
+    with launch.job(1, store=False) as job:
+        job.run(fork_body)
