@@ -8,15 +8,17 @@ export PATH := $(CURDIR)/.venv/bin:$(PATH)
 export CC FUZZ_RUNS
 
 DEV := -Dwerror=true -Dtests=enabled
+# First, so that its Meson is the one that is used; torch before what depends on it.
+VENV := python/requirements-build.txt tests/python/requirements-torch.txt tests/python/requirements.txt
 # Whole-program optimisation where the compiler and its linker are known to go together.
 RELEASE := -Dbuildtype=release -Dtests=disabled -Dprefix=$(PREFIX) $(if $(findstring clang,$(CC)),,-Db_lto=true)
 SANITIZE := $(DEV) -Db_lundef=false -Dc_args=-fno-sanitize-recover=all
 
 .NOTPARALLEL:
-.PHONY: help demo test lint bench asan tsan fuzz format install clean
+.PHONY: help demo test lint bench bench-torch asan tsan fuzz format install wheel clean
 
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: ## Kill ranks of a training run, and watch their peers heal them
 	@scripts/install-deps build
@@ -25,21 +27,27 @@ demo: ## Kill ranks of a training run, and watch their peers heal them
 	@build/cli/wherry demo
 
 test: ## Build and run all tests
+	@scripts/install-deps python
+	@scripts/make-venv $(VENV)
 	@scripts/install-deps build test
-	@scripts/make-venv tests/python/requirements.txt
-	@scripts/configure build $(DEV)
+	@scripts/configure build $(DEV) -Dpython=enabled
+	@scripts/install-package build-python
 	@scripts/run-tests build
 
 lint: ## Check format, layers, headers, symbols, documents
-	@scripts/install-deps build test lint
+	@scripts/install-deps python
+	@scripts/make-venv $(VENV)
 	@scripts/make-venv scripts/requirements.txt || true
-	@scripts/configure build $(DEV)
+	@scripts/install-deps build test lint
+	@scripts/configure build $(DEV) -Dpython=enabled
 	@scripts/lint build
 
-asan: ## Run the C tests under the address and undefined-behaviour sanitizers
+asan: ## Run the C tests, and those of the Python extension, under the address and undefined-behaviour sanitizers
+	@scripts/install-deps python
+	@scripts/make-venv $(VENV)
 	@scripts/install-deps build test asan
-	@scripts/configure build-asan $(SANITIZE) -Db_sanitize=address,undefined
-	@scripts/run-tests build-asan c-only
+	@scripts/configure build-asan $(SANITIZE) -Dpython=enabled -Db_sanitize=address,undefined
+	@scripts/run-tests build-asan sanitized
 
 tsan: ## Run the C tests under the thread sanitizer
 	@scripts/install-deps build test tsan
@@ -58,6 +66,13 @@ bench: ## Build for speed and measure
 	@ninja -C build-release
 	@bench/run build-release
 
+bench-torch: ## Measure the Python package against PyTorch's PGTransport
+	@scripts/install-deps python
+	@scripts/make-venv $(VENV)
+	@scripts/install-deps build
+	@scripts/install-package build-python
+	@.venv/bin/python3 bench/compare_torch.py
+
 format: ## Rewrite the C files in the project's format
 	@scripts/install-deps lint
 	@scripts/list-sources c | xargs clang-format -i
@@ -67,5 +82,12 @@ install: ## Install below PREFIX (/usr/local); honours DESTDIR
 	@scripts/configure build-release $(RELEASE)
 	@meson install -C build-release
 
+wheel: ## Build the Python package into dist/: one wheel for CPython 3.10 and newer
+	@scripts/install-deps python
+	@scripts/make-venv python/requirements-build.txt
+	@scripts/install-deps build
+	@scripts/make-wheel build-python dist
+	@ls -1 dist/*.whl
+
 clean: ## Remove what was built
-	rm -rf build build-asan build-clang build-tsan build-fuzz build-release
+	rm -rf build build-asan build-clang build-tsan build-fuzz build-release build-python dist

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""check-tree.py BUILD_DIR: every folder of src/ has a README.md, no two C files of src/ and tests/ have the same name, and
-every source below src/ and tests/ is built (those that others build on their own apart)."""
+"""check-tree.py BUILD_DIR: every folder of src/ has a README.md, no two C files of src/, python/ and tests/ have the same
+name, and every source below these is built (those that others build on their own apart)."""
 
 import json
 import os
@@ -21,7 +21,7 @@ def main(build):
     database = json.loads((ROOT / build / "compile_commands.json").read_text(encoding="utf-8"))
     built = {os.path.realpath(os.path.join(entry["directory"], entry["file"])) for entry in database}
     places = defaultdict(list)
-    for path in sorted(p for folder in ("src", "tests") for p in (ROOT / folder).rglob("*.[ch]")):
+    for path in sorted(p for folder in ("src", "python", "tests") for p in (ROOT / folder).rglob("*.[ch]")):
         where = str(path.relative_to(ROOT))
         places[path.name].append(where)
         if path.suffix == ".c" and str(path) not in built and not where.startswith(BUILT_ELSEWHERE):

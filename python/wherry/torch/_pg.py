@@ -150,6 +150,11 @@ def host_for(pg: Any, store: Store | None) -> str:
     return address_towards(towards) or "127.0.0.1"
 
 
+def on_one_host(pg: Any) -> bool:
+    """Whether all ranks of the group are on this host, as far as is known."""
+    return host_for(pg, store_of(pg)) == "127.0.0.1"
+
+
 def _all_on_one_host(pg: Any) -> bool:
     """What the launcher says holds for the groups that torch made of its ranks, and for no others."""
     here, everywhere = os.environ.get("LOCAL_WORLD_SIZE"), os.environ.get("WORLD_SIZE")

@@ -114,7 +114,7 @@ class PGTransport:
         deadline = Deadline(self._timeout if timeout is None else timeout)
         way = self._find_way()
         ranks = ranks_of(dst_ranks, way.size, way.rank)
-        options = transfer_options(step=self._step if step is None else step, **self._options)
+        options = transfer_options(step=self._step if step is None else step, **self._options_over(way))
         self.last_outcomes = []
         if not ranks:
             return
@@ -148,7 +148,7 @@ class PGTransport:
             partial=self._partial,
             new=self._state_dict is not None,
             mesh_rank=own,
-            **self._options,
+            **self._options_over(way),
         )
         self._codec.rank = own
         target = None if self._state_dict is None else _core.build(self._state_dict(), self._codec.for_target())
@@ -173,6 +173,11 @@ class PGTransport:
                 error.rank = source  # as this group counts, and not the one that it was reached by
                 if link is None or deadline.passed or not way.look_again(source, link, error, deadline):
                     raise
+
+    def _options_over(self, way: Way) -> dict[str, Any]:
+        """The library takes a process group for a network; on one host its bytes cross none, and are not checked by default."""
+        unchecked = self._over_group and self._options["verify"] is None and _pg.on_one_host(way.pg)
+        return {**self._options, "verify": False} if unchecked else self._options
 
     def _find_way(self) -> Way:
         """The way over the group that is inside `pg` now: a wrapper may have got another one."""

@@ -1,0 +1,59 @@
+#!/usr/bin/env python3
+"""check-package.py BUILD_DIR: the wheel is for every CPython from 3.10 on, and has the modules of python/wherry/ and the extension,
+nothing else; the extension exports its entry alone, and needs neither libwherry nor libpython."""
+
+import re
+import subprocess
+import sys
+import tempfile
+import zipfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+EXTENSION = "wherry/_core.abi3.so"
+
+
+def expected_files():
+    package = ROOT / "python/wherry"
+    files = [p for p in package.rglob("*") if p.suffix in (".py", ".pyi") or p.name == "py.typed"]
+    return {str(p.relative_to(ROOT / "python")) for p in files} | {EXTENSION}
+
+
+def output_of(*command):
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+
+def check_extension(path):
+    exported = {line.split()[-1] for line in output_of("nm", "-D", "--defined-only", path).splitlines()}
+    if exported != {"PyInit__core"}:
+        yield f"{EXTENSION} exports {' '.join(sorted(exported)) or 'nothing'}, not PyInit__core alone"
+    for library in re.findall(r"NEEDED.*\[(lib(?:wherry|python)[^]]*)\]", output_of("readelf", "-d", path)):
+        yield f"{EXTENSION} needs {library}"
+
+
+def check_wheel(wheel, folder):
+    if "-cp310-abi3-" not in wheel.name:
+        yield f"{wheel.name} is not named cp310-abi3"
+    with zipfile.ZipFile(wheel) as archive:
+        present = {name for name in archive.namelist() if ".dist-info/" not in name}
+        if EXTENSION in present:
+            archive.extract(EXTENSION, folder)
+    for name in sorted(expected_files() - present):
+        yield f"the wheel lacks {name}: list it in python/meson.build"
+    for name in sorted(present - expected_files()):
+        yield f"the wheel has {name}, which is no part of the package"
+    if EXTENSION in present:
+        yield from check_extension(Path(folder) / EXTENSION)
+
+
+def main(build):
+    with tempfile.TemporaryDirectory() as folder:
+        subprocess.run([ROOT / "scripts/make-wheel", build, folder], check=True)
+        wheels = list(Path(folder).glob("*.whl"))
+        wrong = [f"{len(wheels)} wheels were built"] if len(wheels) != 1 else list(check_wheel(wheels[0], folder))
+    print(*wrong, sep="\n", end="\n" if wrong else "")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))
