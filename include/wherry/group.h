@@ -54,7 +54,8 @@ typedef struct wherry_group_options {
     uint32_t flags;         /**< WHERRY_JOIN_*. Default 0. */
     uint32_t wait_for;      /**< How many ranks, this one included, must have come before the call returns: at most all.
                                  1: none of the others. They come later, or never, and whoever waits on one of them waits
-                                 for its coming. Default 0: all. */
+                                 for its coming. One that others have met counts, also where it has died since. Default
+                                 0: all. */
     uint32_t reserved;      /**< 0. */
     wherry_interrupt_fn interrupt; /**< Asked while the call waits whether it shall end. Default NULL: nobody is. */
     void *interrupt_context;       /**< For interrupt. */

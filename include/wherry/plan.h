@@ -68,7 +68,7 @@ WHERRY_API void wherry_plan_options_init(wherry_plan_options *options);
  *                  as if there were no target, into new storages as large as the source's, shared by those of them that shared
  *                  one. A tensor that shares its storage with one that has a target gets another: bytes of both are asked for
  *                  once, and written twice. A container of the target that is empty lacks what a container of the source has
- *                  there; any other difference in kind is a mismatch, and so is a leaf of the target that the source lacks.
+ *                  there, and none lacks whatever the source has; any other difference in kind is a mismatch, and so is a leaf of the target that the source lacks.
  * @param options   NULL for the defaults.
  * @param plan_p    belongs to the caller: wherry_plan_destroy.
  * @return WHERRY_OK; WHERRY_NO_MEMORY; WHERRY_INVALID_ARGUMENT; WHERRY_MISMATCH where the two sides differ in a path, a

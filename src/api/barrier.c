@@ -51,22 +51,21 @@ static wherry_status tell(const barrier *b, int32_t rank, wherry_error *error) {
     uint8_t bytes[8];
     wh_store_be64(bytes, b->number);
     b->told[rank] = wh_mailbox_incarnation(b->inner->mailbox, rank);
-    wherry_status status = wh_group_send(b->inner, rank, WH_TAG_BARRIER, bytes, sizeof(bytes), b->deadline, error);
-    return status == WHERRY_TIMED_OUT && !b->told[rank] ? fail_absent(b, rank, error) : status;
+    wh_deadline deadline = b->told[rank] ? b->deadline : wh_deadline_in_ms(0);
+    wherry_status status = wh_group_send(b->inner, rank, WH_TAG_BARRIER, bytes, sizeof(bytes), deadline, error);
+    return status == WHERRY_TIMED_OUT && !b->told[rank] ? WHERRY_OK : status; /* it is told when it comes */
 }
 
 /**
- * Tells all; those that are not there, and may have to be waited for, behind the others. A rank that is lost is no error yet: it may have come before.
+ * Tells all that have not been told. Nobody is waited for who is not there: a rank that is must not die unnoticed meanwhile. One that is lost is no error yet:
+ * it may have come before.
  * @return the first other error, when all were tried.
  */
 static wherry_status tell_all(const barrier *b, wherry_error *error) {
     wherry_status first = WHERRY_OK;
-    int32_t size = b->inner->size;
-    for (int32_t i = 0; i < 2 * size; i++) {
-        int32_t rank = i % size;
+    for (int32_t rank = 0; rank < b->inner->size; rank++) {
         wherry_error latest;
-        bool due =
-            rank != b->inner->rank && !b->told[rank] && (i >= size || wh_mailbox_incarnation(b->inner->mailbox, rank));
+        bool due = rank != b->inner->rank && !b->told[rank];
         wherry_status status = due ? tell(b, rank, &latest) : WHERRY_OK;
         if (status != WHERRY_OK && status != WHERRY_PEER_LOST && first == WHERRY_OK) {
             first = status;
@@ -130,6 +129,9 @@ static wherry_status wait_for_all(const barrier *b, wherry_error *error) {
             note(b, &message);
         } else if (status == WHERRY_TIMED_OUT) {
             status = look_for_losses(b, error);
+            if (status == WHERRY_OK) {
+                status = tell_all(b, error);
+            }
             int32_t absent = first_absent(b);
             if (status == WHERRY_OK && late && absent < b->inner->size) {
                 status = fail_absent(b, absent, error);

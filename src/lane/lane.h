@@ -93,6 +93,13 @@ typedef struct wh_sink {
 
     /** So many bytes more have landed: call it at least every few MiB. Never blocks. */
     void (*moved)(void *context, uint64_t bytes);
+
+    /**
+     * Whether a chunk lies at the source where the one before it, by number, ends: both are one run of one storage there, without a gap. A lane may then
+     * move them as one. Follows from the manifest alone, so that sink and feed say the same. Where they land is for `open` to say. May be NULL: none does.
+     * @return the bytes of the chunk; 0: it does not.
+     */
+    uint64_t (*continues)(void *context, uint64_t chunk);
 } wh_sink;
 
 /** A source's side of the data. Functions may be called by several threads at once. */
@@ -108,6 +115,9 @@ typedef struct wh_feed {
 
     /** So many bytes more are on their way. Never blocks. */
     void (*moved)(void *context, uint64_t bytes);
+
+    /** As wh_sink.continues; `gather` then gives runs that lie end to end. May be NULL where that of the sink is. */
+    uint64_t (*continues)(void *context, uint64_t chunk);
 } wh_feed;
 
 /** Where a lane is at work: borrowed by an end until it is closed. */

@@ -160,6 +160,9 @@ static wherry_status match(walk *w, wherry_value *source, const wherry_value *ta
     if (wh_value_is_scalar(source) && wh_value_is_scalar(target)) {
         return WHERRY_OK;
     }
+    if (target->kind == WHERRY_KIND_NONE && w->plan->options.flags & WHERRY_PLAN_NEW) {
+        return add_lonely(w, source, true); /* a place that is kept free for it */
+    }
     if (source->kind != target->kind) {
         return wh_mismatch(source, target, w->error, "the kinds differ");
     }

@@ -56,6 +56,13 @@ bool wh_prepared_add_tensor(wherry_prepared *prepared, const wherry_tensor *tens
 /** Notes that the next DTensor is over mesh number `mesh`. @return false where there is no memory. */
 bool wh_prepared_add_dtensor(wherry_prepared *prepared, size_t mesh);
 
+/**
+ * Whether a chunk goes on where the one before it ends: each of the two is one contiguous run (one piece, once) of the same storage, and this one begins
+ * behind the last byte of that one. Follows from the manifest alone, so that the source and every receiver say the same.
+ * @return the bytes of the chunk; 0 where it does not, for the first one, and for a number that no chunk has.
+ */
+uint64_t wh_prepared_chunk_continues(const wherry_prepared *prepared, uint64_t chunk);
+
 /** The tensors of each storage together: numbers of those of storage s are order[starts[s]] to order[starts[s + 1] - 1]. */
 typedef struct wh_grouping {
     size_t *starts; /**< One more than there are storages. */

@@ -146,6 +146,38 @@ int wherry_prepared_visit_chunk(const wherry_prepared *prepared, uint64_t chunk,
     return wh_space_visit(&prepared->space, begin, begin + length, visit_piece, &v);
 }
 
+/** The first piece of a chunk, and whether there are others. */
+typedef struct first_piece {
+    wh_piece piece;
+    size_t count;
+} first_piece;
+
+static int note_first(void *context, const wh_piece *piece) {
+    first_piece *first = context;
+    first->piece = first->count ? first->piece : *piece;
+    first->count++;
+    return first->count > 1;
+}
+
+/** Whether a chunk is one contiguous run, and which. */
+static bool chunk_run(const wherry_prepared *prepared, uint64_t chunk, wh_piece *run_p) {
+    first_piece first = {.count = 0};
+    uint64_t begin;
+    uint64_t length;
+    wherry_prepared_chunk(prepared, chunk, &begin, &length);
+    wh_space_visit(&prepared->space, begin, begin + length, note_first, &first);
+    *run_p = first.piece;
+    return first.count == 1 && first.piece.count == 1;
+}
+
+uint64_t wh_prepared_chunk_continues(const wherry_prepared *prepared, uint64_t chunk) {
+    wh_piece before;
+    wh_piece run;
+    bool continues = chunk > 0 && chunk_run(prepared, chunk - 1, &before) && chunk_run(prepared, chunk, &run) &&
+                     before.storage == run.storage && before.offset + before.length == run.offset;
+    return continues ? run.length : 0;
+}
+
 bool wh_grouping_init(wh_grouping *groups, const wherry_prepared *prepared) {
     size_t *starts = wh_alloc_zeroed(prepared->storage_count + 2, sizeof(*starts));
     size_t *order = wh_alloc_array(prepared->tensor_count, sizeof(*order));

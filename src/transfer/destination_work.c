@@ -10,12 +10,13 @@
 #include "base/fail.h"
 #include "base/log.h"
 #include "base/point.h"
+#include "state/prepare.h"
 
 /**
  * Digests in one message. How often a receiver may ask for something: each lane once or twice, and a few rounds; one that goes on would fill the way to it
  * with answers that it does not read, until this side had to wait for it.
  */
-enum { DIGESTS_MAX = 4096, REQUESTS_MAX = 64 };
+enum { DIGESTS_MAX = 4096, REQUESTS_MAX = 64, FINISH_MS = 5000 };
 
 /* ---- the crew's work ---- */
 
@@ -55,8 +56,12 @@ static void feed_moved(void *context, uint64_t bytes) {
     atomic_fetch_add_explicit(&((wh_destination *)context)->moved, bytes, memory_order_relaxed);
 }
 
+static uint64_t feed_continues(void *context, uint64_t chunk) {
+    return wh_prepared_chunk_continues(((wh_destination *)context)->source->prepared, chunk);
+}
+
 static wh_feed feed_of(wh_destination *destination) {
-    return (wh_feed){destination, destination->verify, feed_next, feed_gather, feed_moved};
+    return (wh_feed){destination, destination->verify, feed_next, feed_gather, feed_moved, feed_continues};
 }
 
 static wherry_status push(void *context, uint32_t worker, wherry_error *error) {
@@ -118,6 +123,11 @@ static wherry_status end_work(wh_destination *destination, wherry_status status,
     return status;
 }
 
+/** Whether it was this side that ended the work: then the send ends, and says so. A table may answer the same for a reason of its own. */
+static bool was_cancelled(const wh_destination *destination) {
+    return wh_stop_requested(&destination->stop) || wh_transfer_cancelled(destination->transfer);
+}
+
 /** A round by this thread, which is the only one that may do it: at once, or in parts from now on. */
 static wherry_status start_alone(wh_destination *destination, wherry_error *error) {
     destination->outcome.stats.workers = 1;
@@ -129,7 +139,7 @@ static wherry_status start_alone(wh_destination *destination, wherry_error *erro
     wherry_status status = push(destination, 0, error);
     wh_stop_set_question(&destination->stop, NULL, NULL);
     status = end_work(destination, status, error);
-    return status == WHERRY_CANCELLED ? WHERRY_OK : status; /* the send ends, and says so */
+    return status == WHERRY_CANCELLED && was_cancelled(destination) ? WHERRY_OK : status;
 }
 
 /** Starts a round over the list. */
@@ -164,7 +174,7 @@ wherry_status wh_destination_push_some(wh_destination *destination, uint32_t wai
     }
     destination->in_parts = false;
     status = end_work(destination, status, error);
-    return status == WHERRY_CANCELLED ? WHERRY_OK : status; /* the send ends, and says so */
+    return status == WHERRY_CANCELLED && was_cancelled(destination) ? WHERRY_OK : status;
 }
 
 wherry_status wh_destination_work_ended(wh_destination *destination, wherry_error *error) {
@@ -175,7 +185,8 @@ wherry_status wh_destination_work_ended(wh_destination *destination, wherry_erro
 }
 
 void wh_destination_finish_work(wh_destination *destination) {
-    wh_deadline soon = wh_transfer_last_words();
+    /* The receiver has all: what is under way is through but for a thread's turn. To give it up could end the group for others. */
+    wh_deadline soon = wh_deadline_earlier(destination->transfer->deadline, wh_deadline_in_ms(FINISH_MS));
     wherry_error error;
     if (!destination->lane || !destination->lane->push_some) {
         return; /* what such a lane has sent needs no further call */

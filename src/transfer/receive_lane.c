@@ -10,8 +10,8 @@
 #include "plan/plan.h"
 #include "transfer/receive.h"
 
-/** How many storages are looked at for the size of their pages. */
-enum { PAGE_SAMPLES = 8, SMALL_PAGE = 4096 };
+/** How many storages are looked at for the size of their pages, and how long one must be for that. */
+enum { PAGE_SAMPLES = 16, PAGE_SAMPLE_BYTES = 4 << 20, SMALL_PAGE = 4096 };
 
 static const wh_offered_lane *find_offer(const wh_receive *receive, const wh_lane_ops *lane) {
     for (size_t i = 0; i < receive->offer.lane_count; i++) {
@@ -190,17 +190,22 @@ static void note_forbidden(wh_receive *receive) {
 
 /** Whether what is written lies on small pages for the most part, by a few samples of those that it is known of. */
 static bool writes_small_pages(const wherry_plan *plan) {
-    int small = 0;
-    size_t step = plan->kept_count / PAGE_SAMPLES + 1;
+    uint64_t bytes[] = {[WH_PAGES_UNKNOWN] = 0, [WH_PAGES_SMALL] = 0, [WH_PAGES_HUGE] = 0};
+    size_t large = 0;
+    for (size_t i = 0; i < plan->kept_count; i++) {
+        large += wherry_storage_nbytes(plan->kept[i]) >= PAGE_SAMPLE_BYTES;
+    }
     int look = wh_pages_open();
-    for (size_t i = 0; look >= 0 && i < plan->kept_count; i += step) {
-        wh_pages pages = wh_pages_of(look, wherry_storage_data(plan->kept[i]), wherry_storage_nbytes(plan->kept[i]));
-        small += pages == WH_PAGES_SMALL ? 1 : pages == WH_PAGES_HUGE ? -1 : 0;
+    for (size_t i = 0, number = 0; look >= 0 && i < plan->kept_count; i++) {
+        uint64_t nbytes = wherry_storage_nbytes(plan->kept[i]);
+        if (nbytes >= PAGE_SAMPLE_BYTES && number++ % (large / PAGE_SAMPLES + 1) == 0) {
+            bytes[wh_pages_of(look, wherry_storage_data(plan->kept[i]), nbytes)] += nbytes;
+        }
     }
     if (look >= 0) {
         close(look);
     }
-    return small > 0;
+    return bytes[WH_PAGES_SMALL] > bytes[WH_PAGES_HUGE];
 }
 
 /** How many runs of memory are written; a small page is one, to a lane that takes each by itself. */

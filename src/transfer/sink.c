@@ -7,6 +7,7 @@
 #include "base/checked.h"
 #include "base/fail.h"
 #include "base/point.h"
+#include "state/prepare.h"
 #include "transfer/source.h"
 
 bool wh_chunk_sink_init(wh_chunk_sink *sink, const wherry_plan *plan, bool verify) {
@@ -56,16 +57,22 @@ static wherry_status sink_origin(void *context, uint64_t chunk, wh_segments *seg
 
 typedef struct landing_work {
     wh_landing *landing;
-    uint64_t at; /**< How far the chunk is covered. */
-    bool fill;   /**< Gaps get scratch memory of their own. */
+    uint64_t length; /**< Of the chunk. */
+    uint64_t at;     /**< How far it is covered. */
+    bool fill;       /**< Gaps get scratch memory of their own, made at the first. */
     bool failed;
     uint64_t widest;
 } landing_work;
 
+static bool reserve_scratch(wh_landing *landing, uint64_t bytes) {
+    return wh_reserve(&landing->scratch, &landing->scratch_bytes, bytes, 1);
+}
+
 /** Bytes that have no place. */
 static void add_gap(landing_work *work, uint64_t length) {
     if (length) {
-        char *base = work->fill ? (char *)work->landing->scratch + work->at : NULL;
+        work->failed = work->failed || (work->fill && !reserve_scratch(work->landing, work->length));
+        char *base = work->fill && !work->failed ? (char *)work->landing->scratch + work->at : NULL;
         work->failed = work->failed || !wh_segments_add(&work->landing->segments, base, length);
         work->at += length;
         work->widest = wh_max(work->widest, length);
@@ -81,10 +88,6 @@ static int add_copy(void *context, const wherry_copy *copy) {
     return work->failed;
 }
 
-static bool reserve_scratch(wh_landing *landing, uint64_t bytes) {
-    return wh_reserve(&landing->scratch, &landing->scratch_bytes, bytes, 1);
-}
-
 static bool lay_out(const wh_chunk_sink *sink, uint64_t chunk, uint64_t length, wh_landing *landing) {
     landing->chunk = chunk;
     wh_segments_clear(&landing->segments);
@@ -92,10 +95,7 @@ static bool lay_out(const wh_chunk_sink *sink, uint64_t chunk, uint64_t length, 
     if (landing->staged) {
         return reserve_scratch(landing, length) && wh_segments_add(&landing->segments, landing->scratch, length);
     }
-    landing_work work = {.landing = landing, .fill = sink->verify};
-    if (work.fill && !reserve_scratch(landing, length)) {
-        return false;
-    }
+    landing_work work = {.landing = landing, .length = length, .fill = sink->verify};
     wherry_plan_visit_chunk(sink->plan, chunk, add_copy, &work);
     if (!work.failed) {
         add_gap(&work, length - work.at);
@@ -149,8 +149,12 @@ static void sink_moved(void *context, uint64_t bytes) {
     atomic_fetch_add_explicit(&((wh_chunk_sink *)context)->moved, bytes, memory_order_relaxed);
 }
 
+static uint64_t sink_continues(void *context, uint64_t chunk) {
+    return wh_prepared_chunk_continues(wherry_plan_prepared(((wh_chunk_sink *)context)->plan), chunk);
+}
+
 wh_sink wh_chunk_sink_face(wh_chunk_sink *sink) {
-    return (wh_sink){sink, sink->verify, sink_next, sink_origin, sink_open, sink_close, sink_moved};
+    return (wh_sink){sink, sink->verify, sink_next, sink_origin, sink_open, sink_close, sink_moved, sink_continues};
 }
 
 /* ---- judging ---- */

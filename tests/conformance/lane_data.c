@@ -299,10 +299,34 @@ static void feed_moved(void *context, uint64_t bytes) {
     count_moved(data, &data->feed_moved, bytes);
 }
 
+/** Whether a chunk is one run at the source; where it begins, and its bytes. */
+static bool source_run(const lane_data *data, uint64_t chunk, size_t *begin_p, size_t *bytes_p) {
+    *begin_p = data->pieces[data->first[chunk]].source;
+    *bytes_p = 0;
+    for (size_t i = data->first[chunk]; i < data->first[chunk + 1]; i++) {
+        if (data->pieces[i].source != *begin_p + *bytes_p) {
+            return false;
+        }
+        *bytes_p += data->pieces[i].length;
+    }
+    return true;
+}
+
+static uint64_t continues(void *context, uint64_t chunk) {
+    const lane_data *data = context;
+    size_t before;
+    size_t before_bytes;
+    size_t begin;
+    size_t bytes;
+    bool does = chunk > 0 && chunk < data->shape.chunks && source_run(data, chunk - 1, &before, &before_bytes) &&
+                source_run(data, chunk, &begin, &bytes) && before + before_bytes == begin;
+    return does ? bytes : 0;
+}
+
 wh_sink lane_data_sink(lane_data *data) {
-    return (wh_sink){data, data->verify, sink_next, gather, sink_open, sink_close, sink_moved};
+    return (wh_sink){data, data->verify, sink_next, gather, sink_open, sink_close, sink_moved, continues};
 }
 
 wh_feed lane_data_feed(lane_data *data) {
-    return (wh_feed){data, data->verify, feed_next, gather, feed_moved};
+    return (wh_feed){data, data->verify, feed_next, gather, feed_moved, continues};
 }

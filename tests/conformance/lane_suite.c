@@ -142,6 +142,30 @@ static void test_more_segments_than_iov_max(void **state) {
     lane_world_close(&world);
 }
 
+/** Chunks that follow each other at the source, which a lane may move as one: in all rounds, wherever they land. */
+static void test_chunks_that_continue(void **state) {
+    static const lane_shape shapes[] = {
+        {.chunks = 100, .pieces = 1, .shortest = 30000, .longest = 40000},
+        {.chunks = 100, .pieces = 1, .shortest = 30000, .longest = 40000, .target_gap = 9, .nowhere = 9, .staged = 7},
+        {.chunks = 60, .pieces = 2, .shortest = 9, .longest = 40000, .source_gap = 9, .target_gap = 9, .staged = 5}};
+    lane_world world = world_of(state);
+    for (int i = 0; i < 6; i++) {
+        bool verify = i & 1;
+        lane_shape shape = shapes[i / 2];
+        shape.nowhere = verify ? 0 : shape.nowhere;
+        lane_data *data = lane_data_create(&shape, SEED, verify);
+        lane_trial trial = lane_trial_of(ops, data);
+        trial.round_count = TRIAL_ROUNDS;
+        trial.rounds[1] = (lane_round){3, 1};
+        trial.rounds[2] = (lane_round){1, 0};
+        lane_trial_run(&trial, &world);
+        must_be_good(&trial.receiver, "receiver");
+        must_be_good(&trial.source, "source");
+        lane_data_destroy(data);
+    }
+    lane_world_close(&world);
+}
+
 /** An empty round, some chunks, some that came already once more and some that did not. */
 static void test_rounds(void **state) {
     lane_world world = world_of(state);
@@ -493,6 +517,7 @@ static const suite_case cases[] = {
     {"numbers of threads", test_numbers_of_threads, false, false},
     {"ten thousand segments", test_ten_thousand_segments, false, false},
     {"more segments than IOV_MAX", test_more_segments_than_iov_max, false, false},
+    {"chunks that continue", test_chunks_that_continue, false, false},
     {"rounds", test_rounds, false, false},
     {"stop in the middle", test_stop_in_the_middle, false, false},
     {"stop while waiting", test_stop_while_waiting, false, true},

@@ -1,6 +1,7 @@
 /*
  * Transfers by blocks that go wrong, over a table whose calls any thread may make, and over one that only the thread inside the call may use: then that thread
- * moves the bytes and looks after the conversation as well. Whatever happens, both sides end in time, no operation is left, and no memory is written to later.
+ * moves the bytes and looks after the conversation as well; with a block a chunk, and with blocks of several. Whatever happens, both sides end in time, no
+ * operation is left, and no memory is written to later.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -8,11 +9,16 @@
 
 #include "conformance/transfer_world.h"
 #include "group/callback/callback.h"
+#include "lane/blocks/blocks_internal.h"
 #include "support/table_hub.h"
 
 enum { RANKS = 4, BODY = (22 << 20) + 5, CHUNKS = 6, SOON_MS = 5000, STALE_MS = 1500, AFTER = 2 };
 
+/** Blocks of up to 8 MiB: chunks 0 and 1, 2 and 3, 4, and 5, which has the beginning of another tensor in it. */
+enum { LONG_MIB = 8, LONG_BLOCKS = 4 };
+
 static wherry_error error;
+static wh_blocks_limits standard; /* what holds where no test has changed it */
 
 typedef struct world {
     table_hub *hub;
@@ -20,13 +26,25 @@ typedef struct world {
     wherry_transport *transports[RANKS];
 } world;
 
-/** What the case is run over: with all that a table can have, or without anything. */
-static const uint32_t kinds[] = {WHERRY_GROUP_OPS_FLAGS, 0};
-enum { KINDS = 2 };
+/** What the case is run over: with all that a table can have, or without anything; and how long blocks may be. */
+typedef struct kind {
+    uint32_t flags;
+    uint8_t longest_mib;
+    size_t blocks; /**< So many are the state. */
+} kind;
 
-static world open_world(uint32_t flags) {
+static const kind kinds[] = {{WHERRY_GROUP_OPS_FLAGS, 0, CHUNKS},
+                             {0, LONG_MIB, LONG_BLOCKS},
+                             {0, 0, CHUNKS},
+                             {WHERRY_GROUP_OPS_FLAGS, LONG_MIB, LONG_BLOCKS}};
+
+/** The first two have something of each, for cases that take their time. */
+enum { KINDS = 4, SOME_KINDS = 2 };
+
+static world open_world(kind of) {
     static const wh_lane_ops *const lanes[] = {&wh_lane_blocks, &wh_lane_stream};
-    table_hub_options options = {.flags = flags, .blocks = true};
+    table_hub_options options = {.flags = of.flags, .blocks = true};
+    wh_blocks_limit = (wh_blocks_limits){of.longest_mib, STALE_MS};
     world w = {.hub = table_hub_open(RANKS, &options)};
     for (int32_t rank = 0; rank < RANKS; rank++) {
         wherry_group_ops ops;
@@ -159,9 +177,9 @@ static void test_cancel_in_the_middle(void **state) {
 /** A rank dies in the middle. A table that notices it says so; without that it is the silence that ends the other side. */
 static void test_a_side_dies(void **state) {
     (void)state;
-    for (int i = 0; i < 2 * KINDS; i++) {
+    for (int i = 0; i < 2 * SOME_KINDS; i++) {
         int32_t dead = i & 1;
-        bool noticed = kinds[i / 2] & WHERRY_GROUP_OPS_DEATH;
+        bool noticed = kinds[i / 2].flags & WHERRY_GROUP_OPS_DEATH;
         world w = open_world(kinds[i / 2]);
         wherry_value *source = make_state(1);
         ferry_call calls[] = {send_to(&w, source, 1), receive_at(&w, 1, NULL)};
@@ -186,7 +204,7 @@ static void test_a_side_dies(void **state) {
 /** Three receivers, of which one stands still: the others are served meanwhile, also by one thread alone. */
 static void test_one_of_three_stands_still(void **state) {
     (void)state;
-    for (int i = 0; i < KINDS; i++) {
+    for (int i = 0; i < SOME_KINDS; i++) {
         world w = open_world(kinds[i]);
         wherry_value *source = make_state(3);
         ferry_call calls[] = {send_to(&w, source, 3), receive_at(&w, 1, NULL), receive_at(&w, 2, NULL),
@@ -236,7 +254,7 @@ static void test_three_at_once(void **state) {
             expect(calls + rank, WHERRY_OK);
             assert_string_equal(calls[rank].stats.lane, "blocks");
             assert_int_equal(calls[rank].stats.verified, !(i & 1));
-            assert_int_equal(table_hub_moved(w.hub, rank), CHUNKS);
+            assert_int_equal(table_hub_moved(w.hub, rank), kinds[i / 2].blocks);
             assert_int_equal(table_hub_abandoned(w.hub, rank), 0);
             must(wherry_value_compare(source, calls[rank].received, WHERRY_COMPARE_ALL, &error));
             wherry_value_destroy(calls[rank].received);
@@ -247,29 +265,42 @@ static void test_three_at_once(void **state) {
     }
 }
 
-/** A byte that changes on the way is noticed by the digest, which comes by message, and the chunk is asked for again. */
+/**
+ * A byte that changes on the way is noticed by the digest, which comes by message, and the chunk is asked for again. It is the one in the middle of a block: of
+ * two chunks the second. So long blocks come again as chunks 1, 3 and 4 together, and 5.
+ */
 static void test_damage(void **state) {
     (void)state;
     static const struct {
-        size_t blocks;
         wherry_verify verify;
         wherry_status status;
-        uint32_t retries;
-    } cases[] = {{1, WHERRY_VERIFY_DEFAULT, WHERRY_OK, 1},
-                 {CHUNKS + 2, WHERRY_VERIFY_ON, WHERRY_OK, CHUNKS + 2},
-                 {1000, WHERRY_VERIFY_ON, WHERRY_CORRUPT, 2 * CHUNKS},
-                 {1, WHERRY_VERIFY_OFF, WHERRY_OK, 0}};
+        struct {
+            size_t damaged;
+            uint32_t retries;
+            size_t moved;
+        } by_length[2]; /* a block a chunk; long ones */
+    } cases[] = {{WHERRY_VERIFY_DEFAULT, WHERRY_OK, {{1, 1, CHUNKS + 1}, {1, 1, LONG_BLOCKS + 1}}},
+                 {WHERRY_VERIFY_ON,
+                  WHERRY_OK,
+                  {{CHUNKS + 2, CHUNKS + 2, 2 * CHUNKS + 2}, {LONG_BLOCKS + 2, LONG_BLOCKS + 2, LONG_BLOCKS + 3 + 2}}},
+                 {WHERRY_VERIFY_ON,
+                  WHERRY_CORRUPT,
+                  {{1000, 2 * CHUNKS, 3 * CHUNKS}, {1000, LONG_BLOCKS + 3, LONG_BLOCKS + 3 + 3}}},
+                 {WHERRY_VERIFY_OFF, WHERRY_OK, {{1, 0, CHUNKS}, {1, 0, LONG_BLOCKS}}}};
     for (size_t i = 0; i < KINDS * sizeof(cases) / sizeof(*cases); i++) {
         size_t c = i / KINDS;
+        bool is_long = kinds[i % KINDS].longest_mib;
+        size_t damaged = cases[c].by_length[is_long].damaged;
         world w = open_world(kinds[i % KINDS]);
         wherry_value *source = make_state(1);
         ferry_call calls[] = {send_to(&w, source, 1), receive_at(&w, 1, NULL)};
         calls[1].options.verify = cases[c].verify;
-        table_hub_damage(w.hub, 1, cases[c].blocks);
+        table_hub_damage(w.hub, 1, damaged);
         ferry_run(calls, 2);
         expect(calls + 1, cases[c].status);
         expect(calls, cases[c].status == WHERRY_OK ? WHERRY_OK : WHERRY_ABORTED);
-        assert_int_equal(calls[1].stats.retries, cases[c].retries);
+        assert_int_equal(calls[1].stats.retries, cases[c].by_length[is_long].retries);
+        assert_int_equal(table_hub_moved(w.hub, 1), cases[c].by_length[is_long].moved);
         if (cases[c].status == WHERRY_OK) {
             bool right = wherry_value_compare(source, calls[1].received, WHERRY_COMPARE_ALL, &error) == WHERRY_OK;
             assert_int_equal(right, cases[c].verify != WHERRY_VERIFY_OFF);
@@ -280,22 +311,94 @@ static void test_damage(void **state) {
     }
 }
 
+/** Two matrices of 4 bytes an element, with strides of their own. */
+static void expect_same_elements(const wherry_value *a, const wherry_value *b) {
+    const wherry_tensor *one = wherry_tensor_get(wherry_dict_get(a, "w"));
+    const wherry_tensor *other = wherry_tensor_get(wherry_dict_get(b, "w"));
+    for (int64_t row = 0; row < one->shape[0]; row++) {
+        for (int64_t column = 0; column < one->shape[1]; column++) {
+            int64_t at = row * one->strides[0] + column * one->strides[1];
+            int64_t there = row * other->strides[0] + column * other->strides[1];
+            if (memcmp(bytes_of(a) + 4 * at, bytes_of(b) + 4 * there, 4) != 0) {
+                fail_msg("element %d, %d is not the source's", (int)row, (int)column);
+            }
+        }
+    }
+}
+
+/** Into a tensor whose bytes do not lie end to end: rows with gaps between them, and the other way round. Damaged chunks come again there too. */
+static void test_other_strides(void **state) {
+    (void)state;
+    static const int64_t shape[] = {2816, 2048};
+    static const int64_t strides[][2] = {{2048 + 4, 1}, {1, 2816}};
+    for (int i = 0; i < 2 * 2 * KINDS; i++) {
+        bool damaged = i & 1;
+        const int64_t *steps = strides[i / 2 % 2];
+        world w = open_world(kinds[i / 4]);
+        wherry_value *source =
+            build_dict("w", build_tensor(build_storage(22 << 20, 1), WHERRY_F32, 0, 2, shape, NULL), NULL);
+        wherry_value *target =
+            build_dict("w", build_tensor(build_storage(23 << 20, 2), WHERRY_F32, 0, 2, shape, steps), NULL);
+        ferry_call calls[] = {send_to(&w, source, 1), receive_at(&w, 1, target)};
+        calls[1].options.verify = damaged ? WHERRY_VERIFY_ON : WHERRY_VERIFY_OFF;
+        table_hub_damage(w.hub, 1, damaged);
+        ferry_run(calls, 2);
+        expect(calls + 1, WHERRY_OK);
+        expect(calls, WHERRY_OK);
+        assert_int_equal(calls[1].stats.retries, damaged);
+        assert_int_equal(table_hub_moved(w.hub, 1), (kinds[i / 4].longest_mib ? 3 : CHUNKS) + damaged);
+        expect_same_elements(source, calls[1].received);
+        wherry_value_destroy(calls[1].received);
+        wherry_value_destroy(target);
+        wherry_value_destroy(source);
+        close_world(&w);
+    }
+}
+
+/** Without being told anything a block has up to 64 MiB; where either side is less patient than 10 s, it is a chunk. */
+static void test_length_by_patience(void **state) {
+    (void)state;
+    static const struct {
+        int64_t source_ms;
+        int64_t receiver_ms;
+        size_t blocks;
+    } cases[] = {{30000, 30000, 2}, {10000, 10000, 2}, {9999, 30000, CHUNKS}, {30000, 9999, CHUNKS}};
+    for (size_t i = 0; i < sizeof(cases) / sizeof(*cases); i++) {
+        world w = open_world(kinds[i % 2]);
+        wh_blocks_limit = standard;
+        wherry_value *source = make_state(1);
+        ferry_call calls[] = {send_to(&w, source, 1), receive_at(&w, 1, NULL)};
+        calls[0].options.no_progress_ms = cases[i].source_ms;
+        calls[1].options.no_progress_ms = cases[i].receiver_ms;
+        ferry_run(calls, 2);
+        expect(calls + 1, WHERRY_OK);
+        expect(calls, WHERRY_OK);
+        assert_int_equal(table_hub_moved(w.hub, 1), cases[i].blocks);
+        must(wherry_value_compare(source, calls[1].received, WHERRY_COMPARE_ALL, &error));
+        wherry_value_destroy(calls[1].received);
+        wherry_value_destroy(source);
+        close_world(&w);
+    }
+}
+
 /** What the table's functions fail with ends both sides soon, each with its reason. */
 static void test_a_table_that_fails(void **state) {
     (void)state;
-    for (int i = 0; i < 4 * KINDS; i++) {
+    for (int i = 0; i < 8 * SOME_KINDS; i++) {
         int which = i % 4; /* put and finish at the source, get and finish at the receiver */
         int side = which / 2;
         bool finish = which % 2;
-        world w = open_world(kinds[i / 4]);
+        wherry_status answer =
+            i % 8 < 4 ? WHERRY_SYSTEM : WHERRY_CANCELLED; /* of its own accord: nobody has asked for it */
+        world w = open_world(kinds[i / 8]);
         wherry_value *source = make_state(1);
         ferry_call calls[] = {send_to(&w, source, 1), receive_at(&w, 1, NULL)};
-        table_hub_break_blocks(w.hub, side, finish ? WHERRY_OK : WHERRY_SYSTEM, finish ? WHERRY_OK : WHERRY_SYSTEM,
-                               finish ? WHERRY_SYSTEM : WHERRY_OK);
+        table_hub_break_blocks(w.hub, side, finish ? WHERRY_OK : answer, finish ? WHERRY_OK : answer,
+                               finish ? answer : WHERRY_OK);
         uint64_t begin = wh_clock_now();
         ferry_run(calls, 2);
         assert_true(ms_since(begin) < SOON_MS);
-        expect(calls + side, WHERRY_SYSTEM);
+        expect(calls + side, answer);
         expect(calls + 1 - side, WHERRY_ABORTED);
         assert_int_equal(calls[side].error.rank, 1 - side);
         assert_non_null(strstr(calls[side].error.message, finish ? "its finish answered"
@@ -309,6 +412,41 @@ static void test_a_table_that_fails(void **state) {
 }
 
 /** A table with some of the functions is refused; one of a program that knows of none of them goes by messages. */
+/** That an old block of a rank is lost says nothing of the process that has taken its place. */
+static void test_a_late_loss(void **state) {
+    (void)state;
+    static const wh_lane_ops *const lanes[] = {&wh_lane_blocks, &wh_lane_stream};
+    world w = open_world(kinds[0]);
+    uint8_t bytes[64] = {0};
+    void *operation = NULL;
+    wherry_group_ops ops;
+    wh_message message;
+    must(wh_group_send(w.groups[1], 0, 1, bytes, 1, wh_deadline_in_ms(SOON_MS), &error));
+    must(wh_group_receive(w.groups[0], 1, 1, wh_deadline_in_ms(SOON_MS), &message, &error));
+    wh_message_clear(&message);
+    table_hub_hold(w.hub, 1, 0);
+    must(w.groups[0]->ops->put(w.groups[0], 1, 7, bytes, sizeof(bytes), &operation, &error));
+    wherry_transport_destroy(w.transports[1]);
+    wh_group_destroy(w.groups[1]);
+    void *context = table_hub_member(w.hub, 1, &ops);
+    must(wh_callback_create(&ops, context, w.groups + 1, &error));
+    must(wh_transport_create(w.groups[1], 0, lanes, 2, w.transports + 1, &error));
+    must(wh_group_send(w.groups[1], 0, 1, bytes, 1, wh_deadline_in_ms(SOON_MS), &error));
+    wherry_status status = WHERRY_PEER_LOST; /* the former one is, first */
+    for (int i = 0; i < 5 && status == WHERRY_PEER_LOST; i++) {
+        status = wh_group_receive(w.groups[0], 1, 1, wh_deadline_in_ms(SOON_MS), &message, &error);
+    }
+    must(status);
+    wh_message_clear(&message);
+    assert_true(wh_mailbox_incarnation(w.groups[0]->mailbox, 1) != 0);
+    table_hub_break_blocks(w.hub, 0, WHERRY_OK, WHERRY_OK, WHERRY_PEER_LOST);
+    assert_int_equal(w.groups[0]->ops->finish(w.groups[0], 1, operation, 1, &error), WHERRY_PEER_LOST);
+    assert_true(wh_mailbox_incarnation(w.groups[0]->mailbox, 1) != 0);
+    table_hub_break_blocks(w.hub, 0, WHERRY_OK, WHERRY_OK, WHERRY_OK);
+    table_hub_hold(w.hub, 1, SIZE_MAX);
+    close_world(&w);
+}
+
 static void test_tables(void **state) {
     (void)state;
     static const table_hub_options options = {.flags = WHERRY_GROUP_OPS_FLAGS, .blocks = true};
@@ -360,9 +498,13 @@ int main(void) {
         cmocka_unit_test(test_one_of_three_stands_still),
         cmocka_unit_test(test_three_at_once),
         cmocka_unit_test(test_damage),
+        cmocka_unit_test(test_other_strides),
+        cmocka_unit_test(test_length_by_patience),
         cmocka_unit_test(test_a_table_that_fails),
+        cmocka_unit_test(test_a_late_loss),
         cmocka_unit_test(test_tables),
     };
     wherry_log_set_level(WHERRY_LOG_OFF);
+    standard = wh_blocks_limit;
     return cmocka_run_group_tests_name("blocks", tests, NULL, NULL);
 }

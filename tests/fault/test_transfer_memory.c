@@ -10,6 +10,7 @@
 #include "conformance/transfer_world.h"
 #include "group/callback/callback.h"
 #include "group/local.h"
+#include "lane/blocks/blocks_internal.h"
 #include "support/table_hub.h"
 
 /** The timeout is short, since a side whose peer could not even begin waits for all of it. */
@@ -18,6 +19,7 @@ enum { TIMEOUT_MS = 250, STALE_MS = 150, LIMIT_MS = 3000, NEXT_MS = 20000 };
 static atomic_long allocations; /* since the last call of count_from */
 static atomic_long live;        /* not given back */
 static atomic_long failing;     /* the number of the allocation that fails; -1: none */
+static bool large;              /* the state has a tensor of several chunks */
 static long told;               /* how often a side said that it lacks memory */
 static wherry_error error;
 
@@ -50,6 +52,20 @@ static int set_up(void **state) {
     static const wherry_allocator counting = {allocate, reallocate, release, NULL};
     atomic_store(&failing, -1);
     wherry_allocator_set(&counting);
+    return 0;
+}
+
+/** Chunks that follow each other become one block, though peers are given up soon. */
+static int set_large(void **state) {
+    (void)state;
+    wh_blocks_limit.patience_ms = 1;
+    large = true;
+    return 0;
+}
+
+static int set_small(void **state) {
+    (void)state;
+    large = false;
     return 0;
 }
 
@@ -99,6 +115,10 @@ static const wh_group_kind sockets = {"unix", wh_open_unix_place, wh_join_place,
 
 /** Views with gaps, so that scratch memory is needed, and a list. */
 static wherry_value *make_state(void) {
+    int64_t bytes = 9 << 20;
+    if (large) {
+        return build_dict("large", build_tensor(build_storage(9 << 20, 1), WHERRY_U8, 0, 1, &bytes, NULL), NULL);
+    }
     int64_t shape[] = {40, 3};
     int64_t strides[] = {7, 1};
     int64_t plain = 500;
@@ -217,6 +237,7 @@ MEMORY_TEST(ring, &local, "ring", 1, true, WHERRY_VERIFY_ON)
 MEMORY_TEST(stream, &local, "stream", 1, false, WHERRY_VERIFY_ON)
 MEMORY_TEST(blocks, &table, "blocks", 1, true, WHERRY_VERIFY_ON)
 MEMORY_TEST(blocks_in_parts, &bare, "blocks", 1, false, WHERRY_VERIFY_ON)
+MEMORY_TEST(long_blocks, &table, "blocks", 2, true, WHERRY_VERIFY_ON)
 MEMORY_TEST(all_lanes, &local, NULL, 3, true, WHERRY_VERIFY_OFF)
 MEMORY_TEST(sockets, &sockets, "stream", 5, true, WHERRY_VERIFY_DEFAULT)
 
@@ -227,6 +248,7 @@ int main(void) {
         cmocka_unit_test(test_stream),
         cmocka_unit_test(test_blocks),
         cmocka_unit_test(test_blocks_in_parts),
+        cmocka_unit_test_setup_teardown(test_long_blocks, set_large, set_small),
         cmocka_unit_test(test_all_lanes),
         cmocka_unit_test(test_sockets),
     };

@@ -264,6 +264,40 @@ static void test_barrier(void **state) {
     close_world(&w);
 }
 
+/** A death is noticed while another rank is waited for that has never come. */
+static void test_barrier_without_one(void **state) {
+    (void)state;
+    char folder[] = "/tmp/wherry-test-XXXXXX";
+    wherry_group *groups[2];
+    assert_non_null(mkdtemp(folder));
+    for (int rank = 0; rank < 2; rank++) {
+        char address[128];
+        wherry_group_options options;
+        wherry_group_options_init(&options);
+        options.wait_for = (uint32_t)rank + 1;
+        options.timeout_ms = SOON_MS;
+        snprintf(address, sizeof(address), "unix://%s/meet?rank=%d&size=3", folder, rank);
+        must(wherry_group_join(address, &options, groups + rank, &error));
+    }
+    comer waiting;
+    pthread_t thread = start_comer(&waiting, groups[0], 1);
+    usleep(300000);
+    assert_false(atomic_load(&waiting.done));
+    wherry_group_leave(groups[1]);
+    for (int i = 0; i < SOON_MS / 4 && !atomic_load(&waiting.done); i++) {
+        usleep(1000);
+    }
+    assert_true(atomic_load(&waiting.done));
+    pthread_join(thread, NULL);
+    assert_int_equal(waiting.status, WHERRY_PEER_LOST);
+    assert_int_equal(waiting.error.rank, 1);
+    wherry_group_leave(groups[0]);
+    char lock[64];
+    snprintf(lock, sizeof(lock), "%s/meet.lock", folder);
+    unlink(lock);
+    assert_int_equal(rmdir(folder), 0);
+}
+
 /** One that is behind passes the barriers that the others are past; a group of one has nobody to wait for. */
 static void test_barrier_behind(void **state) {
     (void)state;
@@ -519,6 +553,7 @@ int main(void) {
         cmocka_unit_test(test_bad_options),
         cmocka_unit_test(test_join),
         cmocka_unit_test(test_barrier),
+        cmocka_unit_test(test_barrier_without_one),
         cmocka_unit_test(test_barrier_behind),
         cmocka_unit_test(test_barrier_fails),
         cmocka_unit_test(test_barrier_then_leave),

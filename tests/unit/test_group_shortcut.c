@@ -3,10 +3,12 @@
  * and that nothing is lost or overtaken where the way changes or cannot be had.
  */
 #include <errno.h>
+#include <fcntl.h>
 #include <poll.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <unistd.h>
@@ -337,6 +339,39 @@ static void test_met_twice(void **state) {
     assert_int_equal(wh_test_close(&other), 0);
 }
 
+/** Without a descriptor for the shortcut, the connection that there is has to do. */
+static void test_no_descriptors(void **state) {
+    wh_group *groups[RANKS];
+    int held[256];
+    int count = 0;
+    struct rlimit before;
+    uint32_t sent = 5;
+    wh_message message;
+    open_world(*state, groups);
+    for (int i = 0; i < SOON_MS && !(count_up(groups[0]) && count_up(groups[1])); i++) {
+        usleep(1000);
+    }
+    getrlimit(RLIMIT_NOFILE, &before);
+    int next = open("/dev/null", O_RDONLY | O_CLOEXEC);
+    struct rlimit few = {(rlim_t)next + 8, before.rlim_max};
+    setrlimit(RLIMIT_NOFILE, &few);
+    while (count < 256 && (held[count] = open("/dev/null", O_RDONLY | O_CLOEXEC)) >= 0) {
+        count++;
+    }
+    wherry_status status = wh_group_send(groups[0], 1, TAG, &sent, sizeof(sent), wh_deadline_in_ms(SOON_MS), &error);
+    bool known = wh_mailbox_incarnation(groups[0]->mailbox, 1) != 0;
+    setrlimit(RLIMIT_NOFILE, &before);
+    while (count) {
+        close(held[--count]);
+    }
+    close(next);
+    assert_int_equal(status, WHERRY_OK);
+    assert_true(known);
+    must(wh_group_receive(groups[1], 0, TAG, wh_deadline_in_ms(SOON_MS), &message, &error));
+    wh_message_clear(&message);
+    close_world(groups);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_places),
@@ -345,6 +380,7 @@ int main(void) {
         cmocka_unit_test_setup_teardown(test_without_it, wh_test_open_near, wh_test_close),
         cmocka_unit_test_setup_teardown(test_loss, wh_test_open_near, wh_test_close),
         cmocka_unit_test_setup_teardown(test_met_twice, wh_test_open_near, wh_test_close),
+        cmocka_unit_test_setup_teardown(test_no_descriptors, wh_test_open_near, wh_test_close),
     };
     return cmocka_run_group_tests_name("group_shortcut", tests, NULL, NULL);
 }

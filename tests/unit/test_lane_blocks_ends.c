@@ -1,167 +1,13 @@
-/* The ends of the lane of blocks: from and to which memory they move, how many at once, and that nothing is under way when they have failed. */
+/*
+ * The ends of the lane of blocks: from and to which memory they move, how many at once, and that nothing is under way when they have failed. Here a block is a
+ * chunk; test_lane_blocks_long.c has those of several.
+ */
 #include <stdlib.h>
 
-#include "base/fail.h"
-#include "conformance/lane_data.h"
 #include "group/callback/callback.h"
-#include "lane/lanes.h"
-#include "support/build.h"
+#include "support/blocks_scene.h"
 #include "support/counting_allocator.h"
 #include "support/table_hub.h"
-
-enum { MIB = 1 << 20, PEER = 1, SEEN_MAX = 64, LONG_MS = 20000, SHORT_MS = 60, UNDER_WAY = 3 };
-
-static wherry_error error;
-static const wh_lane_ops *const lane = &wh_lane_blocks;
-
-/** What a group was asked to move. */
-typedef struct seen {
-    uint8_t *bytes;
-    size_t size;
-    uint32_t channel;
-    bool is_put;
-    bool gone;
-} seen;
-
-/** A group that notes what it is to move, and says that it did. */
-typedef struct fake {
-    wh_group base;
-    seen seen[SEEN_MAX];
-    size_t count;
-    size_t open;
-    size_t most_open;
-    size_t abandoned;
-    size_t begin_fails; /**< The number of the put or get that fails, from 1 on; 0: none. */
-    size_t finished;
-    size_t finish_stops; /**< The number of the finish from which on it answers `answer`. */
-    wherry_status answer;
-} fake;
-
-static wherry_status begin(wh_group *group, int32_t rank, uint32_t channel, const void *bytes, size_t size, bool is_put,
-                           void **operation_p, wherry_error *problem) {
-    fake *own = (fake *)group;
-    assert_int_equal(rank, PEER);
-    assert_true(own->count < SEEN_MAX);
-    if (own->begin_fails && own->count + 1 == own->begin_fails) {
-        return wh_fail(problem, WHERRY_SYSTEM, "it does not begin");
-    }
-    seen *one = own->seen + own->count++;
-    *one = (seen){(uint8_t *)bytes, size, channel, is_put, false};
-    *operation_p = one;
-    own->open++;
-    own->most_open = own->open > own->most_open ? own->open : own->most_open;
-    return WHERRY_OK;
-}
-
-static wherry_status fake_put(wh_group *group, int32_t rank, uint32_t channel, const void *bytes, size_t size,
-                              void **operation_p, wherry_error *problem) {
-    return begin(group, rank, channel, bytes, size, true, operation_p, problem);
-}
-
-static wherry_status fake_get(wh_group *group, int32_t rank, uint32_t channel, void *bytes, size_t size,
-                              void **operation_p, wherry_error *problem) {
-    memset(bytes, 0x11, size); /* it is the operation's: ASan tells where there is no room */
-    return begin(group, rank, channel, bytes, size, false, operation_p, problem);
-}
-
-static void let_go(fake *own, seen *one) {
-    assert_false(one->gone);
-    one->gone = true;
-    own->open--;
-}
-
-static wherry_status fake_finish(wh_group *group, int32_t rank, void *operation, uint32_t timeout_ms,
-                                 wherry_error *problem) {
-    fake *own = (fake *)group;
-    (void)rank, (void)timeout_ms;
-    if (own->finish_stops && own->finished + 1 >= own->finish_stops) {
-        if (own->answer != WHERRY_TIMED_OUT) {
-            let_go(own, operation);
-        }
-        return wh_fail(problem, own->answer, "it does not end");
-    }
-    own->finished++;
-    let_go(own, operation);
-    return WHERRY_OK;
-}
-
-static void fake_abandon(wh_group *group, void *operation) {
-    fake *own = (fake *)group;
-    let_go(own, operation);
-    own->abandoned++;
-}
-
-static fake fake_of(void) {
-    static const wh_group_ops ops = {
-        .name = "fake", .put = fake_put, .get = fake_get, .finish = fake_finish, .abandon = fake_abandon};
-    return (fake){.base = {&ops, 0, 2, NULL}};
-}
-
-/** One side over such a group. */
-typedef struct scene {
-    fake group;
-    wh_stop stop;
-    wh_lane_site site;
-    lane_data *data;
-    wh_lane_end *end;
-} scene;
-
-static wh_lane_end *open_end(const wh_lane_site *site, bool source, uint32_t *channel_p) {
-    wh_string request = {0};
-    wh_lane_end *end = NULL;
-    bool assist = true;
-    bool ready = false;
-    must(lane->probe(site, "\1", 1, &request, &assist, &end, &error));
-    assert_false(assist);
-    assert_int_equal(request.size, 3);
-    if (source) {
-        lane->close(end);
-        end = NULL;
-        must(lane->accept(site, request.bytes, request.size, &ready, &end, &error));
-        assert_true(ready);
-    }
-    *channel_p = (uint32_t)(uint8_t)request.bytes[1] << 8 | (uint8_t)request.bytes[2];
-    assert_true(*channel_p <= WHERRY_GROUP_CHANNEL_MAX);
-    assert_int_equal(end->workers, 1);
-    wh_free(request.bytes);
-    return end;
-}
-
-static void scene_begin(scene *s, const lane_shape *shape, bool source, bool verify, uint32_t *channel_p) {
-    *s = (scene){.group = fake_of(), .data = lane_data_create(shape, 1, verify)};
-    must(wh_stop_init(&s->stop, &error));
-    s->site = (wh_lane_site){.group = &s->group.base,
-                             .peer = PEER,
-                             .threads = 2,
-                             .stop = &s->stop,
-                             .deadline = wh_deadline_in_ms(LONG_MS),
-                             .no_progress_ms = LONG_MS};
-    s->data->feed_stop = s->data->sink_stop = &s->stop;
-    lane_data_begin_feed(s->data, (lane_round){1, 0});
-    lane_data_begin_sink(s->data, (lane_round){1, 0});
-    uint32_t channel;
-    s->end = open_end(&s->site, source, channel_p ? channel_p : &channel);
-}
-
-static void scene_end(scene *s) {
-    lane->close(s->end);
-    assert_int_equal(s->group.open, 0);
-    lane_data_destroy(s->data);
-    wh_stop_destroy(&s->stop);
-}
-
-static wherry_status work(scene *s, bool source) {
-    wh_feed feed = lane_data_feed(s->data);
-    wh_sink sink = lane_data_sink(s->data);
-    return source ? lane->push(s->end, 0, &feed, &error) : lane->pull(s->end, 0, &sink, &error);
-}
-
-static wherry_status work_some(scene *s, bool source, bool *done_p) {
-    wh_feed feed = lane_data_feed(s->data);
-    wh_sink sink = lane_data_sink(s->data);
-    return source ? lane->push_some(s->end, &feed, 1, done_p, &error)
-                  : lane->pull_some(s->end, &sink, 1, done_p, &error);
-}
 
 static const lane_shape whole = {
     .chunks = 10, .pieces = 1, .shortest = 1000, .longest = 5000, .source_gap = 9, .target_gap = 20};
@@ -362,16 +208,16 @@ static void test_where_it_cannot_work(void **state) {
     site.group = &other;
     for (int own_rank = 0; own_rank < 2; own_rank++) {
         must_fail(WHERRY_UNSUPPORTED, error, lane->offer(&site, &text, &error));
-        must_fail(WHERRY_UNSUPPORTED, error, lane->probe(&site, "\1", 1, &text, &flag, &end, &error));
-        must_fail(WHERRY_UNSUPPORTED, error, lane->accept(&site, "\1\0\0", 3, &flag, &end, &error));
+        must_fail(WHERRY_UNSUPPORTED, error, lane->probe(&site, "\1\0", 2, &text, &flag, &end, &error));
+        must_fail(WHERRY_UNSUPPORTED, error, lane->accept(&site, "\1\0\0\0", 4, &flag, &end, &error));
         assert_true(text.size == 0 && !end);
         site = s.site;
         site.peer = site.group->rank;
     }
-    must_fail(WHERRY_MALFORMED, error, lane->probe(&s.site, "\2", 1, &text, &flag, &end, &error));
-    must_fail(WHERRY_MALFORMED, error, lane->accept(&s.site, "\1\x40\0", 3, &flag, &end, &error));
-    must_fail(WHERRY_MALFORMED, error, lane->accept(&s.site, "\2\0\0", 3, &flag, &end, &error));
-    must(lane->accept(&s.site, "\1\x3F\xFF", 3, &flag, &end, &error));
+    must_fail(WHERRY_MALFORMED, error, lane->probe(&s.site, "\2\0", 2, &text, &flag, &end, &error));
+    must_fail(WHERRY_MALFORMED, error, lane->accept(&s.site, "\1\x40\0\0", 4, &flag, &end, &error));
+    must_fail(WHERRY_MALFORMED, error, lane->accept(&s.site, "\2\0\0\0", 4, &flag, &end, &error));
+    must(lane->accept(&s.site, "\1\x3F\xFF\0", 4, &flag, &end, &error));
     lane->close(end);
     scene_end(&s);
 }
@@ -446,5 +292,6 @@ int main(void) {
         cmocka_unit_test(test_no_memory),    cmocka_unit_test(test_hostile_size),
     };
     wherry_log_set_level(WHERRY_LOG_OFF);
+    wh_blocks_limit.longest_mib = 0;
     return cmocka_run_group_tests_name("lane_blocks_ends", tests, NULL, NULL);
 }

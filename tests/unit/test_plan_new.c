@@ -197,10 +197,26 @@ static void test_empty_containers_lack_everything(void **state) {
     wherry_value_destroy(sources[1]);
 }
 
+/** None in a target is a place that is kept free. */
+static void test_none_lacks_everything(void **state) {
+    (void)state;
+    wherry_value *source =
+        build_dict("w", floats(1, 2, 1), "d", build_dict("x", floats(2, 2, 9), NULL), "a", floats(1, 3, 5), NULL);
+    wherry_value *target = build_dict("w", build_none(), "d", build_none(), "a", floats(1, 3, 70), NULL);
+    wherry_value *received = ferry(source, target, WHERRY_PLAN_NEW);
+    must(wherry_value_compare(source, received, WHERRY_COMPARE_ALL, &error));
+    assert_ptr_equal(wherry_tensor_get(wherry_dict_get(received, "a"))->storage,
+                     wherry_tensor_get(wherry_dict_get(target, "a"))->storage);
+    wherry_value_destroy(received);
+    wherry_value_destroy(target);
+    wherry_value_destroy(source);
+}
+
 static void test_what_is_refused_all_the_same(void **state) {
     (void)state;
     uint32_t anew = WHERRY_PLAN_NEW;
-    refused(build_dict("w", floats(1, 2, 1), NULL), build_dict("w", build_none(), NULL), anew, "the kinds differ");
+    refused(build_dict("w", floats(1, 2, 1), NULL), build_dict("w", build_none(), NULL), 0, "the kinds differ");
+    refused(build_dict("w", build_none(), NULL), build_dict("w", floats(1, 2, 1), NULL), anew, "the kinds differ");
     refused(build_dict("w", build_int(1), NULL), build_dict("w", floats(1, 2, 1), NULL), anew, "the kinds differ");
     refused(build_dict("w", floats(1, 2, 1), NULL), build_dict("w", build_dict(NULL), NULL), anew, "the kinds differ");
     refused(build_list(floats(1, 2, 1), NULL), build_dict("a", build_int(1), NULL), anew,
@@ -298,6 +314,7 @@ int main(void) {
         cmocka_unit_test(test_a_storage_that_is_shared_with_a_target),
         cmocka_unit_test(test_parts),
         cmocka_unit_test(test_empty_containers_lack_everything),
+        cmocka_unit_test(test_none_lacks_everything),
         cmocka_unit_test(test_what_is_refused_all_the_same),
         cmocka_unit_test(test_partial_and_new),
         cmocka_unit_test(test_allocate),

@@ -3,6 +3,8 @@
 
 #include <stdlib.h>
 
+#include "state/prepare.h"
+
 enum { STORAGES = 3, STORAGE_BYTES = 9000, VIEWS = 6 };
 
 typedef struct scene {
@@ -124,6 +126,37 @@ static int note_piece(void *context, const wherry_piece *piece) {
     return 0;
 }
 
+/** The last piece of a chunk, and how many runs it is in all. */
+typedef struct single {
+    wherry_piece piece;
+    uint64_t count;
+} single;
+
+static int note_single(void *context, const wherry_piece *piece) {
+    single *s = context;
+    s->piece = *piece;
+    s->count += piece->count;
+    return 0;
+}
+
+/** Whether each chunk continues the one before, told from all their pieces. @return how many do. */
+static uint64_t check_continues(const wherry_prepared *prepared, uint64_t chunks) {
+    uint64_t found = 0;
+    single before = {.count = 0};
+    for (uint64_t chunk = 0; chunk < chunks; chunk++) {
+        single own = {.count = 0};
+        wherry_prepared_visit_chunk(prepared, chunk, note_single, &own);
+        bool continues = own.count == 1 && before.count == 1 && own.piece.storage == before.piece.storage &&
+                         own.piece.offset == before.piece.offset + before.piece.length;
+        assert_int_equal(wh_prepared_chunk_continues(prepared, chunk), continues ? own.piece.length : 0);
+        found += continues;
+        before = own;
+    }
+    assert_int_equal(wh_prepared_chunk_continues(prepared, chunks), 0);
+    assert_int_equal(wh_prepared_chunk_continues(prepared, UINT64_MAX), 0);
+    return found;
+}
+
 /** Chunks lie end to end within 15 bytes of their size, and their pieces are the bytes of the extents in order. */
 static void check_chunks(const scene *s, const wherry_prepared *prepared, const sequence *all) {
     wherry_prepared_summary summary;
@@ -180,6 +213,7 @@ static void test_random_views(void **state) {
     static scene s;
     uint64_t seed = 11;
     uint64_t chunks = 0;
+    uint64_t continued = 0;
     for (int round = 0; round < 300; round++) {
         build_scene(&s, &seed);
         wherry_prepare_options options;
@@ -195,11 +229,37 @@ static void test_random_views(void **state) {
         sequence all = unroll_extents(&s, prepared, summary.bytes);
         check_covered(&s, &all, options.max_gap);
         check_chunks(&s, prepared, &all);
+        continued += check_continues(prepared, summary.chunks);
         free(all.at);
         wherry_prepared_destroy(prepared);
         destroy_scene(&s);
     }
     assert_true(chunks > 300);
+    assert_true(continued > 30 && continued < chunks / 2);
+}
+
+/** By hand: a tensor of four chunks, one of two rows of two chunks each with a gap between them, a small one, and the rest of a large one behind it. */
+static void test_which_continue(void **state) {
+    (void)state;
+    static const int64_t large[] = {16384};
+    static const int64_t rows[] = {2, 8192};
+    static const int64_t apart[] = {20000, 1};
+    static const int64_t small[] = {100};
+    static const uint64_t expected[] = {0, 4096, 4096, 4096, 0, 4096, 0, 4096, 0, 0, 4096, 4096, 112, 0};
+    wherry_value *tree = build_list(build_tensor(build_bare(16384), WHERRY_U8, 0, 1, large, NULL),
+                                    build_tensor(build_bare(28192), WHERRY_U8, 0, 2, rows, apart),
+                                    build_tensor(build_bare(100), WHERRY_U8, 0, 1, small, NULL),
+                                    build_tensor(build_bare(16384), WHERRY_U8, 0, 1, large, NULL), NULL);
+    wherry_prepare_options options;
+    wherry_prepare_options_init(&options);
+    options.chunk_bytes = 4096;
+    wherry_prepared *prepared;
+    must(wherry_prepare(tree, &options, &prepared, NULL));
+    for (uint64_t chunk = 0; chunk < sizeof(expected) / sizeof(*expected); chunk++) {
+        assert_int_equal(wh_prepared_chunk_continues(prepared, chunk), expected[chunk]);
+    }
+    wherry_prepared_destroy(prepared);
+    wherry_value_destroy(tree);
 }
 
 /** A view whose runs interleave, with gaps that are filled: no byte lies in two extents. */
@@ -284,6 +344,7 @@ static void test_visit_ends(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_random_views),
+        cmocka_unit_test(test_which_continue),
         cmocka_unit_test(test_interleaved_with_gaps),
         cmocka_unit_test(test_elements_are_whole),
         cmocka_unit_test(test_visit_ends),

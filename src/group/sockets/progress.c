@@ -237,6 +237,17 @@ static bool is_dialled(const wh_sockets *sockets, int32_t rank) {
     return one != NULL;
 }
 
+/** Takes a connection for messages that was left unused for a better one, which cannot be had. @return false where there is none. */
+static bool use_another(wh_sockets *sockets, int32_t rank, uint64_t incarnation) {
+    wh_member *member = sockets->members + rank;
+    member->connection = find_up(sockets, rank, incarnation);
+    if (member->connection) {
+        member->wanted = false;
+        pthread_cond_broadcast(&sockets->changed);
+    }
+    return member->connection != NULL;
+}
+
 /** Dials the members that somebody wants to talk to. */
 static void serve_wanted(wh_sockets *sockets) {
     for (int32_t rank = 0; rank < sockets->base.size; rank++) {
@@ -249,7 +260,10 @@ static void serve_wanted(wh_sockets *sockets) {
             continue;
         }
         if (fd < 0) {
-            note_failure(sockets, rank, member->incarnation, strerror(errno));
+            const char *reason = strerror(errno);
+            if (!use_another(sockets, rank, member->incarnation)) {
+                note_failure(sockets, rank, member->incarnation, reason);
+            }
             continue;
         }
         wh_connection *connection = wh_sockets_add(sockets, fd, true);

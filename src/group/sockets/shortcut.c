@@ -1,6 +1,7 @@
 /*
  * Members of a TCP group that share a host talk over Unix sockets, which are faster, and over which the kernel vouches for the process at the other
- * end. Each listens at a socket in the abstract namespace as well, whose name nobody can guess, and says so behind its place:
+ * end. Each listens at a socket in the abstract namespace as well, whose name is random so that nobody else has it
+ * already, and says so behind its place. The name is no secret: whoever connects there proves the same as anywhere else.
  *
  *     10.0.0.7:4711;HOST;NAME
  *

@@ -5,12 +5,24 @@
 #include <wherry/group_ops.h>
 
 #include "base/alloc.h"
+#include "base/checked.h"
 #include "base/fail.h"
 #include "lane/blocks/blocks_internal.h"
 #include "lane/lanes.h"
 
-/* An offer is the version. A request is the version and the channel (u16, big endian). */
-enum { VERSION = 1, OFFER_BYTES = 1, REQUEST_BYTES = 3, CHANNELS = WHERRY_GROUP_CHANNEL_MAX + 1, WAIT_MS = 5 };
+/*
+ * An offer is the version and the longest block of several chunks that the source makes (u8, MiB). A request is the version, the channel (u16, big endian) and
+ * the longest block that it shall make, which is no longer.
+ */
+enum { VERSION = 1, OFFER_BYTES = 2, REQUEST_BYTES = 4, CHANNELS = WHERRY_GROUP_CHANNEL_MAX + 1, WAIT_MS = 5 };
+
+/* At 10 MB/s, with two blocks under way, the first is through after 6 to 13 s: well within the default limit of 30 s. */
+wh_blocks_limits wh_blocks_limit = {.longest_mib = WH_BLOCKS_LONG_MIB, .patience_ms = 10000};
+
+/** The longest block of several chunks that this side agrees to, in MiB. */
+static uint8_t longest_here(const wh_lane_site *site) {
+    return site->no_progress_ms >= wh_blocks_limit.patience_ms ? wh_blocks_limit.longest_mib : 0;
+}
 
 /**
  * The next channel, for a receiver: no two of its transfers have the same until all were used. The first is random, since another incarnation of this rank
@@ -30,7 +42,8 @@ static wherry_status next_channel(uint32_t *channel_p, wherry_error *error) {
     return WHERRY_OK;
 }
 
-static wherry_status new_end(const wh_lane_site *site, uint32_t channel, wh_lane_end **end_p, wherry_error *error) {
+static wherry_status new_end(const wh_lane_site *site, uint32_t channel, uint8_t longest_mib, wh_lane_end **end_p,
+                             wherry_error *error) {
     wh_blocks_end *own = wh_alloc_zeroed(1, sizeof(*own));
     if (!own) {
         return wh_fail_memory(error, "a lane");
@@ -38,15 +51,19 @@ static wherry_status new_end(const wh_lane_site *site, uint32_t channel, wh_lane
     own->base.workers = 1;
     own->site = site;
     own->channel = channel;
+    own->longest = (uint64_t)longest_mib << 20;
+    for (size_t i = 0; i < WH_BLOCKS_UNDER_WAY; i++) {
+        own->order[i] = own->blocks + i;
+    }
     *end_p = &own->base;
     return WHERRY_OK;
 }
 
 static wherry_status blocks_offer(const wh_lane_site *site, wh_string *offer, wherry_error *error) {
-    const char version = VERSION;
+    const char bytes[OFFER_BYTES] = {VERSION, (char)longest_here(site)};
     wherry_status status = wh_group_check_blocks(site->group, site->peer, error);
     if (status == WHERRY_OK) {
-        wh_string_append(offer, &version, OFFER_BYTES);
+        wh_string_append(offer, bytes, sizeof(bytes));
     }
     return offer->failed ? wh_fail_memory(error, "the offer of a lane") : status;
 }
@@ -54,8 +71,9 @@ static wherry_status blocks_offer(const wh_lane_site *site, wh_string *offer, wh
 /** There is nothing to try: a block moves only when both sides are at it. */
 static wherry_status blocks_probe(const wh_lane_site *site, const void *offer, size_t size, wh_string *request,
                                   bool *assist_p, wh_lane_end **end_p, wherry_error *error) {
+    const uint8_t *offered = offer;
     *assist_p = false;
-    if (size != OFFER_BYTES || *(const uint8_t *)offer != VERSION) {
+    if (size != OFFER_BYTES || offered[0] != VERSION || offered[1] > WH_BLOCKS_LONG_MIB) {
         return wh_fail(error, WHERRY_MALFORMED, "the offer of rank %d for the lane blocks cannot be read",
                        (int)site->peer);
     }
@@ -67,9 +85,11 @@ static wherry_status blocks_probe(const wh_lane_site *site, const void *offer, s
     if (status != WHERRY_OK) {
         return status;
     }
-    const char bytes[REQUEST_BYTES] = {VERSION, (char)(channel >> 8), (char)(channel & 0xFF)};
+    uint8_t longest = (uint8_t)wh_min(offered[1], longest_here(site));
+    const char bytes[REQUEST_BYTES] = {VERSION, (char)(channel >> 8), (char)(channel & 0xFF), (char)longest};
     wh_string_append(request, bytes, sizeof(bytes));
-    return request->failed ? wh_fail_memory(error, "the request of a lane") : new_end(site, channel, end_p, error);
+    return request->failed ? wh_fail_memory(error, "the request of a lane")
+                           : new_end(site, channel, longest, end_p, error);
 }
 
 static wherry_status blocks_accept(const wh_lane_site *site, const void *request, size_t size, bool *ready_p,
@@ -79,12 +99,12 @@ static wherry_status blocks_accept(const wh_lane_site *site, const void *request
     if (status != WHERRY_OK) {
         return status;
     }
-    if (size != REQUEST_BYTES || bytes[0] != VERSION || bytes[1] >= CHANNELS >> 8) {
+    if (size != REQUEST_BYTES || bytes[0] != VERSION || bytes[1] >= CHANNELS >> 8 || bytes[3] > longest_here(site)) {
         return wh_fail(error, WHERRY_MALFORMED, "the request of rank %d for the lane blocks cannot be read",
                        (int)site->peer);
     }
     *ready_p = true;
-    return new_end(site, (uint32_t)bytes[1] << 8 | bytes[2], end_p, error);
+    return new_end(site, (uint32_t)bytes[1] << 8 | bytes[2], bytes[3], end_p, error);
 }
 
 static wherry_status blocks_pull(wh_lane_end *end, uint32_t worker, const wh_sink *sink, wherry_error *error) {
@@ -115,7 +135,9 @@ static void blocks_close(wh_lane_end *end) {
     wh_blocks_abandon(own);
     for (size_t i = 0; i < WH_BLOCKS_UNDER_WAY; i++) {
         wh_free(own->blocks[i].scratch);
-        wh_landing_destroy(&own->blocks[i].landing);
+        for (size_t k = 0; k < WH_BLOCKS_CHUNKS; k++) {
+            wh_landing_destroy(own->blocks[i].landings + k);
+        }
     }
     wh_segments_destroy(&own->segments);
     wh_digester_destroy(own->digester);

@@ -5,19 +5,37 @@
 #include "lane/lane.h"
 
 /**
- * Operations that are under way at once: while one is being packed or hashed, the others move. No further one is begun while so many bytes are under way,
- * which matters where a source has cut its state into large chunks.
+ * Operations that are under way at once: while one is being packed or hashed, the others move. WH_BLOCKS_BYTES bounds them where blocks are large: none is begun
+ * while so many bytes of scratch memory are in use, and no third one while so many bytes are under way at all.
  */
 enum { WH_BLOCKS_UNDER_WAY = 3, WH_BLOCKS_BYTES = 12 << 20 };
 
-/** A chunk that is under way, and what is kept from chunk to chunk. */
+/**
+ * A block is a chunk, or several of which each continues the one before (wh_sink.continues): an operation costs the same whatever its length. It has no more
+ * chunks than this, and where it has several, no more bytes than the sides agreed on, WH_BLOCKS_LONG_MIB at most.
+ */
+enum { WH_BLOCKS_CHUNKS = 64, WH_BLOCKS_LONG_MIB = 64 };
+
+/** How long blocks may be that this process agrees to. Variables for tests, which lower them while no end is open. */
+typedef struct wh_blocks_limits {
+    uint8_t longest_mib; /**< At most WH_BLOCKS_LONG_MIB; 0: a block is a chunk. */
+
+    /** Nothing is heard of a block before all of it has moved: where a silent peer is given up sooner than this, blocks are chunks. */
+    uint32_t patience_ms;
+} wh_blocks_limits;
+
+extern wh_blocks_limits wh_blocks_limit;
+
+/** A block that is under way, and what is kept from block to block. */
 typedef struct wh_block {
     void *operation;
+    uint8_t *bytes; /**< What moves: where it belongs, or scratch. */
     size_t size;
+    size_t chunks;
     bool in_place;    /**< Its bytes go from or to where they belong; else by way of scratch. */
     uint8_t *scratch; /**< Made when first needed. */
     size_t scratch_bytes;
-    wh_landing landing; /**< The receiver's. */
+    wh_landing landings[WH_BLOCKS_CHUNKS]; /**< The receiver's, one a chunk. */
 } wh_block;
 
 /** One end. Its only worker uses it, or whoever works in steps. */
@@ -25,15 +43,21 @@ typedef struct wh_blocks_end {
     wh_lane_end base;
     const wh_lane_site *site;
     uint32_t channel;
+    uint64_t longest;      /**< Bytes of a block of several chunks. */
     bool begun;            /**< A round is at work. */
     bool given;            /**< All of its chunks were begun. */
+    bool has_ahead;        /**< A chunk was taken from the round that did not belong to the block, */
+    uint64_t ahead;        /**< and this is it: the next one begins with it. */
     wh_deadline patience;  /**< When a peer that moves nothing is given up. */
     wh_digester *digester; /**< The receiver's, made when first needed. */
     wh_segments segments;  /**< The source's. */
     wh_block blocks[WH_BLOCKS_UNDER_WAY];
-    size_t oldest;  /**< Which of them was begun first, */
-    size_t count;   /**< and how many are under way from there on. */
-    uint64_t bytes; /**< In them. */
+
+    /** All of them: those under way, the oldest first; then those that are free, the last used one first. */
+    wh_block *order[WH_BLOCKS_UNDER_WAY];
+    size_t count;    /**< How many are under way, */
+    uint64_t bytes;  /**< the bytes in them, */
+    uint64_t packed; /**< and those of them that are in scratch. */
 } wh_blocks_end;
 
 /** Operations of the lane: lane.h. */

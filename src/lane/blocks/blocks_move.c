@@ -1,21 +1,33 @@
 /*
- * Chunks as blocks of the group. Both sides know the chunks of a round, their order and their sizes from the plan, so that the n-th block of a round is its
- * n-th chunk and nothing travels but bytes.
+ * Chunks as blocks of the group. Both sides know the chunks of a round, their order, their sizes and which of them continue the one before from the plan, so that
+ * they form the same blocks, the n-th put is the n-th get, and nothing travels but bytes.
  */
 #include <string.h>
 
 #include "base/alloc.h"
+#include "base/checked.h"
 #include "base/fail.h"
 #include "lane/blocks/blocks_internal.h"
+
+/** Progress is told in steps of so many bytes. */
+enum { STEP_BYTES = 4 << 20 };
 
 /** A side's own part of the work; `what` is its feed or its sink. */
 typedef struct side {
     const void *what;
 
-    /** Begins the next chunk of the round, if there is one. @param begun_p  whether there was. */
-    wherry_status (*begin)(wh_blocks_end *own, const void *what, bool *begun_p, wherry_error *error);
+    /** Those of the feed or the sink, and their context. */
+    void *context;
+    bool (*next)(void *context, uint64_t *chunk_p);
+    uint64_t (*continues)(void *context, uint64_t chunk);
 
-    /** The bytes of a chunk have moved. */
+    /** Adds a chunk to a block that is being formed. */
+    wherry_status (*add)(wh_blocks_end *own, const void *what, wh_block *block, uint64_t chunk, wherry_error *error);
+
+    /** Begins to move a block, whose chunks are all there. */
+    wherry_status (*begin)(wh_blocks_end *own, wh_block *block, wherry_error *error);
+
+    /** The bytes of a block have moved. */
     wherry_status (*end)(wh_blocks_end *own, const void *what, wh_block *block, wherry_error *error);
 } side;
 
@@ -45,23 +57,32 @@ static wherry_status timed_out(const wh_blocks_end *own, wherry_error *error) {
 
 /* ---- what is under way ---- */
 
-/** Where the next chunk will be. There must be room. */
+/** Where the next block will be. There must be room. */
 static wh_block *next_block(wh_blocks_end *own) {
-    return own->blocks + (own->oldest + own->count) % WH_BLOCKS_UNDER_WAY;
+    return own->order[own->count];
 }
 
 static void note_begun(wh_blocks_end *own, const wh_block *block) {
     own->count++;
     own->bytes += block->size;
+    own->packed += block->in_place ? 0 : block->size;
 }
 
-/** The oldest is gone. */
+/** The oldest is gone. It is the next to be used again, so that large scratch memory is made for one of them and not for each in turn. */
 static wh_block *note_gone(wh_blocks_end *own) {
-    wh_block *block = own->blocks + own->oldest;
-    own->oldest = (own->oldest + 1) % WH_BLOCKS_UNDER_WAY;
+    wh_block *block = own->order[0];
     own->count--;
+    memmove(own->order, own->order + 1, own->count * sizeof(*own->order));
+    own->order[own->count] = block;
     own->bytes -= block->size;
+    own->packed -= block->in_place ? 0 : block->size;
     return block;
+}
+
+/** Whether another block may be begun. */
+static bool has_room(const wh_blocks_end *own) {
+    return own->count < WH_BLOCKS_UNDER_WAY && own->packed < WH_BLOCKS_BYTES &&
+           (own->count < WH_BLOCKS_UNDER_WAY - 1 || own->bytes < WH_BLOCKS_BYTES);
 }
 
 void wh_blocks_abandon(wh_blocks_end *own) {
@@ -70,8 +91,12 @@ void wh_blocks_abandon(wh_blocks_end *own) {
     }
 }
 
-static bool reserve_scratch(wh_block *block) {
-    return WH_RESERVE(block->scratch, block->scratch_bytes, block->size);
+/** The block goes by way of scratch. @return false where there is no memory. */
+static bool use_scratch(wh_block *block) {
+    block->in_place = false;
+    bool there = WH_RESERVE(block->scratch, block->scratch_bytes, block->size);
+    block->bytes = block->scratch;
+    return there;
 }
 
 /* ---- the source ---- */
@@ -83,37 +108,47 @@ static void pack(const wh_segments *segments, uint8_t *to) {
     }
 }
 
-static wherry_status begin_put(wh_blocks_end *own, const void *what, bool *begun_p, wherry_error *error) {
+static wherry_status add_put(wh_blocks_end *own, const void *what, wh_block *block, uint64_t chunk,
+                             wherry_error *error) {
     const wh_feed *feed = what;
-    wh_block *block = next_block(own);
-    uint64_t chunk;
-    *begun_p = feed->next(feed->context, &chunk);
-    wherry_status status = *begun_p ? feed->gather(feed->context, chunk, &own->segments, error) : WHERRY_OK;
-    if (!*begun_p || status != WHERRY_OK) {
+    const wh_segments *segments = &own->segments;
+    wherry_status status = feed->gather(feed->context, chunk, &own->segments, error);
+    if (status != WHERRY_OK) {
         return status;
     }
-    block->size = own->segments.bytes;
-    block->in_place = own->segments.count == 1;
-    const void *bytes = own->segments.items[0].iov_base;
+    bool one_run = segments->count == 1;
+    if (block->chunks == 0) {
+        block->in_place = one_run;
+        block->bytes = segments->items[0].iov_base;
+    } else if (!block->in_place || !one_run || segments->items[0].iov_base != block->bytes + block->size) {
+        return wh_fail(error, WHERRY_INTERNAL, "chunk %llu does not lie where the one before it ends",
+                       (unsigned long long)chunk);
+    }
+    block->size += segments->bytes;
+    block->chunks++;
+    return WHERRY_OK;
+}
+
+static wherry_status begin_put(wh_blocks_end *own, wh_block *block, wherry_error *error) {
+    wh_group *group = own->site->group;
     if (!block->in_place) {
-        if (!reserve_scratch(block)) {
+        if (!use_scratch(block)) {
             return wh_fail_memory(error, "a block");
         }
         pack(&own->segments, block->scratch);
-        bytes = block->scratch;
     }
-    wh_group *group = own->site->group;
-    status = group->ops->put(group, own->site->peer, own->channel, bytes, block->size, &block->operation, error);
-    if (status == WHERRY_OK) {
-        note_begun(own, block);
-    }
-    return blame(own, status, error);
+    return blame(
+        own, group->ops->put(group, own->site->peer, own->channel, block->bytes, block->size, &block->operation, error),
+        error);
 }
 
 static wherry_status end_put(wh_blocks_end *own, const void *what, wh_block *block, wherry_error *error) {
     const wh_feed *feed = what;
     (void)own, (void)error;
-    feed->moved(feed->context, block->size);
+    for (uint64_t left = block->size, step; left; left -= step) {
+        step = wh_min(left, STEP_BYTES);
+        feed->moved(feed->context, step);
+    }
     return WHERRY_OK;
 }
 
@@ -129,56 +164,98 @@ static void unpack(const uint8_t *from, const wh_segments *segments) {
     }
 }
 
-static wherry_status begin_get(wh_blocks_end *own, const void *what, bool *begun_p, wherry_error *error) {
+static wherry_status add_get(wh_blocks_end *own, const void *what, wh_block *block, uint64_t chunk,
+                             wherry_error *error) {
     const wh_sink *sink = what;
-    wh_block *block = next_block(own);
-    const wh_segments *segments = &block->landing.segments;
-    uint64_t chunk;
-    *begun_p = sink->next(sink->context, &chunk);
-    wherry_status status = *begun_p ? sink->open(sink->context, chunk, &block->landing, error) : WHERRY_OK;
-    if (!*begun_p || status != WHERRY_OK) {
+    wh_landing *landing = block->landings + block->chunks;
+    (void)own;
+    wherry_status status = sink->open(sink->context, chunk, landing, error);
+    if (status != WHERRY_OK) {
         return status;
     }
-    block->size = segments->bytes;
-    block->in_place = segments->count == 1 && segments->items[0].iov_base;
-    if (!block->in_place && !reserve_scratch(block)) {
+    const struct iovec *first = landing->segments.items;
+    bool one_run = landing->segments.count == 1 && first->iov_base;
+    if (block->chunks == 0) {
+        block->in_place = one_run;
+        block->bytes = first->iov_base;
+    } else {
+        block->in_place = block->in_place && one_run && first->iov_base == block->bytes + block->size;
+    }
+    block->size += landing->segments.bytes;
+    block->chunks++;
+    return WHERRY_OK;
+}
+
+static wherry_status begin_get(wh_blocks_end *own, wh_block *block, wherry_error *error) {
+    wh_group *group = own->site->group;
+    if (!block->in_place && !use_scratch(block)) {
         return wh_fail_memory(error, "a block");
     }
-    wh_group *group = own->site->group;
-    status = group->ops->get(group, own->site->peer, own->channel,
-                             block->in_place ? segments->items[0].iov_base : block->scratch, block->size,
-                             &block->operation, error);
-    if (status == WHERRY_OK) {
-        note_begun(own, block);
-    }
-    return blame(own, status, error);
+    return blame(
+        own, group->ops->get(group, own->site->peer, own->channel, block->bytes, block->size, &block->operation, error),
+        error);
 }
 
 static wherry_status end_get(wh_blocks_end *own, const void *what, wh_block *block, wherry_error *error) {
     const wh_sink *sink = what;
-    const wh_segments *segments = &block->landing.segments;
-    wh_digest digest;
-    if (!block->in_place) {
-        unpack(block->scratch, segments);
+    wherry_status status = WHERRY_OK;
+    uint8_t *from = block->bytes;
+    for (size_t i = 0; i < block->chunks && status == WHERRY_OK; i++) {
+        wh_landing *landing = block->landings + i;
+        struct iovec whole = {from, landing->segments.bytes}; /* in scratch it is in the cache, and one run */
+        wh_digest digest;
+        if (!block->in_place) {
+            unpack(from, &landing->segments);
+        }
+        if (sink->verify) {
+            digest = wh_digest_of(own->digester, &whole, 1);
+        }
+        from += whole.iov_len;
+        sink->moved(sink->context, whole.iov_len);
+        status = sink->close(sink->context, landing, sink->verify ? &digest : NULL, NULL, error);
     }
-    if (sink->verify) {
-        /* What lies in scratch is whole and in the cache. */
-        struct iovec packed = {block->scratch, block->size};
-        digest = wh_digest_of(own->digester, block->in_place ? segments->items : &packed, 1);
-    }
-    sink->moved(sink->context, block->size);
-    return sink->close(sink->context, &block->landing, sink->verify ? &digest : NULL, NULL, error);
+    return status;
 }
 
 /* ---- both ---- */
 
-/** Begins chunks while there is room. */
+/** Whether a chunk becomes part of a block whose last chunk is the one before. */
+static bool joins(const wh_blocks_end *own, const side *s, const wh_block *block, uint64_t chunk) {
+    uint64_t bytes = block->chunks < WH_BLOCKS_CHUNKS ? s->continues(s->context, chunk) : 0;
+    return bytes && block->size <= own->longest && bytes <= own->longest - block->size;
+}
+
+/** Adds chunks to a block: the next one, and those that continue it. @return with no chunk in it where there are no more. */
+static wherry_status form_block(wh_blocks_end *own, const side *s, wh_block *block, wherry_error *error) {
+    bool more = own->has_ahead || s->next(s->context, &own->ahead);
+    block->size = block->chunks = 0;
+    while (more) {
+        uint64_t chunk = own->ahead;
+        own->has_ahead = false;
+        wherry_status status = s->add(own, s->what, block, chunk, error);
+        if (status != WHERRY_OK || !own->longest || !s->continues) {
+            return status;
+        }
+        own->has_ahead = s->next(s->context, &own->ahead);
+        more = own->has_ahead && own->ahead == chunk + 1 && joins(own, s, block, own->ahead);
+    }
+    /* Where it is for the stop that there were no more, the block is shorter than the other side's. */
+    return wh_stop_requested(own->site->stop) ? cancelled(error) : WHERRY_OK;
+}
+
+/** Begins blocks while there is room. */
 static wherry_status begin_some(wh_blocks_end *own, const side *s, wherry_error *error) {
     wherry_status status = WHERRY_OK;
-    while (status == WHERRY_OK && !own->given && own->count < WH_BLOCKS_UNDER_WAY && own->bytes < WH_BLOCKS_BYTES) {
-        bool begun;
-        status = s->begin(own, s->what, &begun, error);
-        own->given = status == WHERRY_OK && !begun;
+    while (status == WHERRY_OK && !own->given && has_room(own)) {
+        wh_block *block = next_block(own);
+        status = form_block(own, s, block, error);
+        own->given = status == WHERRY_OK && block->chunks == 0;
+        if (status == WHERRY_OK && block->chunks) {
+            status = s->begin(own, block, error);
+            if (status == WHERRY_OK) {
+                note_begun(own, block);
+            }
+        }
     }
     return status;
 }
@@ -187,13 +264,15 @@ static wherry_status begin_some(wh_blocks_end *own, const side *s, wherry_error 
 static wherry_status end_some(wh_blocks_end *own, const side *s, uint32_t wait_ms, wherry_error *error) {
     wh_group *group = own->site->group;
     wherry_status status = WHERRY_OK;
-    for (int ended = 0; status == WHERRY_OK && own->count && ended < WH_BLOCKS_UNDER_WAY; ended++) {
-        status =
-            group->ops->finish(group, own->site->peer, own->blocks[own->oldest].operation, ended ? 0 : wait_ms, error);
+    uint64_t bytes = 0;
+    for (int ended = 0; status == WHERRY_OK && own->count && ended < WH_BLOCKS_UNDER_WAY && bytes < WH_BLOCKS_BYTES;
+         ended++) {
+        status = group->ops->finish(group, own->site->peer, own->order[0]->operation, ended ? 0 : wait_ms, error);
         if (status == WHERRY_TIMED_OUT) {
             return wh_deadline_passed(own->patience) ? timed_out(own, error) : WHERRY_OK;
         }
         wh_block *block = note_gone(own);
+        bytes += block->size;
         be_patient(own);
         status = status == WHERRY_OK ? s->end(own, s->what, block, error) : blame(own, status, error);
         if (status == WHERRY_OK) {
@@ -207,7 +286,7 @@ static wherry_status work_some(wh_blocks_end *own, const side *s, uint32_t wait_
     wherry_status status = WHERRY_OK;
     if (!own->begun) {
         own->begun = true;
-        own->given = false;
+        own->given = own->has_ahead = false;
         be_patient(own);
     }
     if (wh_stop_requested(own->site->stop)) {
@@ -235,13 +314,13 @@ static wherry_status work_some(wh_blocks_end *own, const side *s, uint32_t wait_
 
 wherry_status wh_blocks_push_some(wh_lane_end *end, const wh_feed *feed, uint32_t wait_ms, bool *done_p,
                                   wherry_error *error) {
-    const side source = {feed, begin_put, end_put};
+    const side source = {feed, feed->context, feed->next, feed->continues, add_put, begin_put, end_put};
     return work_some((void *)end, &source, wait_ms, done_p, error);
 }
 
 wherry_status wh_blocks_pull_some(wh_lane_end *end, const wh_sink *sink, uint32_t wait_ms, bool *done_p,
                                   wherry_error *error) {
-    const side receiver = {sink, begin_get, end_get};
+    const side receiver = {sink, sink->context, sink->next, sink->continues, add_get, begin_get, end_get};
     wh_blocks_end *own = (void *)end;
     if (sink->verify && !own->digester) {
         own->digester = wh_digester_create();

@@ -1,0 +1,322 @@
+/* Blocks of several chunks: which chunks become one, the same at both sides; from and to which memory they move, and how many at once. */
+#include "base/checked.h"
+#include "support/blocks_scene.h"
+#include "support/counting_allocator.h"
+
+enum { KIB = 1 << 10, LONG_PATIENCE_MS = 10000 };
+
+/** End to end at both sides; at the source alone. */
+static const lane_shape side_by_side = {.chunks = 10, .pieces = 1, .shortest = 300 * KIB, .longest = 300 * KIB};
+static const lane_shape apart = {
+    .chunks = 10, .pieces = 1, .shortest = 300 * KIB, .longest = 300 * KIB, .target_gap = 64, .strided = true};
+
+static int reset(void **state) {
+    (void)state;
+    wh_blocks_limit = (wh_blocks_limits){1, LONG_PATIENCE_MS};
+    return 0;
+}
+
+static uint64_t chunk_bytes(const lane_data *data, size_t chunk) {
+    uint64_t bytes = 0;
+    for (size_t i = data->first[chunk]; i < data->first[chunk + 1]; i++) {
+        bytes += data->pieces[i].length;
+    }
+    return bytes;
+}
+
+/** Whether a chunk lies at the source right behind the one before it, both without a gap. */
+static bool follows(const lane_data *data, size_t chunk) {
+    for (size_t i = data->first[chunk - 1] + 1; i < data->first[chunk + 1]; i++) {
+        if (data->pieces[i].source != data->pieces[i - 1].source + data->pieces[i - 1].length) {
+            return false;
+        }
+    }
+    return true;
+}
+
+/** The sizes of the blocks of a round, by the rule of docs/wire-format.md. @return how many. */
+static size_t expect_blocks(const lane_data *data, lane_round round, uint64_t longest, uint64_t sizes[SEEN_MAX]) {
+    size_t count = 0;
+    size_t chunks = 0;
+    size_t last = SIZE_MAX;
+    for (size_t chunk = round.phase; chunk < data->shape.chunks; chunk += round.stride) {
+        uint64_t bytes = chunk_bytes(data, chunk);
+        if (count && last + 1 == chunk && chunks < WH_BLOCKS_CHUNKS && sizes[count - 1] + bytes <= longest &&
+            follows(data, chunk)) {
+            sizes[count - 1] += bytes;
+            chunks++;
+        } else {
+            assert_true(count < SEEN_MAX);
+            sizes[count++] = bytes;
+            chunks = 1;
+        }
+        last = chunk;
+    }
+    return count;
+}
+
+/** Both sides form the blocks of the rule: of all chunks, of some with gaps between them, again in a later round. @return blocks of all chunks. */
+static size_t check_blocks(const lane_shape *shape, uint8_t longest_mib) {
+    static const lane_round rounds[] = {{1, 0}, {2, 1}, {1, 0}, {3, 0}};
+    uint64_t sizes[SEEN_MAX];
+    size_t all = 0;
+    wh_blocks_limit.longest_mib = longest_mib;
+    for (int source = 0; source < 2; source++) {
+        scene s;
+        scene_begin(&s, shape, source, false, NULL);
+        for (size_t i = 0; i < sizeof(rounds) / sizeof(*rounds); i++) {
+            size_t count = expect_blocks(s.data, rounds[i], (uint64_t)longest_mib * MIB, sizes);
+            lane_data_begin_feed(s.data, rounds[i]);
+            lane_data_begin_sink(s.data, rounds[i]);
+            s.group.count = 0;
+            must(work(&s, source));
+            assert_int_equal(s.group.count, count);
+            for (size_t k = 0; k < count; k++) {
+                assert_int_equal(s.group.seen[k].size, sizes[k]);
+            }
+            uint64_t moved = source ? s.data->feed_moved : s.data->sink_moved;
+            assert_int_equal(moved, lane_data_bytes(s.data, rounds[i], false));
+            all = i ? all : count;
+        }
+        assert_true(!s.data->wrong);
+        scene_end(&s);
+    }
+    return all;
+}
+
+static void test_which_chunks(void **state) {
+    (void)state;
+    static const lane_shape many = {.chunks = 150, .pieces = 1, .shortest = 900, .longest = 1100};
+    static const lane_shape broken = {
+        .chunks = 60, .pieces = 1, .shortest = 20 * KIB, .longest = 90 * KIB, .source_gap = 9, .target_gap = 9};
+    static const lane_shape pieces = {
+        .chunks = 30, .pieces = 2, .shortest = 20 * KIB, .longest = 90 * KIB, .source_gap = 9, .staged = 5};
+    assert_int_equal(check_blocks(&side_by_side, 1), 4);
+    assert_int_equal(check_blocks(&apart, 1), 4);
+    assert_int_equal(check_blocks(&side_by_side, 2), 2);
+    assert_int_equal(check_blocks(&side_by_side, 0), 10);
+    assert_int_equal(check_blocks(&many, 64), 3); /* by their number */
+    size_t count = check_blocks(&broken, 1);
+    assert_true(count > 10 && count < 60);
+    count = check_blocks(&pieces, 1);
+    assert_true(count > 5 && count < 30);
+}
+
+/** From and to the memory itself where the chunks lie end to end there too; else by way of scratch, which is used again. */
+static void test_memory(void **state) {
+    (void)state;
+    for (int i = 0; i < 4; i++) {
+        bool source = i & 1;
+        bool in_place = source || i < 2;
+        scene s;
+        scene_begin(&s, i < 2 ? &side_by_side : &apart, source, false, NULL);
+        must(work(&s, source));
+        assert_int_equal(s.group.count, 4);
+        for (size_t k = 0; k < 4; k++) {
+            const uint8_t *bytes = s.group.seen[k].bytes;
+            const lane_piece *piece = s.data->pieces + 3 * k;
+            if (in_place || k == 3) { /* the last one is a chunk alone */
+                assert_ptr_equal(bytes, source ? s.data->source + piece->source : s.data->target + piece->target);
+            } else {
+                assert_true(bytes < s.data->target || bytes >= s.data->target + s.data->target_bytes);
+            }
+        }
+        scene_end(&s);
+    }
+}
+
+/** Long blocks are two at once; those that need scratch memory are one, and all in the same. */
+static void test_how_many_at_once(void **state) {
+    (void)state;
+    static const lane_shape large = {.chunks = 39, .pieces = 1, .shortest = MIB, .longest = MIB};
+    wh_blocks_limit.longest_mib = 13;
+    for (int packed = 0; packed < 2; packed++) {
+        lane_shape shape = large;
+        shape.target_gap = packed ? 64 : 0;
+        shape.strided = packed;
+        scene s;
+        scene_begin(&s, &shape, false, false, NULL);
+        must(work(&s, false));
+        assert_int_equal(s.group.count, 3);
+        assert_int_equal(s.group.most_open, packed ? 1 : 2);
+        for (size_t i = 1; packed && i < 3; i++) {
+            assert_ptr_equal(s.group.seen[i].bytes, s.group.seen[0].bytes);
+        }
+        scene_end(&s);
+    }
+}
+
+/** Both agree to the shorter of what each says; where one is impatient a block is a chunk. */
+static void test_agreement(void **state) {
+    (void)state;
+    static const struct {
+        uint8_t offered;
+        uint8_t own;
+        uint32_t no_progress_ms;
+        uint8_t agreed;
+    } cases[] = {{64, 64, LONG_PATIENCE_MS, 64},    {64, 5, LONG_PATIENCE_MS, 5}, {7, 64, LONG_PATIENCE_MS, 7},
+                 {64, 64, LONG_PATIENCE_MS - 1, 0}, {0, 64, LONG_PATIENCE_MS, 0}, {64, 0, LONG_PATIENCE_MS, 0}};
+    scene s;
+    scene_begin(&s, &side_by_side, false, false, NULL);
+    for (size_t i = 0; i < sizeof(cases) / sizeof(*cases); i++) {
+        const uint8_t offer[] = {1, cases[i].offered};
+        wh_string text = {0};
+        wh_string made = {0};
+        wh_lane_end *end = NULL;
+        bool flag;
+        wh_blocks_limit.longest_mib = cases[i].own;
+        s.site.no_progress_ms = cases[i].no_progress_ms;
+        must(lane->probe(&s.site, offer, 2, &text, &flag, &end, &error));
+        assert_int_equal(text.bytes[3], cases[i].agreed);
+        assert_int_equal(((wh_blocks_end *)(void *)end)->longest, (uint64_t)cases[i].agreed * MIB);
+        lane->close(end);
+        must(lane->offer(&s.site, &made, &error));
+        assert_true(made.size == 2 && made.bytes[0] == 1);
+        assert_int_equal(made.bytes[1], cases[i].no_progress_ms < LONG_PATIENCE_MS ? 0 : cases[i].own);
+        must(lane->accept(&s.site, text.bytes, 4, &flag, &end, &error));
+        assert_int_equal(((wh_blocks_end *)(void *)end)->longest, (uint64_t)cases[i].agreed * MIB);
+        lane->close(end);
+        wh_free(text.bytes);
+        wh_free(made.bytes);
+    }
+    scene_end(&s);
+}
+
+static void test_hostile_lengths(void **state) {
+    (void)state;
+    scene s;
+    wh_string text = {0};
+    wh_lane_end *end = NULL;
+    bool flag;
+    wh_blocks_limit.longest_mib = WH_BLOCKS_LONG_MIB;
+    scene_begin(&s, &side_by_side, false, false, NULL);
+    must_fail(WHERRY_MALFORMED, error, lane->probe(&s.site, "\1\x41", 2, &text, &flag, &end, &error));
+    must_fail(WHERRY_MALFORMED, error, lane->probe(&s.site, "\1\xFF", 2, &text, &flag, &end, &error));
+    must_fail(WHERRY_MALFORMED, error, lane->probe(&s.site, "\1", 1, &text, &flag, &end, &error));
+    must_fail(WHERRY_MALFORMED, error, lane->accept(&s.site, "\1\0\0\x41", 4, &flag, &end, &error));
+    must_fail(WHERRY_MALFORMED, error, lane->accept(&s.site, "\1\0\0\xFF", 4, &flag, &end, &error));
+    must_fail(WHERRY_MALFORMED, error, lane->accept(&s.site, "\1\0\0", 3, &flag, &end, &error));
+    wh_blocks_limit.longest_mib = 3; /* longer than this source has offered */
+    must_fail(WHERRY_MALFORMED, error, lane->accept(&s.site, "\1\0\0\4", 4, &flag, &end, &error));
+    assert_true(!text.size && !end);
+    scene_end(&s);
+}
+
+/** A stop while a block is being formed: none is begun that would be shorter than the other side's. */
+static wh_stop *stop_at_once;
+
+static uint64_t stop_and_continue(void *context, uint64_t chunk) {
+    const lane_data *data = context;
+    wh_stop_request(stop_at_once);
+    return chunk_bytes(data, chunk);
+}
+
+static void test_stop_while_forming(void **state) {
+    (void)state;
+    for (int source = 0; source < 2; source++) {
+        scene s;
+        scene_begin(&s, &side_by_side, source, false, NULL);
+        wh_feed feed = lane_data_feed(s.data);
+        wh_sink sink = lane_data_sink(s.data);
+        feed.continues = sink.continues = stop_and_continue;
+        stop_at_once = &s.stop;
+        must_fail(WHERRY_CANCELLED, error,
+                  source ? lane->push(s.end, 0, &feed, &error) : lane->pull(s.end, 0, &sink, &error));
+        assert_int_equal(s.group.count, 0);
+        scene_end(&s);
+    }
+}
+
+/** A feed whose chunks do not lie where it says. */
+static uint64_t always(void *context, uint64_t chunk) {
+    return chunk_bytes(context, chunk);
+}
+
+static void test_a_feed_that_is_wrong(void **state) {
+    (void)state;
+    static const lane_shape gaps = {
+        .chunks = 4, .pieces = 1, .shortest = 100, .longest = 100, .source_gap = 8, .strided = true};
+    static const lane_shape parts = {
+        .chunks = 4, .pieces = 2, .shortest = 100, .longest = 100, .source_gap = 8, .strided = true};
+    for (int i = 0; i < 2; i++) {
+        scene s;
+        scene_begin(&s, i ? &gaps : &parts, true, false, NULL);
+        wh_feed feed = lane_data_feed(s.data);
+        feed.continues = always;
+        must_fail(WHERRY_INTERNAL, error, lane->push(s.end, 0, &feed, &error));
+        assert_int_equal(s.group.count, 0);
+        scene_end(&s);
+    }
+}
+
+/** Whatever fails, nothing is under way when the lane says so; and the next chunk of a round that failed is not part of the next. */
+static void test_failures(void **state) {
+    (void)state;
+    for (int source = 0; source < 2; source++) {
+        for (size_t at = 1; at <= 4; at++) {
+            scene s;
+            scene_begin(&s, &apart, source, false, NULL);
+            s.group.begin_fails = at;
+            must_fail(WHERRY_SYSTEM, error, work(&s, source));
+            assert_true(error.rank == PEER && s.group.open == 0 && s.group.count == at - 1);
+            s.group.begin_fails = 0;
+            s.group.count = 0;
+            lane_data_begin_feed(s.data, (lane_round){5, 0});
+            lane_data_begin_sink(s.data, (lane_round){5, 0});
+            must(work(&s, source));
+            assert_int_equal(s.group.count, 2);
+            assert_int_equal(s.group.seen[0].size, apart.longest);
+            scene_end(&s);
+
+            scene_begin(&s, &apart, source, false, NULL);
+            s.group.finish_stops = at;
+            s.group.answer = WHERRY_PEER_LOST;
+            must_fail(WHERRY_PEER_LOST, error, work(&s, source));
+            assert_true(error.rank == PEER && s.group.open == 0 && s.group.finished == at - 1);
+            scene_end(&s);
+        }
+    }
+}
+
+/** Every allocation of a round fails in turn. */
+static void test_no_memory(void **state) {
+    (void)state;
+    static const lane_shape staged = {.chunks = 10, .pieces = 1, .shortest = 9000, .longest = 9000, .staged = 2};
+    static const lane_shape *const shapes[] = {&side_by_side, &apart, &staged};
+    for (int i = 0; i < 6; i++) {
+        bool source = i & 1;
+        for (uint64_t fail = 1;; fail++) {
+            scene s;
+            counting count;
+            scene_begin(&s, shapes[i / 2], source, !source, NULL);
+            counting_begin(&count);
+            count.fail = fail;
+            wherry_status status = work(&s, source);
+            bool failed = count.calls >= fail;
+            wherry_allocator_set(NULL);
+            assert_int_equal(status, failed ? WHERRY_NO_MEMORY : WHERRY_OK);
+            assert_true(s.group.open == 0 && (!failed || error.status == WHERRY_NO_MEMORY));
+            scene_end(&s);
+            if (!failed) {
+                assert_true(fail > (source ? 1 : 8));
+                break;
+            }
+        }
+    }
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup(test_which_chunks, reset),
+        cmocka_unit_test_setup(test_memory, reset),
+        cmocka_unit_test_setup(test_how_many_at_once, reset),
+        cmocka_unit_test_setup(test_agreement, reset),
+        cmocka_unit_test_setup(test_hostile_lengths, reset),
+        cmocka_unit_test_setup(test_stop_while_forming, reset),
+        cmocka_unit_test_setup(test_a_feed_that_is_wrong, reset),
+        cmocka_unit_test_setup(test_failures, reset),
+        cmocka_unit_test_setup(test_no_memory, reset),
+    };
+    wherry_log_set_level(WHERRY_LOG_OFF);
+    return cmocka_run_group_tests_name("lane_blocks_long", tests, NULL, NULL);
+}
