@@ -27,6 +27,9 @@ from wherry.torch import PGTransport
 
 TIMEOUT = timedelta(seconds=20)
 
+#: Instead of a step, and below each of them: nothing was committed here yet; what is here is half of one step and half of another.
+NEW, DAMAGED = -1, -2
+
 
 # ---- a rank ----
 
@@ -40,7 +43,7 @@ class Worker:
         torch.manual_seed(rank)  # every rank begins with other weights: what it has later, it got from another
         self.model = torch.nn.Sequential(torch.nn.Linear(32, 128), torch.nn.ReLU(), torch.nn.Linear(128, 8))
         self.optimizer = torch.optim.Adam(self.model.parameters(), lr=1e-2)
-        self.step = -1  # no step is committed here yet
+        self.step = NEW
         self.generation = -1  # of the process group
 
     def state(self):
@@ -60,7 +63,8 @@ class Worker:
                 dist.barrier()  # who is done stays, for others may have to be healed still
                 return
             except (RuntimeError, wherry.PeerError, wherry.Timeout) as error:  # a peer is gone, or late
-                self.tell(f"lost the group in step {self.step}: {str(error).split('] ', 1)[-1].split('. ')[0]}")
+                where = f"in step {self.step}" if self.step >= 0 else "before it had a whole state"
+                self.tell(f"lost the group {where}: {str(error).split('] ', 1)[-1].split('. ')[0]}")
 
     def form_group(self):
         """Joins the process group of the next generation, whose number the launcher raises whenever it starts a rank."""
@@ -81,12 +85,18 @@ class Worker:
         dist.all_gather(steps, torch.tensor([self.step]))
         steps = [int(step) for step in steps]
         source, behind = steps.index(max(steps)), [rank for rank in range(self.size) if steps[rank] < max(steps)]
-        if max(steps) < 0:  # the very beginning: the weights of rank 0 are as good as any
-            source, behind, self.step = 0, list(range(1, self.size)), 0
+        beginning = max(steps) < 0
+        if beginning and DAMAGED in steps:
+            sys.exit(f"rank {self.rank}: no rank is left with a whole state: the last one died while it healed the others")
+        if beginning:  # the weights of rank 0 are as good as any
+            source, behind = 0, list(range(1, self.size))
+            self.step = 0 if self.rank == source else NEW
         with PGTransport(dist.group.WORLD, TIMEOUT, "cpu", state_dict=self.state) as transport:
             if self.rank == source and behind:
                 transport.send_checkpoint(behind, self.state())
             elif self.rank in behind:
+                # Until all has arrived this rank must not heal others. In the beginning it has nothing that anybody wants.
+                self.step = NEW if beginning else DAMAGED
                 received = transport.recv_checkpoint(source)  # straight into the model's own tensors
                 self.optimizer.load_state_dict(received["optimizer"])
                 self.step = received["step"]
@@ -152,8 +162,7 @@ def run_training(arguments, kills):
                 time.sleep(0.2)  # should there be more of them
             dead = [rank for rank, process in enumerate(ranks) if process.exitcode == -signal.SIGKILL]
             if any(process.exitcode not in (None, 0, -signal.SIGKILL) for process in ranks) or time.monotonic() > give_up:
-                print("a rank failed, or is late", flush=True)
-                return None
+                sys.exit("FAILED: a rank failed, or is late")
             if dead:
                 generation += 1
                 store.set("generation", str(generation))

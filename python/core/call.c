@@ -3,6 +3,12 @@
 
 _Thread_local wpy_call *wpy_current_call;
 
+wpy_call *wpy_enter_call(wpy_call *call) {
+    wpy_call *outer = wpy_current_call;
+    wpy_current_call = call;
+    return outer;
+}
+
 void wpy_call_fail(wpy_call *call) {
     if (call->failed) {
         PyErr_Clear();

@@ -42,7 +42,6 @@
     X(nbytes)                                                                                                          \
     X(path)                                                                                                            \
     X(put)                                                                                                             \
-    X(rank)                                                                                                            \
     X(receive)                                                                                                         \
     X(report)                                                                                                          \
     X(requires_grad)                                                                                                   \
@@ -94,6 +93,15 @@ PyObject *wpy_raise(const wherry_error *error);
 
 /** Takes the function that makes exceptions. */
 PyObject *wpy_set_error_class(PyObject *module, PyObject *make);
+
+/** An exception that was set when an object was freed: freeing runs code that must neither see nor lose it. */
+typedef struct wpy_pending {
+    PyObject *type, *value, *traceback;
+} wpy_pending;
+
+/** Takes the exception that is set, if there is one, until wpy_put_back(). */
+wpy_pending wpy_set_aside(void);
+void wpy_put_back(wpy_pending pending);
 
 /** One step of the way to a value that is being walked: into a dict by `key`, or by `index` where that is NULL. Lives on the stack. */
 typedef struct wpy_step {
@@ -231,6 +239,9 @@ typedef struct wpy_call {
 
 /** The call that this thread is inside of; NULL: none. */
 extern _Thread_local wpy_call *wpy_current_call;
+
+/** Makes a call the one that this thread is inside of. @return the one before, which takes its place again at the end: a callback may call. */
+wpy_call *wpy_enter_call(wpy_call *call);
 
 /** Notes the exception that is set, for the end of the call. */
 void wpy_call_fail(wpy_call *call);

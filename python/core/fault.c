@@ -45,6 +45,16 @@ PyObject *wpy_raise(const wherry_error *error) {
     return NULL;
 }
 
+wpy_pending wpy_set_aside(void) {
+    wpy_pending pending;
+    PyErr_Fetch(&pending.type, &pending.value, &pending.traceback);
+    return pending;
+}
+
+void wpy_put_back(wpy_pending pending) {
+    PyErr_Restore(pending.type, pending.value, pending.traceback);
+}
+
 /** The text of the path that ends at a step; NULL without an exception where it cannot be had. */
 static char *path_text(const wpy_step *last) {
     wherry_step steps[WHERRY_PATH_STEPS_MAX];

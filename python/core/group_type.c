@@ -57,7 +57,9 @@ static void leave(wpy_group *self) {
 
 static void group_dealloc(PyObject *self) {
     PyTypeObject *type = Py_TYPE(self);
+    wpy_pending pending = wpy_set_aside();
     leave((wpy_group *)self);
+    wpy_put_back(pending);
     ((freefunc)PyType_GetSlot(type, Py_tp_free))(self);
     Py_DECREF(type);
 }
@@ -221,8 +223,9 @@ PyTypeObject *wpy_group_type_new(void) {
 /* ---- Cancel ---- */
 
 static PyObject *cancel_new(PyTypeObject *type, PyObject *arguments, PyObject *keywords) {
+    static char *names[] = {NULL};
     wherry_error error;
-    if (!PyArg_ParseTuple(arguments, ":Cancel") || (keywords && PyDict_Size(keywords))) {
+    if (!PyArg_ParseTupleAndKeywords(arguments, keywords, ":Cancel", names)) {
         return NULL;
     }
     wpy_cancel *self = (wpy_cancel *)((allocfunc)PyType_GetSlot(type, Py_tp_alloc))(type, 0);

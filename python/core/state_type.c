@@ -19,6 +19,7 @@ wpy_state *wpy_state_new(void) {
 static void state_dealloc(PyObject *self) {
     wpy_state *state = (wpy_state *)self;
     PyTypeObject *type = Py_TYPE(self);
+    wpy_pending pending = wpy_set_aside();
     wherry_value_destroy(state->root);
     for (size_t i = 0; i < state->leaf_count; i++) {
         Py_DECREF(state->leaves[i].object);
@@ -26,6 +27,7 @@ static void state_dealloc(PyObject *self) {
     free(state->leaves);
     free(state->index);
     Py_XDECREF(state->keep);
+    wpy_put_back(pending);
     ((freefunc)PyType_GetSlot(type, Py_tp_free))(self);
     Py_DECREF(type);
 }

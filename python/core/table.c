@@ -18,6 +18,13 @@
 
 #include "core.h"
 
+/** An attribute of an exception; NULL where it has none, and no exception set. */
+static PyObject *attribute_of(PyObject *value, const char *name) {
+    PyObject *found = value ? PyObject_GetAttrString(value, name) : NULL;
+    PyErr_Clear();
+    return found;
+}
+
 /**
  * Takes the exception that is set as an error record. What is no error of the table, such as a KeyboardInterrupt, is kept for the end of the call, which
  * ends at its next look for signals; until then the table has only been slow.
@@ -35,8 +42,9 @@ static wherry_status take_exception(wherry_error *error) {
     PyErr_NormalizeException(&type, &value, &traceback);
     PyObject *text = value ? PyObject_Str(value) : NULL;
     const char *message = text ? PyUnicode_AsUTF8AndSize(text, NULL) : NULL;
-    PyObject *rank = value ? PyObject_GetAttr(value, wpy_name.rank) : NULL;
-    PyObject *status = value ? PyObject_GetAttrString(value, "status") : NULL;
+    PyErr_Clear();
+    PyObject *rank = attribute_of(value, "rank");
+    PyObject *status = attribute_of(value, "status");
     const char *name = status && PyUnicode_Check(status) ? PyUnicode_AsUTF8AndSize(status, NULL) : NULL;
     *error = (wherry_error){.status = WHERRY_CLOSED, .rank = -1, .offset = UINT64_MAX};
     if (name && strcmp(name, "PEER_LOST") == 0) {

@@ -55,7 +55,9 @@ static void close_transport(wpy_transport *self) {
 
 static void transport_dealloc(PyObject *self) {
     PyTypeObject *type = Py_TYPE(self);
+    wpy_pending pending = wpy_set_aside();
     close_transport((wpy_transport *)self);
+    wpy_put_back(pending);
     ((freefunc)PyType_GetSlot(type, Py_tp_free))(self);
     Py_DECREF(type);
 }
@@ -157,12 +159,12 @@ static PyObject *send_to(wpy_transport *self, const int32_t *ranks, size_t count
     if (!outcomes) {
         return PyErr_NoMemory();
     }
-    wpy_current_call = call;
+    wpy_call *outer = wpy_enter_call(call);
     self->calls++;
     Py_BEGIN_ALLOW_THREADS;
     status = wherry_checkpoint_send(self->transport, ranks, count, state->root, options, outcomes, &error);
     Py_END_ALLOW_THREADS;
-    wpy_current_call = NULL;
+    wpy_current_call = outer;
     self->calls--;
     PyObject *result = NULL;
     if (!wpy_call_raise(call)) {
@@ -260,12 +262,12 @@ static PyObject *receive(wpy_transport *self, int32_t rank, wherry_transfer_opti
         options->target = give_target;
         options->target_context = call;
     }
-    wpy_current_call = call;
+    wpy_call *outer = wpy_enter_call(call);
     self->calls++;
     Py_BEGIN_ALLOW_THREADS;
     status = wherry_checkpoint_recv(self->transport, rank, options, &state, &error);
     Py_END_ALLOW_THREADS;
-    wpy_current_call = NULL;
+    wpy_current_call = outer;
     self->calls--;
     PyObject *result = NULL;
     if (!wpy_call_raise(call)) {

@@ -8,6 +8,7 @@ interpreter ends. A process that was forked has a copy that it must not touch: c
 from __future__ import annotations
 
 import atexit
+import collections
 import contextlib
 import logging
 import math
@@ -44,6 +45,7 @@ class _Inner:
         self.farewell = farewell
         self.changed = threading.Condition()
         self.inside = 0
+        self.threads: collections.Counter[int] = collections.Counter()  # those inside, and how deep
         self.cancels: set[_core.Cancel] = set()
         self.closed = False
         self.retired = False
@@ -53,10 +55,12 @@ class _Inner:
     def use(self, cancel: _core.Cancel | None = None) -> Iterator[None]:
         if os.getpid() != self.process:
             raise Closed("this group was joined by another process, of which this one is a fork: join it anew here")
+        me = threading.get_ident()
         with self.changed:
             if self.closed:
                 raise Closed("the group was left in this process: join it again")
             self.inside += 1
+            self.threads[me] += 1
             if cancel is not None:
                 self.cancels.add(cancel)
         try:
@@ -64,12 +68,21 @@ class _Inner:
         finally:
             with self.changed:
                 self.inside -= 1
+                self.threads[me] -= 1
+                if not self.threads[me]:
+                    del self.threads[me]
                 if cancel is not None:
                     self.cancels.discard(cancel)
                 self.changed.notify_all()
                 last = self.retired and self.inside == 0
             if last:
                 self.end()
+
+    @property
+    def called_from_inside(self) -> bool:
+        """Whether this thread is inside a call: then a progress function of that call runs, which must return first."""
+        with self.changed:
+            return threading.get_ident() in self.threads
 
     def retire(self) -> None:
         with self.changed:
@@ -209,6 +222,11 @@ class Link:
 
     def close(self) -> None:
         """Ends the transfers that run over it, waits for them, and leaves the group. Again: nothing."""
+        if self._inner.called_from_inside:
+            raise InvalidArgument(
+                "a group cannot be left from inside a transfer over it, which a progress function is: raise an exception there to "
+                "end the transfer, and leave when that has returned"
+            )
         if not self._inner.end():
             raise InvalidArgument(
                 "a transfer with a Cancel of its own still runs over this group: request that first, then leave"

@@ -9,6 +9,7 @@ torchft itself is not needed: where it is installed, the class is a subclass of 
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import re
@@ -17,18 +18,18 @@ import socket
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from wherry import _core
 from wherry._group import codec_for
-from wherry._harbour import Card, Harbour, address_towards, enter, is_loopback
+from wherry._harbour import Card, Harbour, address_for_others, enter, is_loopback
 from wherry._options import Deadline, Duration, seconds_of, transfer_options
 from wherry._progress import ProgressOption, reporting
 from wherry._report import tell_received
 from wherry._serving import Serving
 from wherry._stats import Stats
-from wherry.errors import Closed, InvalidArgument, Timeout
+from wherry.errors import Closed, Error, InvalidArgument, Timeout
 
 logger = logging.getLogger("wherry")
 
@@ -65,11 +66,11 @@ else:
 
 def _own_host() -> str:
     """The address at which other replicas reach this process: that on the way to the lighthouse, else by the host's name."""
-    lighthouse = re.match(r"(?:\w+://)?(\[[^]]+]|[^:/]+)", os.environ.get("TORCHFT_LIGHTHOUSE", ""))
-    towards = lighthouse[1].strip("[]") if lighthouse else socket.gethostname()
-    if is_loopback(towards):
-        return "127.0.0.1"
-    return address_towards(towards) or "127.0.0.1"
+    found = re.match(r"(?:\w+://)?(\[[^]]+]|[^:/]+)", os.environ.get("TORCHFT_LIGHTHOUSE", ""))
+    lighthouse = found[1].strip("[]") if found else None
+    if lighthouse is not None and is_loopback(lighthouse):
+        return "127.0.0.1"  # a lighthouse that nobody else can reach has no replicas elsewhere
+    return address_for_others(lighthouse or socket.gethostname(), "pass host= to wherry.torchft.Transport, or set WHERRY_INTERFACE")
 
 
 class _Holder:
@@ -148,7 +149,11 @@ class Transport(_Base[T]):
         self.last_stats: Stats | None = None
 
     def metadata(self) -> str:
-        """What a receiver needs to fetch from this process. Who can read it can fetch the states that are offered."""
+        """What a receiver needs to fetch from this process. torchft hands it on, and writes it to its log.
+
+        Who can read it can fetch the states that are offered, unless WHERRY_SECRET or WHERRY_SECRET_FILE is set: then it has no
+        secret, and the receiver needs the same one in its environment.
+        """
         return self._holder.find_harbour().card.text()
 
     def send_checkpoint(self, dst_ranks: Iterable[int], step: int, state_dict: T, timeout: Duration) -> None:
@@ -180,24 +185,16 @@ class Transport(_Base[T]):
         Raises wherry.Timeout, also where that process is not there any more; wherry.Mismatch where it offers another step.
         """
         deadline = Deadline(timeout)
-        card = Card.read(metadata)
-        if card.rank != _SOURCE or card.size < 2:
-            raise InvalidArgument("this metadata is that of another kind of transport: give that of wherry.torchft.Transport")
+        with _about(src_rank, step):
+            card = _read_card(metadata)
         codec = codec_for(self._allow_pickle)
         target = None if self._state_dict is None else _core.build(self._state_dict(), codec.for_target())
         options = transfer_options(
             step=step, new=target is not None, mesh_rank=_mesh_rank(), **self._options
         )
-        with reporting(self._progress, "from") as report:
+        with reporting(self._progress, "from") as report, _about(src_rank, step):
             options["progress"] = report
-            try:
-                value, self.last_stats = _fetch(card, target, codec, options, deadline)
-            except Timeout as error:
-                raise Timeout(
-                    f"timed out after {deadline.seconds:g} s: replica {src_rank} has not served step {step}: {error.message}",
-                    rank=src_rank,
-                    path=error.path,
-                ) from error
+            value, self.last_stats = _fetch(card, target, codec, options, deadline)
         tell_received(src_rank, self.last_stats)
         return value  # type: ignore[no-any-return]
 
@@ -206,13 +203,33 @@ class Transport(_Base[T]):
         self._holder.close(patiently=wait)
 
 
+@contextlib.contextmanager
+def _about(src_rank: int, step: int) -> Iterator[None]:
+    """Names the replica in every error: Wherry knows it only by its place in the harbour."""
+    try:
+        yield
+    except Error as error:
+        error.rank = src_rank
+        error.message = f"replica {src_rank}, step {step}: {re.sub(f'^rank {_SOURCE} ', 'it ', error.message)}"
+        error.args = (error.message,)
+        raise
+
+
+def _read_card(metadata: str) -> Card:
+    card = Card.read(metadata)
+    if card.rank != _SOURCE or card.size < 2:
+        raise InvalidArgument("this metadata is that of another kind of transport: give that of wherry.torchft.Transport")
+    return card
+
+
 def _fetch(
     card: Card, target: _core.State | None, codec: Any, options: dict[str, Any], deadline: Deadline
 ) -> tuple[Any, Stats]:
     """Receives under a place of its own. Who finds itself fenced met another guest with the same one, and takes another."""
     while True:
+        place = secrets.randbelow(card.size - 1) + 1
         try:
-            link = enter(card, secrets.randbelow(card.size - 1) + 1, deadline.slice_ms())
+            link = enter(card, place, deadline.slice_ms())
             try:
                 options["timeout_ms"] = deadline.left_ms
                 return link.recv(_SOURCE, target, codec, options)
@@ -221,6 +238,17 @@ def _fetch(
         except Closed:
             if deadline.passed:
                 raise
+        except Timeout as error:
+            error.message = f"timed out after {deadline.seconds:g} s, it has not served this step: {_without(place, error.message)}"
+            raise
+        except Error as error:
+            error.message = _without(place, error.message)
+            raise
+
+
+def _without(place: int, message: str) -> str:
+    """A message that does not name the place of this process, which means nothing to anybody."""
+    return re.sub(rf"\brank {place}\b", "this process", message)
 
 
 def _mesh_rank() -> int:

@@ -294,6 +294,21 @@ def test_leaving_ends_what_runs(groups):
     assert caught.value.rank == 1 and isinstance(caught.value, ConnectionError)
 
 
+def test_leaving_from_inside_a_transfer_is_refused_at_once(groups):
+    one, two = groups(2)
+    told = []
+
+    def progress(_):
+        began = time.monotonic()
+        with pytest.raises(wherry.InvalidArgument, match="inside a transfer"):
+            two.leave()
+        told.append(time.monotonic() - began)
+
+    _, received = must(lambda: wherry.send(one, 1, a_state()), lambda: wherry.recv(two, 0, progress=progress))
+    assert same(received, a_state()) and told and max(told) < 1
+    two.leave()
+
+
 @pytest.mark.parametrize("lanes", ["stream", "ring", "^cma", "cma"])
 def test_lanes(groups, lanes):
     one, two = groups(2)

@@ -1,12 +1,22 @@
 """examples/recover.py: ranks are killed inside an all-reduce, healed, and the weights are those of an undisturbed run."""
 
+import functools
+import importlib.util
 import os
 import pathlib
 import re
+import signal
 import subprocess
 import sys
+import threading
+import time
 
+import launch
 import pytest
+import torch
+import torch.distributed as dist
+import wherry
+from wherry.torch import PGTransport
 
 EXAMPLE = pathlib.Path(__file__).resolve().parents[2] / "examples" / "recover.py"
 
@@ -42,6 +52,92 @@ def test_a_state_that_is_not_healed_is_noticed(tmp_path):
     broken.write_text(text.replace('self.optimizer.load_state_dict(received["optimizer"])', "pass"))
     done = recover("--ranks", "2", "--kill", "1", "--at", "5", script=broken)
     assert done.returncode == 1 and done.stdout.endswith("FAILED: the weights differ\n"), done.stdout + done.stderr
+
+
+def worker_of_the_example(steps):
+    """The example's module, and its Worker with a larger model, so that one can step in while that travels."""
+    spec = importlib.util.spec_from_file_location("recover", EXAMPLE)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    store = dist.TCPStore("127.0.0.1", int(os.environ["MASTER_PORT"]), is_master=False)
+    worker = module.Worker(launch.rank(), len(steps), store, 12, [])
+    worker.step = steps[worker.rank]
+    worker.model = torch.nn.Linear(1 << 13, 1 << 13)
+    torch.nn.init.constant_(worker.model.weight, worker.step)
+    worker.optimizer = torch.optim.SGD(worker.model.parameters())
+    return module, worker
+
+
+def first_life_body(steps):
+    """Rank 1 is healed by rank 0, which is killed while it does that. Returns what rank 1 thinks of itself before and after."""
+    module, worker = worker_of_the_example(steps)
+    launch.say(f"process {worker.rank}", os.getpid())
+    worker.form_group()
+    if worker.rank == 0:
+        os.nice(19)  # so that the kill is in time on a machine that has much to do
+    if worker.rank == 1:
+        sample, source = worker.model.weight.detach()[::256, 0], launch.wait_for("process 0")
+
+        def kill_the_source():
+            while sample.eq(steps[1]).all():  # nothing has arrived yet
+                time.sleep(0.0002)
+            os.kill(source, signal.SIGKILL)
+
+        module.PGTransport = functools.partial(PGTransport, lanes="stream", threads=1)
+        threading.Thread(target=kill_the_source, daemon=True).start()
+        with pytest.raises(wherry.PeerLost) as caught:
+            worker.heal()
+        assert caught.value.report["partial"] == ["model.weight"]
+        assert not worker.model.weight.eq(steps[1]).all() and not worker.model.weight.eq(steps[0]).all()
+        module.PGTransport = PGTransport
+    else:
+        worker.heal()
+    launch.say(f"ready {worker.rank}")
+    return second_round(worker)
+
+
+def second_life_body(steps):
+    _, worker = worker_of_the_example(steps)
+    return second_round(worker)
+
+
+def second_round(worker):
+    before = worker.step
+    try:
+        worker.form_group()
+        worker.heal()
+    except SystemExit as error:
+        return [before, str(error)]
+    assert worker.model.weight.eq(worker.step).all()
+    return [before, worker.step]
+
+
+@pytest.mark.parametrize("steps", [[8, 7], [8, 7, 8]])
+def test_a_rank_that_was_healed_in_half_heals_nobody(steps):
+    """The source dies in the middle: whoever was being healed has a mixture, and must not count as at its old step."""
+    with launch.job(len(steps)) as job:
+        job.store.set("generation", "0")
+        job.start_all(first_life_body, steps)
+        for rank in range(1, len(steps)):
+            job.wait_for_file(f"ready {rank}")
+        job.store.set("generation", "1")
+        job.start(0, second_life_body, [-1, *steps[1:]])
+        results = job.finish(60)
+    if len(steps) == 2:
+        assert [before for before, _ in results] == [-1, -2]
+        assert all("no rank is left with a whole state" in after for _, after in results)
+    else:
+        assert results == [[-1, 8], [-2, 8], [8, 8]]
+
+
+def test_without_a_whole_state_it_ends_and_says_so(tmp_path):
+    broken = tmp_path / "recover.py"
+    text = EXAMPLE.read_text()
+    assert text.count("self.step = NEW\n") == 1
+    broken.write_text(text.replace("self.step = NEW\n", "self.step = DAMAGED if rank else NEW\n"))
+    done = recover("--ranks", "2", "--kill", "1", "--at", "5", script=broken)
+    assert done.returncode == 1 and "OK" not in done.stdout
+    assert "no rank is left with a whole state" in done.stderr and "FAILED: a rank failed" in done.stderr
 
 
 @pytest.mark.parametrize("arguments", [["--kill", "4"], ["--at", "12"], ["--kill", "1", "2"], ["--ranks", "x"]])

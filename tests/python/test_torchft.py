@@ -16,7 +16,7 @@ import pytest
 import torch
 import wherry
 from torch_states import assert_same, plain_state
-from wherry import torchft
+from wherry import _harbour, torchft
 from wherry._harbour import Card
 from wherry._serving import Serving
 from wherry.torchft import Transport
@@ -127,8 +127,10 @@ def test_a_receiver_may_come_first(make):
 def test_another_step_is_refused_with_both_numbers(make):
     source = make()
     source.send_checkpoint([1], 7, plain_state(7), LIMIT)
-    with pytest.raises(wherry.Mismatch, match="8.*7|7.*8"):
-        fetch(source, 8)
+    with pytest.raises(wherry.Mismatch, match="^replica 3, step 8: .*step 7.*step 8") as caught:
+        make().recv_checkpoint(3, source.metadata(), 8, LIMIT)
+    assert caught.value.rank == 3 and "rank" not in str(caught.value) and caught.value.message == str(caught.value)
+    assert caught.value.stats is not None
     assert_same(plain_state(7), fetch(source, 7))
 
 
@@ -179,6 +181,39 @@ def test_disallow_lets_what_runs_finish(make):
             state["w"].fill_(1)
             assert not fetching.result(30)["w"].any(), lanes
         state["w"].fill_(0)
+
+
+def test_every_error_is_about_the_replica_and_keeps_what_it_knows(make):
+    """A receive in place that ends in the middle: by a timeout, then by the source."""
+    source = make(0.1)
+    target = {"w": torch.zeros(1 << 26)}
+    source.send_checkpoint([1], 1, {"w": torch.ones(1 << 26)}, LIMIT)
+    metadata = source.metadata()
+    ends = {wherry.Timeout: lambda: time.sleep(1), (wherry.Revoked, wherry.Aborted, wherry.PeerLost): source.shutdown}
+    for kinds, end in ends.items():
+        began = []
+
+        def progress(_, end=end, began=began):
+            if not began:
+                began.append(True)
+                end()
+
+        receiver = make(LIMIT, state_dict=lambda: target, lanes="stream", threads=1, progress=progress)
+        with pytest.raises(kinds, match="^replica 5, step 1: ") as caught:
+            receiver.recv_checkpoint(5, metadata, 1, 1 if kinds is wherry.Timeout else 20)
+        error = caught.value
+        assert error.rank == 5 and error.stats.bytes_wanted == 4 << 26
+        assert error.report["complete"] + error.report["partial"] == ["w"], error.report  # the bytes may be quicker than the end
+
+
+def test_errors_before_the_transfer_are_about_the_replica_too(make):
+    receiver = make()
+    with pytest.raises(wherry.Malformed, match="^replica 4, step 2: ") as caught:
+        receiver.recv_checkpoint(4, "nonsense", 2, LIMIT)
+    assert caught.value.rank == 4
+    with pytest.raises(wherry.Timeout, match="^replica 4, step 2: timed out after 0.3 s") as caught:
+        receiver.recv_checkpoint(4, "wherry-card-1 tcp://127.0.0.1:9 4096 0 " + "0" * 64, 2, 0.3)
+    assert caught.value.rank == 4
 
 
 def stopped_body(metadata):
@@ -285,6 +320,35 @@ def test_metadata(make):
         receiver.recv_checkpoint(0, card._replace(secret=bytes(32)).text(), 1, timedelta(seconds=0.5))
 
 
+@pytest.mark.parametrize("how", ["WHERRY_SECRET", "WHERRY_SECRET_FILE"])
+def test_metadata_has_no_secret_where_the_environment_has_one(make, monkeypatch, tmp_path, how):
+    """torchft writes the metadata to its log."""
+    file = tmp_path / "secret"
+    file.touch(0o600)
+    file.write_text("of the job\n")
+    monkeypatch.setenv(how, "of the job" if how == "WHERRY_SECRET" else str(file))
+    source = make()
+    source.send_checkpoint([1], 1, {"a": 1}, LIMIT)
+    metadata = source.metadata()
+    assert metadata.endswith(" 4096 0 -") and Card.read(metadata).secret is None
+    assert fetch(source, 1) == {"a": 1}
+    monkeypatch.delenv(how)
+    with pytest.raises(wherry.InvalidArgument, match="replica 2, step 1: .*WHERRY_SECRET_FILE") as caught:
+        make().recv_checkpoint(2, metadata, 1, LIMIT)
+    assert caught.value.rank == 2
+    monkeypatch.setenv("WHERRY_SECRET", "of another")
+    with pytest.raises(wherry.BadSecret):
+        make().recv_checkpoint(2, metadata, 1, 0.5)
+
+
+def test_a_card_with_a_secret_goes_before_the_environment(make, monkeypatch):
+    source = make()
+    source.send_checkpoint([1], 1, {"a": 1}, LIMIT)
+    metadata = source.metadata()
+    monkeypatch.setenv("WHERRY_SECRET", "of the job")
+    assert make().recv_checkpoint(0, metadata, 1, LIMIT) == {"a": 1}
+
+
 def test_the_host_is_that_on_the_way_to_the_lighthouse(monkeypatch):
     monkeypatch.setenv("TORCHFT_LIGHTHOUSE", "http://localhost:29510")
     assert torchft._own_host() == "127.0.0.1"
@@ -292,6 +356,20 @@ def test_the_host_is_that_on_the_way_to_the_lighthouse(monkeypatch):
     assert torchft._own_host() == "127.0.0.1"
     monkeypatch.delenv("TORCHFT_LIGHTHOUSE")
     assert re.fullmatch(r"[0-9a-f.:]+", torchft._own_host())
+
+
+def test_a_name_that_leads_to_loopback_is_no_address_for_others(monkeypatch, caplog):
+    ways = {"node7": "127.0.1.1", "lighthouse": "10.0.0.7", "192.0.2.1": "10.0.0.8"}
+    monkeypatch.setattr(torchft.socket, "gethostname", lambda: "node7")
+    monkeypatch.setattr(_harbour, "address_towards", ways.get)
+    monkeypatch.delenv("WHERRY_INTERFACE", raising=False)
+    monkeypatch.setenv("TORCHFT_LIGHTHOUSE", "http://lighthouse:29510")
+    assert torchft._own_host() == "10.0.0.7"
+    monkeypatch.delenv("TORCHFT_LIGHTHOUSE")
+    assert torchft._own_host() == "10.0.0.8" and not caplog.messages
+    del ways["192.0.2.1"]
+    assert torchft._own_host() == "127.0.0.1"
+    assert len(caplog.messages) == 1 and "node7" in caplog.text and "host=" in caplog.text and "WHERRY_INTERFACE" in caplog.text
 
 
 # ---- life and death ----
@@ -335,7 +413,7 @@ def test_exit_with_a_transport_that_serves():
     script = """
 from wherry.torchft import Transport
 import numpy as np
-transport = Transport(5)
+transport = Transport(5, host="127.0.0.1")
 transport.send_checkpoint([1], 1, {"a": np.arange(5)}, 5)
 print("fine")
 """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import weakref
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import FileStore, HashStore, PrefixStore, Store, TCPStore
 from torch.distributed import distributed_c10d
 
-from wherry._harbour import address_towards, is_loopback
+from wherry._harbour import address_for_others, is_loopback
 from wherry.errors import Closed, InvalidArgument
 
 #: Where wrappers of a process group keep it.
@@ -134,25 +135,34 @@ def host_for(pg: Any, store: Store | None) -> str:
 
     Loopback where all are on one host as far as that is known; else that of this host on the way to the store's host.
     """
+    towards = _host_of_store(pg, store)
+    if towards is None:
+        return "127.0.0.1"
+    return address_for_others(towards, "set MASTER_ADDR to an address that all hosts reach, or WHERRY_INTERFACE to an interface")
+
+
+def _host_of_store(pg: Any, store: Store | None) -> str | None:
+    """The host that all ranks know; None where all of them are on this one."""
     base = store
     while isinstance(base, PrefixStore):
         base = base.underlying_store
     if _all_on_one_host(pg) or isinstance(base, HashStore):
-        return "127.0.0.1"
+        return None
+    several = _said_to_be_on_several_hosts()
     if isinstance(base, TCPStore):
-        towards = base.host
-    elif isinstance(base, FileStore) and not _said_to_be_on_several_hosts():
-        return "127.0.0.1"
+        known = base.host
+    elif isinstance(base, FileStore) and not several:
+        return None
     else:
-        towards = os.environ.get("MASTER_ADDR") or "localhost"
-    if is_loopback(towards):
-        return "127.0.0.1"
-    return address_towards(towards) or "127.0.0.1"
+        known = os.environ.get("MASTER_ADDR", "")
+    if not known:
+        return socket.gethostname() if several else None
+    return None if is_loopback(known) else known
 
 
 def on_one_host(pg: Any) -> bool:
     """Whether all ranks of the group are on this host, as far as is known."""
-    return host_for(pg, store_of(pg)) == "127.0.0.1"
+    return _host_of_store(pg, store_of(pg)) is None
 
 
 def _all_on_one_host(pg: Any) -> bool:
