@@ -1,7 +1,7 @@
 /**
  * @file core.h  What the files of the extension share.
  *
- * The extension is written against CPython's stable ABI (3.10 and later) and the public headers of the library. Read build.c and restore.c for how Python
+ * The extension is written against CPython's stable ABI (3.10 and later) and the public headers of the library. Read builder.c and restore.c for how Python
  * values become a state and come back, transport.c for sending and receiving.
  */
 #ifndef WPY_CORE_H
@@ -165,7 +165,7 @@ PyObject *wpy_build(PyObject *module, PyObject *arguments);
 /** restore(state, codec, target=None) */
 PyObject *wpy_restore_call(PyObject *module, PyObject *arguments);
 
-/* ---- walking (build.c, node.c, torch_tensor.c) ---- */
+/* ---- walking (builder.c, node.c, torch_tensor.c) ---- */
 
 typedef struct wpy_builder {
     wpy_state *state;

@@ -368,18 +368,17 @@ typedef struct hostile_world {
     wh_string request;
 } hostile_world;
 
-static hostile_world open_hostile(void **state) {
-    hostile_world h = {.world = world_of(state), .data = lane_data_create(&small, SEED, false)};
+static void open_hostile(void **state, hostile_world *h) {
+    *h = (hostile_world){.world = world_of(state), .data = lane_data_create(&small, SEED, false)};
     bool assist = false;
-    h.trial = lane_trial_of(ops, h.data);
-    h.trial.no_progress_ms = 50;
-    lane_side_begin(&h.trial.source, &h.trial, h.world.source, true);
-    lane_side_begin(&h.trial.receiver, &h.trial, h.world.receiver, false);
-    must(ops->offer(&h.trial.source.site, &h.offer, &error));
-    must(ops->probe(&h.trial.receiver.site, h.offer.bytes, h.offer.size, &h.request, &assist, &h.trial.receiver.end,
-                    &error));
-    assert_true(h.offer.size <= WH_LANE_OFFER_MAX && h.request.size <= WH_LANE_OFFER_MAX);
-    return h;
+    h->trial = lane_trial_of(ops, h->data);
+    h->trial.no_progress_ms = 50;
+    lane_side_begin(&h->trial.source, &h->trial, h->world.source, true);
+    lane_side_begin(&h->trial.receiver, &h->trial, h->world.receiver, false);
+    must(ops->offer(&h->trial.source.site, &h->offer, &error));
+    must(ops->probe(&h->trial.receiver.site, h->offer.bytes, h->offer.size, &h->request, &assist,
+                    &h->trial.receiver.end, &error));
+    assert_true(h->offer.size <= WH_LANE_OFFER_MAX && h->request.size <= WH_LANE_OFFER_MAX);
 }
 
 static void close_hostile(hostile_world *h) {
@@ -452,20 +451,23 @@ static void torment(hostile_world *h, const wh_string *good,
 }
 
 static void test_hostile_offers(void **state) {
-    hostile_world h = open_hostile(state);
+    hostile_world h;
+    open_hostile(state, &h);
     torment(&h, &h.offer, try_offer);
     close_hostile(&h);
 }
 
 static void test_hostile_requests(void **state) {
-    hostile_world h = open_hostile(state);
+    hostile_world h;
+    open_hostile(state, &h);
     torment(&h, &h.request, try_request);
     close_hostile(&h);
 }
 
 /** An end that is opened and closed, and never used; and the end that is not there. */
 static void test_close_at_once(void **state) {
-    hostile_world h = open_hostile(state);
+    hostile_world h;
+    open_hostile(state, &h);
     lane_side_accept(&h.trial.source, ops, h.request.bytes, h.request.size);
     must_be_good(&h.trial.source, "source");
     close_hostile(&h);

@@ -5,6 +5,7 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/utsname.h>
@@ -18,10 +19,10 @@ enum { HUGE_PAGE = 2 << 20, ROOM = 4 * HUGE_PAGE };
 
 static bool kernel_says(void) {
     struct utsname name;
-    int major = 0;
-    int minor = 0;
+    char *rest;
     uname(&name);
-    sscanf(name.release, "%d.%d", &major, &minor);
+    long major = strtol(name.release, &rest, 10);
+    long minor = *rest == '.' ? strtol(rest + 1, NULL, 10) : 0;
     return major > 6 || (major == 6 && minor >= 7);
 }
 
@@ -41,6 +42,27 @@ static void test_kinds(void **state) {
     munmap(data, ROOM);
 }
 
+/** What the kernel says elsewhere of the mapping that an address is in. */
+static bool has_huge_pages(const char *at) {
+    char line[256];
+    bool here = false;
+    bool huge = false;
+    FILE *map = fopen("/proc/self/smaps", "re");
+    while (map && fgets(line, sizeof(line), map)) {
+        char *rest;
+        uintptr_t begin = strtoul(line, &rest, 16);
+        if (rest != line && *rest == '-') {
+            here = begin <= (uintptr_t)at && (uintptr_t)at < strtoul(rest + 1, NULL, 16);
+        } else if (here && strncmp(line, "AnonHugePages:", 14) == 0) {
+            huge = strtoul(line + 14, NULL, 10) >= ROOM / 2 / 1024;
+        }
+    }
+    if (map) {
+        fclose(map);
+    }
+    return huge;
+}
+
 /** The system may have none to give: then they are small. */
 static void test_huge(void **state) {
     (void)state;
@@ -48,23 +70,7 @@ static void test_huge(void **state) {
     assert_true(data != MAP_FAILED);
     madvise(data, ROOM, MADV_HUGEPAGE);
     memset(data, 1, ROOM);
-    char line[256];
-    bool huge = false;
-    FILE *map = fopen("/proc/self/smaps", "re");
-    bool here = false;
-    while (map && fgets(line, sizeof(line), map)) {
-        unsigned long begin;
-        unsigned long end;
-        unsigned long kib;
-        if (sscanf(line, "%lx-%lx ", &begin, &end) == 2) {
-            here = begin <= (uintptr_t)data + ROOM / 2 && (uintptr_t)data + ROOM / 2 < end;
-        } else if (here && sscanf(line, "AnonHugePages: %lu kB", &kib) == 1) {
-            huge = kib >= ROOM / 2 / 1024;
-        }
-    }
-    if (map) {
-        fclose(map);
-    }
+    bool huge = has_huge_pages(data + ROOM / 2);
     int look = wh_pages_open();
     wh_pages found = wh_pages_of(look, data, ROOM);
     if (kernel_says() && huge) {
