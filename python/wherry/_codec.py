@@ -14,6 +14,7 @@ from typing import Any, NoReturn, TypeVar
 
 from wherry import _arrays, _buffers, _names, _types
 from wherry._buffers import CannotTravel
+from wherry._keys import Keys
 from wherry._nodes import DTensor, Memory, Object, Sharded
 from wherry._types import Decoder, Encoder, check_arguments, expect, no_arguments
 from wherry.errors import Error, Malformed, Unsupported
@@ -43,6 +44,8 @@ class Codec:
     def _start(self) -> None:
         self._encoders: dict[type, Encoder] = dict.fromkeys((Object, Memory, DTensor, Sharded), _as_it_is)
         self._encoders.update(_types.ENCODERS)
+        self._keys = Keys(self.encode, self._has_no_text, self._target)
+        self._encoders.update(self._keys.encoders())
         self._makers = self._decoder_makers()
         self._known: dict[str, Decoder] = {}
 
@@ -52,6 +55,10 @@ class Codec:
         made._target = True
         made._start()
         return made
+
+    def _has_no_text(self, cls: type) -> bool:
+        """Whether values of a type that encode is not to be asked about tell no key from another."""
+        return cls in self.tensor_types
 
     # From a value to a node.
 
@@ -134,6 +141,7 @@ class Codec:
     def _decoder_makers(self) -> dict[str, Callable[[dict[str, Any]], Decoder]]:
         return {
             **_types.DECODERS,
+            "python.items": no_arguments(self._keys.decode_items),
             **_arrays.SCALAR_DECODERS,
             **_WITHOUT_TORCH,
             "numpy.ndarray": _arrays.array_decoder(self.to_array),

@@ -192,7 +192,7 @@ def recv(
 
     ``into`` has tensors at the same paths, with the same dtype and shape: the result then holds those very tensors.
     A mismatch raises Mismatch before anything is touched, and the source is told. What ``into`` lacks arrives anew.
-    ``partial``: receive what both sides have. The other options are those of :func:`send`.
+    ``partial``: leave alone what the source lacks, instead of raising Mismatch. The other options are those of :func:`send`.
 
     In a process that has imported torch, tensors arrive as torch tensors, else as NumPy arrays.
     """

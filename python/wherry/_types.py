@@ -1,4 +1,4 @@
-"""Types of Python's own: how each is described, and how it is made again.
+"""Types of Python's own: how each is described, and how it is made again; sets, and dicts with unusual keys, are in _keys.
 
 An encoder is a function from a value to a node; the one for a type is made once, with all that can be found out about the
 type beforehand. A decoder is made of the arguments of a type name and gives a function from the payload to the value, so that
@@ -103,9 +103,7 @@ _DICT_BASES: tuple[type, ...] = (OrderedDict, defaultdict, dict)
 
 
 def dict_encoder(cls: type, refuse: Refuse) -> Encoder | None:
-    """For a subclass of dict, and for dict itself where keys are not scalars."""
-    if cls is dict:
-        return lambda value: Object("python.items", list(value.items()))
+    """For a subclass of dict."""
     base: Any = next(one for one in _DICT_BASES if issubclass(cls, one))
     class_name = None if cls is base else _names.travelling_name(cls)
     name = "python." + base.__name__
@@ -163,16 +161,6 @@ def _dict_decoder(base: Any) -> Callable[[dict[str, Any]], Decoder]:
         return decode
 
     return make
-
-
-def _items(payload: Any) -> Any:
-    made = {}
-    for pair in expect(payload, list):
-        key, item = expect(pair, tuple)
-        made[key] = item
-    if len(made) != len(payload):
-        raise Malformed("a key occurs twice; the sender is broken or hostile")
-    return made
 
 
 # Classes with fields.
@@ -314,24 +302,6 @@ def _flag_decoder(arguments: dict[str, Any]) -> Decoder:
 # The rest.
 
 
-_ORDERED = frozenset(((int,), (str,), (bytes,)))
-
-
-def _set_items(value: Any) -> list[Any]:
-    # The order of a set depends on its history and on the process, and that of its items must not: they have paths.
-    if tuple({type(item) for item in value}) in _ORDERED:
-        return sorted(value)
-    return sorted(value, key=_place_in_set)
-
-
-def _place_in_set(item: object) -> tuple[str, Any]:
-    cls = type(item)
-    if cls is tuple or cls is frozenset:
-        places = [_place_in_set(one) for one in item]  # type: ignore[attr-defined]
-        return cls.__name__, places if cls is tuple else sorted(places)
-    return cls.__name__, repr(item)
-
-
 def _set_decoder(cls: Callable[[list[Any]], Any]) -> Decoder:
     def decode(payload: Any) -> Any:
         made = cls(expect(payload, list))
@@ -362,8 +332,6 @@ def _deque_decoder(arguments: dict[str, Any]) -> Decoder:
 
 #: Exact types.
 ENCODERS: dict[type, Encoder] = {
-    set: lambda value: Object("python.set", _set_items(value)),
-    frozenset: lambda value: Object("python.frozenset", _set_items(value)),
     deque: lambda value: Object(_names.write("python.deque", maxlen=value.maxlen), list(value)),
     range: lambda value: Object("python.range", (value.start, value.stop, value.step)),
     slice: lambda value: Object("python.slice", (value.start, value.stop, value.step)),
@@ -373,7 +341,6 @@ ENCODERS: dict[type, Encoder] = {
 
 #: From a name to what makes the decoder of its arguments.
 DECODERS: dict[str, Callable[[dict[str, Any]], Decoder]] = {
-    "python.items": no_arguments(_items),
     "python.dict": _dict_decoder(dict),
     "python.OrderedDict": _dict_decoder(OrderedDict),
     "python.defaultdict": _dict_decoder(defaultdict),

@@ -8,6 +8,7 @@ from same_state import assert_same
 
 from wherry import _core
 from wherry._codec import Codec
+from wherry.errors import Mismatch
 
 BLOCK = 100
 
@@ -22,6 +23,8 @@ def run(codec, torch, first, extra=()):
             again = _core.restore(built, codec)
             assert_same(state, _core.restore(_core.build(again, codec), codec))
             in_place(state, built, again, codec)
+            other_keys(built, again, codec)
+            by_key(state, built, again, codec)
         except Exception as error:
             raise AssertionError(f"seed {seed}: {error}") from error
 
@@ -36,6 +39,52 @@ def in_place(state, built, target, codec):
     assert_same(state, received)
     used = {row for row in _core.build(received, codec).storages() if row[1]}
     assert used == {row for row in into.storages() if row[1]}
+
+
+def by_key(state, built, target, codec):
+    """Into a state whose dicts have another order: each value goes to its own key."""
+    turned = rebuilt(target, lambda value: dict(list(value.items())[::-1]))
+    received = in_place(state, built, turned, codec)
+    compare_places(received, turned)
+
+
+def other_keys(built, target, codec):
+    """Into a state in which one unusual key is another: nothing goes there."""
+    changed = []
+
+    def change(value):
+        odd = [key for key in value if not isinstance(key, (int, str, bytes, type(None)))]
+        if not odd or changed:
+            return value
+        changed.append(odd[0])
+        return {("other", key) if key is odd[0] else key: item for key, item in value.items()}
+
+    into = rebuilt(target, change)
+    if changed:
+        with pytest.raises(Mismatch):
+            _core.restore(built, codec, _core.build(into, codec.for_target()))
+
+
+def rebuilt(value, change):
+    """The same tree with other dicts; what is in other containers stays."""
+    if type(value) is dict:
+        return change({key: rebuilt(item, change) for key, item in value.items()})
+    if type(value) in (list, tuple):
+        return type(value)(rebuilt(item, change) for item in value)
+    return value
+
+
+def compare_places(received, target):
+    if type(received) is dict:
+        assert received.keys() == target.keys()
+        for key in received:
+            compare_places(received[key], target[key])
+    elif type(received) in (list, tuple):
+        for one, other in zip(received, target):
+            compare_places(one, other)
+    elif type(received).__name__ in ("Tensor", "Parameter", "ndarray"):
+        # Of a sparse tensor only the memory is the target's.
+        assert received is target or str(getattr(received, "layout", "")) not in ("", "torch.strided")
 
 
 @pytest.mark.parametrize("first", range(0, 500, BLOCK))

@@ -6,7 +6,6 @@ import re
 import shutil
 import subprocess
 import sys
-import tarfile
 import zipfile
 
 import pytest
@@ -113,8 +112,7 @@ def test_the_source_distribution_is_enough(tmp_path):
     """It has all that a wheel is made of, and the wheel has what was installed here."""
     (tmp_path / "tree").mkdir()
     source = built(own_repository(tmp_path / "tree"), "sdist", tmp_path)
-    with tarfile.open(source) as archive:
-        archive.extractall(tmp_path, filter="data")
+    shutil.unpack_archive(source, tmp_path)
     (unpacked,) = tmp_path.glob("wherry-*/")
     wheel = built(unpacked, "wheel", tmp_path)
     assert re.fullmatch(r"wherry-[0-9.]+-cp3\d+-abi3-linux_\w+\.whl", wheel.name)

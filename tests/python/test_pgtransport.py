@@ -1,5 +1,6 @@
 """wherry.torch.PGTransport between real processes: what arrives, in place and anew."""
 
+import itertools
 import threading
 import time
 from collections import OrderedDict, namedtuple
@@ -11,7 +12,8 @@ import torch
 import torch.distributed as dist
 import wherry
 from torch.distributed._shard import sharded_tensor
-from torch.distributed._shard.sharding_spec import ChunkShardingSpec
+from torch.distributed._shard.sharded_tensor import ShardMetadata
+from torch.distributed._shard.sharding_spec import ChunkShardingSpec, EnumerableShardingSpec
 from torch.distributed.tensor import DeviceMesh, Replicate, Shard, distribute_tensor
 from torch_states import a_model, assert_same, clone, finish, plain_state, same_bits, start, train
 from wherry.torch import PGTransport
@@ -112,18 +114,31 @@ def replicas_in_place(transport, rank):
     assert bad._local_tensor is local and same_bits(local, good._local_tensor)
 
 
-def a_sharded_tensor(fill):
-    spec = ChunkShardingSpec(dim=0, placements=[f"rank:{one}/cpu" for one in range(8)])
-    made = sharded_tensor.zeros(spec, 24, 4)
+def filled(made, fill):
     for shard in made.local_shards():
         torch.manual_seed(100 * fill + shard.metadata.shard_offsets[0])
         shard.tensor.copy_(torch.randn(shard.tensor.shape))
     return made
 
 
+def chunks(fill):
+    """One shard a rank."""
+    spec = ChunkShardingSpec(dim=0, placements=[f"rank:{one}/cpu" for one in range(8)])
+    return filled(sharded_tensor.zeros(spec, 24, 4), fill)
+
+
+def pieces(fill):
+    """Three shards a rank, of two sizes, those of a rank not side by side."""
+    boxes, row = [], 0
+    for size, rank in itertools.product((1, 1, 2), range(8)):
+        boxes.append(ShardMetadata([row, 0], [size, 4], f"rank:{rank}/cpu"))
+        row += size
+    return filled(sharded_tensor.zeros(EnumerableShardingSpec(boxes), row, 4), fill)
+
+
 def sharded_tensors(transport, rank):
-    """Each rank hands its shards to its neighbour, which gets them under its own place; and back in place."""
-    state = {"st": a_sharded_tensor(1), "step": 1}
+    """Each rank hands its shards to its neighbour, which gets them under its own place, and sends them back, changed, in place."""
+    state = {"st": chunks(1), "step": 1}
     if rank % 2 == 0:
         transport.send_checkpoint([rank + 1], state)
     else:
@@ -133,6 +148,23 @@ def sharded_tensors(transport, rank):
         assert shard.metadata.placement.rank() == rank
         torch.manual_seed(100 + 3 * (rank - 1))
         assert same_bits(shard.tensor, torch.randn(3, 4))
+    for make, count in (chunks, 1), (pieces, 3):
+        mine = make(2)
+        if rank % 2 == 0:
+            transport.send_checkpoint([rank + 1], {"st": mine})
+            shards = mine.local_shards()
+            expected = [shard.tensor + 1 for shard in shards]
+            memory = [shard.tensor.data_ptr() for shard in shards]
+            with PGTransport(dist.group.WORLD, LIMIT, "cpu", lambda: {"st": mine}) as healing:
+                received = healing.recv_checkpoint(rank + 1)["st"]
+            assert received is mine and len(shards) == count
+            assert [shard.tensor.data_ptr() for shard in mine.local_shards()] == memory
+            assert all(same_bits(shard.tensor, one) for shard, one in zip(mine.local_shards(), expected))
+        else:
+            theirs = transport.recv_checkpoint(rank - 1)["st"]
+            for shard in theirs.local_shards():
+                shard.tensor += 1
+            transport.send_checkpoint([rank - 1], {"st": theirs})
 
 
 def ring(transport, rank):

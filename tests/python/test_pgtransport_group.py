@@ -11,7 +11,9 @@ import torch
 import torch.distributed as dist
 import wherry
 from torch_states import assert_same, plain_state
+from wherry import _core
 from wherry.torch import PGTransport
+from wherry.torch._table import carries_blocks
 
 
 def start():
@@ -161,6 +163,41 @@ def interrupt_body():
 def test_interrupted_while_waiting():
     with launch.job(2) as job:
         job.run(interrupt_body)
+
+
+def no_beginning_body():
+    """The library refuses the group: the threads that had begun to read are ended, and the group is said to be broken."""
+    rank, _ = start()
+    if rank == 1:
+
+        def refuse(*_):
+            raise wherry.NoMemory("none is left")
+
+        transport = transport_over_group()
+        kept, _core.Group = _core.Group, type("Group", (), {"from_table": staticmethod(refuse)})
+        with pytest.raises(wherry.NoMemory):
+            transport.recv_checkpoint(0)
+        _core.Group = kept
+        assert threads() == []
+        with pytest.raises(wherry.Closed, match="could not begin"):
+            transport.recv_checkpoint(0)
+        launch.say("over")
+    launch.wait_for("over")
+    dist.destroy_process_group()
+
+
+def test_a_session_that_cannot_begin():
+    with launch.job(2) as job:
+        job.run(no_beginning_body)
+
+
+def test_blocks_only_where_memory_that_is_given_up_is_left_alone():
+    class Backend:
+        def __init__(self, name):
+            self.name = lambda: name
+
+    assert [name for name in ("gloo", "GLOO", "mpi", "nccl", "xccl") if carries_blocks(Backend(name))] == ["gloo", "GLOO"]
+    assert not carries_blocks(object())
 
 
 def dying_body(dies):

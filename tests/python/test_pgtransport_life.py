@@ -11,7 +11,8 @@ import torch
 import torch.distributed as dist
 import wherry
 from torch_states import Hidden, exchange, finish, plain_state, start
-from wherry.torch import PGTransport
+from wherry._options import Deadline
+from wherry.torch import PGTransport, _way_harbour
 
 
 def transports_body():
@@ -217,3 +218,61 @@ def several_threads_body(hidden):
 def test_several_threads_receive_from_one_source(hidden):
     with launch.job(2) as job:
         job.run(several_threads_body, hidden)
+
+
+def test_a_transport_that_is_collected_while_another_opens_the_harbour(monkeypatch):
+    """Its finalizer runs in the thread that is inside the way which both use."""
+    pg = dist.ProcessGroup(dist.HashStore(), 0, 2)
+
+    class Trainer:
+        def __init__(self):
+            self.transport = PGTransport(pg, 5, "cpu", self.state)  # a circle: only the collector ends it
+
+        def state(self):
+            return {}
+
+    def opened(*arguments):
+        gc.collect()
+        return harbour(*arguments)
+
+    harbour = _way_harbour.Harbour
+    monkeypatch.setattr(_way_harbour, "Harbour", opened)
+    with PGTransport(pg, 5, "cpu") as transport:
+        trainer = Trainer()
+        way = trainer.transport._find_way()
+        assert transport._find_way() is way
+        del trainer
+        failures = []
+
+        def serve():
+            try:
+                with way.serving([1], Deadline(5)):
+                    pass
+                with way._lock:  # in there too, as an allocation may have it
+                    gc.collect()
+            except BaseException as error:
+                failures.append(error)
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        thread.join(10)
+        assert not thread.is_alive() and not failures
+        assert way._users == 1 and way.usable
+
+
+def test_a_finalizer_inside_the_lock_of_its_way():
+    pg = dist.ProcessGroup(dist.HashStore(), 0, 2)
+    with PGTransport(pg, 5, "cpu") as kept:
+        way = kept._find_way()
+        other = PGTransport(pg, 5, "cpu")
+        assert other._find_way() is way
+
+        def drop():
+            nonlocal other
+            with way._lock:
+                other = None
+
+        thread = threading.Thread(target=drop, daemon=True)
+        thread.start()
+        thread.join(5)
+        assert not thread.is_alive() and way._users == 1

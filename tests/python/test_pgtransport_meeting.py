@@ -228,12 +228,46 @@ def test_which_hosts_are_loopback(host, expected):
     assert _harbour.is_loopback(host) == expected
 
 
+class Elsewhere:
+    """A group that no launcher knows."""
+
+
+@pytest.mark.parametrize("master, local, ways, expected, on_one, warned", [
+    ("127.0.0.1", None, {}, "127.0.0.1", True, False),
+    ("node7", None, {"node7": "10.0.0.7"}, "10.0.0.7", False, False),
+    ("node7", None, {"node7": "127.0.1.1", "192.0.2.1": "10.0.0.8"}, "10.0.0.8", False, False),
+    ("node7", None, {"node7": "127.0.1.1", "2001:db8::1": "fd00::8"}, "fd00::8", False, False),
+    ("node7", None, {"node7": "127.0.1.1"}, "127.0.0.1", False, True),
+    ("", None, {"192.0.2.1": "10.0.0.8"}, "127.0.0.1", True, False),
+    ("", "1", {"192.0.2.1": "10.0.0.8"}, "10.0.0.8", False, False),
+])
+def test_the_address_for_the_other_ranks(monkeypatch, caplog, master, local, ways, expected, on_one, warned):
+    monkeypatch.setattr(_harbour, "address_towards", ways.get)
+    for name, value in {"MASTER_ADDR": master, "LOCAL_WORLD_SIZE": local, "WORLD_SIZE": local and "2", "WHERRY_INTERFACE": None}.items():
+        monkeypatch.delenv(name, raising=False) if value is None else monkeypatch.setenv(name, value)
+    assert _pg.host_for(Elsewhere(), None) == expected and _pg.on_one_host(Elsewhere()) == on_one
+    assert ("MASTER_ADDR" in caplog.text and "WHERRY_INTERFACE" in caplog.text) == warned and len(caplog.messages) == warned
+
+
+def test_an_interface_that_is_named_goes_before_the_way(monkeypatch):
+    monkeypatch.setattr(_harbour, "address_towards", {"node7": "10.0.0.7"}.get)
+    monkeypatch.setattr(_harbour, "_interface_address", {"ib0": "10.9.0.1"}.get)
+    for interface, expected in (("ib0", "10.9.0.1"), ("ib9", "10.0.0.7")):
+        monkeypatch.setenv("WHERRY_INTERFACE", interface)
+        assert _harbour.address_for_others("node7", "") == expected
+
+
+def test_the_address_of_an_interface():
+    assert _harbour._interface_address("lo") == "127.0.0.1" and _harbour._interface_address("no such one") is None
+
+
 # ---- cards ----
 
 
 def test_cards():
     card = Card("tcp://[fe80::1%eth0]:4123", 4096, 0, bytes(range(32)))
     assert Card.read(card.text()) == card
+    assert Card.read(card._replace(secret=None).text()) == card._replace(secret=None)
     good = card.text()
     for bad in ("", good + " ", good[:-1], good.replace("-1 ", "-2 "), good.replace("4096 0", "4 4"), good.replace("tcp", "udp"),
                 good.replace(" 4096", " 99999999"), "x" * 5000, good.replace(":4123", ":4123?rank=1"), good.upper(), good + "\n"):

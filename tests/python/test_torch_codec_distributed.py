@@ -168,6 +168,10 @@ def test_searches_are_limited(world, monkeypatch):
     monkeypatch.setattr(_mesh.gc, "get_objects", lambda: looks.append(1) or [])
     kept = [_mesh.mesh_of(_nodes.Mesh("cpu", (2,), (0, number), None), None) for number in range(1, 20)]
     assert len(looks) == 3 and len(kept) == 19
+    later = _mesh.time.monotonic() + _mesh._LOOKS_SECONDS + 1
+    monkeypatch.setattr(_mesh.time, "monotonic", lambda: later)  # no lasting refusal
+    kept.append(_mesh.mesh_of(_nodes.Mesh("cpu", (2,), (0, 99), None), None))
+    assert len(looks) == 4
     _mesh.forget()
 
 

@@ -37,6 +37,25 @@ _pytree.register_pytree_node(
 )
 
 
+class Bag:
+    """Registered too: its context says which child is which."""
+
+    def __init__(self, **items):
+        self.items = items
+
+
+class Sack(Bag):
+    """The same under another name."""
+
+
+for _one in (Bag, Sack):
+    _pytree.register_pytree_node(
+        _one,
+        lambda bag: (list(bag.items.values()), list(bag.items)),
+        lambda children, names, one=_one: one(**dict(zip(names, children))),
+    )
+
+
 class Opaque(torch.Tensor):
     """A wrapper that cannot be taken apart."""
 

@@ -44,12 +44,15 @@ class TorchCodec(Codec):
         super()._start()
         self._encoders.update(_small.ENCODERS)
 
+    def _has_no_text(self, cls: type) -> bool:
+        return super()._has_no_text(cls) or _small.is_registered(cls)
+
     def _find_encoder(self, cls: type, value: Any) -> Encoder | None:
         if issubclass(cls, torch.Tensor):
             return self._distributed_encoder(cls) or _tensors.tensor_encoder(cls, self.refuse)
         if issubclass(cls, nn.Module):
             return None  # though it may be a dataclass as well
-        return _small.node_encoder(cls, self.refuse) or super()._find_encoder(cls, value)
+        return _small.node_encoder(cls, self.refuse, self._keys) or super()._find_encoder(cls, value)
 
     def _distributed_encoder(self, cls: type) -> Encoder | None:
         # Where there is such a value, its module is there: nothing is imported for programs without any.
@@ -75,7 +78,8 @@ class TorchCodec(Codec):
         return super()._reason(value)
 
     def _decoder_makers(self) -> dict[str, Callable[[dict[str, Any]], Decoder]]:
-        return {**super()._decoder_makers(), **_small.DECODERS, **_tensors.DECODERS}
+        pytree = _small.node_decoder(self._keys)
+        return {**super()._decoder_makers(), **_small.DECODERS, **_tensors.DECODERS, "torch.pytree": pytree}
 
     def to_array(self, made: Any) -> Any:
         """A NumPy array over the memory of a tensor."""

@@ -17,12 +17,19 @@ from wherry._harbour import CARD_MAX
 from wherry._options import Deadline
 from wherry.errors import Malformed, PeerLost, Timeout
 from wherry.torch._pg import condition_of
+from wherry.torch._table import Operation
 
 FRAME_BYTES = 4096
 _MAGIC = b"WHERRYCARD1\n"
 
 #: For backends that heed tags: one that programs are unlikely to use.
 _TAG = 0x57_4852
+
+#: How long a thread may take to come back from a wait that was ended.
+_WAKING = 1.0
+
+#: How long the end of a send may take whose frame the other side has already.
+_GRACE = 1.0
 
 
 def pack(card: str) -> bytes:
@@ -51,6 +58,7 @@ class Frames:
         self._pg = pg
         self._device = device
         self._condition = condition_of(pg)
+        self._lock = threading.Lock()  # no finalizer takes it
         self._kept: list[tuple[Any, torch.Tensor]] = []
 
     def send(self, ranks: Sequence[int], card: str) -> dict[int, Any]:
@@ -58,13 +66,17 @@ class Frames:
         self._condition.check()
         frame = torch.frombuffer(bytearray(pack(card)), dtype=torch.uint8).to(self._device)
         begun = {rank: self._begin("send", frame, rank) for rank in ranks}
-        self._kept.extend((work, frame) for work in begun.values())
+        with self._lock:
+            self._kept += [(work, frame) for work in begun.values()]
         return begun
 
     def settle(self, work: Any, rank: int, deadline: Deadline) -> None:
-        """Ends the sending of a card that has arrived."""
-        self._finish(work, rank, "taking its card", deadline)
-        self._kept = [(one, frame) for one, frame in self._kept if one is not work]
+        """Ends the sending of a card that has arrived, also where no time is left."""
+        with self._lock:
+            frame = next(frame for one, frame in self._kept if one is work)
+        self._finish(work, frame, rank, "taking its card", Deadline(max(deadline.left, _GRACE)))
+        with self._lock:
+            self._kept = [(one, frame) for one, frame in self._kept if one is not work]
 
     def end(self) -> None:
         """The harbour is closed: a rank that takes one of its cards after all would look for it in vain."""
@@ -75,7 +87,7 @@ class Frames:
         """Waits for the card of a source."""
         self._condition.check()
         frame = torch.zeros(FRAME_BYTES, dtype=torch.uint8, device=self._device)
-        self._finish(self._begin("recv", frame, source), source, "sending its card", deadline)
+        self._finish(self._begin("recv", frame, source), frame, source, "sending its card", deadline)
         return unpack(bytes(frame.cpu().tolist()), source)
 
     def _begin(self, what: str, frame: torch.Tensor, rank: int) -> Any:
@@ -85,32 +97,29 @@ class Frames:
             self._condition.broken = str(error)
             raise PeerLost(f"rank {rank} cannot be reached through the process group: {error}", rank=rank) from error
 
-    def _finish(self, work: Any, rank: int, what: str, deadline: Deadline) -> None:
-        """Waits in another thread: a wait in torch cannot be interrupted. That thread ends with the deadline too."""
-        trouble: list[Exception] = []
-        limit = timedelta(seconds=max(0.001, min(deadline.left, 1e8)))
-
-        def wait() -> None:
-            try:
-                work.wait(limit)
-            except Exception as error:
-                trouble.append(error)
-
-        waiter = threading.Thread(target=wait, name="wherry-card", daemon=True)
-        waiter.start()
+    def _finish(self, work: Any, frame: torch.Tensor, rank: int, what: str, deadline: Deadline) -> None:
+        """Waits in another thread: a wait in torch cannot be interrupted. Whoever gives up ends that thread too."""
+        operation = Operation(work, frame, rank, timedelta(seconds=max(0.001, min(deadline.left, 1e8))))
+        waiter = threading.Thread(target=operation.wait, name="wherry-card", daemon=True)
         try:
-            while waiter.is_alive() and not deadline.passed:
-                waiter.join(min(0.05, deadline.left))
+            waiter.start()
+            while not operation.done(min(0.05, deadline.left)) and not deadline.passed:
+                pass
         except BaseException:
             self._condition.broken = f"a wait for rank {rank} was interrupted"
             raise
-        if waiter.is_alive() or (trouble and deadline.passed):
+        finally:
+            if not operation.done(0):
+                operation.end()
+            if waiter.is_alive():
+                waiter.join(_WAKING)
+        if operation.trouble and deadline.passed:
             self._condition.broken = f"rank {rank} was not done with {what} in time"
             raise Timeout(
                 f"timed out after {deadline.seconds:g} s: rank {rank} was not done with {what} through the process group, "
                 "which must be made again now",
                 rank=rank,
             )
-        if trouble:
-            self._condition.broken = str(trouble[0])
-            raise PeerLost(f"rank {rank} was lost while {what} through the process group: {trouble[0]}", rank=rank)
+        if operation.trouble:
+            self._condition.broken = str(operation.trouble)
+            raise PeerLost(f"rank {rank} was lost while {what} through the process group: {operation.trouble}", rank=rank)

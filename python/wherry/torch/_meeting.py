@@ -42,14 +42,21 @@ class AddressWay(Way):
         self._link: Link | None = None
 
     def _join(self, deadline: Deadline) -> Link:
-        with self._lock:
+        with held(self._opening, self.rank, deadline):
             self.check()
+            if self._link is not None:
+                return self._link
+            joint = "&" if "?" in self._address else "?"
+            address = f"{self._address}{joint}rank={self._ranks[self.rank]}&size={self._world}"
+            options = {"timeout_ms": deadline.slice_ms(), "wait_for": 1}
+            made = Link(_core.Group.join(address, options), farewell=True)
+            with self._lock:
+                if self.usable:
+                    self._link = made
             if self._link is None:
-                joint = "&" if "?" in self._address else "?"
-                address = f"{self._address}{joint}rank={self._ranks[self.rank]}&size={self._world}"
-                options = {"timeout_ms": deadline.slice_ms(), "wait_for": 1}
-                self._link = Link(_core.Group.join(address, options), farewell=True)
-            return self._link
+                made.close()
+            self.check()
+            return made
 
     @contextlib.contextmanager
     def serving(self, ranks: Sequence[int], deadline: Deadline) -> Iterator[Berth]:
@@ -70,8 +77,10 @@ class AddressWay(Way):
         return True
 
     def end(self) -> None:
-        if self._link is not None:
-            self._link.close()
+        with self._lock:
+            link = self._link
+        if link is not None:
+            link.close()
 
 
 class GroupWay(Way):
@@ -95,7 +104,11 @@ class GroupWay(Way):
 
         with held(self._turn, peers[0], deadline):
             self._condition.check()
-            session = PgSession(self.pg, peers, timedelta(seconds=min(deadline.left, 1e8)), self._device)
+            try:
+                session = PgSession(self.pg, peers, timedelta(seconds=min(deadline.left, 1e8)), self._device)
+            except BaseException:
+                self._condition.broken = "a transfer over it could not begin"  # what had begun was ended with the connections
+                raise
             berth = Berth(Link(session.group), peers)
             failed = True
             try:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gc
 import threading
+import time
 import weakref
+from collections import deque
 
 import torch
 import torch.distributed as dist
@@ -14,9 +16,10 @@ from torch.distributed.device_mesh import DeviceMesh
 from wherry._nodes import Mesh
 from wherry.errors import Malformed
 
-#: How often all objects of the process are looked through in vain. Each look takes some 0.1 s, and a sender decides how many
-#: meshes there are to look for.
+#: How often all objects of the process are looked through in vain within some seconds. Each look takes some 0.1 s, and a sender
+#: decides how many meshes there are to look for.
 _LOOKS_MAX = 64
+_LOOKS_SECONDS = 60.0
 
 #: The name of the only dimension of a mesh that has none, being a single rank: the library wants one at least.
 POINT = ("(a single rank)",)
@@ -24,7 +27,7 @@ POINT = ("(a single rank)",)
 _lock = threading.Lock()
 _nodes: weakref.WeakKeyDictionary[DeviceMesh, Mesh] = weakref.WeakKeyDictionary()
 _meshes: weakref.WeakValueDictionary[Mesh, DeviceMesh] = weakref.WeakValueDictionary()
-_looks = 0
+_looks: deque[float] = deque(maxlen=_LOOKS_MAX)  # when the last ones in vain were
 
 
 def node_of(mesh: DeviceMesh) -> Mesh:
@@ -80,8 +83,7 @@ def _fits(mesh: DeviceMesh, rank: int | None) -> bool:
 
 def _look_for(node: Mesh, rank: int | None) -> DeviceMesh | None:
     # torch keeps no list of its meshes. One that the program has made can communicate; one that is made here cannot.
-    global _looks
-    if _looks >= _LOOKS_MAX:
+    if len(_looks) >= _LOOKS_MAX and time.monotonic() - _looks[0] < _LOOKS_SECONDS:
         return None
     found = []
     for item in gc.get_objects():
@@ -93,8 +95,7 @@ def _look_for(node: Mesh, rank: int | None) -> DeviceMesh | None:
                 continue  # a part of a mesh that this process is not in, or one that is being made
     if found:
         return max(found, key=_worth)
-    with _lock:
-        _looks += 1
+    _looks.append(time.monotonic())
     return None
 
 
@@ -115,8 +116,7 @@ def _make(node: Mesh, rank: int | None) -> DeviceMesh:
 
 def forget() -> None:
     """Forgets all meshes: for tests."""
-    global _looks
     with _lock:
         _nodes.clear()
         _meshes.clear()
-        _looks = 0
+        _looks.clear()

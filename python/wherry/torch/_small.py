@@ -10,9 +10,10 @@ import torch
 from torch.utils import _pytree
 
 from wherry import _names
+from wherry._keys import Keys
 from wherry._nodes import Object
 from wherry._types import Decoder, Encoder, Refuse, check_arguments, expect, hidden_class, no_arguments
-from wherry.errors import Malformed, Unsupported
+from wherry.errors import Unsupported
 
 # Values that have a name: torch.float32, torch.strided, torch.channels_last.
 
@@ -72,7 +73,12 @@ def _registered(cls: type) -> Any:
     return _pytree.SUPPORTED_NODES.get(cls)
 
 
-def node_encoder(cls: type, refuse: Refuse) -> Encoder | None:
+def is_registered(cls: type) -> bool:
+    """Whether values of a class travel as what its registration makes of them."""
+    return _registered(cls) is not None
+
+
+def node_encoder(cls: type, refuse: Refuse, keys: Keys) -> Encoder | None:
     """For a class that is registered."""
     node = _registered(cls)
     if node is None:
@@ -80,33 +86,35 @@ def node_encoder(cls: type, refuse: Refuse) -> Encoder | None:
     class_name = _names.travelling_name(cls)
     if class_name is None:
         return hidden_class(cls, refuse)
-    type_name = _names.write("torch.pytree", **{"class": class_name})
+    name = class_name
+    type_name = _names.write("torch.pytree", **{"class": name})
 
     def encode(value: Any) -> Any:
         children, context = node.flatten_fn(value)
         if isinstance(context, _pytree.ConstantNode):
             return refuse(value, "it is registered as a constant, without anything to send")
-        return Object(type_name, {"children": list(children), "context": context})
+        return Object(type_name, keys.pack(name, context, list(children)))
 
     return encode
 
 
-def _node_decoder(arguments: dict[str, Any]) -> Decoder:
-    check_arguments(arguments, "class")
-    cls = _names.find_class(arguments.get("class"), object, "registered class")
-    node = _registered(cls)
-    if node is None:
-        raise Unsupported(
-            f"the class {_names.name_of(cls)} is not registered in this process: call torch.utils._pytree.register_pytree_node "
-            "here as in the sender"
-        )
+def node_decoder(keys: Keys) -> Callable[[dict[str, Any]], Decoder]:
+    """The reverse."""
 
-    def decode(payload: Any) -> Any:
-        if expect(payload, dict).keys() != {"children", "context"}:
-            raise Malformed("a registered class is sent as children and context; the sender is broken or hostile")
-        return node.unflatten_fn(expect(payload["children"], list), payload["context"])
+    def make(arguments: dict[str, Any]) -> Decoder:
+        check_arguments(arguments, "class")
+        cls = _names.find_class(arguments.get("class"), object, "registered class")
+        node = _registered(cls)
+        if node is None:
+            raise Unsupported(
+                f"the class {_names.name_of(cls)} is not registered in this process: call "
+                "torch.utils._pytree.register_pytree_node here as in the sender"
+            )
 
-    return decode
+        def decode(payload: Any) -> Any:
+            children, context = keys.unpack(arguments["class"], payload)
+            return node.unflatten_fn(children, context)
 
+        return decode
 
-DECODERS["torch.pytree"] = _node_decoder
+    return make

@@ -2,8 +2,8 @@
 
 A session lasts for one call, with the ranks that take part in it. Messages go in frames of one size, and what does not fit
 there in a second tensor behind it, of the size that the frame says; through a thread a rank each way, since a wait inside
-torch cannot be looked at from outside. Bytes go straight from and into the memory of tensors, where the backend heeds tags
-(gloo and MPI; those of NCCL and XCCL are messages too).
+torch cannot be looked at from outside. Bytes go straight from and into the memory of tensors over gloo, which heeds tags and
+lets go of memory that is given up; over other backends they are messages too.
 
 Whoever ends a session in order says so with a last frame, and both sides read up to that one: so nothing is left in the
 group for the next call to find. Where that cannot be, after a timeout, a cancel or a death, the group is broken: gloo closes
@@ -12,6 +12,7 @@ all its connections on any timeout, and this is used to end whatever is still un
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import queue
 import re
@@ -42,11 +43,15 @@ _PARTING = 10.0
 _MARGIN = timedelta(seconds=30)
 _BLOCK_LIMIT = timedelta(seconds=30)
 
+#: How long the interpreter may take to be taken apart.
+_EXIT = 5.0
 
-def heeds_tags(pg: Any) -> bool:
-    """Whether messages with different tags are kept apart, so that frames and blocks may be under way at once."""
+
+def carries_blocks(pg: Any) -> bool:
+    """Whether messages with different tags are kept apart, so that frames and blocks may be under way at once, and a block that is
+    given up is ended, so that its memory is the caller's again: gloo alone does both. MPI goes on writing."""
     try:
-        return str(pg.name()).lower() in ("gloo", "mpi")
+        return str(pg.name()).lower() == "gloo"
     except (AttributeError, RuntimeError):
         return False
 
@@ -65,15 +70,23 @@ class Operation:
         self.tensor = tensor  # kept until it is done
         self.rank = rank
         self.trouble: Exception | None = None
+        self.waiter: threading.Thread | None = None
+        self.ends = 0.0  # the wait, at the latest
         self._done = threading.Event()
 
     def wait(self) -> None:
         """In a thread of its own."""
+        if self.done(0):  # given up before its turn
+            return
+        self.waiter = threading.current_thread()
+        self.ends = time.monotonic() + self.limit.total_seconds()
+        _waits.add(self)
         try:
             self.work.wait(self.limit)
         except Exception as error:
-            self.trouble = error
+            self.trouble = self.trouble or error
         self._done.set()
+        _waits.discard(self)
 
     def done(self, seconds: float) -> bool:
         return self._done.wait(seconds)
@@ -82,13 +95,36 @@ class Operation:
         """Ends it, and with it the group's connections: a wait that times out closes them. Then its memory is left alone.
 
         The thread that waits for it notices, but for a block that was just being moved when the other side died: gloo wakes
-        nobody then, and that thread ends with its limit.
+        nobody then, and that thread ends with its limit, or with the process.
         """
         try:
             self.work.wait(timedelta(milliseconds=1))
         except Exception as error:  # it is meant to
             self.trouble = self.trouble or error
         self._done.set()
+
+
+#: What a thread waits for inside torch now.
+_waits: set[Operation] = set()
+
+
+def _let_waits_end() -> None:
+    """A thread that comes back from torch while the interpreter is being taken apart aborts the process.
+
+    So what is under way is ended now. A thread that nothing wakes stays there: it is waited for where its limit comes soon, and
+    otherwise just ends with the process.
+    """
+    for operation in list(_waits):
+        left = operation.ends - time.monotonic()
+        patience = max(0.0, left) + 1 if left < _EXIT else 0.0
+        if not operation.done(0):
+            operation.end()
+            patience = max(patience, 1.0)
+        if operation.waiter is not None:
+            operation.waiter.join(patience)
+
+
+atexit.register(_let_waits_end)
 
 
 class Peer:
@@ -242,9 +278,19 @@ class PgSession:
         self.device = device or torch.device("cpu")
         self.broken = ""
         self._incoming: queue.SimpleQueue[tuple[int, bytes | Exception]] = queue.SimpleQueue()
-        self.peers = {rank: Peer(self, rank) for rank in peers}
-        table = _TableWithBlocks(self) if heeds_tags(pg) and self.device.type == "cpu" else _Table(self)
-        self.group = _core.Group.from_table(table, "torch", pg.rank(), pg.size(), _BLOCK, True)
+        self.peers: dict[int, Peer] = {}
+        try:
+            for rank in peers:
+                self.peers[rank] = Peer(self, rank)
+            self.group = self._join(pg)
+        except BaseException:
+            self.broken = self.broken or "a transfer over it could not begin"
+            self._end_peers()
+            raise
+
+    def _join(self, pg: Any) -> _core.Group:
+        table = _TableWithBlocks(self) if carries_blocks(pg) and self.device.type == "cpu" else _Table(self)
+        return _core.Group.from_table(table, "torch", pg.rank(), pg.size(), _BLOCK, True)
 
     # ---- for the peers and the table ----
 
@@ -305,6 +351,9 @@ class PgSession:
             end = time.monotonic() + _PARTING
             if not all(peer.join(max(0.0, end - time.monotonic())) for peer in self.peers.values()) and not self.broken:
                 self.broken = "another rank did not end the transfer"
+        self._end_peers()
+
+    def _end_peers(self) -> None:
         if self.broken:
             for peer in self.peers.values():
                 peer.end()

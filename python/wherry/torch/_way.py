@@ -33,7 +33,9 @@ class Way(abc.ABC):
         self.rank = int(pg.rank())
         self.size = int(pg.size())
         self.process = os.getpid()
-        self._lock = threading.Lock()
+        # Finalizers take it too, in whichever thread the collector runs, also inside it: so nothing that takes long is done there.
+        self._lock = threading.RLock()
+        self._opening = threading.Lock()  # for what takes long; no finalizer takes it
         self._users = 0
         self._closed = False
 

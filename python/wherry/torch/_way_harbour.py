@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -14,7 +14,8 @@ from torch._C._distributed_c10d import Store
 from wherry._harbour import Card, Harbour, enter, reach
 from wherry._link import Link
 from wherry._options import Deadline
-from wherry.errors import Closed, Error, PeerLost
+from wherry._stats import Outcome
+from wherry.errors import Aborted, BadBytes, Closed, Error, Mismatch, PeerLost
 from wherry.torch import _pg
 from wherry.torch._frame import Frames
 from wherry.torch._way import Berth, Way, held
@@ -34,6 +35,23 @@ class HarbourWay(Way):
         self._harbour: Harbour | None = None
         self._visits: OrderedDict[int, tuple[str, Link]] = OrderedDict()
         self._entering: dict[int, threading.Lock] = {}
+
+    def _open(self, host: Callable[[], str], publish: Callable[[str], None], deadline: Deadline) -> Harbour:
+        """The harbour of this process, opened where there is none. Its card is published before others see it."""
+        with held(self._opening, self.rank, deadline):
+            self.check()
+            if self._harbour is not None:
+                return self._harbour
+            made = Harbour(host(), self.rank, self.size)
+            try:
+                publish(made.card.text())
+                with self._lock:
+                    self.check()
+                    self._harbour = made
+            except BaseException:
+                made.link.close()
+                raise
+            return made
 
     def _entrance(self, source: int, deadline: Deadline) -> contextlib.AbstractContextManager[None]:
         """One thread at a time enters the harbour of a source: under one rank there is one guest."""
@@ -119,17 +137,14 @@ class StoreWay(HarbourWay):
 
     @contextlib.contextmanager
     def serving(self, ranks: Sequence[int], deadline: Deadline) -> Iterator[Berth]:
-        with self._lock:
-            self.check()
-            if self._harbour is None:
-                harbour = Harbour(_pg.host_for(self.pg, self._store), self.rank, self.size)
-                try:
-                    self._store.set(f"{_PREFIX}{self.rank}", harbour.card.text())
-                except RuntimeError as error:
-                    raise PeerLost(f"the store of the process group does not answer: {error}; make the group again") from error
-                self._harbour = harbour
-            link = self._harbour.link
-        yield Berth(link, list(ranks))
+        harbour = self._open(lambda: _pg.host_for(self.pg, self._store), self._publish, deadline)
+        yield Berth(harbour.link, list(ranks))
+
+    def _publish(self, card: str) -> None:
+        try:
+            self._store.set(f"{_PREFIX}{self.rank}", card)
+        except RuntimeError as error:
+            raise PeerLost(f"the store of the process group does not answer: {error}; make the group again") from error
 
     @contextlib.contextmanager
     def asking(self, source: int, deadline: Deadline) -> Iterator[Berth]:
@@ -156,16 +171,12 @@ class FrameWay(HarbourWay):
 
     @contextlib.contextmanager
     def serving(self, ranks: Sequence[int], deadline: Deadline) -> Iterator[Berth]:
-        with self._lock:
-            self.check()
-            if self._harbour is None:
-                self._harbour = Harbour(_pg.host_for(self.pg, None), self.rank, self.size)
-            harbour = self._harbour
+        harbour = self._open(lambda: _pg.host_for(self.pg, None), lambda card: None, deadline)
         sent = self._frames.send(ranks, harbour.card.text())
         berth = Berth(harbour.link, list(ranks))
         yield berth
         for one in berth.outcomes:
-            if one.error is None:
+            if _asked(one):
                 self._frames.settle(sent[one.rank], one.rank, deadline)
 
     @contextlib.contextmanager
@@ -181,9 +192,21 @@ class FrameWay(HarbourWay):
             self._keep(source, text, link)
         yield Berth(link, [source])
 
-    def _is_elsewhere(self, source: int, card: str, left: bool) -> bool:
-        return False  # another card comes with another send
+    def look_again(self, source: int, link: Link, error: Error, deadline: Deadline) -> bool:
+        """Never: another card comes with another send, and this one's has been taken."""
+        if isinstance(error, PeerLost):
+            self._forget(source, link)
+        return False
 
     def end(self) -> None:
         self._frames.end()
         super().end()
+
+
+def _asked(outcome: Outcome) -> bool:
+    """Whether a destination has asked for the state, however it went on: so it has taken the card."""
+    return outcome.error is None or outcome.stats.bytes_wanted > 0 or isinstance(outcome.error, _FROM_THE_OTHER_SIDE)
+
+
+#: What a destination says when it cannot or will not receive, and what follows from what it asked for.
+_FROM_THE_OTHER_SIDE = (Mismatch, Aborted, BadBytes)

@@ -55,7 +55,7 @@ class PGTransport:
 
     - ``step``: of the state, where both sides say one and they differ, both fail. Also for each call.
     - ``verify``: check digests; None: where bytes cross a network.
-    - ``partial``: in place, receive what both sides have, instead of raising Mismatch.
+    - ``partial``: in place, leave alone what the source lacks, instead of raising Mismatch.
     - ``lanes``: "cma,ring,stream", "^cma" for all but one; "group" sends everything over ``pg`` itself.
     - ``progress``: True for a tqdm bar, or a function that is given a ``wherry.Progress``.
     - ``allow_pickle``: pickle what cannot travel otherwise, and unpickle what comes so. Both sides must say it.
