@@ -8,9 +8,6 @@
 #include "base/fail.h"
 #include "base/log.h"
 
-/** A wait with a question is cut into pieces of this length. */
-enum { QUESTION_MS = 50 };
-
 wherry_status wh_stop_init(wh_stop *stop, wherry_error *error) {
     atomic_init(&stop->requested, false);
     wh_stop_set_question(stop, NULL, NULL);
@@ -51,7 +48,7 @@ bool wh_stop_wait_fd(const wh_stop *stop, int fd, short events, wh_deadline dead
     int ready;
     bool again;
     do {
-        wh_deadline slice = stop->ask ? wh_deadline_earlier(deadline, wh_deadline_in_ms(QUESTION_MS)) : deadline;
+        wh_deadline slice = stop->ask ? wh_deadline_earlier(deadline, wh_deadline_in_ms(WH_STOP_LOOK_MS)) : deadline;
         ready = poll(fds, 2, wh_deadline_poll_ms(slice));
         again = ready < 0 ? errno == EINTR : ready == 0 && !wh_deadline_passed(deadline);
     } while (again && !wh_stop_requested(stop));

@@ -15,6 +15,9 @@
 
 #include "base/clock.h"
 
+/** How often whoever waits looks at a stop, or asks a question of its own, in milliseconds. */
+enum { WH_STOP_LOOK_MS = 50 };
+
 /** true: stop. Asked often, so that it must be quick, or say false until it is time to find out again. */
 typedef bool (*wh_stop_fn)(void *context);
 

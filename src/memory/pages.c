@@ -27,22 +27,22 @@ struct scan {
 
 #define SCAN _IOWR('f', 16, struct scan)
 
-enum { IS_PRESENT = 1 << 3, IS_HUGE = 1 << 6, HUGE_PAGE = 2 << 20 };
+enum { IS_PRESENT = 1 << 3, IS_HUGE = 1 << 6 };
 
 int wh_pages_open(void) {
     return open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC);
 }
 
 wh_pages wh_pages_of(int look, const void *data, uint64_t nbytes) {
-    uint64_t middle = ((uint64_t)(uintptr_t)data + nbytes / 2) & ~(uint64_t)(HUGE_PAGE - 1);
-    if (middle < (uintptr_t)data || middle + HUGE_PAGE > (uintptr_t)data + nbytes) {
+    uint64_t middle = ((uint64_t)(uintptr_t)data + nbytes / 2) & ~(WH_HUGE_PAGE - 1);
+    if (middle < (uintptr_t)data || middle + WH_HUGE_PAGE > (uintptr_t)data + nbytes) {
         return WH_PAGES_UNKNOWN;
     }
     struct scan_region found = {0};
     struct scan scan = {
         .size = sizeof(scan),
         .start = middle,
-        .end = middle + HUGE_PAGE,
+        .end = middle + WH_HUGE_PAGE,
         .regions = (uintptr_t)&found,
         .region_count = 1,
         .category_mask = IS_PRESENT,

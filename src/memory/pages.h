@@ -4,6 +4,9 @@
 
 #include <stdint.h>
 
+/** Bytes of a huge page. */
+#define WH_HUGE_PAGE (UINT64_C(2) << 20)
+
 typedef enum wh_pages {
     WH_PAGES_UNKNOWN, /**< Not touched yet, too short to tell, or the kernel does not say (before Linux 6.7). */
     WH_PAGES_SMALL,

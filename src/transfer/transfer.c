@@ -11,9 +11,6 @@
 
 enum { TIMEOUT_MS = 300000, NO_PROGRESS_MS = 30000, THREADS_MAX = 8, TICK_MS = 100, LAST_WORDS_MS = 200 };
 
-/** How often options.interrupt is asked at most. */
-enum { INTERRUPT_MS = 50 };
-
 void wherry_transfer_options_init(wherry_transfer_options *options) {
     *options = (wherry_transfer_options){
         .struct_size = sizeof(*options),
@@ -89,7 +86,7 @@ int64_t wh_transfer_rank(const wh_transfer *transfer) {
 static bool is_interrupted(wh_transfer *transfer) {
     const wherry_transfer_options *options = &transfer->options;
     if (!options->interrupt || transfer->interrupted ||
-        wh_clock_now() - transfer->asked < INTERRUPT_MS * UINT64_C(1000000)) {
+        wh_clock_now() - transfer->asked < WH_STOP_LOOK_MS * UINT64_C(1000000)) {
         return transfer->interrupted;
     }
     transfer->interrupted = options->interrupt(options->interrupt_context);
@@ -116,7 +113,7 @@ wherry_status wh_transfer_must_end(wh_transfer *transfer, const char *doing, whe
 
 wh_deadline wh_transfer_tick(const wh_transfer *transfer) {
     return wh_deadline_earlier(transfer->deadline,
-                               wh_deadline_in_ms(transfer->options.interrupt ? INTERRUPT_MS : TICK_MS));
+                               wh_deadline_in_ms(transfer->options.interrupt ? WH_STOP_LOOK_MS : TICK_MS));
 }
 
 wherry_status wh_transfer_tell(wh_transfer *transfer, int32_t rank, uint64_t tag, const wh_note *note,

@@ -14,9 +14,6 @@
 
 enum { BLOCK_MIN = 1 << 10, BLOCK_DEFAULT = 1 << 20, BLOCK_MAX = 1 << 30, FAREWELL_MS = 100 };
 
-/** How often a wait looks at the stop. */
-enum { LOOK_MS = 50 };
-
 void wherry_group_ops_init(wherry_group_ops *ops) {
     *ops = (wherry_group_ops){.struct_size = sizeof(*ops), .name = "callback", .max_block = BLOCK_DEFAULT};
 }
@@ -111,7 +108,7 @@ static wherry_status begin_message(wh_callback *callback, int32_t rank, wh_deadl
     bool stopped = false;
     pthread_mutex_lock(&callback->lock);
     while (peer->sending && goes_on) {
-        wh_deadline slice = stop ? wh_deadline_earlier(deadline, wh_deadline_in_ms(LOOK_MS)) : deadline;
+        wh_deadline slice = stop ? wh_deadline_earlier(deadline, wh_deadline_in_ms(WH_STOP_LOOK_MS)) : deadline;
         goes_on = wh_wait(&callback->changed, &callback->lock, slice) || !wh_deadline_passed(deadline);
         if (stop) {
             pthread_mutex_unlock(&callback->lock);

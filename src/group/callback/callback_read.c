@@ -38,7 +38,7 @@ static bool judge(wh_callback *callback, int32_t rank, const wh_frame *frame) {
     return frame->to == 0 || frame->to == callback->incarnation;
 }
 
-void wh_callback_lose(wh_callback *callback, int32_t rank, const char *reason) {
+static void lose(wh_callback *callback, int32_t rank, const char *reason) {
     pthread_mutex_lock(&callback->lock);
     uint64_t incarnation = callback->peers[rank].incarnation;
     pthread_mutex_unlock(&callback->lock);
@@ -136,7 +136,7 @@ static void hand_over_all(wh_callback *callback) {
     callback->arrived_bytes = 0;
     for (int32_t rank = 0; rank < callback->base.size && callback->faults; rank++) {
         if (callback->peers[rank].fault[0]) {
-            wh_callback_lose(callback, rank, callback->peers[rank].fault);
+            lose(callback, rank, callback->peers[rank].fault);
             callback->peers[rank].fault[0] = '\0';
         }
     }

@@ -10,9 +10,6 @@
 #include "group/sockets/endpoint.h"
 #include "group/sockets/sockets.h"
 
-/** How often whoever waits asks whether it shall end. */
-enum { WH_INTERRUPT_MS = 50 };
-
 /** Of each of the two numbers that tell of a shortcut. */
 enum { WH_SHORTCUT_DIGITS = 32 };
 

@@ -26,7 +26,7 @@ static wherry_status await_answer(const wh_sockets *sockets, wh_meeting *meeting
     bool in_time = true;
     while (meeting->question && in_time && status == WHERRY_OK) {
         in_time = !wh_deadline_passed(deadline);
-        wh_deadline slice = wh_deadline_earlier(deadline, wh_deadline_in_ms(WH_INTERRUPT_MS));
+        wh_deadline slice = wh_deadline_earlier(deadline, wh_deadline_in_ms(WH_STOP_LOOK_MS));
         if (wh_resolve_wait(meeting->question, slice, &meeting->at)) {
             wh_resolve_end(meeting->question);
             meeting->question = NULL;

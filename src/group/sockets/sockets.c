@@ -63,7 +63,7 @@ static wherry_status find_way(wh_sockets *sockets, int32_t rank, wh_deadline dea
         }
         member->wanted = !connection;
         wh_sockets_wake(sockets);
-        wh_deadline slice = stop ? wh_deadline_earlier(deadline, wh_deadline_in_ms(WH_INTERRUPT_MS)) : deadline;
+        wh_deadline slice = stop ? wh_deadline_earlier(deadline, wh_deadline_in_ms(WH_STOP_LOOK_MS)) : deadline;
         in_time = wh_wait(&sockets->changed, &sockets->lock, slice) || !wh_deadline_passed(deadline);
         if (stop && is_stopped(sockets, stop)) {
             return wh_fail_about(error, rank,
@@ -328,14 +328,14 @@ static wherry_status wait_for_ranks(wh_sockets *sockets, wh_deadline deadline, w
     bool in_time = true;
     bool interrupted = false;
     pthread_mutex_lock(&sockets->lock);
-    wh_deadline next = wh_deadline_in_ms(WH_INTERRUPT_MS);
+    wh_deadline next = wh_deadline_in_ms(WH_STOP_LOOK_MS);
     while (is_waiting(sockets) && !sockets->fenced && in_time && !interrupted) {
         wh_wait(&sockets->changed, &sockets->lock, wh_deadline_earlier(deadline, next));
         in_time = !wh_deadline_passed(deadline);
         if (wh_deadline_passed(next)) {
             pthread_mutex_unlock(&sockets->lock);
             interrupted = wh_sockets_interrupted(sockets);
-            next = wh_deadline_in_ms(WH_INTERRUPT_MS);
+            next = wh_deadline_in_ms(WH_STOP_LOOK_MS);
             pthread_mutex_lock(&sockets->lock);
         }
     }

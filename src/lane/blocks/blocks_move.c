@@ -8,6 +8,7 @@
 #include "base/checked.h"
 #include "base/fail.h"
 #include "lane/blocks/blocks_internal.h"
+#include "lane/site.h"
 
 /** Progress is told in steps of so many bytes. */
 enum { STEP_BYTES = 4 << 20 };
@@ -31,28 +32,8 @@ typedef struct side {
     wherry_status (*end)(wh_blocks_end *own, const void *what, wh_block *block, wherry_error *error);
 } side;
 
-static wherry_status blame(const wh_blocks_end *own, wherry_status status, wherry_error *error) {
-    return status == WHERRY_OK ? status : wh_fail_about(error, own->site->peer, status);
-}
-
-static wherry_status cancelled(wherry_error *error) {
-    return wh_fail(error, WHERRY_CANCELLED, "the transfer was stopped");
-}
-
 static void be_patient(wh_blocks_end *own) {
-    own->patience = wh_deadline_earlier(own->site->deadline, wh_deadline_in_ms(own->site->no_progress_ms));
-}
-
-static wherry_status timed_out(const wh_blocks_end *own, wherry_error *error) {
-    const wh_lane_site *site = own->site;
-    wherry_status status =
-        wh_deadline_passed(site->deadline)
-            ? wh_fail(error, WHERRY_TIMED_OUT, "timed out before all bytes had moved between here and rank %d",
-                      (int)site->peer)
-            : wh_fail(error, WHERRY_TIMED_OUT,
-                      "timed out: rank %d has not moved a byte for %u ms; it is stopped, or the network is",
-                      (int)site->peer, (unsigned)site->no_progress_ms);
-    return blame(own, status, error);
+    own->patience = wh_site_patience(own->site);
 }
 
 /* ---- what is under way ---- */
@@ -137,8 +118,9 @@ static wherry_status begin_put(wh_blocks_end *own, wh_block *block, wherry_error
         }
         pack(&own->segments, block->scratch);
     }
-    return blame(
-        own, group->ops->put(group, own->site->peer, own->channel, block->bytes, block->size, &block->operation, error),
+    return wh_site_blame(
+        own->site,
+        group->ops->put(group, own->site->peer, own->channel, block->bytes, block->size, &block->operation, error),
         error);
 }
 
@@ -191,8 +173,9 @@ static wherry_status begin_get(wh_blocks_end *own, wh_block *block, wherry_error
     if (!block->in_place && !use_scratch(block)) {
         return wh_fail_memory(error, "a block");
     }
-    return blame(
-        own, group->ops->get(group, own->site->peer, own->channel, block->bytes, block->size, &block->operation, error),
+    return wh_site_blame(
+        own->site,
+        group->ops->get(group, own->site->peer, own->channel, block->bytes, block->size, &block->operation, error),
         error);
 }
 
@@ -240,7 +223,7 @@ static wherry_status form_block(wh_blocks_end *own, const side *s, wh_block *blo
         more = own->has_ahead && own->ahead == chunk + 1 && joins(own, s, block, own->ahead);
     }
     /* Where it is for the stop that there were no more, the block is shorter than the other side's. */
-    return wh_stop_requested(own->site->stop) ? cancelled(error) : WHERRY_OK;
+    return wh_stop_requested(own->site->stop) ? wh_site_cancelled(error) : WHERRY_OK;
 }
 
 /** Begins blocks while there is room. */
@@ -269,12 +252,12 @@ static wherry_status end_some(wh_blocks_end *own, const side *s, uint32_t wait_m
          ended++) {
         status = group->ops->finish(group, own->site->peer, own->order[0]->operation, ended ? 0 : wait_ms, error);
         if (status == WHERRY_TIMED_OUT) {
-            return wh_deadline_passed(own->patience) ? timed_out(own, error) : WHERRY_OK;
+            return wh_deadline_passed(own->patience) ? wh_site_timed_out(own->site, error) : WHERRY_OK;
         }
         wh_block *block = note_gone(own);
         bytes += block->size;
         be_patient(own);
-        status = status == WHERRY_OK ? s->end(own, s->what, block, error) : blame(own, status, error);
+        status = status == WHERRY_OK ? s->end(own, s->what, block, error) : wh_site_blame(own->site, status, error);
         if (status == WHERRY_OK) {
             status = begin_some(own, s, error);
         }
@@ -290,9 +273,9 @@ static wherry_status work_some(wh_blocks_end *own, const side *s, uint32_t wait_
         be_patient(own);
     }
     if (wh_stop_requested(own->site->stop)) {
-        status = cancelled(error);
+        status = wh_site_cancelled(error);
     } else if (wh_deadline_passed(own->site->deadline)) {
-        status = timed_out(own, error);
+        status = wh_site_timed_out(own->site, error);
     }
     if (status == WHERRY_OK) {
         status = begin_some(own, s, error);
@@ -302,7 +285,7 @@ static wherry_status work_some(wh_blocks_end *own, const side *s, uint32_t wait_
     }
     bool over = status == WHERRY_OK && own->given && own->count == 0;
     if (over && wh_stop_requested(own->site->stop)) {
-        status = cancelled(error); /* then there were no more chunks for that reason */
+        status = wh_site_cancelled(error); /* then there were no more chunks for that reason */
     }
     if (status != WHERRY_OK) {
         wh_blocks_abandon(own);

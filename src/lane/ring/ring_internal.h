@@ -20,7 +20,7 @@
 #include <stdatomic.h>
 
 #include "base/boot.h"
-#include "lane/lane.h"
+#include "lane/site.h"
 
 /** Changes with everything below that both sides must agree on: the messages and the layout of the memory. */
 #define WH_RING_MAGIC "WHRING01"
@@ -124,8 +124,6 @@ void wh_ring_post(_Atomic uint32_t *word, _Atomic uint32_t *waits, uint32_t valu
 
 /** Wakes whoever waits for a word, whatever it says. */
 void wh_ring_wake(_Atomic uint32_t *word);
-
-wherry_status wh_ring_cancelled(wherry_error *error);
 
 /* ring_meet.c: how the ends meet. */
 

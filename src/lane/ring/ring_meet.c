@@ -271,7 +271,7 @@ static wherry_status wait_memory(wh_ring_end *end, int *memory_p, wherry_error *
     while (memory < 0) {
         bool ready = wh_stop_wait_fd(site->stop, end->socket, POLLIN, deadline);
         if (wh_stop_requested(site->stop)) {
-            return wh_ring_cancelled(error);
+            return wh_site_cancelled(error);
         }
         if (!ready || wh_deadline_passed(deadline)) {
             return wh_fail(

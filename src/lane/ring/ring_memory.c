@@ -137,15 +137,11 @@ static void pause_briefly(void) {
 #endif
 }
 
-wherry_status wh_ring_cancelled(wherry_error *error) {
-    return wh_fail(error, WHERRY_CANCELLED, "the transfer was told to stop");
-}
-
 /* Whether waiting is still worth while. */
 static wherry_status look_around(const wh_ring_end *end, wh_deadline give_up, wherry_error *error) {
     const wh_lane_site *site = end->site;
     if (wh_stop_requested(site->stop)) {
-        return wh_ring_cancelled(error);
+        return wh_site_cancelled(error);
     }
     if (wh_deadline_passed(site->deadline)) {
         return wh_fail(error, WHERRY_TIMED_OUT, "timed out: the call's time was over before all bytes were through");

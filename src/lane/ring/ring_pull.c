@@ -31,7 +31,7 @@ typedef struct arrival {
 static wherry_status read_frame(pulling *puller, arrival *frame, wherry_error *error) {
     wherry_status status = WHERRY_OK;
     if (wh_stop_requested(puller->end->site->stop)) {
-        return wh_ring_cancelled(error);
+        return wh_site_cancelled(error);
     }
     if (puller->head == puller->tail) {
         status = wh_ring_wait(puller->end, &puller->ring->head, &puller->ring->pull_waits, puller->tail, &puller->head,

@@ -18,7 +18,7 @@ typedef struct pushing {
 static wherry_status make_room(pushing *pusher, wherry_error *error) {
     wherry_status status = WHERRY_OK;
     if (wh_stop_requested(pusher->end->site->stop)) {
-        return wh_ring_cancelled(error);
+        return wh_site_cancelled(error);
     }
     if (pusher->head - pusher->tail == WH_RING_SLOTS) {
         status = wh_ring_wait(pusher->end, &pusher->ring->tail, &pusher->ring->push_waits, pusher->tail, &pusher->tail,

@@ -78,7 +78,7 @@ static wherry_status open_channels(const wh_lane_site *site, stream_end *own, ui
     while (status == WHERRY_OK && opened < wanted && !wh_stop_requested(site->stop)) {
         int channel;
         status =
-            wh_group_connect(site->group, site->peer, site->tag, wh_pipe_patience(site), site->stop, &channel, error);
+            wh_group_connect(site->group, site->peer, site->tag, wh_site_patience(site), site->stop, &channel, error);
         if (status == WHERRY_OK) {
             wh_pipe_attach(own->workers[opened++].pipe, channel);
         }
@@ -88,7 +88,7 @@ static wherry_status open_channels(const wh_lane_site *site, stream_end *own, ui
     }
     own->base.workers = opened;
     if (wh_stop_requested(site->stop)) {
-        return wh_fail(error, WHERRY_CANCELLED, "the transfer was stopped");
+        return wh_site_cancelled(error);
     }
     if (opened && opened < wanted) {
         wh_log(WHERRY_LOG_INFO, "stream: %u channels instead of %u to rank %d", (unsigned)opened, (unsigned)wanted,

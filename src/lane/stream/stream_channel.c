@@ -18,25 +18,6 @@ typedef struct channel_pipe {
     int channel;
 } channel_pipe;
 
-wh_deadline wh_pipe_patience(const wh_lane_site *site) {
-    return wh_deadline_earlier(site->deadline, wh_deadline_in_ms(site->no_progress_ms));
-}
-
-wherry_status wh_pipe_blame(const wh_lane_site *site, wherry_status status, wherry_error *error) {
-    return status == WHERRY_OK || status == WHERRY_CANCELLED ? status : wh_fail_about(error, site->peer, status);
-}
-
-wherry_status wh_pipe_timed_out(const wh_lane_site *site, wherry_error *error) {
-    wherry_status status =
-        wh_deadline_passed(site->deadline)
-            ? wh_fail(error, WHERRY_TIMED_OUT, "timed out before all bytes had moved between here and rank %d",
-                      (int)site->peer)
-            : wh_fail(error, WHERRY_TIMED_OUT,
-                      "timed out: rank %d has not moved a byte for %u ms; it is stopped, or the network is",
-                      (int)site->peer, (unsigned)site->no_progress_ms);
-    return wh_pipe_blame(site, status, error);
-}
-
 static uint64_t bytes_of(const struct iovec *segments, size_t count) {
     uint64_t bytes = 0;
     for (size_t i = 0; i < count; i++) {
@@ -52,14 +33,14 @@ static wherry_status channel_write(wh_pipe *pipe, struct iovec *segments, size_t
     uint64_t left = bytes_of(segments, count);
     for (;;) {
         wherry_status status =
-            wh_channel_write(own->channel, segments, count, site->stop, wh_pipe_patience(site), error);
+            wh_channel_write(own->channel, segments, count, site->stop, wh_site_patience(site), error);
         if (status != WHERRY_TIMED_OUT) {
-            return wh_pipe_blame(site, status, error);
+            return wh_site_blame(site, status, error);
         }
         uint64_t before = left;
         left = bytes_of(segments, count);
         if (left == before || wh_deadline_passed(site->deadline)) {
-            return wh_pipe_timed_out(site, error);
+            return wh_site_timed_out(site, error);
         }
     }
 }
@@ -69,11 +50,11 @@ static wherry_status channel_read_some(wh_pipe *pipe, const struct iovec *segmen
     const channel_pipe *own = (channel_pipe *)pipe;
     const wh_lane_site *site = pipe->site;
     if (wh_deadline_passed(site->deadline)) {
-        return wh_pipe_timed_out(site, error);
+        return wh_site_timed_out(site, error);
     }
     wherry_status status =
-        wh_channel_read_some(own->channel, segments, count, site->stop, wh_pipe_patience(site), got_p, error);
-    return status == WHERRY_TIMED_OUT ? wh_pipe_timed_out(site, error) : wh_pipe_blame(site, status, error);
+        wh_channel_read_some(own->channel, segments, count, site->stop, wh_site_patience(site), got_p, error);
+    return status == WHERRY_TIMED_OUT ? wh_site_timed_out(site, error) : wh_site_blame(site, status, error);
 }
 
 static void channel_close(wh_pipe *pipe) {

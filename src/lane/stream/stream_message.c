@@ -12,7 +12,6 @@ enum {
     MESSAGE_BYTES = 4 << 20,
     OUTSTANDING = 8, /**< Messages that were sent and are not worked off: what lies in memory along the way. */
     CREDIT_BYTES = 8,
-    SLICE_MS = 50, /**< A wait looks at the stop so often. */
 };
 
 typedef struct message_pipe {
@@ -30,17 +29,13 @@ typedef struct message_pipe {
     uint64_t taken;     /**< Messages, that one included. */
 } message_pipe;
 
-static wherry_status cancelled(wherry_error *error) {
-    return wh_fail(error, WHERRY_CANCELLED, "the transfer was stopped");
-}
-
 /** Whether a message is one of the peer's. Others are none of this pipe's business, or tell that the peer is gone. */
 static wherry_status sift(const wh_lane_site *site, const wh_message *message, bool *wanted_p, wherry_error *error) {
     *wanted_p = message->kind == WH_MESSAGE_BYTES && message->rank == site->peer;
     if (message->kind == WH_MESSAGE_LOST && message->rank == site->peer) {
         wherry_status status = wh_fail(error, WHERRY_PEER_LOST, "rank %d was lost: %.*s", (int)site->peer,
                                        (int)message->size, message->bytes ? (const char *)message->bytes : "");
-        return wh_pipe_blame(site, status, error);
+        return wh_site_blame(site, status, error);
     }
     return WHERRY_OK;
 }
@@ -48,15 +43,15 @@ static wherry_status sift(const wh_lane_site *site, const wh_message *message, b
 /** Takes the next message of the peer. */
 static wherry_status take(message_pipe *own, wh_message *message_p, wherry_error *error) {
     const wh_lane_site *site = own->base.site;
-    wh_deadline patience = wh_pipe_patience(site);
+    wh_deadline patience = wh_site_patience(site);
     for (;;) {
         if (wh_stop_requested(site->stop)) {
-            return cancelled(error);
+            return wh_site_cancelled(error);
         }
         if (wh_deadline_passed(site->deadline)) {
-            return wh_pipe_timed_out(site, error);
+            return wh_site_timed_out(site, error);
         }
-        wh_deadline slice = wh_deadline_earlier(patience, wh_deadline_in_ms(SLICE_MS));
+        wh_deadline slice = wh_deadline_earlier(patience, wh_deadline_in_ms(WH_STOP_LOOK_MS));
         wherry_status status = wh_inbox_take(own->inbox, slice, message_p, error);
         if (status == WHERRY_OK) {
             bool wanted;
@@ -68,7 +63,7 @@ static wherry_status take(message_pipe *own, wh_message *message_p, wherry_error
         } else if (status == WHERRY_TIMED_OUT && !wh_deadline_passed(patience)) {
             status = WHERRY_OK;
         } else if (status == WHERRY_TIMED_OUT) {
-            return wh_pipe_timed_out(site, error);
+            return wh_site_timed_out(site, error);
         }
         if (status != WHERRY_OK) {
             return status;
@@ -80,11 +75,11 @@ static wherry_status take(message_pipe *own, wh_message *message_p, wherry_error
 static wherry_status send_message(const message_pipe *own, const void *bytes, size_t size, wherry_error *error) {
     const wh_lane_site *site = own->base.site;
     if (wh_stop_requested(site->stop)) {
-        return cancelled(error);
+        return wh_site_cancelled(error);
     }
     wherry_status status =
-        wh_group_send_until(site->group, site->peer, own->tag, bytes, size, wh_pipe_patience(site), site->stop, error);
-    return status == WHERRY_TIMED_OUT ? wh_pipe_timed_out(site, error) : wh_pipe_blame(site, status, error);
+        wh_group_send_until(site->group, site->peer, own->tag, bytes, size, wh_site_patience(site), site->stop, error);
+    return status == WHERRY_TIMED_OUT ? wh_site_timed_out(site, error) : wh_site_blame(site, status, error);
 }
 
 /** Waits for the receiver to have worked off enough. It may say any number at any time: only one that can be is believed. */
@@ -100,7 +95,7 @@ static wherry_status wait_for_room(message_pipe *own, wherry_error *error) {
         if (worked_off <= own->worked_off || worked_off > own->sent) {
             status = wh_fail(error, WHERRY_MALFORMED, "rank %d says that it has taken %llu messages of %llu",
                              (int)own->base.site->peer, (unsigned long long)worked_off, (unsigned long long)own->sent);
-            return wh_pipe_blame(own->base.site, status, error);
+            return wh_site_blame(own->base.site, status, error);
         }
         own->worked_off = worked_off;
     }
@@ -164,7 +159,7 @@ static wherry_status next_message(message_pipe *own, wherry_error *error) {
     if (own->message.size == 0 || own->message.size > MESSAGE_BYTES) {
         status = wh_fail(error, WHERRY_MALFORMED, "rank %d has sent a message of %zu bytes, which is not of this lane",
                          (int)site->peer, own->message.size);
-        return wh_pipe_blame(site, status, error);
+        return wh_site_blame(site, status, error);
     }
     return WHERRY_OK;
 }
@@ -178,7 +173,7 @@ static wherry_status message_read_some(wh_pipe *pipe, const struct iovec *segmen
             return status;
         }
     } else if (wh_stop_requested(pipe->site->stop)) {
-        return cancelled(error);
+        return wh_site_cancelled(error);
     }
     size_t got = 0;
     for (size_t i = 0; i < count && own->used < own->message.size; i++) {

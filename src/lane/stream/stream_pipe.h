@@ -8,7 +8,7 @@
 #ifndef WH_LANE_STREAM_PIPE_H
 #define WH_LANE_STREAM_PIPE_H
 
-#include "lane/lane.h"
+#include "lane/site.h"
 
 typedef struct wh_pipe wh_pipe;
 
@@ -46,14 +46,5 @@ void wh_pipe_attach(wh_pipe *pipe, int channel);
  */
 wherry_status wh_pipe_over_messages(const wh_lane_site *site, uint64_t tag, bool source, wh_pipe **pipe_p,
                                     wherry_error *error);
-
-/** When a peer that moves no byte from now on is given up. */
-wh_deadline wh_pipe_patience(const wh_lane_site *site);
-
-/** WHERRY_TIMED_OUT, in words that say which limit it was. */
-wherry_status wh_pipe_timed_out(const wh_lane_site *site, wherry_error *error);
-
-/** Says in an error that it is about the peer. @return status. */
-wherry_status wh_pipe_blame(const wh_lane_site *site, wherry_status status, wherry_error *error);
 
 #endif

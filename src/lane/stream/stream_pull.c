@@ -33,7 +33,7 @@ static wherry_status malformed(const wh_stream_worker *worker, wherry_error *err
     wherry_status status = wh_fail(
         error, WHERRY_MALFORMED, "rank %d has sent %s (chunk %llu, %llu bytes); it is faulty, or the network is",
         (int)site->peer, what, (unsigned long long)sent->chunk, (unsigned long long)sent->length);
-    return wh_pipe_blame(site, status, error);
+    return wh_site_blame(site, status, error);
 }
 
 /** Takes the header, so that the next can be read. */
@@ -97,7 +97,7 @@ static wherry_status pull_chunk(wh_stream_worker *worker, const wh_sink *sink, c
     wh_landing *landing = &worker->landing;
     wherry_status status = sink->open(sink->context, what->chunk, landing, error);
     if (status != WHERRY_OK) {
-        return wh_pipe_blame(worker->pipe->site, status, error);
+        return wh_site_blame(worker->pipe->site, status, error);
     }
     if (what->length != landing->segments.bytes) {
         return malformed(worker, error, "a chunk of another length than it has", what);

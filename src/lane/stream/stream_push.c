@@ -79,7 +79,7 @@ wherry_status wh_stream_push(wh_stream_worker *worker, const wh_feed *feed, wher
     }
     /* A feed that was stopped has no more chunks either: that is no end of a round. */
     if (status == WHERRY_OK && wh_stop_requested(worker->pipe->site->stop)) {
-        status = wh_fail(error, WHERRY_CANCELLED, "the transfer was stopped");
+        status = wh_site_cancelled(error);
     }
     return status == WHERRY_OK ? end_round(worker, error) : status;
 }
