@@ -33,7 +33,6 @@
     X(dtype)                                                                                                           \
     X(dtypes)                                                                                                          \
     X(encode)                                                                                                          \
-    X(finish)                                                                                                          \
     X(get)                                                                                                             \
     X(is_conj)                                                                                                         \
     X(is_cpu)                                                                                                          \
@@ -42,10 +41,8 @@
     X(nbytes)                                                                                                          \
     X(path)                                                                                                            \
     X(put)                                                                                                             \
-    X(receive)                                                                                                         \
     X(report)                                                                                                          \
     X(requires_grad)                                                                                                   \
-    X(send)                                                                                                            \
     X(shape)                                                                                                           \
     X(sharded)                                                                                                         \
     X(stats)                                                                                                           \
@@ -54,7 +51,6 @@
     X(strided)                                                                                                         \
     X(tensor)                                                                                                          \
     X(tensor_types)                                                                                                    \
-    X(to_bytes)                                                                                                        \
     X(untyped_storage)
 
 typedef struct wpy_names {
@@ -121,6 +117,9 @@ wherry_value *wpy_scalar_new(PyObject *value);
 
 /** The Python value of a scalar; a new reference. */
 PyObject *wpy_scalar_get(const wherry_value *value);
+
+/** Reads the text of a device. @return false with an exception set. */
+bool wpy_read_device(PyObject *text, wherry_device *device_p);
 
 /** A tuple of integers; a new reference. */
 PyObject *wpy_integers(const int64_t *items, size_t count);
@@ -282,6 +281,9 @@ extern PyTypeObject *wpy_group_type;
 PyTypeObject *wpy_cancel_type_new(void);
 PyTypeObject *wpy_group_type_new(void);
 PyTypeObject *wpy_transport_type_new(void);
+
+/** A group that is not joined yet; a new reference. */
+wpy_group *wpy_group_new(void);
 
 /** Group.from_table */
 PyObject *wpy_group_from_table(PyObject *type, PyObject *arguments);

@@ -3,7 +3,7 @@
 
 #include "core.h"
 
-static wpy_group *new_group(void) {
+wpy_group *wpy_group_new(void) {
     allocfunc allocate = (allocfunc)PyType_GetSlot(wpy_group_type, Py_tp_alloc);
     wpy_group *self = (wpy_group *)allocate(wpy_group_type, 0);
     if (self) {
@@ -23,7 +23,7 @@ static PyObject *group_join(PyObject *type, PyObject *arguments) {
         !wpy_group_options(dict, &options, &call)) {
         return NULL;
     }
-    wpy_group *self = new_group();
+    wpy_group *self = wpy_group_new();
     if (!self) {
         return NULL;
     }
@@ -38,8 +38,6 @@ static PyObject *group_join(PyObject *type, PyObject *arguments) {
     return wpy_call_raise(&call) ? NULL : wpy_raise(&error);
 }
 
-PyObject *wpy_group_from_table(PyObject *type, PyObject *arguments);
-
 /**
  * Leaves a group. In a child of the process that joined it there is nothing to leave: its thread is not there, and its sockets are closed.
  * Whoever waits on a lock of Python's meanwhile may be the table's own thread, so that the GIL is released.
@@ -52,7 +50,6 @@ static void leave(wpy_group *self) {
         wherry_group_leave(group);
         Py_END_ALLOW_THREADS;
     }
-    Py_CLEAR(self->table);
 }
 
 static void group_dealloc(PyObject *self) {

@@ -22,16 +22,6 @@ static bool read_number(PyObject *number, int64_t *number_p) {
     return *number_p != -1 || !PyErr_Occurred();
 }
 
-static bool read_device(PyObject *text, wherry_device *device_p) {
-    wherry_error error;
-    const char *name = PyUnicode_AsUTF8AndSize(text, NULL);
-    if (name && wherry_device_parse(name, device_p, &error) != WHERRY_OK) {
-        wpy_raise(&error);
-        return false;
-    }
-    return name != NULL;
-}
-
 static bool is_leaf(const wherry_value *value) {
     return wherry_value_kind(value) >= WHERRY_KIND_TENSOR;
 }
@@ -77,7 +67,7 @@ static wherry_storage *memory_storage(wpy_builder *builder, PyObject *node) {
     }
     void *data = PyLong_AsVoidPtr(field(node, 1));
     uint64_t nbytes = PyErr_Occurred() ? 0 : PyLong_AsUnsignedLongLong(field(node, 2));
-    if (PyErr_Occurred() || !read_device(field(node, 3), &device)) {
+    if (PyErr_Occurred() || !wpy_read_device(field(node, 3), &device)) {
         return NULL;
     }
     return wpy_storage_add(builder, builder->memories, key, data, nbytes, device, field(node, 9));
@@ -150,7 +140,7 @@ static wherry_mesh *build_mesh(PyObject *node) {
     int64_t *ranks = given >= 0 && given <= MESH_RANKS_MAX ? malloc(((size_t)given + 1) * sizeof(*ranks)) : NULL;
     int64_t count = 1;
     given = ranks ? wpy_read_integers(field(node, 2), ranks, (size_t)given) : -1;
-    bool ok = ndim >= 0 && given >= 0 && read_device(field(node, 0), &device);
+    bool ok = ndim >= 0 && given >= 0 && wpy_read_device(field(node, 0), &device);
     for (Py_ssize_t i = 0; ok && i < ndim; i++) {
         ok = shape[i] >= 1 && shape[i] <= MESH_RANKS_MAX && (count *= shape[i]) <= MESH_RANKS_MAX;
     }
@@ -255,7 +245,7 @@ typedef struct boxes {
 
 static bool read_place(PyObject *node, wherry_shard_place *place) {
     return is_node(node, wpy_node.place, 2) && read_number(field(node, 0), &place->rank) &&
-           read_device(field(node, 1), &place->device);
+           wpy_read_device(field(node, 1), &place->device);
 }
 
 static bool read_boxes(PyObject *tuple, uint32_t ndim, boxes *result) {

@@ -106,7 +106,6 @@ static const wherry_value *inside(const wherry_value *value) {
 /** The Python object that a leaf was received into, borrowed; NULL where it is new, or an exception is set. */
 static PyObject *target_object(const wpy_restorer *restorer, const wherry_value *value, const wherry_value *target) {
     value = inside(value);
-    target = inside(target);
     if (!target || wherry_value_kind(value) < WHERRY_KIND_TENSOR ||
         wherry_value_kind(value) != wherry_value_kind(target)) {
         return NULL;

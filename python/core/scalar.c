@@ -1,4 +1,4 @@
-/* Scalars, and tuples of integers. */
+/* Scalars, devices, and tuples of integers. */
 #include <string.h>
 
 #include "core.h"
@@ -131,6 +131,16 @@ PyObject *wpy_scalar_get(const wherry_value *value) {
         return PyBytes_FromStringAndSize(bytes, (Py_ssize_t)size);
     }
     }
+}
+
+bool wpy_read_device(PyObject *text, wherry_device *device_p) {
+    wherry_error error;
+    const char *name = PyUnicode_AsUTF8AndSize(text, NULL);
+    if (name && wherry_device_parse(name, device_p, &error) != WHERRY_OK) {
+        wpy_raise(&error);
+        return false;
+    }
+    return name != NULL;
 }
 
 PyObject *wpy_integers(const int64_t *items, size_t count) {

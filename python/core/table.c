@@ -14,7 +14,6 @@
  */
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "core.h"
 
@@ -179,12 +178,10 @@ PyObject *wpy_group_from_table(PyObject *type, PyObject *arguments) {
     if (!PyArg_ParseTuple(arguments, "OsiiKp:from_table", &table, &name, &rank, &size, &max_block, &death)) {
         return NULL;
     }
-    allocfunc allocate = (allocfunc)PyType_GetSlot(wpy_group_type, Py_tp_alloc);
-    wpy_group *self = (wpy_group *)allocate(wpy_group_type, 0);
+    wpy_group *self = wpy_group_new();
     if (!self) {
         return NULL;
     }
-    self->process = (int)getpid();
     wherry_group_ops_init(&ops);
     ops.name = name;
     ops.rank = rank;

@@ -34,15 +34,9 @@ static bool ask_number(PyObject *object, PyObject *method, uint64_t *number_p) {
 
 /** The device of a tensor that is not the host's. */
 static bool read_device(PyObject *tensor, wherry_device *device_p) {
-    wherry_error error;
     PyObject *device = PyObject_GetAttr(tensor, wpy_name.device);
     PyObject *text = device ? PyObject_Str(device) : NULL;
-    const char *name = text ? PyUnicode_AsUTF8AndSize(text, NULL) : NULL;
-    bool ok = name != NULL;
-    if (ok && wherry_device_parse(name, device_p, &error) != WHERRY_OK) {
-        wpy_raise(&error);
-        ok = false;
-    }
+    bool ok = text && wpy_read_device(text, device_p);
     Py_XDECREF(text);
     Py_XDECREF(device);
     return ok;

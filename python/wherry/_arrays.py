@@ -78,7 +78,7 @@ def numpy_dtype(code: int) -> Any:
         return numpy.dtype(name)
     if name in ADDED:
         try:
-            import ml_dtypes  # type: ignore[import-not-found, unused-ignore]
+            import ml_dtypes
         except ImportError:
             raise Unsupported(
                 f"NumPy has no {name} by itself: pip install ml_dtypes, or receive it with wherry.torch"

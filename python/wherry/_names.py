@@ -95,20 +95,19 @@ def _look_up(name: str) -> type | None:
 # JSON of a few more types. An object whose key "$" is there says which type it is.
 
 
-def to_json(value: object) -> Any:
+def to_json(value: Any) -> Any:
     """A value of plain types as JSON that keeps types and order. Raises TypeError for any other."""
     cls = type(value)
     if value is None or cls in (bool, int, str):
         return value
     if cls is float:
-        number = float(value)  # type: ignore[arg-type]
-        return number if math.isfinite(number) else {"$": "float", "value": number.hex()}
+        return value if math.isfinite(value) else {"$": "float", "value": value.hex()}
     if cls is list:
-        return [to_json(item) for item in value]  # type: ignore[attr-defined]
+        return [to_json(item) for item in value]
     if cls is tuple:
-        return {"$": "tuple", "items": [to_json(item) for item in value]}  # type: ignore[attr-defined]
+        return {"$": "tuple", "items": [to_json(item) for item in value]}
     if cls is bytes:
-        return {"$": "bytes", "value": value.hex()}  # type: ignore[attr-defined]
+        return {"$": "bytes", "value": value.hex()}
     if cls is dict or cls is OrderedDict:
         return _dict_to_json(value)
     raise TypeError(name_of(cls))
@@ -167,7 +166,7 @@ def attributes_of(value: object) -> dict[str, object]:
 
 @functools.lru_cache(maxsize=1024)
 def _slots(cls: Any) -> tuple[str, ...]:
-    return tuple(copyreg._slotnames(cls))  # type: ignore[attr-defined]
+    return tuple(copyreg._slotnames(cls))  # type: ignore[attr-defined]  # pickle's own list; the stubs leave it out
 
 
 def may_set(cls: Any, name: object) -> bool:

@@ -194,9 +194,10 @@ class Transport(_Base[T]):
         )
         with reporting(self._progress, "from") as report, _about(src_rank, step):
             options["progress"] = report
+            value: T
             value, self.last_stats = _fetch(card, target, codec, options, deadline)
         tell_received(src_rank, self.last_stats)
-        return value  # type: ignore[no-any-return]
+        return value
 
     def shutdown(self, wait: bool = True) -> None:
         """Ends all of it. With ``wait`` a transfer that runs may finish first, within ``timeout``."""
@@ -254,8 +255,9 @@ def _without(place: int, message: str) -> str:
 def _mesh_rank() -> int:
     """This process as meshes name it: its rank in torch's default group, else the first."""
     distributed = sys.modules.get("torch.distributed")
-    initialised = distributed is not None and distributed.is_available() and distributed.is_initialized()
-    return int(distributed.get_rank()) if initialised else 0  # type: ignore[union-attr]
+    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
+        return 0
+    return int(distributed.get_rank())
 
 
 __all__ = ["Transport"]
