@@ -1,4 +1,5 @@
 #include "conformance/lane_suite.h"
+#include "conformance/hub_place.h"
 
 #include <dirent.h>
 #include <limits.h>
@@ -11,7 +12,6 @@
 #include "base/alloc.h"
 #include "conformance/lane_trial.h"
 #include "conformance/sockets_place.h"
-#include "group/local.h"
 #include "support/build.h"
 
 enum { MIB = 1 << 20, SEED = 1, STOP_MS = 1000, SHORT_MS = 400, SLACK_MS = 1000, RUNS = 50, CASES_MAX = 64 };
@@ -19,19 +19,7 @@ enum { MIB = 1 << 20, SEED = 1, STOP_MS = 1000, SHORT_MS = 400, SLACK_MS = 1000,
 static const wh_lane_ops *ops;
 static wherry_error error;
 
-static void *open_hub(int32_t size) {
-    return wh_local_hub_create(size);
-}
-
-static wh_group *join_hub(void *hub, int32_t rank) {
-    return wh_local_join(hub, rank);
-}
-
-static void close_hub(void *hub) {
-    wh_local_hub_release(hub);
-}
-
-static const wh_group_kind local_kind = {"local", open_hub, join_hub, close_hub};
+static const wh_group_kind local_kind = {"local", wh_open_local_place, wh_join_local_place, wh_close_local_place};
 static const wh_group_kind unix_kind = {"unix", wh_open_unix_place, wh_join_place, wh_close_place};
 static const wh_group_kind tcp_kind = {"tcp", wh_open_tcp_place, wh_join_place, wh_close_place};
 const wh_lane_place wh_lane_place_local = {&local_kind, false};

@@ -1,6 +1,6 @@
 /* The group over a table of one's own that can do everything. */
 #include "conformance/group_suite.h"
-#include "group/callback/callback.h"
+#include "conformance/hub_place.h"
 #include "support/table_hub.h"
 
 static void *open_hub(int32_t size) {
@@ -8,18 +8,7 @@ static void *open_hub(int32_t size) {
     return table_hub_open(size, &options);
 }
 
-static wh_group *join_hub(void *hub, int32_t rank) {
-    wherry_group_ops ops;
-    void *context = table_hub_member(hub, rank, &ops);
-    wh_group *group = NULL;
-    return wh_callback_create(&ops, context, &group, NULL) == WHERRY_OK ? group : NULL;
-}
-
-static void close_hub(void *hub) {
-    table_hub_close(hub);
-}
-
 int main(void) {
-    static const wh_group_kind kind = {"group_callback", open_hub, join_hub, close_hub};
+    static const wh_group_kind kind = {"group_callback", open_hub, wh_join_table_place, wh_close_table_place};
     return wh_group_suite_run(&kind);
 }

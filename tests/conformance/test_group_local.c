@@ -1,20 +1,8 @@
 /* The group within one process. */
 #include "conformance/group_suite.h"
-#include "group/local.h"
-
-static void *open_hub(int32_t size) {
-    return wh_local_hub_create(size);
-}
-
-static wh_group *join_hub(void *hub, int32_t rank) {
-    return wh_local_join(hub, rank);
-}
-
-static void close_hub(void *hub) {
-    wh_local_hub_release(hub);
-}
+#include "conformance/hub_place.h"
 
 int main(void) {
-    static const wh_group_kind local = {"group_local", open_hub, join_hub, close_hub};
+    static const wh_group_kind local = {"group_local", wh_open_local_place, wh_join_local_place, wh_close_local_place};
     return wh_group_suite_run(&local);
 }

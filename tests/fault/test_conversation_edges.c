@@ -8,8 +8,8 @@
 
 #include "base/byteorder.h"
 #include "base/point.h"
+#include "conformance/hub_place.h"
 #include "conformance/transfer_world.h"
-#include "group/local.h"
 #include "lane/stream/stream_frame.h"
 #include "support/scripted_peer.h"
 
@@ -294,20 +294,8 @@ static void test_what_a_damaged_chunk_leaves(void **state) {
     ferry_close(&world);
 }
 
-static void *open_hub(int32_t size) {
-    return wh_local_hub_create(size);
-}
-
-static wh_group *join_hub(void *hub, int32_t rank) {
-    return wh_local_join(hub, rank);
-}
-
-static void close_hub(void *hub) {
-    wh_local_hub_release(hub);
-}
-
 int main(void) {
-    static const wh_group_kind kind = {"local", open_hub, join_hub, close_hub};
+    static const wh_group_kind kind = {"local", wh_open_local_place, wh_join_local_place, wh_close_local_place};
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_teardown(test_a_rank_that_was_given_up_asks, let_go),
         cmocka_unit_test_teardown(test_a_question_while_a_send_ends, let_go),

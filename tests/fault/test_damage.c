@@ -10,28 +10,16 @@
 #include <unistd.h>
 
 #include "base/alloc.h"
+#include "conformance/hub_place.h"
 #include "conformance/sockets_place.h"
 #include "conformance/transfer_world.h"
-#include "group/local.h"
 #include "group/mailbox.h"
 
 enum { BODY = (9 << 20) + 7, TRICKLE = 150000, PATIENCE_MS = 20000, STALE_MS = 1500 };
 
 static wherry_error error;
 
-static void *open_local(int32_t size) {
-    return wh_local_hub_create(size);
-}
-
-static wh_group *join_local(void *hub, int32_t rank) {
-    return wh_local_join(hub, rank);
-}
-
-static void close_local(void *hub) {
-    wh_local_hub_release(hub);
-}
-
-static const wh_group_kind local = {"local", open_local, join_local, close_local};
+static const wh_group_kind local = {"local", wh_open_local_place, wh_join_local_place, wh_close_local_place};
 static const wh_group_kind over_unix = {"unix", wh_open_unix_place, wh_join_place, wh_close_place};
 static const wh_group_kind over_tcp = {"tcp", wh_open_tcp_place, wh_join_place, wh_close_place};
 

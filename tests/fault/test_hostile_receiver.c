@@ -7,27 +7,15 @@
 #include <stdlib.h>
 #include <unistd.h>
 
+#include "conformance/hub_place.h"
 #include "conformance/sockets_place.h"
-#include "group/local.h"
 #include "support/scripted_peer.h"
 
 enum { HONEST = 1, HOSTILE = 2, STALE_MS = 800, LIMIT_MS = 10000, BODY = (9 << 20) + 5, SECRET = 64 << 10 };
 
 static wherry_error error;
 
-static void *open_local(int32_t size) {
-    return wh_local_hub_create(size);
-}
-
-static wh_group *join_local(void *hub, int32_t rank) {
-    return wh_local_join(hub, rank);
-}
-
-static void close_local(void *hub) {
-    wh_local_hub_release(hub);
-}
-
-static const wh_group_kind local = {"local", open_local, join_local, close_local};
+static const wh_group_kind local = {"local", wh_open_local_place, wh_join_local_place, wh_close_local_place};
 static const wh_group_kind sockets = {"unix", wh_open_unix_place, wh_join_place, wh_close_place};
 
 /** A tensor in the middle of a storage: what lies around it is nobody's business. Bytes of the tensor are never 0xA5. */

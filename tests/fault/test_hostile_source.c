@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <sys/mman.h>
 
-#include "group/local.h"
+#include "conformance/hub_place.h"
 #include "support/scripted_peer.h"
 
 enum {
@@ -22,19 +22,7 @@ enum {
 static wherry_error error;
 static bool into_new_memory; /* of the next receive: without the target */
 
-static void *open_local(int32_t size) {
-    return wh_local_hub_create(size);
-}
-
-static wh_group *join_local(void *hub, int32_t rank) {
-    return wh_local_join(hub, rank);
-}
-
-static void close_local(void *hub) {
-    wh_local_hub_release(hub);
-}
-
-static const wh_group_kind local = {"local", open_local, join_local, close_local};
+static const wh_group_kind local = {"local", wh_open_local_place, wh_join_local_place, wh_close_local_place};
 
 static wherry_value *view_of(uint64_t bytes, uint64_t guard, uint8_t fill) {
     int64_t size = (int64_t)bytes;

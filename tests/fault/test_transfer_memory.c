@@ -6,12 +6,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "conformance/hub_place.h"
 #include "conformance/sockets_place.h"
 #include "conformance/transfer_world.h"
-#include "group/callback/callback.h"
-#include "group/local.h"
 #include "lane/blocks/blocks_internal.h"
-#include "support/table_hub.h"
 
 /** The timeout is short, since a side whose peer could not even begin waits for all of it. */
 enum { TIMEOUT_MS = 250, STALE_MS = 150, LIMIT_MS = 3000, NEXT_MS = 20000 };
@@ -75,42 +73,9 @@ static int tear_down(void **state) {
     return 0;
 }
 
-static void *open_local(int32_t size) {
-    return wh_local_hub_create(size);
-}
-
-static wh_group *join_local(void *hub, int32_t rank) {
-    return wh_local_join(hub, rank);
-}
-
-static void close_local(void *hub) {
-    wh_local_hub_release(hub);
-}
-
-static void *open_table(int32_t size) {
-    static const table_hub_options options = {.flags = WHERRY_GROUP_OPS_FLAGS, .blocks = true};
-    return table_hub_open(size, &options);
-}
-
-static void *open_bare(int32_t size) {
-    static const table_hub_options options = {.blocks = true};
-    return table_hub_open(size, &options);
-}
-
-static wh_group *join_table(void *hub, int32_t rank) {
-    wherry_group_ops ops;
-    void *context = table_hub_member(hub, rank, &ops);
-    wh_group *group = NULL;
-    return wh_callback_create(&ops, context, &group, NULL) == WHERRY_OK ? group : NULL;
-}
-
-static void close_table(void *hub) {
-    table_hub_close(hub);
-}
-
-static const wh_group_kind table = {"callback", open_table, join_table, close_table};
-static const wh_group_kind bare = {"plain", open_bare, join_table, close_table};
-static const wh_group_kind local = {"local", open_local, join_local, close_local};
+static const wh_group_kind table = {"callback", wh_open_table_place, wh_join_table_place, wh_close_table_place};
+static const wh_group_kind bare = {"plain", wh_open_plain_place, wh_join_table_place, wh_close_table_place};
+static const wh_group_kind local = {"local", wh_open_local_place, wh_join_local_place, wh_close_local_place};
 static const wh_group_kind sockets = {"unix", wh_open_unix_place, wh_join_place, wh_close_place};
 
 /** Views with gaps, so that scratch memory is needed, and a list. */

@@ -1,0 +1,20 @@
+/** @file hub_place.h  Groups whose members are threads of one test: the functions of a wh_group_kind, as those of sockets_place.h. */
+#ifndef WH_TESTS_HUB_PLACE_H
+#define WH_TESTS_HUB_PLACE_H
+
+#include "group/group.h"
+
+/** The group within one process. */
+void *wh_open_local_place(int32_t size);
+wh_group *wh_join_local_place(void *place, int32_t rank);
+void wh_close_local_place(void *place);
+
+/** Over a table that can do everything, blocks included; and over one whose calls do not overlap and that notices no death, but moves blocks. */
+void *wh_open_table_place(int32_t size);
+void *wh_open_plain_place(int32_t size);
+
+/** Over whatever table_hub_open gave. */
+wh_group *wh_join_table_place(void *place, int32_t rank);
+void wh_close_table_place(void *place);
+
+#endif
