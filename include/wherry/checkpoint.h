@@ -92,6 +92,15 @@ typedef wherry_status (*wherry_target_fn)(void *context, const wherry_value **ta
  */
 typedef wherry_status (*wherry_inspect_fn)(void *context, const wherry_value *state);
 
+/**
+ * Looks at a state that is about to be received, as wherry_inspect_fn does, and says which state to receive it into: for a receiver that learns only from what is
+ * offered where it has to go, such as one that lays out a file.
+ * @param state     borrowed during the call.
+ * @param target_p  borrowed until the receive returns; NULL: into new memory.
+ * @return WHERRY_OK, or a status that ends the receive and is handed on.
+ */
+typedef wherry_status (*wherry_accept_fn)(void *context, const wherry_value *state, const wherry_value **target_p);
+
 /** Bits of wherry_transfer_options.flags. */
 enum {
     WHERRY_RECV_PARTIAL = 1,    /**< As WHERRY_PLAN_PARTIAL: receive what both sides have. */
@@ -159,6 +168,10 @@ typedef struct wherry_transfer_options {
 
     wherry_inspect_fn inspect; /**< Receiver: may refuse what is offered. Default NULL. */
     void *inspect_context;     /**< Passed to it. */
+
+    wherry_accept_fn
+        accept; /**< Receiver: the state to receive into, once the offer is there. Not together with `target`. Default NULL. */
+    void *accept_context; /**< Passed to it. */
 } wherry_transfer_options;
 
 /** Fills the defaults. */
@@ -204,7 +217,7 @@ WHERRY_API wherry_status wherry_checkpoint_send(wherry_transport *transport, con
 /**
  * Receives a state from a rank that sends it.
  *
- * A source that is dead when the call begins fails it at once; one that has not joined yet is waited for. One that waits for this call's target or
+ * A source that is dead when the call begins fails it at once; one that has not joined yet is waited for. One that waits for this call's target, accept or
  * allocate gives it up at its own no_progress_ms.
  *
  * Into new memory, or with options.target in place, or with WHERRY_RECV_NEW in place as far as the target goes. Every check comes before the first byte is
@@ -222,7 +235,7 @@ WHERRY_API wherry_status wherry_checkpoint_send(wherry_transport *transport, con
  *   - WHERRY_CORRUPT: a chunk came damaged three times; the path is that of a tensor in it.
  *   - WHERRY_MALFORMED, WHERRY_TRUNCATED, WHERRY_OUT_OF_BOUNDS, WHERRY_BAD_VERSION: the source does not speak the protocol, or its memory is not where it said.
  *   - WHERRY_UNSUPPORTED: no lane reaches the source, with the reasons; or memory of that device cannot be had.
- *   - what wherry_manifest_decode and wherry_plan_create return for a bad manifest or a bad target; what target, inspect or allocate returned.
+ *   - what wherry_manifest_decode and wherry_plan_create return for a bad manifest or a bad target; what target, inspect, accept or allocate returned.
  *   - WHERRY_INVALID_ARGUMENT, WHERRY_NO_MEMORY, WHERRY_SYSTEM.
  */
 WHERRY_API wherry_status wherry_checkpoint_recv(wherry_transport *transport, int32_t rank,

@@ -189,6 +189,19 @@ static uint32_t plan_flags(uint32_t flags) {
     return (flags & same) | (flags & WHERRY_RECV_NEW ? (uint32_t)WHERRY_PLAN_NEW : 0);
 }
 
+/** Shows what is offered to whom it concerns, and lets them say where it goes. */
+static wherry_status show_offer(const wherry_transfer_options *options, const wherry_value *state,
+                                const wherry_value **target_p, wherry_error *error) {
+    wherry_status status = options->inspect ? options->inspect(options->inspect_context, state) : WHERRY_OK;
+    if (status != WHERRY_OK) {
+        return wh_fail(error, status, "the inspect callback refused the state: %s", wherry_status_text(status));
+    }
+    status = options->accept ? options->accept(options->accept_context, state, target_p) : WHERRY_OK;
+    return status == WHERRY_OK
+               ? status
+               : wh_fail(error, status, "the accept callback refused the state: %s", wherry_status_text(status));
+}
+
 static wherry_status make_plan(wh_receive *receive, const wherry_value *target, bool apart, wherry_error *error) {
     const wherry_transfer_options *options = &receive->transfer.options;
     wherry_prepared *prepared;
@@ -197,11 +210,13 @@ static wherry_status make_plan(wh_receive *receive, const wherry_value *target, 
     if (status != WHERRY_OK) {
         return status;
     }
-    status = options->inspect ? options->inspect(options->inspect_context, wherry_prepared_state(prepared)) : WHERRY_OK;
+    status = show_offer(options, wherry_prepared_state(prepared), &target, error);
     if (status != WHERRY_OK) {
         wherry_prepared_destroy(prepared);
-        return wh_fail(error, status, "the inspect callback refused the state: %s", wherry_status_text(status));
+        return status;
     }
+    receive->in_place = target != NULL;
+    apart = apart || (options->accept && target && wh_targets_are_apart(target));
     wherry_plan_options plan_options;
     wherry_plan_options_init(&plan_options);
     plan_options.flags = plan_flags(options->flags);
@@ -239,7 +254,6 @@ static wherry_status agree(wh_receive *receive, wherry_error *error) {
     if (status == WHERRY_OK) {
         status = await_offer(receive, error);
     }
-    receive->in_place = target != NULL;
     int64_t steps[] = {options->step, receive->offer.step};
     if (status == WHERRY_OK && steps[0] != steps[1] && steps[0] != WHERRY_STEP_ANY && steps[1] != WHERRY_STEP_ANY) {
         status = wh_fail(error, WHERRY_MISMATCH, "rank %d sends step %lld and step %lld is wanted", (int)receive->rank,

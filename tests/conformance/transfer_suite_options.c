@@ -349,10 +349,68 @@ static void test_inspected(void **state) {
     ferry_close(&world);
 }
 
+typedef struct acceptance {
+    wherry_value *target; /**< Made when the offer is there. */
+    uint64_t nbytes;      /**< 0: as many as are offered. */
+} acceptance;
+
+/** Makes a target of what is offered. */
+static wherry_status accept(void *context, const wherry_value *state, const wherry_value **target_p) {
+    acceptance *made = context;
+    const wherry_tensor *offered = wherry_tensor_get(wherry_dict_get(state, "w"));
+    assert_null(wherry_storage_data(offered->storage));
+    made->target = ferry_tensor(made->nbytes ? made->nbytes : wherry_storage_nbytes(offered->storage), 77);
+    *target_p = made->target;
+    return WHERRY_OK;
+}
+
+static wherry_status accept_nothing(void *context, const wherry_value *state, const wherry_value **target_p) {
+    (void)context;
+    (void)state;
+    (void)target_p;
+    return WHERRY_LIMIT;
+}
+
+/** A receiver that says where to receive when it knows what is offered: in place, checked like any target. */
+static void test_accepted(void **state) {
+    (void)state;
+    ferry_world world = ferry_open();
+    wherry_value *source = ferry_tensor(1 << 20, 3);
+    for (uint64_t i = 0; i < 3; i++) {
+        acceptance made = {NULL, i == 1 ? 1 << 10 : 0};
+        ferry_call calls[] = {ferry_send(&world, 0, 1, source), ferry_receive(&world, 1, 0)};
+        calls[1].options.accept = i == 2 ? accept_nothing : accept;
+        calls[1].options.accept_context = &made;
+        ferry_run(calls, 2);
+        assert_int_equal(calls[0].status, i ? WHERRY_ABORTED : WHERRY_OK);
+        assert_int_equal(calls[1].status, ((wherry_status[]){WHERRY_OK, WHERRY_MISMATCH, WHERRY_LIMIT})[i]);
+        if (i == 0) {
+            must(wherry_value_compare(made.target, source, WHERRY_COMPARE_ALL, &error));
+            assert_ptr_equal(wherry_tensor_get(wherry_dict_get(calls[1].received, "w"))->storage,
+                             wherry_tensor_get(wherry_dict_get(made.target, "w"))->storage);
+            wherry_value_destroy(calls[1].received);
+        }
+        wherry_value_destroy(made.target);
+    }
+    wherry_value *received;
+    wherry_transfer_options options = ferry_options();
+    options.target = ferry_target;
+    options.accept = accept;
+    must_fail(WHERRY_INVALID_ARGUMENT, error,
+              wherry_checkpoint_recv(world.transports[1], 0, &options, &received, &error));
+    wherry_value_destroy(source);
+    ferry_close(&world);
+}
+
 const struct CMUnitTest ferry_option_cases[] = {
-    cmocka_unit_test(test_interrupted_while_waiting), cmocka_unit_test(test_asked_in_vain),
-    cmocka_unit_test(test_interrupted_source),        cmocka_unit_test(test_interrupted_receiver),
-    cmocka_unit_test(test_cancelled_in_the_middle),   cmocka_unit_test(test_memory_for_what_the_target_lacks),
-    cmocka_unit_test(test_ranks_as_meshes_name_them), cmocka_unit_test(test_inspected),
+    cmocka_unit_test(test_interrupted_while_waiting),
+    cmocka_unit_test(test_asked_in_vain),
+    cmocka_unit_test(test_interrupted_source),
+    cmocka_unit_test(test_interrupted_receiver),
+    cmocka_unit_test(test_cancelled_in_the_middle),
+    cmocka_unit_test(test_memory_for_what_the_target_lacks),
+    cmocka_unit_test(test_ranks_as_meshes_name_them),
+    cmocka_unit_test(test_inspected),
+    cmocka_unit_test(test_accepted),
 };
 const size_t ferry_option_case_count = sizeof(ferry_option_cases) / sizeof(*ferry_option_cases);
