@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""check-symbols.py BUILD_DIR: the functions that the public headers declare, those that src/wherry.map names, and those
-that the shared library exports are the same."""
+"""check-symbols.py BUILD_DIR: for each shared library, the functions that its public headers declare, those that its map names, and
+those that it exports are the same. A library of COMPANIONS has headers of its own; all others are the core's."""
 
 import re
 import subprocess
@@ -9,19 +9,23 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 
+# The core: its map, and where it is built.
+CORE = ("src/wherry.map", "src/libwherry.so")
+# Libraries beside it: {header: (map, where it is built)}. One whose map is not there is not built yet.
+COMPANIONS = {"file.h": ("src/file/wherry-file.map", "src/file/libwherry-file.so")}
 
-def declared():
+
+def declared(headers):
     names = set()
-    for header in (ROOT / "include/wherry").glob("*.h"):
+    for header in headers:
         text = re.sub(r"/\*.*?\*/", "", header.read_text(encoding="utf-8"), flags=re.S)
         text = re.sub(r"^#.*$", "", text, flags=re.M)
         names.update(re.findall(r"\bWHERRY_API\b[^;]*?\b(\w+)\s*\(", text))
     return names
 
 
-def mapped():
-    text = (ROOT / "src/wherry.map").read_text(encoding="utf-8")
-    return set(re.findall(r"^ +(\w+);$", text, flags=re.M))
+def mapped(path):
+    return set(re.findall(r"^ +(\w+);$", path.read_text(encoding="utf-8"), flags=re.M))
 
 
 def exported(library):
@@ -32,11 +36,12 @@ def exported(library):
     return {name.split("@")[0] for _, kind, name in symbols if kind != "A"}
 
 
-def main(build):
+def check(build, headers, places):
+    symbol_map, library = places
     lists = {
-        "declared in include/wherry/": declared(),
-        "named in src/wherry.map": mapped(),
-        "exported by libwherry.so": exported(Path(build) / "src/libwherry.so"),
+        "declared in " + (headers[0].name if len(headers) == 1 else "include/wherry/"): declared(headers),
+        f"named in {symbol_map}": mapped(ROOT / symbol_map),
+        f"exported by {Path(library).name}": exported(Path(build) / library),
     }
     wrong = False
     for name in sorted(set().union(*lists.values())):
@@ -44,6 +49,15 @@ def main(build):
         if absent:
             print(f"{name}: not {', not '.join(absent)}", file=sys.stderr)
             wrong = True
+    return wrong
+
+
+def main(build):
+    headers = sorted((ROOT / "include/wherry").glob("*.h"))
+    wrong = check(build, [h for h in headers if h.name not in COMPANIONS], CORE)
+    for header in headers:
+        if header.name in COMPANIONS and (ROOT / COMPANIONS[header.name][0]).exists():
+            wrong |= check(build, [header], COMPANIONS[header.name])
     return 1 if wrong else 0
 
 
