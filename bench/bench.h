@@ -135,6 +135,9 @@ double bench_reads_run(const bench_reads *reads);
 /** The same into new memory in huge pages, which the threads touch first. @return seconds from before it is mapped. */
 double bench_reads_run_fresh(const bench_reads *reads, const bench_state *state);
 
+/** Two threads copy a state to another of the same shape, within this process. @return seconds, without those of starting the threads. */
+double bench_copies_run(const bench_state *from, const bench_state *to);
+
 /** Moves a state's bytes over plain sockets, a thread a connection: `write`, the source's side, or the receiver's. */
 void bench_plain(const bench_world *world, const bench_state *state, bool write);
 

@@ -159,6 +159,48 @@ double bench_reads_run_fresh(const bench_reads *reads, const bench_state *state)
     return seconds;
 }
 
+/* ---- copying within a process ---- */
+
+typedef struct copier {
+    const bench_state *from;
+    const bench_state *to;
+    atomic_size_t *next;
+    double begin;
+    double end;
+} copier;
+
+static void *copy_extents(void *context) {
+    copier *own = context;
+    size_t number;
+    own->begin = bench_now();
+    while ((number = atomic_fetch_add(own->next, 1)) < own->from->count) {
+        memcpy(own->to->extents[number].iov_base, own->from->extents[number].iov_base,
+               own->from->extents[number].iov_len);
+    }
+    own->end = bench_now();
+    return NULL;
+}
+
+double bench_copies_run(const bench_state *from, const bench_state *to) {
+    copier copiers[THREADS];
+    pthread_t threads[THREADS];
+    atomic_size_t next = 0;
+    for (int i = 0; i < THREADS; i++) {
+        copiers[i] = (copier){.from = from, .to = to, .next = &next};
+        if (pthread_create(threads + i, NULL, copy_extents, copiers + i) != 0) {
+            bench_die("cannot start a thread");
+        }
+    }
+    double begin = 0;
+    double end = 0;
+    for (int i = 0; i < THREADS; i++) {
+        pthread_join(threads[i], NULL);
+        begin = i == 0 || copiers[i].begin < begin ? copiers[i].begin : begin;
+        end = copiers[i].end > end ? copiers[i].end : end;
+    }
+    return end - begin;
+}
+
 /* ---- plain sockets ---- */
 
 typedef struct stream {

@@ -1,11 +1,10 @@
-#include <errno.h>
-#include <getopt.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "command.h"
 #include "demo_options.h"
+#include "demo_run.h"
 
 #define MIB (UINT64_C(1) << 20)
 #define GIB (UINT64_C(1) << 30)
@@ -17,136 +16,57 @@
 
 enum { KILLS_MAX = 1000, STEPS_A_KILL = 12, NOT_SAID = -1 };
 
-static const char *const lanes[] = {"auto", "cma", "ring", "stream"};
+/** As the table fills it. */
+typedef struct said {
+    wh_common common;
+    int64_t ranks;
+    uint64_t size;
+    const char *lane;
+    int64_t kills;
+    int64_t steps;
+    bool verify;
+    bool no_color;
+} said;
 
-static const struct option long_options[] = {
-    {"ranks", required_argument, NULL, 'r'},
-    {"size", required_argument, NULL, 's'},
-    {"lane", required_argument, NULL, 'l'},
-    {"kills", required_argument, NULL, 'k'},
-    {"steps", required_argument, NULL, 'n'},
-    {"verify", no_argument, NULL, 'c'},
-    {"no-color", no_argument, NULL, 'C'},
-    {"quiet", no_argument, NULL, 'q'},
-    {"verbose", no_argument, NULL, 'v'},
-    {"help", no_argument, NULL, 'h'},
-    {NULL, 0, NULL, 0},
+static const wh_option options_taken[] = {
+    {"ranks", 0, WH_OPTION_NUMBER, offsetof(said, ranks), "N", "processes, 2 to 64 (default 4)", 2, WH_DEMO_RANKS_MAX,
+     NULL},
+    {"size", 0, WH_OPTION_SIZE, offsetof(said, size), "SIZE",
+     "state of each rank, such as 512M or 2G, from 1M on (default 1G); all of it must fit in memory", SIZE_MIN,
+     SIZE_MAX_BYTES, NULL},
+    {"lane", 0, WH_OPTION_CHOICE, offsetof(said, lane), "LANE",
+     "how the bytes move: cma (read from the peer's memory), ring (shared memory), stream (sockets), or auto, the "
+     "fastest that works (default auto)",
+     0, 0, "auto,cma,ring,stream"},
+    {"kills", 0, WH_OPTION_NUMBER, offsetof(said, kills), "N",
+     "how many ranks are killed, in turn from 0 on, 0 to 1000 (default: each rank once)", 0, KILLS_MAX, NULL},
+    {"steps", 0, WH_OPTION_NUMBER, offsetof(said, steps), "N",
+     "training steps, more than kills (default: 12 for each kill, and as many to begin with)", 1, WH_DEMO_STEPS_MAX,
+     NULL},
+    {"verify", 0, WH_OPTION_FLAG, offsetof(said, verify), NULL,
+     "check the bytes by digests also where they do not cross a network", 0, 0, NULL},
+    {"no-color", 0, WH_OPTION_FLAG, offsetof(said, no_color), NULL,
+     "no colors; so does the environment variable NO_COLOR", 0, 0, NULL},
+    {.name = NULL},
 };
 
-static void print_help(void) {
-    printf(
-        "Usage: wherry demo [OPTION...]\n"
-        "\n"
+const wh_command wh_command_demo = {
+    .name = "demo",
+    .summary = "kill ranks of a training run, one after the other, and watch their peers heal them",
+    .operands = "",
+    .text =
         "Starts a few processes, the ranks, that hold the same model-shaped state and train it: each step changes "
-        "every\n"
+        "every "
         "byte, in the same way on all of them. Then one rank after the other, 0 included, is killed by SIGKILL. Each "
-        "time a\n"
-        "new process takes its place, joins the group and is healed by a peer: it receives the peer's state in place, "
-        "while\n"
-        "the others train on, and catches up. After each step and at the end the digests of all ranks must be equal.\n"
-        "\n"
-        "Options:\n"
-        "  --ranks N      processes, 2 to %d (default 4)\n"
-        "  --size SIZE    state of each rank, such as 512M or 2G, from 1M on (default 1G); all of it must fit in "
-        "memory\n"
-        "  --lane LANE    how the bytes move: cma (read from the peer's memory), ring (shared memory), stream "
-        "(sockets), or\n"
-        "                 auto, the fastest that works (default auto)\n"
-        "  --kills N      how many ranks are killed, in turn from 0 on, 0 to %d (default: each rank once)\n"
-        "  --steps N      training steps, more than kills (default: %d for each kill, and as many to begin with)\n"
-        "  --verify       check the bytes by digests also where they do not cross a network\n"
-        "  -q, --quiet    print the verdict alone\n"
-        "  -v, --verbose  also print what the library tells while it works\n"
-        "  --no-color     no colors; so does the environment variable NO_COLOR\n"
-        "  -h, --help     print this and end\n"
-        "\n"
-        "Exit codes: 0 all digests were equal; 1 they were not, or something failed; 2 a mistake in the options; 128 "
-        "and the\n"
-        "signal's number where one ended the demo. No process and no file is left behind; only SIGKILL leaves the\n"
-        "folder wherry-demo-* in TMPDIR.\n",
-        WH_DEMO_RANKS_MAX, KILLS_MAX, STEPS_A_KILL);
-}
-
-static bool parse_number(const char *name, const char *text, long least, long most, int *number_p) {
-    char *end;
-    errno = 0;
-    long number = strtol(text, &end, 10);
-    if (errno || end == text || *end || number < least || number > most) {
-        fprintf(stderr, "wherry demo: --%s takes a number from %ld to %ld, not '%s'\n", name, least, most, text);
-        return false;
-    }
-    *number_p = (int)number;
-    return true;
-}
-
-/** The factor of a suffix: K, M, G, T, with or without "iB" or "B"; 0 where it is none of these. */
-static uint64_t suffix_factor(const char *suffix) {
-    static const char letters[] = "KMGT";
-    if (*suffix == '\0') {
-        return 1;
-    }
-    const char *letter = strchr(letters, *suffix >= 'a' && *suffix <= 'z' ? *suffix - 'a' + 'A' : *suffix);
-    const char *rest = suffix + 1;
-    if (!letter || (*rest && strcmp(rest, "B") != 0 && strcmp(rest, "iB") != 0)) {
-        return 0;
-    }
-    return UINT64_C(1) << (10 * (letter - letters + 1));
-}
-
-static bool parse_size(const char *text, uint64_t *size_p) {
-    char *end;
-    errno = 0;
-    unsigned long long number = strtoull(text, &end, 10);
-    uint64_t factor = end == text || errno || text[0] == '-' ? 0 : suffix_factor(end);
-    if (!factor || number > SIZE_MAX_BYTES / factor || number * factor < SIZE_MIN) {
-        fprintf(stderr, "wherry demo: --size takes a size from 1M to 1T, such as 512M or 2G, not '%s'\n", text);
-        return false;
-    }
-    *size_p = number * factor;
-    return true;
-}
-
-static bool parse_lane(const char *text, const char **lane_p) {
-    for (size_t i = 0; i < sizeof(lanes) / sizeof(lanes[0]); i++) {
-        if (strcmp(text, lanes[i]) == 0) {
-            *lane_p = lanes[i];
-            return true;
-        }
-    }
-    fprintf(stderr, "wherry demo: --lane takes auto, cma, ring or stream, not '%s'\n", text);
-    return false;
-}
-
-/** Takes one option over. @return false for a mistake, which was told. */
-static bool take(int letter, const char *value, wh_demo_options *options) {
-    switch (letter) {
-    case 'r':
-        return parse_number("ranks", value, 2, WH_DEMO_RANKS_MAX, &options->ranks);
-    case 's':
-        return parse_size(value, &options->size);
-    case 'l':
-        return parse_lane(value, &options->lane);
-    case 'k':
-        return parse_number("kills", value, 0, KILLS_MAX, &options->kills);
-    case 'n':
-        return parse_number("steps", value, 1, WH_DEMO_STEPS_MAX, &options->steps);
-    case 'c':
-        options->verify = true;
-        return true;
-    case 'C':
-        options->color = false;
-        return true;
-    case 'q':
-        options->quiet = true;
-        return true;
-    case 'v':
-        options->verbose = true;
-        return true;
-    default: /* getopt_long has told it */
-        fprintf(stderr, "`wherry demo --help` explains the options\n");
-        return false;
-    }
-}
+        "time a new process takes its place, joins the group and is healed by a peer: it receives the peer's state in "
+        "place, while the others train on, and catches up. After each step and at the end the digests of all ranks "
+        "must be equal.\n\n"
+        "No process and no file is left behind; only SIGKILL leaves the folder wherry-demo-* in TMPDIR.",
+    .options = options_taken,
+    .examples = "wherry demo\n"
+                "wherry demo --size 256M --lane stream\n",
+    .run = wh_demo_command,
+};
 
 /** What follows from other options, and what does not go together. */
 static bool complete(wh_demo_options *options) {
@@ -157,39 +77,30 @@ static bool complete(wh_demo_options *options) {
         options->steps = (options->kills + 1) * STEPS_A_KILL;
     }
     if (options->kills >= options->steps) {
-        fprintf(stderr, "wherry demo: %d kills need at least %d steps; say --steps %d, or --kills %d\n", options->kills,
-                options->kills + 1, options->kills + 1, options->steps - 1);
-        return false;
-    }
-    if (options->quiet && options->verbose) {
-        fprintf(stderr, "wherry demo: --quiet and --verbose do not go together\n");
+        wh_fail_command(&wh_command_demo, 0, "%d kills need at least %d steps; say --steps %d, or --kills %d",
+                        options->kills, options->kills + 1, options->kills + 1, options->steps - 1);
         return false;
     }
     return true;
 }
 
 bool wh_demo_options_parse(int argc, char **argv, wh_demo_options *options, int *code_p) {
-    static char name[] = "wherry demo"; /* as which getopt_long complains */
-    *options = (wh_demo_options){
-        .ranks = 4, .size = GIB, .lane = lanes[0], .kills = NOT_SAID, .steps = NOT_SAID, .color = !getenv("NO_COLOR")};
-    argv[0] = name;
-    *code_p = WH_EXIT_USAGE;
-    int letter;
-    while ((letter = getopt_long(argc, argv, "hqv", long_options, NULL)) != -1) {
-        if (letter == 'h') {
-            print_help();
-            *code_p = EXIT_SUCCESS;
-            return false;
-        }
-        if (!take(letter, optarg, options)) {
-            return false;
-        }
-    }
-    if (optind < argc) {
-        fprintf(stderr, "wherry demo: '%s' is not an option; `wherry demo --help` explains those that are\n",
-                argv[optind]);
+    said s = {.ranks = 4, .size = GIB, .lane = "auto", .kills = NOT_SAID, .steps = NOT_SAID};
+    if (!wh_options_parse(&wh_command_demo, argc, argv, &s, NULL, code_p)) {
         return false;
     }
+    *options = (wh_demo_options){
+        .ranks = (int)s.ranks,
+        .size = s.size,
+        .lane = s.lane,
+        .kills = (int)s.kills,
+        .steps = (int)s.steps,
+        .verify = s.verify,
+        .quiet = s.common.quiet,
+        .verbose = s.common.verbose,
+        .color = !s.no_color && !getenv("NO_COLOR"),
+    };
+    *code_p = WH_EXIT_USAGE;
     return complete(options);
 }
 

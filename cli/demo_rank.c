@@ -8,7 +8,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
-#include <time.h>
 #include <unistd.h>
 
 #include <wherry/checkpoint.h>
@@ -20,6 +19,8 @@
 #include "demo_launch.h"
 #include "demo_model.h"
 #include "demo_options.h"
+#include "demo_run.h"
+#include "show.h"
 
 enum {
     TIMEOUT_MS = 60000, /**< For each thing that a rank waits for. */
@@ -35,12 +36,6 @@ typedef struct demo_rank {
     wherry_group *group;
     wherry_transport *transport;
 } demo_rank;
-
-static double seconds_now(void) {
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
-}
 
 /** Without somebody to tell there is no demo: then the rank ends too. */
 static void tell(const demo_rank *r, const wh_demo_message *message) {
@@ -76,7 +71,7 @@ static wherry_status lend(demo_rank *r, const int32_t *ranks, size_t count, wher
     wherry_value *state;
     init_transfer(r, &options);
     options.step = r->step;
-    double begin = seconds_now();
+    double begin = wh_clock();
     wherry_status status = wh_demo_model_state(r->model, r->step, &state, error);
     if (status != WHERRY_OK) {
         return status;
@@ -86,7 +81,7 @@ static wherry_status lend(demo_rank *r, const int32_t *ranks, size_t count, wher
     for (size_t i = 0; i < count; i++) {
         if (outcomes[i].status == WHERRY_OK) {
             tell(r, &(wh_demo_message){
-                        .kind = WH_DEMO_LENT, .peer = ranks[i], .step = r->step, .seconds = seconds_now() - begin});
+                        .kind = WH_DEMO_LENT, .peer = ranks[i], .step = r->step, .seconds = wh_clock() - begin});
         } else if (outcomes[i].status == WHERRY_CLOSED) {
             *error = outcomes[i].error;
             return WHERRY_CLOSED;
@@ -236,3 +231,5 @@ int wh_demo_rank_command(int argc, char **argv) {
     wh_demo_model_destroy(r.model);
     return status == WHERRY_OK ? EXIT_SUCCESS : WH_EXIT_FAILED;
 }
+
+const wh_command wh_command_demo_rank = {.name = "demo-rank", .operands = "", .text = "", .run = wh_demo_rank_command};

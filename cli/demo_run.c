@@ -18,6 +18,7 @@
 #include "demo_control.h"
 #include "demo_launch.h"
 #include "demo_options.h"
+#include "demo_run.h"
 #include "demo_show.h"
 
 #define RESTART_SECONDS 0.5 /**< From a rank's death to a new process: what a scheduler takes at best. */
@@ -158,7 +159,7 @@ static void kill_rank(run *r, int rank) {
     seat *s = r->seats + rank;
     reap(s);
     s->state = DOWN;
-    s->restart_at = wh_demo_clock() + RESTART_SECONDS;
+    s->restart_at = wh_clock() + RESTART_SECONDS;
     r->killed++;
     wh_demo_say(&r->screen, WH_DEMO_BAD, "rank %d killed after step %d", rank, s->step);
 }
@@ -187,10 +188,10 @@ static void on_healed(run *r, int rank, const wh_demo_message *m) {
     r->healed++;
     r->bytes += m->bytes;
     r->seconds += m->seconds;
-    char size[WH_DEMO_SIZE_TEXT_MAX];
+    char size[WH_SIZE_TEXT_MAX];
     wh_demo_say(&r->screen, WH_DEMO_GOOD,
                 "rank %d healed in place from rank %d: %s in %.2f s, %.1f GB/s over %s, verified %s, at step %d", rank,
-                m->peer, wh_demo_size_text(m->bytes, size), m->seconds, rate(m->bytes, m->seconds), m->text,
+                m->peer, wh_size_text(m->bytes, size), m->seconds, rate(m->bytes, m->seconds), m->text,
                 m->verified ? "yes" : "no", s->step);
 }
 
@@ -263,7 +264,7 @@ static void listen_to(run *r, int rank) {
     wh_demo_got got = WH_DEMO_GOT_ONE;
     while (!r->over && r->seats[rank].pid &&
            (got = wh_demo_control_receive(r->seats[rank].control, 0, &message)) == WH_DEMO_GOT_ONE) {
-        r->heard = wh_demo_clock();
+        r->heard = wh_clock();
         on_message(r, rank, &message);
     }
     if (got == WH_DEMO_GOT_END) {
@@ -300,7 +301,7 @@ static void tell_all(run *r, wh_demo_kind kind) {
 /** What is due: a new process, a kill, the end. */
 static void act(run *r) {
     for (int i = 0; i < r->options.ranks; i++) {
-        if (r->seats[i].state == DOWN && wh_demo_clock() >= r->seats[i].restart_at) {
+        if (r->seats[i].state == DOWN && wh_clock() >= r->seats[i].restart_at) {
             start(r, i, true);
         }
     }
@@ -363,16 +364,16 @@ static void wait_and_listen(run *r) {
 
 static void conduct(run *r) {
     double drawn = 0;
-    r->heard = wh_demo_clock();
+    r->heard = wh_clock();
     while (!r->over) {
         wait_and_listen(r);
         act(r);
         set_pace(r);
-        if (wh_demo_clock() - drawn >= FRAME_MS * 1e-3) {
-            drawn = wh_demo_clock();
+        if (wh_clock() - drawn >= FRAME_MS * 1e-3) {
+            drawn = wh_clock();
             show(r);
         }
-        if (wh_demo_clock() - r->heard > SILENCE_SECONDS) {
+        if (wh_clock() - r->heard > SILENCE_SECONDS) {
             fail(r, "nothing was heard from any rank for %d s, at step %d; --verbose tells more", SILENCE_SECONDS,
                  extreme_step(r, false, -1));
         }
@@ -387,7 +388,7 @@ static void conduct(run *r) {
 
 /** Ends all ranks: in good order where the run went well, else at once. */
 static void end_ranks(run *r) {
-    double until = wh_demo_clock() + QUIT_SECONDS;
+    double until = wh_clock() + QUIT_SECONDS;
     if (!r->over) {
         tell_all(r, WH_DEMO_QUIT);
     }
@@ -396,7 +397,7 @@ static void end_ranks(run *r) {
         int status;
         seat *s = r->seats + i;
         while (!r->over && wh_demo_control_receive(s->control, FRAME_MS, &message) != WH_DEMO_GOT_END) {
-            if (wh_demo_clock() > until) {
+            if (wh_clock() > until) {
                 fail(r, "rank %d does not end", i);
             }
         }
@@ -418,13 +419,13 @@ static void judge(run *r) {
     if (r->over) {
         return;
     }
-    char size[WH_DEMO_SIZE_TEXT_MAX];
+    char size[WH_SIZE_TEXT_MAX];
     wh_demo_verdict(&r->screen, WH_DEMO_GOOD,
                     "OK: %d ranks at step %d with equal digests (%016" PRIx64 "), after %d kill%s and %d heal%s: %s at "
                     "%.1f GB/s; in %.1f s",
                     r->options.ranks, r->options.steps, first->words[2], r->killed, r->killed == 1 ? "" : "s",
-                    r->healed, r->healed == 1 ? "" : "s", wh_demo_size_text(r->bytes, size), rate(r->bytes, r->seconds),
-                    wh_demo_clock() - r->screen.begin);
+                    r->healed, r->healed == 1 ? "" : "s", wh_size_text(r->bytes, size), rate(r->bytes, r->seconds),
+                    wh_clock() - r->screen.begin);
 }
 
 /** From here on the signals that end a command are read from a descriptor, so that the ranks and the folder never stay. */
@@ -444,9 +445,9 @@ static bool take_signals(run *r) {
 }
 
 static void conduct_all(run *r) {
-    char size[WH_DEMO_SIZE_TEXT_MAX];
+    char size[WH_SIZE_TEXT_MAX];
     wh_demo_say(&r->screen, WH_DEMO_PLAIN, "%d ranks start, each with a state of %s", r->options.ranks,
-                wh_demo_size_text(r->options.size, size));
+                wh_size_text(r->options.size, size));
     for (int i = 0; i < r->options.ranks && !r->over; i++) {
         start(r, i, false);
     }

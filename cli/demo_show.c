@@ -1,37 +1,16 @@
 #include <stdarg.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
-#include <sys/ioctl.h>
-#include <time.h>
-#include <unistd.h>
 
 #include "demo_show.h"
 
-enum { COLUMNS_DEFAULT = 80, BAR_MIN = 10, BAR_MAX = 40, COLUMNS_BESIDE = 50 };
+enum { BAR_MIN = 10, BAR_MAX = 40, COLUMNS_BESIDE = 50 };
 
 static const char *const tones[] = {"", "\033[2m", "\033[31m", "\033[32m"};
 
-double wh_demo_clock(void) {
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
-}
-
-const char *wh_demo_size_text(uint64_t bytes, char text[WH_DEMO_SIZE_TEXT_MAX]) {
-    /* A state may be a few bytes less than was asked for. */
-    if (bytes + 1024 >= UINT64_C(1) << 30) {
-        snprintf(text, WH_DEMO_SIZE_TEXT_MAX, "%.2f GiB", (double)bytes / (1 << 30));
-    } else {
-        snprintf(text, WH_DEMO_SIZE_TEXT_MAX, "%.1f MiB", (double)bytes / (1 << 20));
-    }
-    return text;
-}
-
 void wh_demo_screen_init(wh_demo_screen *screen, const wh_demo_options *options) {
-    const char *kind = getenv("TERM");
-    bool terminal = isatty(STDOUT_FILENO) && kind && strcmp(kind, "dumb") != 0;
-    *screen = (wh_demo_screen){.begin = wh_demo_clock(),
+    bool terminal = wh_is_terminal(stdout);
+    *screen = (wh_demo_screen){.begin = wh_clock(),
                                .terminal = terminal && !options->quiet,
                                .color = terminal && options->color,
                                .quiet = options->quiet};
@@ -65,7 +44,7 @@ void wh_demo_say(wh_demo_screen *screen, wh_demo_tone tone, const char *format, 
         return;
     }
     wh_demo_screen_clear(screen);
-    printf("%6.1f s  ", wh_demo_clock() - screen->begin);
+    printf("%6.1f s  ", wh_clock() - screen->begin);
     va_start(arguments, format);
     print_toned(screen, tone, format, arguments);
     va_end(arguments);
@@ -80,9 +59,8 @@ void wh_demo_verdict(wh_demo_screen *screen, wh_demo_tone tone, const char *form
 }
 
 static void draw_bar(wh_demo_screen *screen, int step, int steps, const char *note) {
-    struct winsize size;
     char line[256];
-    int columns = ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col ? size.ws_col : COLUMNS_DEFAULT;
+    int columns = wh_terminal_columns(stdout);
     int width = columns - COLUMNS_BESIDE;
     width = width < BAR_MIN ? BAR_MIN : width > BAR_MAX ? BAR_MAX : width;
     int full = width * step / steps;
@@ -90,8 +68,7 @@ static void draw_bar(wh_demo_screen *screen, int step, int steps, const char *no
     memset(bar, '#', (size_t)full);
     memset(bar + full, '-', (size_t)(width - full));
     bar[width] = '\0';
-    snprintf(line, sizeof(line), "%6.1f s  [%s] step %d of %d  %s", wh_demo_clock() - screen->begin, bar, step, steps,
-             note);
+    snprintf(line, sizeof(line), "%6.1f s  [%s] step %d of %d  %s", wh_clock() - screen->begin, bar, step, steps, note);
     printf("\r%.*s\033[K", columns - 1, line);
     screen->bar_is_there = true;
     flush(screen);

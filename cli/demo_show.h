@@ -6,6 +6,7 @@
 #include <stdint.h>
 
 #include "demo_options.h"
+#include "show.h"
 
 /** How a line of the timeline looks where there are colors. */
 typedef enum wh_demo_tone {
@@ -24,14 +25,6 @@ typedef struct wh_demo_screen {
     bool broken;       /**< Nobody reads the output any more. */
     int tenths;        /**< Without a terminal: how much of the run was told. */
 } wh_demo_screen;
-
-enum { WH_DEMO_SIZE_TEXT_MAX = 32 };
-
-/** Writes a number of bytes for people: "1.00 GiB", "32.0 MiB". @return text. */
-const char *wh_demo_size_text(uint64_t bytes, char text[WH_DEMO_SIZE_TEXT_MAX]);
-
-/** Seconds of a clock that only goes on. */
-double wh_demo_clock(void);
 
 void wh_demo_screen_init(wh_demo_screen *screen, const wh_demo_options *options);
 

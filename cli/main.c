@@ -1,4 +1,5 @@
 /* `wherry`: finds the sub-command and hands over to it. */
+#include <stdarg.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -8,18 +9,45 @@
 
 #include "command.h"
 
-typedef struct command {
-    const char *name;
-    int (*run)(int argc, char **argv);
-    const char *summary; /**< NULL: not listed. */
-} command;
-
-static const command commands[] = {
-    {"demo", wh_demo_command, "kill ranks of a training run, one after the other, and watch their peers heal them"},
-    {"demo-rank", wh_demo_rank_command, NULL},
+const wh_command *const wh_commands[] = {
+    &wh_command_doctor, &wh_command_bench, &wh_command_demo, &wh_command_demo_rank, &wh_command_reference, NULL,
 };
 
-enum { COMMANDS = sizeof(commands) / sizeof(commands[0]) };
+const wh_command *wh_command_find(const char *name) {
+    for (const wh_command *const *command = wh_commands; *command; command++) {
+        if (strcmp(name, (*command)->name) == 0) {
+            return *command;
+        }
+    }
+    return NULL;
+}
+
+int wh_fail_command(const wh_command *command, int code, const char *format, ...) {
+    va_list arguments;
+    fprintf(stderr, "wherry %s: ", command->name);
+    va_start(arguments, format);
+    vfprintf(stderr, format, arguments);
+    va_end(arguments);
+    fputc('\n', stderr);
+    return code;
+}
+
+static int exit_code_of(wherry_status status) {
+    static const int codes[] = {
+        [WHERRY_GROUP_NONE] = WH_EXIT_FAILED,       [WHERRY_GROUP_ARGUMENT] = WH_EXIT_ARGUMENT,
+        [WHERRY_GROUP_RESOURCE] = WH_EXIT_RESOURCE, [WHERRY_GROUP_BYTES] = WH_EXIT_BYTES,
+        [WHERRY_GROUP_PEER] = WH_EXIT_PEER,         [WHERRY_GROUP_DEADLINE] = WH_EXIT_DEADLINE,
+        [WHERRY_GROUP_GROUP] = WH_EXIT_GROUP,       [WHERRY_GROUP_BUG] = WH_EXIT_BUG,
+    };
+    unsigned group = (unsigned)wherry_status_group_of(status);
+    return group < sizeof(codes) / sizeof(codes[0]) && codes[group] ? codes[group] : WH_EXIT_BUG;
+}
+
+int wh_fail_status(const wh_command *command, const char *what, const wherry_error *error) {
+    bool named = !*error->path || strstr(error->message, error->path);
+    return wh_fail_command(command, exit_code_of(error->status), "%s%s%s%s%s%s", what ? what : "", what ? ": " : "",
+                           error->message, named ? "" : " (at ", named ? "" : error->path, named ? "" : ")");
+}
 
 static void print_help(FILE *out) {
     fprintf(out, "Usage: wherry COMMAND [OPTION...]\n"
@@ -27,9 +55,9 @@ static void print_help(FILE *out) {
                  "Ferries live training checkpoints from rank to rank.\n"
                  "\n"
                  "Commands:\n");
-    for (int i = 0; i < COMMANDS; i++) {
-        if (commands[i].summary) {
-            fprintf(out, "  %-10s %s\n", commands[i].name, commands[i].summary);
+    for (const wh_command *const *command = wh_commands; *command; command++) {
+        if ((*command)->summary) {
+            fprintf(out, "  %-10s %s\n", (*command)->name, (*command)->summary);
         }
     }
     fprintf(out,
@@ -38,8 +66,8 @@ static void print_help(FILE *out) {
             "  -h, --help     print this and end\n"
             "  -V, --version  print the version and end\n"
             "\n"
-            "`wherry COMMAND --help` explains a command. The environment variable WHERRY_LOG (off, error, warn, info,\n"
-            "debug) says how much the library tells while it works.\n");
+            "`wherry COMMAND --help` explains a command, with examples and the exit codes. The environment variable\n"
+            "WHERRY_LOG (off, error, warn, info, debug) says how much the library tells while it works.\n");
 }
 
 static bool is_one_of(const char *text, const char *brief, const char *full) {
@@ -53,16 +81,18 @@ int main(int argc, char **argv) {
     }
     if (is_one_of(argv[1], "-h", "--help")) {
         print_help(stdout);
-        return EXIT_SUCCESS;
+        return WH_EXIT_OK;
     }
     if (is_one_of(argv[1], "-V", "--version")) {
         printf("wherry %s\n", wherry_version());
-        return EXIT_SUCCESS;
+        return WH_EXIT_OK;
     }
-    for (int i = 0; i < COMMANDS; i++) {
-        if (strcmp(argv[1], commands[i].name) == 0) {
-            return commands[i].run(argc - 1, argv + 1);
-        }
+    const wh_command *command = wh_command_find(argv[1]);
+    if (command) {
+        int code = command->run(argc - 1, argv + 1);
+        /* A result that nobody could be given is none. */
+        return fflush(stdout) == 0 || code ? code
+                                           : wh_fail_command(command, WH_EXIT_RESOURCE, "the output cannot be written");
     }
     fprintf(stderr, "wherry: %s '%s' is not known; `wherry --help` lists what is\n",
             argv[1][0] == '-' ? "the option" : "the command", argv[1]);

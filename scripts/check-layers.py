@@ -7,7 +7,7 @@ The rules around the table, in the same document, are checked too:
 
   - private headers are named from src/ on: "base/alloc.h"; public ones are <wherry/...>;
   - a header in a backend's folder (below src/group/ or src/lane/) belongs to that backend: only `all` may include it too;
-  - users (folders outside src/) see public headers and their own files; tests see everything.
+  - users (folders outside src/) see public headers, their own files and those of users that their row names; tests see everything.
 """
 
 import re
@@ -84,6 +84,8 @@ def check_include(root, table, file, quote, target):
         return None
     own = (file.parent / target).resolve()
     if top != "include" and (root / top) in own.parents and own.is_file():
+        return None
+    if ".." not in Path(target).parts and any((root / name / target).is_file() for name in table.get(top, []) if name != "include"):
         return None
     return f"{top}/ may include public headers only, as <wherry/...>"
 

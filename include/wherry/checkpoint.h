@@ -58,6 +58,12 @@ WHERRY_API void wherry_transport_destroy(wherry_transport *transport);
  */
 WHERRY_API size_t wherry_transport_waiting(wherry_transport *transport, int32_t *ranks, size_t capacity);
 
+/**
+ * The lanes that there are, the fastest first as far as that can be said without a state. Does not block. Any thread.
+ * @return the name of lane number `index`, for wherry_transfer_options.lanes; lives for ever. NULL where there is none of that number.
+ */
+WHERRY_API const char *wherry_transport_lane(const wherry_transport *transport, size_t index);
+
 /** Whether bytes are checked by their digests. */
 typedef enum wherry_verify {
     WHERRY_VERIFY_DEFAULT = 0, /**< Where they cross a network; not where they are copied in memory. */

@@ -37,6 +37,8 @@ typedef struct wherry_stats {
     uint32_t verified;                     /**< 1 where digests were checked. */
     char lane[WHERRY_LANE_NAME_MAX];       /**< The lane that was taken; "" where no byte had to move. */
     char reasons[WHERRY_LANE_REASONS_MAX]; /**< Why others were not: "cma: Operation not permitted ...; ring: ...". */
+    uint32_t lanes_refused; /**< Receiver: how many of these should have worked, and did not: worth mending. */
+    uint32_t reserved;      /**< 0. */
 } wherry_stats;
 
 /** Where a tensor stands after a receive that failed. */

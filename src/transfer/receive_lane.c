@@ -24,8 +24,10 @@ static const wh_offered_lane *find_offer(const wh_receive *receive, const wh_lan
 }
 
 static void note_refusal(wh_receive *receive, const wh_lane_ops *lane, const wherry_error *reason) {
-    wherry_log_level level = reason->status == WHERRY_UNSUPPORTED ? WHERRY_LOG_INFO : WHERRY_LOG_WARN;
-    wh_log(level, "the lane %s from rank %d does not work: %s", lane->name, (int)receive->rank, reason->message);
+    bool refused = reason->status != WHERRY_UNSUPPORTED;
+    receive->stats.lanes_refused += refused;
+    wh_log(refused ? WHERRY_LOG_WARN : WHERRY_LOG_INFO, "the lane %s from rank %d does not work: %s", lane->name,
+           (int)receive->rank, reason->message);
     wh_string_format(&receive->reasons, "%s%s: %s", receive->reasons.size ? "; " : "", lane->name, reason->message);
 }
 

@@ -242,6 +242,10 @@ static int compare_ranks(const void *one, const void *other) {
     return a < b ? -1 : a > b;
 }
 
+const char *wherry_transport_lane(const wherry_transport *transport, size_t index) {
+    return transport && index < transport->lane_count ? transport->lanes[index]->name : NULL;
+}
+
 size_t wherry_transport_waiting(wherry_transport *transport, int32_t *ranks, size_t capacity) {
     size_t count = 0;
     pthread_mutex_lock(&transport->lock);

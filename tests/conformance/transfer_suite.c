@@ -169,6 +169,20 @@ static void test_nobody_at_the_other_side(void **state) {
     ferry_close(&world);
 }
 
+static void test_lanes_are_listed(void **state) {
+    (void)state;
+    ferry_world world = ferry_open();
+    size_t count = 0;
+    bool found = false;
+    for (const char *name; (name = wherry_transport_lane(world.transports[0], count)); count++) {
+        found = found || strcmp(name, ferry_lane) == 0;
+    }
+    assert_true(found && count > 1);
+    assert_null(wherry_transport_lane(world.transports[0], SIZE_MAX));
+    assert_null(wherry_transport_lane(NULL, 0));
+    ferry_close(&world);
+}
+
 static void test_cancel(void **state) {
     (void)state;
     ferry_world world = ferry_open();
@@ -346,6 +360,7 @@ int wh_transfer_suite_run(const wh_group_kind *kind, const char *lane) {
         cmocka_unit_test(test_one_destination_fails_and_the_other_does_not),
         cmocka_unit_test(test_steps),
         cmocka_unit_test(test_nobody_at_the_other_side),
+        cmocka_unit_test(test_lanes_are_listed),
         cmocka_unit_test(test_cancel),
         cmocka_unit_test(test_all_at_once),
         cmocka_unit_test(test_progress_and_allocation),

@@ -11,10 +11,10 @@ import subprocess
 import termios
 import time
 
+import command
 import pytest
+from command import ROOT, WHERRY, wait_for
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
-WHERRY = pathlib.Path(os.environ.get("WHERRY_BUILD", ROOT / "build")) / "cli" / "wherry"
 SMALL = ["--ranks", "3", "--size", "32M"]
 
 
@@ -25,12 +25,11 @@ def place(tmp_path_factory):
 
 
 def environment(place):
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("WHERRY_") and name != "NO_COLOR"}
-    return {**kept, "TMPDIR": str(place)}
+    return command.environment(TMPDIR=place)
 
 
-def wherry(*arguments, place=pathlib.Path("/tmp"), timeout=50):
-    return subprocess.run([WHERRY, *arguments], env=environment(place), capture_output=True, text=True, timeout=timeout)
+def wherry(*arguments, place=pathlib.Path("/tmp")):
+    return command.wherry(*arguments, TMPDIR=place)
 
 
 def ranks_meeting_below(place):
@@ -224,13 +223,6 @@ def test_nobody_reads_the_output(place):
     assert demo.returncode == 1
     assert errors == "wherry demo: nobody reads the output\n"
     assert nothing_is_left(place)
-
-
-def wait_for(condition):
-    until = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < until
-        time.sleep(0.01)
 
 
 def test_help_names_every_option():
