@@ -5,6 +5,7 @@
 
 #include "base/alloc.h"
 #include "base/fail.h"
+#include "memory/cuda.h"
 #include "memory/memory.h"
 #include "memory/pages.h"
 
@@ -59,5 +60,12 @@ static void release(void *data, uint64_t nbytes) {
 static const wh_memory_ops host = {"host", allocate, release};
 
 const wh_memory_ops *wh_memory_of(wherry_device_kind kind) {
-    return kind == WHERRY_DEVICE_CPU ? &host : NULL;
+    switch (kind) {
+    case WHERRY_DEVICE_CPU:
+        return &host;
+    case WHERRY_DEVICE_CUDA:
+        return wh_cuda_check(NULL) == WHERRY_OK ? &wh_memory_cuda : NULL;
+    default:
+        return NULL;
+    }
 }

@@ -1,7 +1,7 @@
 /**
  * @file memory.h  Memory spaces: what can be done with the memory of a kind of device.
  *
- * One table of operations a space. Host memory is here; a device's is added by another table, and nothing above changes.
+ * One table of operations a space: host memory, CUDA devices (memory/cuda.h). Another kind of device is another table.
  */
 #ifndef WH_MEMORY_MEMORY_H
 #define WH_MEMORY_MEMORY_H
@@ -23,7 +23,10 @@ typedef struct wh_memory_ops {
     void (*release)(void *data, uint64_t nbytes);
 } wh_memory_ops;
 
-/** The operations for a kind of device, or NULL where this build has none. */
+/** That of CUDA devices; `allocate` waits until the zeros are there. Only where there is a driver: wh_memory_of. */
+extern const wh_memory_ops wh_memory_cuda;
+
+/** The operations for a kind of device, or NULL where this build or this machine has none. */
 const wh_memory_ops *wh_memory_of(wherry_device_kind kind);
 
 #endif

@@ -1,0 +1,64 @@
+/*
+ * The kernel that copies many runs in one launch: a block of threads a run. scripts/make-kernel compiles it to cuda_copy_ptx.h, which the library embeds, and
+ * the driver translates that for the device it has. Runs are 1 byte to 1 MiB long; the caller cuts longer ones.
+ *
+ * 16 bytes a thread and four of them under way at once keep the memory of a large device busy; where the two sides do not lie alike, smaller words do.
+ */
+#define COPY(type)                                                                                                     \
+    static ulong copy_##type(ulong to, ulong from, ulong length, uint thread, uint threads) {                          \
+        __global type *restrict target = (__global type *)to;                                                          \
+        const __global type *restrict source = (const __global type *)from;                                            \
+        ulong count = length / sizeof(type);                                                                           \
+        ulong i = thread;                                                                                              \
+        for (; i + 3 * (ulong)threads < count; i += 4 * (ulong)threads) {                                              \
+            type a = source[i];                                                                                        \
+            type b = source[i + threads];                                                                              \
+            type c = source[i + 2 * (ulong)threads];                                                                   \
+            type d = source[i + 3 * (ulong)threads];                                                                   \
+            target[i] = a;                                                                                             \
+            target[i + threads] = b;                                                                                   \
+            target[i + 2 * (ulong)threads] = c;                                                                        \
+            target[i + 3 * (ulong)threads] = d;                                                                        \
+        }                                                                                                              \
+        for (; i < count; i += threads) {                                                                              \
+            target[i] = source[i];                                                                                     \
+        }                                                                                                              \
+        return count * sizeof(type);                                                                                   \
+    }
+
+COPY(uint4)
+COPY(uint2)
+COPY(uint)
+COPY(ushort)
+COPY(uchar)
+
+typedef struct run {
+    ulong from;
+    ulong to;
+    ulong length;
+} run;
+
+__kernel void wherry_copy(ulong table, uint count) {
+    uint thread = __nvvm_read_ptx_sreg_tid_x();
+    uint threads = __nvvm_read_ptx_sreg_ntid_x();
+    uint number = __nvvm_read_ptx_sreg_ctaid_x();
+    if (number >= count) {
+        return;
+    }
+    const __global run *one = (const __global run *)table + number;
+    ulong from = one->from;
+    ulong to = one->to;
+    ulong length = one->length;
+    ulong unlike = from | to;
+    ulong done = 0;
+    if (unlike % 16 == 0) {
+        done = copy_uint4(to, from, length, thread, threads);
+    } else if (unlike % 8 == 0) {
+        done = copy_uint2(to, from, length, thread, threads);
+    } else if (unlike % 4 == 0) {
+        done = copy_uint(to, from, length, thread, threads);
+    } else if (unlike % 2 == 0) {
+        done = copy_ushort(to, from, length, thread, threads);
+    }
+    copy_uchar(to + done, from + done, length - done, thread, threads);
+}

@@ -1,0 +1,361 @@
+#include "memory/cuda_queue.h"
+
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/alloc.h"
+#include "base/checked.h"
+#include "base/fail.h"
+#include "base/log.h"
+#include "memory/cuda_copy_ptx.h"
+#include "memory/cuda_driver.h"
+#include "memory/cuda_wait.h"
+
+enum {
+    EVENTS = 64,            /**< Tickets that may be open at once. */
+    TABLES = 4,             /**< Lists of runs, each for one launch. */
+    TABLE_RUNS = 8192,      /**< In each. */
+    TILE_BYTES = 128 << 10, /**< What one block of threads copies. */
+    BLOCK_THREADS = 256,
+    LAUNCH_FROM = 4,           /**< Fewer runs than these are as fast by the driver's own copies. */
+    PINNED_RUN_MAX = 64 << 10, /**< Longer runs from or to the host are left to the device's copy engine. */
+    IDLE_MAX = 16,             /**< Queues that are kept for the next transfer, a device. */
+};
+
+/** As cuda_copy.cl has it. */
+typedef struct tile {
+    uint64_t from;
+    uint64_t to;
+    uint64_t length;
+} tile;
+
+typedef struct table {
+    tile *tiles; /**< Pinned. */
+    uint64_t ticket;
+} table;
+
+struct wh_cuda_queue {
+    int32_t device;
+    wh_cu_stream stream;
+    wh_cu_function kernel; /**< NULL: runs go one by one. */
+    pthread_mutex_t lock;  /**< For the following. */
+    wh_cu_event events[EVENTS];
+    uint64_t issued; /**< Tickets. */
+    uint64_t passed; /**< This one has, and all before it. */
+    table tables[TABLES];
+    uint32_t turn; /**< Which table is next. */
+    bool failed;   /**< Not to be kept. */
+    wh_cuda_queue *next;
+};
+
+static pthread_mutex_t shared_lock = PTHREAD_MUTEX_INITIALIZER;
+static wh_cuda_queue *idle[WH_CUDA_DEVICES_MAX];
+static uint32_t idle_count[WH_CUDA_DEVICES_MAX];
+static wh_cu_function kernels[WH_CUDA_DEVICES_MAX];
+static bool tried[WH_CUDA_DEVICES_MAX];
+
+/* ---- making ---- */
+
+/** The kernel for the device whose context is current; NULL where it cannot be had: then the driver's own copies do. */
+static wh_cu_function find_kernel(const wh_cuda_driver *driver, int32_t device) {
+    const char *wanted = getenv("WHERRY_CUDA_KERNEL");
+    pthread_mutex_lock(&shared_lock);
+    if (!tried[device] && !(wanted && strcmp(wanted, "0") == 0)) {
+        wh_cu_module module;
+        int result = driver->module_load(&module, wh_cuda_copy_ptx);
+        if (result == WH_CU_OK) {
+            result = driver->module_function(kernels + device, module, "wherry_copy");
+        }
+        if (result != WH_CU_OK) {
+            wherry_error error;
+            kernels[device] = NULL;
+            wh_cuda_fail(&error, result, "the kernel that copies many small tensors at once does not load");
+            wh_log(WHERRY_LOG_WARN, "cuda:%d: %s: they are copied one by one, which is slower", (int)device,
+                   error.message);
+        }
+        tried[device] = true;
+    }
+    wh_cu_function kernel = kernels[device];
+    pthread_mutex_unlock(&shared_lock);
+    return kernel;
+}
+
+static void destroy(wh_cuda_queue *queue) {
+    const wh_cuda_driver *driver;
+    if (wh_cuda_enter(queue->device, &driver, NULL) == WHERRY_OK) {
+        for (size_t i = 0; i < EVENTS && queue->events[i]; i++) {
+            driver->event_destroy(queue->events[i]);
+        }
+        for (size_t i = 0; i < TABLES && queue->tables[i].tiles; i++) {
+            driver->host_free(queue->tables[i].tiles);
+        }
+        if (queue->stream) {
+            driver->stream_destroy(queue->stream);
+        }
+        wh_cuda_leave(driver);
+    }
+    pthread_mutex_destroy(&queue->lock);
+    wh_free(queue);
+}
+
+static int fill(wh_cuda_queue *queue, const wh_cuda_driver *driver) {
+    int result = driver->stream_create(&queue->stream, WH_CU_STREAM_NON_BLOCKING);
+    for (size_t i = 0; i < EVENTS && result == WH_CU_OK; i++) {
+        result = driver->event_create(queue->events + i, WH_CU_EVENT_NO_TIMING);
+    }
+    queue->kernel = result == WH_CU_OK ? find_kernel(driver, queue->device) : NULL;
+    for (size_t i = 0; i < TABLES && queue->kernel && result == WH_CU_OK; i++) {
+        void *tiles = NULL;
+        result = driver->host_alloc(&tiles, TABLE_RUNS * sizeof(tile), WH_CU_HOST_PORTABLE);
+        queue->tables[i].tiles = result == WH_CU_OK ? tiles : NULL;
+    }
+    return result;
+}
+
+static wh_cuda_queue *take_idle(int32_t device) {
+    pthread_mutex_lock(&shared_lock);
+    wh_cuda_queue *queue = idle[device];
+    if (queue) {
+        idle[device] = queue->next;
+        idle_count[device]--;
+    }
+    pthread_mutex_unlock(&shared_lock);
+    return queue;
+}
+
+wherry_status wh_cuda_queue_create(int32_t device, wh_cuda_queue **queue_p, wherry_error *error) {
+    const wh_cuda_driver *driver;
+    wherry_status status = wh_cuda_enter(device, &driver, error);
+    if (status != WHERRY_OK) {
+        return status;
+    }
+    wh_cuda_queue *queue = take_idle(device);
+    if (!queue && (queue = wh_alloc_zeroed(1, sizeof(*queue)))) {
+        queue->device = device;
+        pthread_mutex_init(&queue->lock, NULL);
+        int result = fill(queue, driver);
+        if (result != WH_CU_OK) {
+            destroy(queue);
+            wh_cuda_leave(driver);
+            return wh_cuda_fail(error, result, "cannot make a queue for copies on a CUDA device");
+        }
+    }
+    wh_cuda_leave(driver);
+    if (!queue) {
+        return wh_fail_memory(error, "a queue for copies");
+    }
+    *queue_p = queue;
+    return WHERRY_OK;
+}
+
+void wh_cuda_queue_destroy(wh_cuda_queue *queue) {
+    const wh_cuda_driver *driver;
+    if (!queue) {
+        return;
+    }
+    if (wh_cuda_enter(queue->device, &driver, NULL) == WHERRY_OK) {
+        queue->failed = driver->stream_synchronize(queue->stream) != WH_CU_OK || queue->failed;
+        wh_cuda_leave(driver);
+    }
+    queue->passed = queue->issued;
+    pthread_mutex_lock(&shared_lock);
+    bool keep = !queue->failed && idle_count[queue->device] < IDLE_MAX;
+    if (keep) {
+        queue->next = idle[queue->device];
+        idle[queue->device] = queue;
+        idle_count[queue->device]++;
+    }
+    pthread_mutex_unlock(&shared_lock);
+    if (!keep) {
+        destroy(queue);
+    }
+}
+
+/* ---- tickets, under the lock and in the context ---- */
+
+static wherry_status fail_copy(wh_cuda_queue *queue, int result, wherry_error *error) {
+    queue->failed = true;
+    return wh_cuda_fail(error, result, "a copy from, to or on a CUDA device failed");
+}
+
+static wherry_status ask(wh_cuda_queue *queue, const wh_cuda_driver *driver, uint64_t ticket, bool *passed_p,
+                         wherry_error *error) {
+    if (ticket > queue->passed) {
+        int result = driver->event_query(queue->events[ticket % EVENTS]);
+        if (result != WH_CU_OK && result != WH_CU_NOT_READY) {
+            return fail_copy(queue, result, error);
+        }
+        queue->passed = result == WH_CU_OK ? ticket : queue->passed;
+    }
+    *passed_p = ticket <= queue->passed;
+    return WHERRY_OK;
+}
+
+/** Waits for an old ticket, which is far behind what the device is busy with. */
+static wherry_status await_old(wh_cuda_queue *queue, const wh_cuda_driver *driver, uint64_t ticket,
+                               wherry_error *error) {
+    wh_cuda_patience patience = {0};
+    bool passed = false;
+    wherry_status status = ask(queue, driver, ticket, &passed, error);
+    while (status == WHERRY_OK && !passed) {
+        status = wh_cuda_nap(&patience, NULL, wh_deadline_never(), "copying", error);
+        if (status == WHERRY_OK) {
+            status = ask(queue, driver, ticket, &passed, error);
+        }
+    }
+    return status;
+}
+
+static wherry_status mark(wh_cuda_queue *queue, const wh_cuda_driver *driver, uint64_t *ticket_p, wherry_error *error) {
+    uint64_t ticket = queue->issued + 1;
+    wherry_status status =
+        ticket > EVENTS ? await_old(queue, driver, ticket - EVENTS, error) : WHERRY_OK; /* whose event it takes over */
+    if (status != WHERRY_OK) {
+        return status;
+    }
+    int result = driver->event_record(queue->events[ticket % EVENTS], queue->stream);
+    if (result != WH_CU_OK) {
+        return fail_copy(queue, result, error);
+    }
+    queue->issued = *ticket_p = ticket;
+    return WHERRY_OK;
+}
+
+/* ---- copying, under the lock and in the context ---- */
+
+/** Tiles that are to be launched together. */
+typedef struct batch {
+    table *table;
+    unsigned count;
+} batch;
+
+static wherry_status launch(wh_cuda_queue *queue, const wh_cuda_driver *driver, batch *b, wherry_error *error) {
+    uint64_t address = (uint64_t)(uintptr_t)b->table->tiles;
+    void *arguments[] = {&address, &b->count};
+    int result = driver->launch(queue->kernel, b->count, 1, 1, BLOCK_THREADS, 1, 1, 0, queue->stream, arguments, NULL);
+    if (result != WH_CU_OK) {
+        return fail_copy(queue, result, error);
+    }
+    return mark(queue, driver, &b->table->ticket, error);
+}
+
+/** Begins a list, when the launch that used its memory last is over. */
+static wherry_status begin_batch(wh_cuda_queue *queue, const wh_cuda_driver *driver, batch *b, wherry_error *error) {
+    *b = (batch){queue->tables + queue->turn++ % TABLES, 0};
+    return await_old(queue, driver, b->table->ticket, error);
+}
+
+static wherry_status add_run(wh_cuda_queue *queue, const wh_cuda_driver *driver, batch *b, const wh_cuda_run *run,
+                             wherry_error *error) {
+    wherry_status status = WHERRY_OK;
+    for (size_t done = 0, part; done < run->length && status == WHERRY_OK; done += part) {
+        part = wh_min(run->length - done, TILE_BYTES);
+        if (b->table && b->count == TABLE_RUNS) {
+            status = launch(queue, driver, b, error);
+            b->table = NULL;
+        }
+        if (status == WHERRY_OK && !b->table) {
+            status = begin_batch(queue, driver, b, error);
+        }
+        if (status == WHERRY_OK) {
+            b->table->tiles[b->count++] =
+                (tile){(uint64_t)(uintptr_t)run->from + done, (uint64_t)(uintptr_t)run->to + done, part};
+        }
+    }
+    return status;
+}
+
+static wherry_status copy_one(wh_cuda_queue *queue, const wh_cuda_driver *driver, const wh_cuda_run *run,
+                              wherry_error *error) {
+    int result =
+        driver->copy_async((uint64_t)(uintptr_t)run->to, (uint64_t)(uintptr_t)run->from, run->length, queue->stream);
+    return result == WH_CU_OK ? WHERRY_OK : fail_copy(queue, result, error);
+}
+
+static wherry_status copy_all(wh_cuda_queue *queue, const wh_cuda_driver *driver, wh_cuda_way way,
+                              const wh_cuda_run *runs, size_t count, wherry_error *error) {
+    bool launches = queue->kernel && way != WH_CUDA_WITH_PAGEABLE && count >= LAUNCH_FROM;
+    size_t longest = way == WH_CUDA_ON_DEVICES ? SIZE_MAX : PINNED_RUN_MAX;
+    batch b = {0};
+    wherry_status status = WHERRY_OK;
+    for (size_t i = 0; i < count && status == WHERRY_OK; i++) {
+        if (runs[i].length == 0) {
+            continue;
+        }
+        status = launches && runs[i].length <= longest ? add_run(queue, driver, &b, runs + i, error)
+                                                       : copy_one(queue, driver, runs + i, error);
+    }
+    return status == WHERRY_OK && b.table && b.count ? launch(queue, driver, &b, error) : status;
+}
+
+/* ---- what others call ---- */
+
+static wherry_status enter(wh_cuda_queue *queue, const wh_cuda_driver **driver_p, wherry_error *error) {
+    wherry_status status = wh_cuda_enter(queue->device, driver_p, error);
+    if (status == WHERRY_OK) {
+        pthread_mutex_lock(&queue->lock);
+    }
+    return status;
+}
+
+static void leave(wh_cuda_queue *queue, const wh_cuda_driver *driver) {
+    pthread_mutex_unlock(&queue->lock);
+    wh_cuda_leave(driver);
+}
+
+wherry_status wh_cuda_queue_copy(wh_cuda_queue *queue, wh_cuda_way way, const wh_cuda_run *runs, size_t count,
+                                 wherry_error *error) {
+    const wh_cuda_driver *driver;
+    wherry_status status = enter(queue, &driver, error);
+    if (status == WHERRY_OK) {
+        status = copy_all(queue, driver, way, runs, count, error);
+        leave(queue, driver);
+    }
+    return status;
+}
+
+wherry_status wh_cuda_queue_clear(wh_cuda_queue *queue, void *data, size_t size, wherry_error *error) {
+    const wh_cuda_driver *driver;
+    wherry_status status = enter(queue, &driver, error);
+    if (status == WHERRY_OK) {
+        int result = driver->set_async((uint64_t)(uintptr_t)data, 0, size, queue->stream);
+        status = result == WH_CU_OK ? WHERRY_OK : fail_copy(queue, result, error);
+        leave(queue, driver);
+    }
+    return status;
+}
+
+wherry_status wh_cuda_queue_mark(wh_cuda_queue *queue, uint64_t *ticket_p, wherry_error *error) {
+    const wh_cuda_driver *driver;
+    wherry_status status = enter(queue, &driver, error);
+    if (status == WHERRY_OK) {
+        status = mark(queue, driver, ticket_p, error);
+        leave(queue, driver);
+    }
+    return status;
+}
+
+wherry_status wh_cuda_queue_passed(wh_cuda_queue *queue, uint64_t ticket, bool *passed_p, wherry_error *error) {
+    const wh_cuda_driver *driver;
+    wherry_status status = enter(queue, &driver, error);
+    if (status == WHERRY_OK) {
+        status = ask(queue, driver, ticket, passed_p, error);
+        leave(queue, driver);
+    }
+    return status;
+}
+
+wherry_status wh_cuda_queue_wait(wh_cuda_queue *queue, uint64_t ticket, const wh_stop *stop, wh_deadline deadline,
+                                 wherry_error *error) {
+    wh_cuda_patience patience = {0};
+    bool passed = false;
+    wherry_status status = wh_cuda_queue_passed(queue, ticket, &passed, error);
+    while (status == WHERRY_OK && !passed) {
+        status = wh_cuda_nap(&patience, stop, deadline, "copying from or to a CUDA device", error);
+        if (status == WHERRY_OK) {
+            status = wh_cuda_queue_passed(queue, ticket, &passed, error);
+        }
+    }
+    return status;
+}

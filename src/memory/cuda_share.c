@@ -1,0 +1,180 @@
+#include "memory/cuda_share.h"
+
+#include <string.h>
+#include <unistd.h>
+
+#include "base/fail.h"
+#include "memory/cuda_driver.h"
+
+_Static_assert((int)WH_CUDA_HANDLE_BYTES == (int)WH_CU_IPC_BYTES, "a handle of the driver");
+
+enum { READ_WRITE = 3 };
+
+/* ---- the owner ---- */
+
+static wherry_status describe_plain(const wh_cuda_driver *driver, uint64_t address, wh_cuda_allocation *allocation,
+                                    wherry_error *error) {
+    wh_cu_ipc_handle handle;
+    size_t size = 0;
+    int result = driver->address_range(&allocation->base, &size, address);
+    if (result == WH_CU_OK) {
+        result = driver->ipc_get(&handle, allocation->base);
+    }
+    if (result != WH_CU_OK) {
+        wh_cuda_fail(error, result, "CUDA does not let other processes reach this memory");
+        return wh_fail(error, WHERRY_UNSUPPORTED, "%s", error ? error->message : "");
+    }
+    allocation->size = size;
+    memcpy(allocation->handle, handle.bytes, sizeof(allocation->handle));
+    return WHERRY_OK;
+}
+
+static wherry_status describe_mapped(const wh_cuda_driver *driver, uint64_t address, wh_cuda_allocation *allocation,
+                                     wherry_error *error) {
+    uint64_t handle = 0;
+    size_t size = 0;
+    int result = driver->pointer_attribute(&allocation->base, WH_CU_POINTER_MAPPING_BASE, address);
+    if (result == WH_CU_OK) {
+        result = driver->pointer_attribute(&size, WH_CU_POINTER_MAPPING_SIZE, address);
+    }
+    if (result == WH_CU_OK) {
+        result = driver->handle_retain(&handle, (void *)(uintptr_t)address);
+    }
+    if (result == WH_CU_OK) {
+        result = driver->handle_export(&allocation->fd, handle, WH_CU_HANDLE_FD, 0);
+        driver->handle_release(handle);
+    }
+    if (result != WH_CU_OK) {
+        allocation->fd = -1;
+        wh_cuda_fail(error, result, "this memory was not allocated so that other processes may reach it");
+        return wh_fail(error, WHERRY_UNSUPPORTED, "%s", error ? error->message : "");
+    }
+    allocation->size = size;
+    return WHERRY_OK;
+}
+
+wherry_status wh_cuda_describe(const void *data, wh_cuda_allocation *allocation_p, wherry_error *error) {
+    const wh_cuda_driver *driver;
+    wh_cuda_allocation allocation = {.fd = -1};
+    uint64_t address = (uint64_t)(uintptr_t)data;
+    wherry_error own;
+    error = error ? error : &own;
+    wherry_status status = wh_cuda_device_of(data, &allocation.device, error);
+    if (status == WHERRY_OK) {
+        status = wh_cuda_enter(allocation.device, &driver, error);
+    }
+    if (status != WHERRY_OK) {
+        return status;
+    }
+    int plain = 0;
+    if (driver->pointer_attribute(&plain, WH_CU_POINTER_LEGACY_IPC, address) != WH_CU_OK) {
+        plain = 1;
+    }
+    status = plain ? describe_plain(driver, address, &allocation, error)
+                   : describe_mapped(driver, address, &allocation, error);
+    wh_cuda_leave(driver);
+    if (status == WHERRY_OK) {
+        *allocation_p = allocation;
+    }
+    return status;
+}
+
+/* ---- the others ---- */
+
+static wherry_status refuse(int result, const char *doing, wherry_error *error) {
+    wherry_error reason;
+    wh_cuda_fail(&reason, result, doing);
+    return wh_fail(error, WHERRY_REFUSED, "%s", reason.message);
+}
+
+static wherry_status open_plain(const wh_cuda_driver *driver, const wh_cuda_allocation *allocation,
+                                wh_cuda_import *import, wherry_error *error) {
+    wh_cu_ipc_handle handle;
+    uint64_t address = 0;
+    uint64_t base = 0;
+    size_t size = 0;
+    memcpy(handle.bytes, allocation->handle, sizeof(handle.bytes));
+    int result = driver->ipc_open(&address, handle, WH_CU_IPC_LAZY_PEER);
+    if (result != WH_CU_OK) {
+        return refuse(result, "CUDA does not open the other process's memory", error);
+    }
+    result = driver->address_range(&base, &size, address);
+    if (result != WH_CU_OK || base > address || size - (address - base) < allocation->size) {
+        driver->ipc_close(address);
+        return wh_fail(error, WHERRY_OUT_OF_BOUNDS,
+                       "the other process's allocation has %zu bytes, and not %llu as it says", size,
+                       (unsigned long long)allocation->size);
+    }
+    import->data = (void *)(uintptr_t)address;
+    return WHERRY_OK;
+}
+
+/** Maps it at an address of its own, for reading; a driver that knows no such right gives more. */
+static int map(const wh_cuda_driver *driver, uint64_t address, uint64_t size, uint64_t handle, int32_t device) {
+    wh_cu_access access = {WH_CU_LOCATION_DEVICE, device, WH_CU_ACCESS_READ};
+    int result = driver->map(address, size, 0, handle, 0);
+    if (result != WH_CU_OK) {
+        return result;
+    }
+    result = driver->set_access(address, size, &access, 1);
+    if (result != WH_CU_OK) {
+        access.flags = READ_WRITE;
+        result = driver->set_access(address, size, &access, 1);
+    }
+    if (result != WH_CU_OK) {
+        driver->unmap(address, size);
+    }
+    return result;
+}
+
+static wherry_status open_mapped(const wh_cuda_driver *driver, const wh_cuda_allocation *allocation,
+                                 wh_cuda_import *import, wherry_error *error) {
+    uint64_t handle = 0;
+    uint64_t address = 0;
+    int result = driver->handle_import(&handle, (void *)(intptr_t)allocation->fd, WH_CU_HANDLE_FD);
+    if (result != WH_CU_OK) {
+        return refuse(result, "CUDA does not take the other process's memory over", error);
+    }
+    result = driver->address_reserve(&address, allocation->size, 0, 0, 0);
+    if (result == WH_CU_OK) {
+        result = map(driver, address, allocation->size, handle, import->device);
+        if (result != WH_CU_OK) {
+            driver->address_free(address, allocation->size);
+        }
+    }
+    driver->handle_release(handle); /* the mapping holds it */
+    import->data = (void *)(uintptr_t)address;
+    return result == WH_CU_OK ? WHERRY_OK : refuse(result, "CUDA does not map the other process's memory", error);
+}
+
+wherry_status wh_cuda_open(const wh_cuda_allocation *allocation, int32_t device, wh_cuda_import *import_p,
+                           wherry_error *error) {
+    const wh_cuda_driver *driver;
+    wh_cuda_import import = {.size = allocation->size, .device = device, .mapped = allocation->fd >= 0};
+    wherry_status status = wh_cuda_enter(device, &driver, error);
+    if (status != WHERRY_OK) {
+        return status;
+    }
+    status = import.mapped ? open_mapped(driver, allocation, &import, error)
+                           : open_plain(driver, allocation, &import, error);
+    wh_cuda_leave(driver);
+    if (status == WHERRY_OK) {
+        *import_p = import;
+    }
+    return status;
+}
+
+void wh_cuda_close(const wh_cuda_import *import) {
+    const wh_cuda_driver *driver;
+    uint64_t address = (uint64_t)(uintptr_t)import->data;
+    if (wh_cuda_enter(import->device, &driver, NULL) != WHERRY_OK) {
+        return;
+    }
+    if (import->mapped) {
+        driver->unmap(address, import->size);
+        driver->address_free(address, import->size);
+    } else {
+        driver->ipc_close(address);
+    }
+    wh_cuda_leave(driver);
+}

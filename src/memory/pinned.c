@@ -1,0 +1,100 @@
+#include "memory/pinned.h"
+
+#include <pthread.h>
+#include <stdbool.h>
+#include <stdlib.h>
+
+#include "base/fail.h"
+#include "memory/cuda_driver.h"
+
+enum { DEFAULT_MIB = 128, MOST_MIB = 1 << 20, KEPT_MAX = 1024 };
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static void *kept[KEPT_MAX]; /* Not in use, each of WH_PINNED_BLOCK bytes. */
+static size_t kept_count;
+static size_t bytes; /* Pinned in all. */
+
+static size_t most_bytes(void) {
+    const char *text = getenv("WHERRY_PINNED_MIB");
+    unsigned long mib = text && *text ? strtoul(text, NULL, 10) : DEFAULT_MIB;
+    return (mib < MOST_MIB ? mib : MOST_MIB) << 20;
+}
+
+/** Some context must be current; the memory is every device's. */
+static wherry_status pin(size_t size, void **block_p, wherry_error *error) {
+    const wh_cuda_driver *driver;
+    wherry_status status = wh_cuda_enter(0, &driver, error);
+    if (status != WHERRY_OK) {
+        return status;
+    }
+    int result = driver->host_alloc(block_p, size, WH_CU_HOST_PORTABLE);
+    wh_cuda_leave(driver);
+    return result == WH_CU_OK ? WHERRY_OK : wh_cuda_fail(error, result, "cannot pin memory of the host");
+}
+
+static void unpin(void *block) {
+    const wh_cuda_driver *driver;
+    if (wh_cuda_enter(0, &driver, NULL) == WHERRY_OK) {
+        driver->host_free(block);
+        wh_cuda_leave(driver);
+    }
+}
+
+static size_t real_size(size_t size) {
+    return size < WH_PINNED_BLOCK ? WH_PINNED_BLOCK : size;
+}
+
+wherry_status wh_pinned_take(size_t size, void **block_p, wherry_error *error) {
+    size = real_size(size);
+    void *block = NULL;
+    pthread_mutex_lock(&lock);
+    if (size == WH_PINNED_BLOCK && kept_count) {
+        block = kept[--kept_count];
+    }
+    bool full = !block && bytes + size > most_bytes();
+    bytes += block || full ? 0 : size;
+    pthread_mutex_unlock(&lock);
+    if (full) {
+        return wh_fail(error, WHERRY_LIMIT, "all memory that may be pinned is in use; WHERRY_PINNED_MIB says how much");
+    }
+    wherry_status status = block ? WHERRY_OK : pin(size, &block, error);
+    if (status == WHERRY_OK) {
+        *block_p = block;
+    } else {
+        pthread_mutex_lock(&lock);
+        bytes -= size;
+        pthread_mutex_unlock(&lock);
+    }
+    return status;
+}
+
+void wh_pinned_give(void *block, size_t size) {
+    if (!block) {
+        return;
+    }
+    size = real_size(size);
+    pthread_mutex_lock(&lock);
+    bool keep = size == WH_PINNED_BLOCK && kept_count < KEPT_MAX;
+    if (keep) {
+        kept[kept_count++] = block;
+    } else {
+        bytes -= size;
+    }
+    pthread_mutex_unlock(&lock);
+    if (!keep) {
+        unpin(block);
+    }
+}
+
+void wh_pinned_trim(void) {
+    for (;;) {
+        pthread_mutex_lock(&lock);
+        void *block = kept_count ? kept[--kept_count] : NULL;
+        bytes -= block ? WH_PINNED_BLOCK : 0;
+        pthread_mutex_unlock(&lock);
+        if (!block) {
+            return;
+        }
+        unpin(block);
+    }
+}

@@ -1,0 +1,461 @@
+/* Memory: each allocation of a device is a memfd, mapped where the fake itself reaches it, and reserved without any right where the program thinks that it is. */
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "fake_internal.h"
+
+#pragma GCC diagnostic ignored "-Wmissing-prototypes" /* the driver's own names have no header here */
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static fake_block *blocks;
+static size_t device_bytes;
+static size_t device_peak;
+static size_t pinned_bytes;
+static size_t imports;
+
+/* ---- the list ---- */
+
+static fake_block *find(const void *address) {
+    for (fake_block *block = blocks; block; block = block->next) {
+        if ((const char *)address >= block->address && (const char *)address < block->address + block->size &&
+            block->kind != FAKE_RESERVED) {
+            return block;
+        }
+    }
+    return NULL;
+}
+
+static fake_block *find_kind(uint64_t address, fake_kind kind, bool mapped) {
+    for (fake_block *block = blocks; block; block = block->next) {
+        if ((uint64_t)(uintptr_t)block->address == address && block->kind == kind && block->mapped == mapped) {
+            return block;
+        }
+    }
+    return NULL;
+}
+
+static void count_bytes(fake_block *block, bool more) {
+    size_t *total = block->imported ? &imports : block->kind == FAKE_DEVICE ? &device_bytes : &pinned_bytes;
+    size_t amount = block->imported ? 1 : block->size;
+    if (block->kind == FAKE_RESERVED) {
+        return;
+    }
+    *total = more ? *total + amount : *total - amount;
+    device_peak = device_bytes > device_peak ? device_bytes : device_peak;
+}
+
+static void add(fake_block *block) {
+    pthread_mutex_lock(&lock);
+    block->next = blocks;
+    blocks = block;
+    count_bytes(block, true);
+    pthread_mutex_unlock(&lock);
+}
+
+static void unlink_block(fake_block *gone) {
+    for (fake_block **at = &blocks; *at; at = &(*at)->next) {
+        if (*at == gone) {
+            *at = gone->next;
+            count_bytes(gone, false);
+            return;
+        }
+    }
+}
+
+static void destroy(fake_block *block, bool keep_address) {
+    if (block->shadow && block->shadow != block->address) {
+        munmap(block->shadow, block->size);
+    }
+    if (!keep_address) {
+        munmap(block->address, block->size);
+    }
+    if (block->fd >= 0) {
+        close(block->fd);
+    }
+    free(block);
+}
+
+void *fake_resolve(const void *address, size_t size, fake_kind *kind_p) {
+    pthread_mutex_lock(&lock);
+    const fake_block *block = find(address);
+    char *found = NULL;
+    if (block && (size_t)(block->address + block->size - (const char *)address) >= size) {
+        found = block->shadow + ((const char *)address - block->address);
+        *kind_p = block->kind;
+    }
+    pthread_mutex_unlock(&lock);
+    return found;
+}
+
+void *fake_cuda_shadow(const void *address) {
+    fake_kind kind;
+    void *shadow = fake_resolve(address, 1, &kind);
+    return shadow && kind == FAKE_DEVICE ? shadow : NULL;
+}
+
+static size_t read_total(const size_t *total) {
+    pthread_mutex_lock(&lock);
+    size_t value = *total;
+    pthread_mutex_unlock(&lock);
+    return value;
+}
+
+size_t fake_cuda_device_bytes(void) {
+    return read_total(&device_bytes);
+}
+
+size_t fake_cuda_device_peak(void) {
+    return read_total(&device_peak);
+}
+
+size_t fake_cuda_pinned_bytes(void) {
+    return read_total(&pinned_bytes);
+}
+
+size_t fake_cuda_imports(void) {
+    return read_total(&imports);
+}
+
+void fake_cuda_forget_peak(void) {
+    pthread_mutex_lock(&lock);
+    device_peak = device_bytes;
+    pthread_mutex_unlock(&lock);
+}
+
+/* ---- device memory ---- */
+
+/** A block over a descriptor, which it takes over; at `address` where that is reserved already. */
+static fake_block *make_block(int fd, size_t size, int device, char *address) {
+    fake_block *block = calloc(1, sizeof(*block));
+    char *shadow = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    if (block && !address) {
+        address = mmap(NULL, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    }
+    if (!block || shadow == MAP_FAILED || address == MAP_FAILED) {
+        abort();
+    }
+    *block = (fake_block){
+        .kind = FAKE_DEVICE, .address = address, .shadow = shadow, .size = size, .device = device, .fd = fd};
+    return block;
+}
+
+static int make_memory(size_t size) {
+    int fd = memfd_create("fake_cuda", MFD_CLOEXEC);
+    if (fd >= 0 && ftruncate(fd, (off_t)size) != 0) {
+        close(fd);
+        fd = -1;
+    }
+    return fd;
+}
+
+int cuMemAlloc_v2(uint64_t *address, size_t size) {
+    int result = fake_call("cuMemAlloc_v2", true, true);
+    if (result != OK || size == 0) {
+        return result != OK ? result : INVALID_VALUE;
+    }
+    int fd = size > (size_t)1 << 40 ? -1 : make_memory(size);
+    if (fd < 0) {
+        return OUT_OF_MEMORY;
+    }
+    fake_block *block = make_block(fd, size, fake_current_device(), NULL);
+    memset(block->shadow, 0xA5, size); /* new memory holds anything */
+    add(block);
+    *address = (uint64_t)(uintptr_t)block->address;
+    return OK;
+}
+
+/** Ends a block of a kind. */
+static int end(uint64_t address, fake_kind kind, bool mapped, bool imported, bool keep_address) {
+    pthread_mutex_lock(&lock);
+    fake_block *block = find_kind(address, kind, mapped);
+    if (block && block->imported == imported) {
+        unlink_block(block);
+    } else {
+        block = NULL;
+    }
+    pthread_mutex_unlock(&lock);
+    if (!block) {
+        return INVALID_VALUE;
+    }
+    destroy(block, keep_address);
+    return OK;
+}
+
+int cuMemFree_v2(uint64_t address) {
+    int result = fake_call("cuMemFree_v2", false, true);
+    return result == OK ? end(address, FAKE_DEVICE, false, false, false) : result;
+}
+
+int cuMemHostAlloc(void **memory, size_t size, unsigned flags) {
+    int result = fake_call("cuMemHostAlloc", true, true);
+    (void)flags;
+    if (result != OK) {
+        return result;
+    }
+    fake_block *block = calloc(1, sizeof(*block));
+    char *address = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (!block || address == MAP_FAILED) {
+        abort();
+    }
+    *block = (fake_block){.kind = FAKE_PINNED, .address = address, .shadow = address, .size = size, .fd = -1};
+    add(block);
+    *memory = address;
+    return OK;
+}
+
+int cuMemFreeHost(void *memory) {
+    int result = fake_call("cuMemFreeHost", false, true);
+    return result == OK ? end((uint64_t)(uintptr_t)memory, FAKE_PINNED, false, false, false) : result;
+}
+
+int cuPointerGetAttribute(void *data, int attribute, uint64_t address) {
+    int result = fake_call("cuPointerGetAttribute", true, false);
+    if (result != OK) {
+        return result;
+    }
+    pthread_mutex_lock(&lock);
+    const fake_block *block = find((void *)(uintptr_t)address);
+    fake_block copy = block ? *block : (fake_block){0};
+    pthread_mutex_unlock(&lock);
+    if (!block) {
+        return INVALID_VALUE;
+    }
+    switch (attribute) {
+    case 2: /* memory type */
+        *(unsigned *)data = copy.kind == FAKE_DEVICE ? 2 : 1;
+        return OK;
+    case 9: /* device */
+        *(int *)data = copy.device;
+        return OK;
+    case 10: /* has a handle */
+        *(int *)data = !copy.mapped;
+        return OK;
+    case 18: /* size of the mapping */
+        *(size_t *)data = copy.size;
+        return OK;
+    case 19: /* its address */
+        *(uint64_t *)data = (uint64_t)(uintptr_t)copy.address;
+        return OK;
+    default:
+        return INVALID_VALUE;
+    }
+}
+
+int cuMemGetAddressRange_v2(uint64_t *base, size_t *size, uint64_t address) {
+    int result = fake_call("cuMemGetAddressRange_v2", true, true);
+    if (result != OK) {
+        return result;
+    }
+    pthread_mutex_lock(&lock);
+    const fake_block *block = find((void *)(uintptr_t)address);
+    if (block) {
+        *base = (uint64_t)(uintptr_t)block->address;
+        *size = block->size;
+    }
+    pthread_mutex_unlock(&lock);
+    return block ? OK : INVALID_VALUE;
+}
+
+/* ---- other processes ---- */
+
+/** What a handle of 64 bytes holds. */
+typedef struct ticket {
+    char magic[8];
+    int32_t process;
+    int32_t fd;
+    uint64_t size;
+    int32_t device;
+    char rest[36];
+} ticket;
+
+_Static_assert(sizeof(ticket) == 64, "as long as the driver's");
+
+typedef struct ipc_handle {
+    char bytes[64];
+} ipc_handle;
+
+int cuIpcGetMemHandle(ipc_handle *handle, uint64_t address) {
+    int result = fake_call("cuIpcGetMemHandle", true, true);
+    if (result != OK || fake_setting("FAKE_CUDA_NO_IPC")) {
+        return result != OK ? result : NOT_SUPPORTED;
+    }
+    pthread_mutex_lock(&lock);
+    const fake_block *block = find((void *)(uintptr_t)address);
+    ticket one = {.magic = "fakecuda", .process = getpid()};
+    if (block && block->kind == FAKE_DEVICE && !block->mapped && !block->imported) {
+        one.fd = block->fd;
+        one.size = block->size;
+        one.device = block->device;
+    } else {
+        result = INVALID_VALUE;
+    }
+    pthread_mutex_unlock(&lock);
+    memcpy(handle, &one, sizeof(one));
+    return result;
+}
+
+int cuIpcOpenMemHandle_v2(uint64_t *address, ipc_handle handle, unsigned flags) {
+    int result = fake_call("cuIpcOpenMemHandle_v2", true, true);
+    ticket one;
+    char path[64];
+    struct stat file;
+    (void)flags;
+    memcpy(&one, &handle, sizeof(one));
+    if (result != OK) {
+        return result;
+    }
+    if (memcmp(one.magic, "fakecuda", sizeof(one.magic)) != 0 || one.process == getpid()) {
+        return memcmp(one.magic, "fakecuda", sizeof(one.magic)) != 0 ? INVALID_VALUE : INVALID_CONTEXT;
+    }
+    snprintf(path, sizeof(path), "/proc/%d/fd/%d", (int)one.process, (int)one.fd);
+    int fd = open(path, O_RDWR | O_CLOEXEC);
+    if (fd < 0) {
+        return INVALID_HANDLE;
+    }
+    if (fstat(fd, &file) != 0 || (uint64_t)file.st_size != one.size) {
+        close(fd);
+        return INVALID_HANDLE;
+    }
+    fake_block *block = make_block(fd, one.size, one.device, NULL);
+    block->imported = true;
+    add(block);
+    *address = (uint64_t)(uintptr_t)block->address;
+    return OK;
+}
+
+int cuIpcCloseMemHandle(uint64_t address) {
+    int result = fake_call("cuIpcCloseMemHandle", false, true);
+    return result == OK ? end(address, FAKE_DEVICE, false, true, false) : result;
+}
+
+/* ---- memory that is mapped: expandable segments ---- */
+
+typedef struct properties {
+    int type;
+    int handle_types;
+    int location_type;
+    int device;
+} properties;
+
+static fake_handle *handle_of(uint64_t handle) {
+    return (fake_handle *)(uintptr_t)handle;
+}
+
+static int make_handle(int fd, size_t size, int device, uint64_t *handle) {
+    fake_handle *made = calloc(1, sizeof(*made));
+    if (!made || fd < 0) {
+        abort();
+    }
+    *made = (fake_handle){fd, size, device, 1};
+    *handle = (uint64_t)(uintptr_t)made;
+    return OK;
+}
+
+int cuMemCreate(uint64_t *handle, size_t size, const properties *wanted, unsigned long long flags) {
+    int result = fake_call("cuMemCreate", true, true);
+    (void)flags;
+    return result == OK ? make_handle(make_memory(size), size, wanted->device, handle) : result;
+}
+
+int cuMemRelease(uint64_t handle) {
+    int result = fake_call("cuMemRelease", false, false);
+    if (result == OK && --handle_of(handle)->references == 0) {
+        close(handle_of(handle)->fd);
+        free(handle_of(handle));
+    }
+    return result;
+}
+
+int cuMemRetainAllocationHandle(uint64_t *handle, void *address) {
+    int result = fake_call("cuMemRetainAllocationHandle", true, false);
+    if (result != OK) {
+        return result;
+    }
+    pthread_mutex_lock(&lock);
+    const fake_block *block = find(address);
+    result = block && block->mapped ? make_handle(dup(block->fd), block->size, block->device, handle) : INVALID_VALUE;
+    pthread_mutex_unlock(&lock);
+    return result;
+}
+
+int cuMemExportToShareableHandle(void *shared, uint64_t handle, int type, unsigned long long flags) {
+    int result = fake_call("cuMemExportToShareableHandle", true, false);
+    (void)type, (void)flags;
+    if (result == OK && fake_setting("FAKE_CUDA_NO_IPC")) {
+        result = NOT_SUPPORTED;
+    }
+    if (result == OK) {
+        *(int *)shared = dup(handle_of(handle)->fd);
+    }
+    return result;
+}
+
+int cuMemImportFromShareableHandle(uint64_t *handle, void *shared, int type) {
+    int result = fake_call("cuMemImportFromShareableHandle", true, false);
+    struct stat file;
+    (void)type;
+    if (result != OK) {
+        return result;
+    }
+    int fd = dup((int)(intptr_t)shared);
+    if (fd < 0 || fstat(fd, &file) != 0 || !S_ISREG(file.st_mode)) {
+        close(fd);
+        return INVALID_VALUE;
+    }
+    return make_handle(fd, (size_t)file.st_size, 0, handle);
+}
+
+int cuMemAddressReserve(uint64_t *address, size_t size, size_t alignment, uint64_t wanted, unsigned long long flags) {
+    int result = fake_call("cuMemAddressReserve", true, false);
+    (void)alignment, (void)wanted, (void)flags;
+    if (result != OK) {
+        return result;
+    }
+    fake_block *block = calloc(1, sizeof(*block));
+    char *at = mmap(NULL, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (!block || at == MAP_FAILED) {
+        free(block);
+        return OUT_OF_MEMORY;
+    }
+    *block = (fake_block){.kind = FAKE_RESERVED, .address = at, .size = size, .fd = -1};
+    add(block);
+    *address = (uint64_t)(uintptr_t)at;
+    return OK;
+}
+
+int cuMemAddressFree(uint64_t address, size_t size) {
+    int result = fake_call("cuMemAddressFree", false, false);
+    (void)size;
+    return result == OK ? end(address, FAKE_RESERVED, false, false, false) : result;
+}
+
+int cuMemMap(uint64_t address, size_t size, size_t offset, uint64_t handle, unsigned long long flags) {
+    int result = fake_call("cuMemMap", true, false);
+    const fake_handle *from = handle_of(handle);
+    (void)flags;
+    if (result != OK || offset != 0 || size > from->size) {
+        return result != OK ? result : INVALID_VALUE;
+    }
+    fake_block *block = make_block(dup(from->fd), size, from->device, (char *)(uintptr_t)address);
+    block->mapped = true;
+    add(block);
+    return OK;
+}
+
+int cuMemUnmap(uint64_t address, size_t size) {
+    int result = fake_call("cuMemUnmap", false, false);
+    (void)size;
+    return result == OK ? end(address, FAKE_DEVICE, true, false, true) : result;
+}
+
+int cuMemSetAccess(uint64_t address, size_t size, const void *access, size_t count) {
+    int result = fake_call("cuMemSetAccess", true, false);
+    (void)address, (void)size, (void)access, (void)count;
+    return result;
+}
