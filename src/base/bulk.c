@@ -3,34 +3,59 @@
 #include <stdint.h>
 #include <string.h>
 
-#ifdef __SSE2__
-#include <emmintrin.h>
+#ifdef __x86_64__
+#include <immintrin.h>
 
 enum { LINE = 64, SHORT = 2 << 10 };
+
+/** Whole lines, to where one begins. */
+typedef void copy_lines_fn(uint8_t *restrict to, const uint8_t *restrict from, size_t lines);
+
+static void copy_lines(uint8_t *restrict to, const uint8_t *restrict from, size_t lines) {
+    for (; lines > 0; lines--, to += LINE, from += LINE) {
+        __m128i a = _mm_loadu_si128((const __m128i *)(const void *)from);
+        __m128i b = _mm_loadu_si128((const __m128i *)(const void *)(from + 16));
+        __m128i c = _mm_loadu_si128((const __m128i *)(const void *)(from + 32));
+        __m128i d = _mm_loadu_si128((const __m128i *)(const void *)(from + 48));
+        _mm_stream_si128((__m128i *)(void *)to, a);
+        _mm_stream_si128((__m128i *)(void *)(to + 16), b);
+        _mm_stream_si128((__m128i *)(void *)(to + 32), c);
+        _mm_stream_si128((__m128i *)(void *)(to + 48), d);
+    }
+}
+
+/** A line at a time: none is ever written in parts, which some processors do where two threads share a core. */
+__attribute__((target("avx512f"))) static void copy_lines_avx512(uint8_t *restrict to, const uint8_t *restrict from,
+                                                                 size_t lines) {
+    for (; lines >= 4; lines -= 4, to += 4 * LINE, from += 4 * LINE) {
+        __m512i a = _mm512_loadu_si512(from);
+        __m512i b = _mm512_loadu_si512(from + LINE);
+        __m512i c = _mm512_loadu_si512(from + 2 * LINE);
+        __m512i d = _mm512_loadu_si512(from + 3 * LINE);
+        _mm512_stream_si512((void *)to, a);
+        _mm512_stream_si512((void *)(to + LINE), b);
+        _mm512_stream_si512((void *)(to + 2 * LINE), c);
+        _mm512_stream_si512((void *)(to + 3 * LINE), d);
+    }
+    for (; lines > 0; lines--, to += LINE, from += LINE) {
+        _mm512_stream_si512((void *)to, _mm512_loadu_si512(from));
+    }
+}
 
 void wh_copy_past_cache(void *restrict to, const void *restrict from, size_t size) {
     if (size < SHORT) {
         memcpy(to, from, size);
         return;
     }
+    copy_lines_fn *copy = __builtin_cpu_supports("avx512f") ? copy_lines_avx512 : copy_lines;
     uint8_t *out = to;
     const uint8_t *in = from;
     size_t head = (size_t)(-(uintptr_t)out & (LINE - 1));
     memcpy(out, in, head);
-    out += head;
-    in += head;
-    size -= head;
-    for (; size >= LINE; size -= LINE, out += LINE, in += LINE) {
-        __m128i a = _mm_loadu_si128((const __m128i *)(const void *)in);
-        __m128i b = _mm_loadu_si128((const __m128i *)(const void *)(in + 16));
-        __m128i c = _mm_loadu_si128((const __m128i *)(const void *)(in + 32));
-        __m128i d = _mm_loadu_si128((const __m128i *)(const void *)(in + 48));
-        _mm_stream_si128((__m128i *)(void *)out, a);
-        _mm_stream_si128((__m128i *)(void *)(out + 16), b);
-        _mm_stream_si128((__m128i *)(void *)(out + 32), c);
-        _mm_stream_si128((__m128i *)(void *)(out + 48), d);
-    }
-    memcpy(out, in, size);
+    size_t lines = (size - head) / LINE;
+    copy(out + head, in + head, lines);
+    size_t done = head + lines * LINE;
+    memcpy(out + done, in + done, size - done);
     _mm_sfence(); /* such stores are not ordered with later ones by themselves */
 }
 #else

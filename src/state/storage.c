@@ -1,10 +1,12 @@
 #include "state/storage.h"
 
 #include <stdatomic.h>
+#include <unistd.h>
 
 #include "base/alloc.h"
 #include "base/fail.h"
 #include "memory/memory.h"
+#include "memory/pages.h"
 
 struct wherry_storage {
     atomic_size_t references;
@@ -128,4 +130,30 @@ wherry_device wherry_storage_device(const wherry_storage *storage) {
 
 bool wh_storage_is_bare(const wherry_storage *storage) {
     return !storage->data && storage->nbytes > 0;
+}
+
+/** Of which storages samples are taken, and how many. */
+enum { PAGE_SAMPLES = 16, PAGE_SAMPLE_BYTES = 4 << 20 };
+
+static bool is_worth_a_look(const wherry_storage *storage) {
+    return storage->nbytes >= PAGE_SAMPLE_BYTES && storage->data && storage->device.kind == WHERRY_DEVICE_CPU;
+}
+
+bool wh_storages_on_small_pages(wherry_storage *const *storages, size_t count) {
+    uint64_t bytes[] = {[WH_PAGES_UNKNOWN] = 0, [WH_PAGES_SMALL] = 0, [WH_PAGES_HUGE] = 0};
+    size_t large = 0;
+    for (size_t i = 0; i < count; i++) {
+        large += is_worth_a_look(storages[i]);
+    }
+    int look = large ? wh_pages_open() : -1;
+    if (look < 0) {
+        return false;
+    }
+    for (size_t i = 0, number = 0; i < count; i++) {
+        if (is_worth_a_look(storages[i]) && number++ % (large / PAGE_SAMPLES + 1) == 0) {
+            bytes[wh_pages_of(look, storages[i]->data, storages[i]->nbytes)] += storages[i]->nbytes;
+        }
+    }
+    close(look);
+    return bytes[WH_PAGES_SMALL] > bytes[WH_PAGES_HUGE];
 }

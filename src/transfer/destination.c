@@ -136,6 +136,7 @@ static wherry_status send_offer(wh_destination *destination, wherry_error *error
         .epoch = destination->epoch,
         .step = destination->transfer->options.step,
         .verify = (uint8_t)destination->transfer->options.verify,
+        .small_pages = destination->source->small_pages,
         .manifest = {destination->source->manifest, destination->source->manifest_size},
     };
     if (destination->source->summary.bytes) {

@@ -43,6 +43,7 @@ static void append_offer(wh_string *message, const wh_note *note) {
     wh_append_number(message, note->epoch, 8);
     wh_append_number(message, (uint64_t)note->step, 8);
     wh_append_number(message, note->verify, 1);
+    wh_append_number(message, note->small_pages, 1);
     append_lanes(message, note);
     wh_append_sized(message, note->manifest.bytes, note->manifest.size, 8);
     wh_append_sized(message, note->addresses.bytes, note->addresses.size, 8);
@@ -134,6 +135,8 @@ static void take_offer(wh_cursor *cursor, wh_note *note) {
     note->epoch = wh_cursor_number(cursor, 8);
     note->step = (int64_t)wh_cursor_number(cursor, 8);
     note->verify = (uint8_t)wh_cursor_number(cursor, 1);
+    note->small_pages = (uint8_t)wh_cursor_number(cursor, 1);
+    cursor->failed = cursor->failed || note->small_pages > 1;
     note->lane_count = (size_t)wh_cursor_number(cursor, 1);
     cursor->failed = cursor->failed || note->lane_count > WH_OFFERED_LANES_MAX;
     for (size_t i = 0; i < note->lane_count && !cursor->failed; i++) {

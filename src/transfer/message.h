@@ -54,24 +54,25 @@ typedef struct wh_offered_lane {
 /** All fields of all messages; which are meant depends on the type. What is read borrows from the bytes it was read from. */
 typedef struct wh_note {
     wh_message_type type;
-    uint16_t version;   /**< WANT, OFFER */
-    uint64_t nonce;     /**< WANT, WITHDRAW */
-    uint64_t id;        /**< OFFER: the tag of the source's inbox. */
-    uint64_t epoch;     /**< OFFER, DONE, RELEASED, REVOKED */
-    int64_t step;       /**< WANT, OFFER */
-    uint8_t verify;     /**< WANT, OFFER: a wherry_verify. PLAN: whether digests are wanted. */
-    uint64_t bytes;     /**< PLAN: all chunks together. PROGRESS: so far. DONE: that were moved. */
-    uint64_t first;     /**< DIGESTS: the first chunk. */
-    int32_t status;     /**< WITHDRAW, REVOKED, ABORT: why. ASSISTED: whether. */
-    wh_bytes path;      /**< ABORT: the tensor that it is about, a text. */
-    wh_bytes text;      /**< WITHDRAW, REFUSE_LANE, ASSISTED, REVOKED, ABORT: a text for people. */
-    wh_bytes lane;      /**< PLAN, ASSIST: its name. */
-    wh_bytes request;   /**< PLAN, ASSIST: for the lane. */
-    wh_bytes manifest;  /**< OFFER */
-    wh_bytes addresses; /**< OFFER: of the storages, 8 bytes each; none where no lane needs them. */
-    wh_bytes intervals; /**< PLAN, RETRY: 16 bytes each: wh_note_intervals. */
-    wh_bytes digests;   /**< DIGESTS: WH_DIGEST_BYTES each. */
-    size_t lane_count;  /**< OFFER */
+    uint16_t version;    /**< WANT, OFFER */
+    uint64_t nonce;      /**< WANT, WITHDRAW */
+    uint64_t id;         /**< OFFER: the tag of the source's inbox. */
+    uint64_t epoch;      /**< OFFER, DONE, RELEASED, REVOKED */
+    int64_t step;        /**< WANT, OFFER */
+    uint8_t verify;      /**< WANT, OFFER: a wherry_verify. PLAN: whether digests are wanted. */
+    uint8_t small_pages; /**< OFFER: 1 where the source's memory lies on small pages for the most part. */
+    uint64_t bytes;      /**< PLAN: all chunks together. PROGRESS: so far. DONE: that were moved. */
+    uint64_t first;      /**< DIGESTS: the first chunk. */
+    int32_t status;      /**< WITHDRAW, REVOKED, ABORT: why. ASSISTED: whether. */
+    wh_bytes path;       /**< ABORT: the tensor that it is about, a text. */
+    wh_bytes text;       /**< WITHDRAW, REFUSE_LANE, ASSISTED, REVOKED, ABORT: a text for people. */
+    wh_bytes lane;       /**< PLAN, ASSIST: its name. */
+    wh_bytes request;    /**< PLAN, ASSIST: for the lane. */
+    wh_bytes manifest;   /**< OFFER */
+    wh_bytes addresses;  /**< OFFER: of the storages, 8 bytes each; none where no lane needs them. */
+    wh_bytes intervals;  /**< PLAN, RETRY: 16 bytes each: wh_note_intervals. */
+    wh_bytes digests;    /**< DIGESTS: WH_DIGEST_BYTES each. */
+    size_t lane_count;   /**< OFFER */
     wh_offered_lane lanes[WH_OFFERED_LANES_MAX];
 } wh_note;
 

@@ -1,17 +1,15 @@
 /* Finding a lane that works: the fastest that is allowed and offered, tried for real; and the next where it does not. */
 #include <string.h>
-#include <unistd.h>
 
 #include "base/alloc.h"
 #include "base/fail.h"
 #include "base/log.h"
 #include "base/point.h"
-#include "memory/pages.h"
 #include "plan/plan.h"
+#include "state/storage.h"
 #include "transfer/receive.h"
 
-/** How many storages are looked at for the size of their pages, and how long one must be for that. */
-enum { PAGE_SAMPLES = 16, PAGE_SAMPLE_BYTES = 4 << 20, SMALL_PAGE = 4096 };
+enum { SMALL_PAGE = 4096 };
 
 static const wh_offered_lane *find_offer(const wh_receive *receive, const wh_lane_ops *lane) {
     for (size_t i = 0; i < receive->offer.lane_count; i++) {
@@ -190,30 +188,12 @@ static void note_forbidden(wh_receive *receive) {
     }
 }
 
-/** Whether what is written lies on small pages for the most part, by a few samples of those that it is known of. */
-static bool writes_small_pages(const wherry_plan *plan) {
-    uint64_t bytes[] = {[WH_PAGES_UNKNOWN] = 0, [WH_PAGES_SMALL] = 0, [WH_PAGES_HUGE] = 0};
-    size_t large = 0;
-    for (size_t i = 0; i < plan->kept_count; i++) {
-        large += wherry_storage_nbytes(plan->kept[i]) >= PAGE_SAMPLE_BYTES;
-    }
-    int look = wh_pages_open();
-    for (size_t i = 0, number = 0; look >= 0 && i < plan->kept_count; i++) {
-        uint64_t nbytes = wherry_storage_nbytes(plan->kept[i]);
-        if (nbytes >= PAGE_SAMPLE_BYTES && number++ % (large / PAGE_SAMPLES + 1) == 0) {
-            bytes[wh_pages_of(look, wherry_storage_data(plan->kept[i]), nbytes)] += nbytes;
-        }
-    }
-    if (look >= 0) {
-        close(look);
-    }
-    return bytes[WH_PAGES_SMALL] > bytes[WH_PAGES_HUGE];
-}
-
-/** How many runs of memory are written; a small page is one, to a lane that takes each by itself. */
+/** How many runs of memory are read or written; a small page is one, to a lane that takes each by itself. */
 static uint64_t count_runs(const wh_receive *receive) {
+    const wherry_plan *plan = receive->plan;
     uint64_t pages = receive->summary.bytes / SMALL_PAGE;
-    return pages > receive->summary.copies && writes_small_pages(receive->plan) ? pages : receive->summary.copies;
+    bool small = receive->offer.small_pages || wh_storages_on_small_pages(plan->kept, plan->kept_count);
+    return pages > receive->summary.copies && small ? pages : receive->summary.copies;
 }
 
 wherry_status wh_receive_bytes(wh_receive *receive, wherry_error *error) {

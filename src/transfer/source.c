@@ -63,6 +63,7 @@ wherry_status wh_source_init(wh_source *source, const wherry_value *state, int64
     if (status == WHERRY_OK) {
         status = wherry_manifest_encode(source->prepared, &source->manifest, &source->manifest_size, error);
     }
+    source->small_pages = wh_storages_on_small_pages(source->prepared->storages, source->summary.storages);
     for (size_t i = 0; i < source->summary.storages && status == WHERRY_OK; i++) {
         const void *data = wherry_storage_data(wherry_prepared_storage(source->prepared, i));
         wh_append_number(&source->addresses, (uintptr_t)data, 8);

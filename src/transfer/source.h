@@ -14,6 +14,7 @@ typedef struct wh_source {
     void *manifest;
     size_t manifest_size;
     wh_string addresses; /**< Of the storages, as an OFFER has them. */
+    bool small_pages;    /**< What the storages lie on, for the most part. */
 } wh_source;
 
 /**

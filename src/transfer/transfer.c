@@ -1,10 +1,10 @@
 #include "transfer/transfer.h"
 
-#include <sched.h>
 #include <stddef.h>
 
 #include "base/alloc.h"
 #include "base/checked.h"
+#include "base/cpu.h"
 #include "base/fail.h"
 #include "base/options.h"
 #include "transfer/crew.h"
@@ -20,13 +20,6 @@ void wherry_transfer_options_init(wherry_transfer_options *options) {
         .device = wherry_device_cpu(),
         .rank = -1,
     };
-}
-
-/** The processors that this process may run on. */
-static uint32_t count_processors(void) {
-    cpu_set_t set;
-    int count = sched_getaffinity(0, sizeof(set), &set) == 0 ? CPU_COUNT(&set) : 1;
-    return count > 0 ? (uint32_t)count : 1;
 }
 
 static wherry_status check(const wherry_transfer_options *options, wherry_error *error) {
@@ -76,7 +69,7 @@ wherry_status wh_transfer_begin(wh_transfer *transfer, wherry_transport *transpo
         status = wh_lane_choice_make(transport, transfer->options.lanes, &transfer->lanes, error);
     }
     if (!transfer->options.threads) {
-        transfer->options.threads = (uint32_t)wh_min(count_processors(), THREADS_MAX);
+        transfer->options.threads = (uint32_t)wh_min(wh_cpu_list(NULL, 0), THREADS_MAX);
     }
     transfer->deadline = wh_deadline_in_ms(transfer->options.timeout_ms);
     return status;

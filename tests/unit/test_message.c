@@ -25,6 +25,7 @@ static wh_note full_note(wh_message_type type) {
         .epoch = 3,
         .step = -1,
         .verify = 2,
+        .small_pages = 1,
         .bytes = UINT64_MAX,
         .first = UINT64_C(1) << 40,
         .status = WHERRY_TIMED_OUT,
@@ -217,7 +218,10 @@ static void test_limits(void **state) {
     wh_free(text.bytes);
     note = full_note(WH_OFFER);
     text = encode(&note);
-    text.bytes[28] = WH_OFFERED_LANES_MAX + 1; /* the number of lanes */
+    text.bytes[29] = WH_OFFERED_LANES_MAX + 1; /* the number of lanes */
+    must_fail(WHERRY_MALFORMED, error, wh_note_decode(text.bytes, text.size, &read, &error));
+    text.bytes[29] = 2;
+    text.bytes[28] = 2; /* small pages: 0 or 1 */
     must_fail(WHERRY_MALFORMED, error, wh_note_decode(text.bytes, text.size, &read, &error));
     wh_free(text.bytes);
 }

@@ -23,7 +23,7 @@
 #include "lane/site.h"
 
 /** Changes with everything below that both sides must agree on: the messages and the layout of the memory. */
-#define WH_RING_MAGIC "WHRING01"
+#define WH_RING_MAGIC "WHRING02"
 
 enum {
     WH_RING_MAGIC_BYTES = 8,
@@ -32,12 +32,22 @@ enum {
 };
 
 /**
- * A ring of 1 MiB stays in the caches of two cores, so that the receiver's copy does not read main memory: half as much is slower, more is no faster.
+ * A ring of 1 MiB stays in the caches of two processors, so that the receiver's copy does not read main memory: half as much is slower, more is no
+ * faster.
+ *
+ * Where there are fewer processors than workers at both sides together, a worker of the source and its counterpart would be moved from one to
+ * another, and what one wrote would have to come out of the other's cache. So these two are kept on one processor, in pairs, and take turns over a single
+ * large slot, which stays in its second-level cache: 57 instead of 79 ms for 1 GiB on two processors.
  */
 enum {
     WH_RING_SLOT_BYTES = 128 << 10,
     WH_RING_SLOTS = 8, /**< A ring; a power of two, so that numbers of frames may wrap. */
+    WH_RING_TURN_BYTES = 512 << 10,
+    WH_RING_BYTES = WH_RING_SLOT_BYTES * WH_RING_SLOTS,
 };
+
+/** In a request: the receiver's workers are kept nowhere. */
+#define WH_RING_ANYWHERE UINT32_MAX
 
 _Static_assert(ATOMIC_INT_LOCK_FREE == 2 && ATOMIC_LLONG_LOCK_FREE == 2, "a lock would not be shared");
 
@@ -80,9 +90,12 @@ typedef struct wh_ring_shared {
 typedef struct wh_ring_end {
     wh_lane_end base;
     const wh_lane_site *site;
-    bool pushes;                          /**< The source's end. */
-    wh_ring_shared *shared;               /**< NULL: the source has not handed it over yet. */
-    uint32_t frames[WH_RING_WORKERS_MAX]; /**< How many each worker has written or read. */
+    bool pushes;                              /**< The source's end. */
+    uint32_t slot_bytes;                      /**< Of one slot, */
+    uint32_t slots;                           /**< and how many a ring has. */
+    uint32_t processors[WH_RING_WORKERS_MAX]; /**< Where each worker is kept, or WH_RING_ANYWHERE. */
+    wh_ring_shared *shared;                   /**< NULL: the source has not handed it over yet. */
+    uint32_t frames[WH_RING_WORKERS_MAX];     /**< How many each worker has written or read. */
     uint8_t pass[WH_RING_SECRET_BYTES];
     uint8_t answer[WH_RING_SECRET_BYTES];
 
@@ -94,6 +107,11 @@ typedef struct wh_ring_end {
 
 static inline wh_ring_end *wh_ring_end_of(wh_lane_end *end) {
     return (wh_ring_end *)(void *)end;
+}
+
+/** Whether workers of both sides are kept on one processor, in pairs. */
+static inline bool wh_ring_in_pairs(const wh_ring_end *end) {
+    return end->slots == 1;
 }
 
 /* ring_memory.c: the memory, and waiting in it. */
@@ -108,6 +126,9 @@ wherry_status wh_ring_memory_create(wh_ring_end *end, int *fd_p, wherry_error *e
 wherry_status wh_ring_memory_open(wh_ring_end *end, int fd, wherry_error *error);
 
 void wh_ring_memory_close(wh_ring_end *end);
+
+/** Workers of both sides take turns, in pairs, on processors[]. Before the first frame, at both ends. */
+void wh_ring_pair(wh_ring_end *end);
 
 uint8_t *wh_ring_slot(const wh_ring_end *end, uint32_t worker, uint32_t frame);
 

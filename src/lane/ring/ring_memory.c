@@ -33,12 +33,17 @@ static size_t control_bytes(uint32_t workers) {
 }
 
 static size_t memory_bytes(uint32_t workers) {
-    return control_bytes(workers) + (size_t)workers * WH_RING_SLOTS * WH_RING_SLOT_BYTES;
+    return control_bytes(workers) + (size_t)workers * WH_RING_BYTES;
 }
 
 uint8_t *wh_ring_slot(const wh_ring_end *end, uint32_t worker, uint32_t frame) {
-    size_t slot = (size_t)worker * WH_RING_SLOTS + frame % WH_RING_SLOTS;
-    return (uint8_t *)end->shared + control_bytes(end->base.workers) + slot * WH_RING_SLOT_BYTES;
+    size_t at = (size_t)worker * WH_RING_BYTES + (size_t)(frame % end->slots) * end->slot_bytes;
+    return (uint8_t *)end->shared + control_bytes(end->base.workers) + at;
+}
+
+void wh_ring_pair(wh_ring_end *end) {
+    end->slot_bytes = WH_RING_TURN_BYTES;
+    end->slots = 1;
 }
 
 wh_ring_end *wh_ring_end_create(const wh_lane_site *site, uint32_t workers, bool pushes) {
@@ -47,6 +52,9 @@ wh_ring_end *wh_ring_end_create(const wh_lane_site *site, uint32_t workers, bool
         end->base.workers = workers;
         end->site = site;
         end->pushes = pushes;
+        end->slot_bytes = WH_RING_SLOT_BYTES;
+        end->slots = WH_RING_SLOTS;
+        memset(end->processors, 0xFF, sizeof(end->processors)); /* WH_RING_ANYWHERE */
         end->socket = -1;
         pthread_mutex_init(&end->lock, NULL);
     }
@@ -159,7 +167,8 @@ wherry_status wh_ring_wait(const wh_ring_end *end, _Atomic uint32_t *word, _Atom
                            uint32_t *value_p, wherry_error *error) {
     _Atomic uint32_t *closed = end->pushes ? &end->shared->pull_closed : &end->shared->push_closed;
     uint32_t value = atomic_load_explicit(word, memory_order_acquire);
-    for (uint32_t i = 0; value == seen && i < SPINS; i++) {
+    /* The other one of a pair cannot get on before this one sleeps. */
+    for (uint32_t i = 0; value == seen && i < SPINS && !wh_ring_in_pairs(end); i++) {
         pause_briefly();
         value = atomic_load_explicit(word, memory_order_acquire);
     }
