@@ -78,7 +78,7 @@ typedef struct wherry_progress {
     uint64_t total;   /**< of so many. */
     double rate;      /**< Bytes a second since the first. */
     const char *path; /**< Receiver: a tensor that is being received; "" where that is not known. */
-    const char *lane; /**< Its name. */
+    const char *lane; /**< Its name; "" while what the target holds is compared. */
 } wherry_progress;
 
 /** Told at most ten times a second by the thread that is inside the call, and once more when all is done. It must not call back into the transport. */
@@ -115,7 +115,10 @@ enum {
     WHERRY_RECV_TO_DEVICE = 8,  /**< As WHERRY_PLAN_TO_DEVICE: new storages go to `device`. */
     WHERRY_KEEP_PTRACER = 16,   /**< Source: never set this process's ptracer, even where same-host reading needs it. */
     WHERRY_RECV_NEW = 32,       /**< As WHERRY_PLAN_NEW: what the target lacks is received into new memory. */
-    WHERRY_TRANSFER_FLAGS = 63  /**< All of them. */
+    WHERRY_RECV_COMPARE =
+        64, /**< In place: the target may hold some of it. The source is asked for its digests first, and then only for the chunks
+                                     whose bytes differ: how a receive that broke off is resumed, and how little of a state that has changed moves. */
+    WHERRY_TRANSFER_FLAGS = 127 /**< All of them. */
 };
 
 /** In wherry_transfer_options.step: not said, and not checked. */

@@ -39,6 +39,9 @@ typedef struct wherry_stats {
     char reasons[WHERRY_LANE_REASONS_MAX]; /**< Why others were not: "cma: Operation not permitted ...; ring: ...". */
     uint32_t lanes_refused; /**< Receiver: how many of these should have worked, and did not: worth mending. */
     uint32_t reserved;      /**< 0. */
+    uint64_t
+        bytes_held; /**< Receiver, with WHERRY_RECV_COMPARE: bytes of chunks that the target held already, and that were not asked for. */
+    double compare_seconds; /**< Receiver: finding that out; a part of plan_seconds. */
 } wherry_stats;
 
 /** Where a tensor stands after a receive that failed. */

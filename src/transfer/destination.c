@@ -293,6 +293,9 @@ static void take_note(wh_destination *destination, const wh_message *message) {
         case WH_RETRY:
             status = wh_destination_retry(destination, &note, &error);
             break;
+        case WH_COMPARE:
+            status = wh_destination_compare(destination, &note, &error);
+            break;
         case WH_ASSIST:
             status = wh_destination_assist(destination, &note, &error);
             break;
@@ -364,7 +367,7 @@ void wh_destination_take(wh_destination *destination, wh_message *message) {
 
 /** To the user, at most so often; to the receiver, so that silence means trouble. */
 static void tell_progress(wh_destination *destination, uint64_t now) {
-    if (now - destination->shown_at >= SHOW_MS * MS) {
+    if (destination->state == WH_DESTINATION_MOVING && now - destination->shown_at >= SHOW_MS * MS) {
         destination->shown_at = now;
         show_progress(destination, now);
     }
@@ -415,7 +418,7 @@ void wh_destination_tick(wh_destination *destination) {
         wh_destination_fail(destination, destination->breakage.status, &destination->breakage);
         return;
     }
-    if (destination->state == WH_DESTINATION_MOVING) {
+    if (destination->state == WH_DESTINATION_MOVING || wh_crew_exists(&destination->crew)) {
         tell_progress(destination, now);
     }
     check_progress(destination, now);

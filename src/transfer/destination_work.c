@@ -283,7 +283,8 @@ static wherry_status take_list(wh_destination *destination, wh_bytes bytes, wher
 
 wherry_status wh_destination_plan(wh_destination *destination, const wh_note *plan, wherry_error *error) {
     const wh_lane_ops *lane = wh_lane_choice_find(&destination->transfer->lanes, plan->lane.bytes, plan->lane.size);
-    if (destination->state != WH_DESTINATION_OFFERED || destination->lane || !lane) {
+    if (destination->state != WH_DESTINATION_OFFERED || destination->lane || !lane ||
+        wh_crew_exists(&destination->crew)) {
         return wh_fail(error, WHERRY_MALFORMED, "rank %d sent a plan out of turn, or for a lane that was not offered",
                        (int)destination->rank);
     }
@@ -298,6 +299,7 @@ wherry_status wh_destination_plan(wh_destination *destination, const wh_note *pl
     wh_point("source has the plan");
     destination->plan_at = destination->heard = wh_clock_now();
     destination->wanted = plan->bytes;
+    destination->peer_bytes = 0; /* those that it had compared */
     destination->verify = plan->verify;
     destination->outcome.stats.verified = plan->verify;
     destination->outcome.stats.chunks = destination->list.total;
@@ -337,6 +339,28 @@ wherry_status wh_destination_retry(wh_destination *destination, const wh_note *r
     destination->outcome.stats.retries += (uint32_t)destination->list.total;
     destination->heard = wh_clock_now();
     return status == WHERRY_OK ? start(destination, error) : status;
+}
+
+wherry_status wh_destination_compare(wh_destination *destination, const wh_note *compare, wherry_error *error) {
+    if (destination->state != WH_DESTINATION_OFFERED || destination->lane || wh_crew_exists(&destination->crew)) {
+        return wh_fail(error, WHERRY_MALFORMED, "rank %d asks for digests out of turn", (int)destination->rank);
+    }
+    wherry_status status = count_request(destination, error);
+    if (status == WHERRY_OK) {
+        status = take_list(destination, compare->intervals, error);
+    }
+    if (status != WHERRY_OK) {
+        return status;
+    }
+    destination->heard = wh_clock_now();
+    destination->digests = wh_alloc_array(destination->list.total, sizeof(*destination->digests));
+    if (!destination->digests) {
+        return wh_fail_memory(error, "digests");
+    }
+    wh_point("source compares");
+    uint32_t workers = (uint32_t)wh_min(destination->site.threads, destination->list.total);
+    return wh_crew_start(&destination->crew, workers, digest, destination, &destination->stop, destination->inbox,
+                         error);
 }
 
 wherry_status wh_destination_assist(wh_destination *destination, const wh_note *assist, wherry_error *error) {

@@ -19,6 +19,9 @@ wherry_status wh_destination_plan(wh_destination *destination, const wh_note *pl
 /** RETRY: these chunks again. */
 wherry_status wh_destination_retry(wh_destination *destination, const wh_note *retry, wherry_error *error);
 
+/** COMPARE: makes the digests of these chunks, and tells them when they are there. */
+wherry_status wh_destination_compare(wh_destination *destination, const wh_note *compare, wherry_error *error);
+
 /** ASSIST: opens the door for a lane, and answers. */
 wherry_status wh_destination_assist(wh_destination *destination, const wh_note *assist, wherry_error *error);
 

@@ -73,6 +73,7 @@ void wh_note_encode(const wh_note *note, wh_string *message) {
         wh_append_sized(message, note->intervals.bytes, note->intervals.size, 4);
         break;
     case WH_RETRY:
+    case WH_COMPARE:
         wh_append_sized(message, note->intervals.bytes, note->intervals.size, 4);
         break;
     case WH_ASSIST:
@@ -162,6 +163,7 @@ static void take_fields(wh_cursor *cursor, wh_note *note) {
         note->intervals = take_sized(cursor, 4);
         break;
     case WH_RETRY:
+    case WH_COMPARE:
         note->intervals = take_sized(cursor, 4);
         break;
     case WH_ASSIST:

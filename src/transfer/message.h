@@ -35,6 +35,7 @@ typedef enum wh_message_type {
     WH_RELEASED = 12,   /**< source: then it is valid, and the lease is over. */
     WH_REVOKED = 13,    /**< source: the lease is over, and nothing is valid. */
     WH_ABORT = 14,      /**< either: I give up, for this reason. */
+    WH_COMPARE = 15,    /**< receiver: which digests have these chunks? I may hold them. */
 } wh_message_type;
 
 /** A run of bytes in a message, borrowed. */
@@ -70,7 +71,7 @@ typedef struct wh_note {
     wh_bytes request;    /**< PLAN, ASSIST: for the lane. */
     wh_bytes manifest;   /**< OFFER */
     wh_bytes addresses;  /**< OFFER: of the storages, 8 bytes each; none where no lane needs them. */
-    wh_bytes intervals;  /**< PLAN, RETRY: 16 bytes each: wh_note_intervals. */
+    wh_bytes intervals;  /**< PLAN, RETRY, COMPARE: 16 bytes each: wh_note_intervals. */
     wh_bytes digests;    /**< DIGESTS: WH_DIGEST_BYTES each. */
     size_t lane_count;   /**< OFFER */
     wh_offered_lane lanes[WH_OFFERED_LANES_MAX];

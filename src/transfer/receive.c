@@ -230,6 +230,12 @@ static wherry_status make_plan(wh_receive *receive, const wherry_value *target, 
         return status;
     }
     wherry_plan_summarize(receive->plan, &receive->summary);
+    size_t count;
+    const wherry_interval *intervals = wherry_plan_intervals(receive->plan, &count);
+    receive->wanted_bytes = receive->summary.chunk_bytes;
+    if (!wh_chunk_list_init(&receive->wanted, intervals, count)) {
+        return wh_fail_memory(error, "a receive");
+    }
     wh_point("receiver planned");
     for (size_t i = 0; i < receive->summary.missing || i < receive->summary.extra; i++) {
         wh_log(WHERRY_LOG_DEBUG, "the states differ: the source lacks %s, the target lacks %s",
@@ -305,7 +311,7 @@ static void finish_stats(wh_receive *receive) {
     stats->release_seconds = wh_seconds(receive->done_at, now);
     stats->total_seconds = wh_seconds(receive->transfer.begin, now);
     stats->tensors = receive->summary.tensors;
-    stats->bytes_wanted = receive->summary.chunk_bytes;
+    stats->bytes_wanted = receive->wanted_bytes;
     stats->bytes_moved = atomic_load(&receive->sink.moved);
     stats->verified = receive->verify;
     if (receive->lane) {
@@ -332,8 +338,11 @@ static void log_success(const wh_receive *receive) {
 
 static wherry_status run(wh_receive *receive, wherry_value **state_p, wherry_error *error) {
     wherry_status status = agree(receive, error);
+    if (status == WHERRY_OK && (receive->transfer.options.flags & WHERRY_RECV_COMPARE) && receive->in_place) {
+        status = wh_receive_compare(receive, error);
+    }
     receive->data_at = wh_clock_now();
-    if (status == WHERRY_OK && receive->summary.chunks) {
+    if (status == WHERRY_OK && receive->wanted.total) {
         status = wh_receive_bytes(receive, error);
     }
     if (status == WHERRY_OK) {
@@ -380,6 +389,7 @@ wherry_status wherry_checkpoint_recv(wherry_transport *transport, int32_t rank, 
     wh_message_clear(&receive.offer_message);
     wh_stop_destroy(&receive.stop);
     wh_chunk_sink_destroy(&receive.sink);
+    wh_chunk_list_destroy(&receive.wanted);
     wh_tensor_table_destroy(&receive.table);
     wh_free(receive.reasons.bytes);
     wherry_plan_destroy(receive.plan);

@@ -26,6 +26,8 @@ typedef struct wh_receive {
     wherry_plan *plan;
     wherry_plan_summary summary;
     bool in_place;
+    wh_chunk_list wanted;  /**< The chunks to ask for: the plan's, or those of them that the target does not hold. */
+    uint64_t wanted_bytes; /**< In them. */
     wh_stop stop;
     wh_lane_site site;
     const wh_lane_ops *lane;
@@ -64,6 +66,12 @@ wherry_status wh_receive_heed(wh_receive *receive, wh_deadline deadline, const c
 
 /** Waits for the source's answer of that type, or of REFUSE_LANE. receive->answer and ->reason have it. */
 wherry_status wh_receive_await(wh_receive *receive, wh_message_type type, const char *doing, wherry_error *error);
+
+/** With WHERRY_RECV_COMPARE: finds out which chunks the target holds, and leaves them out of ->wanted. */
+wherry_status wh_receive_compare(wh_receive *receive, wherry_error *error);
+
+/** Takes a message if one comes until the deadline, tells how far it is, and looks whether anything gets on. */
+wherry_status wh_receive_look_around(wh_receive *receive, wh_deadline deadline, wherry_error *error);
 
 /** Gets all bytes over the first lane that works. */
 wherry_status wh_receive_bytes(wh_receive *receive, wherry_error *error);

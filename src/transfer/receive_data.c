@@ -43,7 +43,7 @@ static void show_progress(wh_receive *receive, uint64_t now) {
     wherry_progress progress = {
         .peer = receive->rank,
         .bytes = bytes,
-        .total = receive->summary.chunk_bytes,
+        .total = receive->wanted_bytes,
         .rate = seconds > 0 ? (double)bytes / seconds : 0,
         .path = path.bytes && !path.failed ? path.bytes : "",
         .lane = receive->lane ? receive->lane->name : "",
@@ -77,14 +77,14 @@ static wherry_status check_progress(wh_receive *receive, wherry_error *error) {
     if (now > receive->heard && now - receive->heard > (uint64_t)limit * MS) {
         wh_fail(error, WHERRY_TIMED_OUT, "rank %d: timed out: no byte has come for %lld ms, at %llu of %llu",
                 (int)receive->rank, (long long)limit, (unsigned long long)bytes,
-                (unsigned long long)receive->summary.chunk_bytes);
+                (unsigned long long)receive->wanted_bytes);
         error->rank = receive->rank;
         return WHERRY_TIMED_OUT;
     }
     return WHERRY_OK;
 }
 
-static wherry_status look_around(wh_receive *receive, wh_deadline deadline, wherry_error *error) {
+wherry_status wh_receive_look_around(wh_receive *receive, wh_deadline deadline, wherry_error *error) {
     wherry_status status = wh_receive_heed(receive, deadline, "receiving a checkpoint", error);
     if (status == WHERRY_OK) {
         wh_receive_progress(receive, false);
@@ -105,7 +105,7 @@ typedef struct alone {
 static bool tick_alone(void *context) {
     alone *a = context;
     if (a->status == WHERRY_OK) {
-        a->status = look_around(a->receive, wh_deadline_in_ms(0), &a->error);
+        a->status = wh_receive_look_around(a->receive, wh_deadline_in_ms(0), &a->error);
     }
     return a->status == WHERRY_OK && a->receive->answer != WH_REFUSE_LANE;
 }
@@ -134,7 +134,7 @@ static wherry_status pull_in_parts(wh_receive *receive, wherry_error *error) {
         if (status != WHERRY_OK) {
             return wh_receive_explain(receive, status, error);
         }
-        status = look_around(receive, wh_deadline_in_ms(0), error);
+        status = wh_receive_look_around(receive, wh_deadline_in_ms(0), error);
     }
     return status;
 }
@@ -162,7 +162,7 @@ static wherry_status pull_together(wh_receive *receive, uint32_t workers, wherry
         return status;
     }
     while (status == WHERRY_OK && !wh_crew_ended(&receive->crew) && receive->answer != WH_REFUSE_LANE) {
-        status = look_around(receive, wh_transfer_tick(&receive->transfer), error);
+        status = wh_receive_look_around(receive, wh_transfer_tick(&receive->transfer), error);
     }
     if (status != WHERRY_OK || receive->answer == WH_REFUSE_LANE) {
         wh_stop_request(&receive->stop);
@@ -199,7 +199,7 @@ static wherry_status await_digests(wh_receive *receive, wh_round_result *result,
     receive->landed_at = wh_clock_now();
     *result = wh_chunk_sink_judge(&receive->sink);
     while (status == WHERRY_OK && result->unclaimed) {
-        status = look_around(receive, wh_transfer_tick(&receive->transfer), error);
+        status = wh_receive_look_around(receive, wh_transfer_tick(&receive->transfer), error);
         *result = wh_chunk_sink_judge(&receive->sink);
     }
     return status;
@@ -245,7 +245,8 @@ wherry_status wh_receive_data(wh_receive *receive, wherry_error *error) {
         .bases = receive->offer.addresses.bytes,
         .in_band = receive->lane->traits & WH_LANE_DIGESTS,
     };
-    if (!wh_chunk_sink_init(&receive->sink, receive->plan, receive->verify)) {
+    if (!wh_chunk_sink_init(&receive->sink, receive->plan, receive->wanted.intervals, receive->wanted.count,
+                            receive->verify)) {
         return wh_fail_memory(error, "a receive");
     }
     for (int round = 1;; round++) {

@@ -71,16 +71,14 @@ static wherry_status new_site(wh_receive *receive, wherry_error *error) {
 }
 
 static wherry_status send_plan(wh_receive *receive, const wh_string *request, wherry_error *error) {
-    size_t count;
-    const wherry_interval *intervals = wherry_plan_intervals(receive->plan, &count);
     wh_string list = {0};
-    wh_intervals_encode(intervals, count, &list);
+    wh_intervals_encode(receive->wanted.intervals, receive->wanted.count, &list);
     wh_note plan = {
         .type = WH_PLAN,
         .lane = {receive->lane->name, strlen(receive->lane->name)},
         .request = {request->bytes, request->size},
         .verify = receive->verify,
-        .bytes = receive->summary.chunk_bytes,
+        .bytes = receive->wanted_bytes,
         .intervals = {list.bytes, list.size},
     };
     wherry_status status =

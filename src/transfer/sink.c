@@ -10,14 +10,28 @@
 #include "state/prepare.h"
 #include "transfer/source.h"
 
-bool wh_chunk_sink_init(wh_chunk_sink *sink, const wherry_plan *plan, bool verify) {
-    size_t count;
-    const wherry_interval *intervals = wherry_plan_intervals(plan, &count);
-    wherry_plan_summary summary;
-    wherry_plan_summarize(plan, &summary);
+/** Bytes of the chunks in some intervals. */
+static uint64_t count_bytes(const wherry_plan *plan, const wherry_interval *intervals, size_t count) {
+    uint64_t bytes = 0;
+    for (size_t i = 0; i < count; i++) {
+        uint64_t begin;
+        uint64_t last;
+        uint64_t length;
+        wherry_prepared_chunk(wherry_plan_prepared(plan), intervals[i].first, &begin, &length);
+        wherry_prepared_chunk(wherry_plan_prepared(plan), intervals[i].first + intervals[i].count - 1, &last, &length);
+        bytes += last + length - begin;
+    }
+    return bytes;
+}
+
+bool wh_chunk_sink_init(wh_chunk_sink *sink, const wherry_plan *plan, const wherry_interval *intervals, size_t count,
+                        bool verify) {
+    if (!intervals) {
+        intervals = wherry_plan_intervals(plan, &count);
+    }
     sink->plan = plan;
     sink->verify = verify;
-    sink->bytes = summary.chunk_bytes;
+    sink->bytes = count_bytes(plan, intervals, count);
     atomic_store(&sink->current, UINT64_MAX);
     if (!wh_chunk_list_init(&sink->wanted, intervals, count) || !wh_chunk_list_init(&sink->round, intervals, count)) {
         return false;

@@ -33,7 +33,7 @@ typedef struct wh_chunk_sink {
     const wh_stop *stop;
     bool verify;
     bool in_band;             /**< The lane carries digests. */
-    wh_chunk_list wanted;     /**< All chunks of the plan. */
+    wh_chunk_list wanted;     /**< All chunks that are asked for. */
     wh_chunk_list round;      /**< Those of this round. */
     atomic_uchar *states;     /**< By place in `wanted`. */
     wh_digest *landed;        /**< Likewise, with verify: of what landed, */
@@ -46,8 +46,13 @@ typedef struct wh_chunk_sink {
     void *tick_context;
 } wh_chunk_sink;
 
-/** @param sink  starts as {0}; wh_chunk_sink_destroy in any case. @return false where there is no memory. */
-bool wh_chunk_sink_init(wh_chunk_sink *sink, const wherry_plan *plan, bool verify);
+/**
+ * @param sink       starts as {0}; wh_chunk_sink_destroy in any case.
+ * @param intervals  the chunks that are wanted, some of the plan's; NULL: all of those.
+ * @return false where there is no memory.
+ */
+bool wh_chunk_sink_init(wh_chunk_sink *sink, const wherry_plan *plan, const wherry_interval *intervals, size_t count,
+                        bool verify);
 
 void wh_chunk_sink_destroy(wh_chunk_sink *sink);
 

@@ -349,6 +349,109 @@ static void test_inspected(void **state) {
     ferry_close(&world);
 }
 
+/** Receives with WHERRY_RECV_COMPARE into a target; @return the figures. */
+static wherry_stats receive_difference(ferry_world *world, const wherry_value *source, const wherry_value *target) {
+    ferry_call calls[] = {ferry_send(world, 0, 1, source), ferry_receive(world, 1, 0)};
+    calls[1].options.flags = WHERRY_RECV_COMPARE;
+    calls[1].options.target = ferry_target;
+    calls[1].options.target_context = (void *)target;
+    ferry_run(calls, 2);
+    ferry_expect_ok(calls);
+    ferry_expect_ok(calls + 1);
+    must(wherry_value_compare(source, target, WHERRY_COMPARE_ALL, &error));
+    wherry_value_destroy(calls[1].received);
+    return calls[1].stats;
+}
+
+static void damage(const wherry_value *target, uint64_t offset) {
+    const wherry_tensor *large = wherry_tensor_get(wherry_dict_get(target, "large"));
+    ((char *)wherry_storage_data(large->storage))[offset] ^= 1;
+}
+
+/** Only chunks that differ move: none, one, the small tensors' alone, all. */
+static void test_only_what_differs(void **state) {
+    (void)state;
+    enum { CHUNK = 4 << 20 };
+    ferry_world world = ferry_open();
+    wherry_value *source = ferry_large_state(3);
+    wherry_value *target = ferry_large_state(3);
+    wherry_stats stats = receive_difference(&world, source, target);
+    uint64_t all = stats.bytes_held;
+    assert_true(all > 21 << 20 && stats.bytes_wanted == 0 && stats.bytes_moved == 0 && stats.chunks == 0);
+    assert_string_equal(stats.lane, "");
+    damage(target, 9 << 20);
+    stats = receive_difference(&world, source, target);
+    assert_true(stats.bytes_wanted > CHUNK - 16 && stats.bytes_wanted < CHUNK + 16);
+    assert_int_equal(stats.bytes_held + stats.bytes_wanted, all);
+    assert_int_equal(stats.bytes_moved, stats.bytes_wanted);
+    assert_int_equal(stats.chunks, 1);
+    const wherry_value *first = wherry_sequence_at(wherry_dict_get(target, "small"), 0);
+    *(char *)wherry_storage_data(wherry_tensor_get(first)->storage) ^= 1;
+    damage(target, (21 << 20) - 1);
+    stats = receive_difference(&world, source, target);
+    assert_int_equal(stats.chunks, 2);
+    wherry_value_destroy(target);
+    target = ferry_large_state(99);
+    stats = receive_difference(&world, source, target);
+    assert_true(stats.bytes_held == 0 && stats.bytes_wanted == all);
+    wherry_value_destroy(target);
+    wherry_value_destroy(source);
+    ferry_close(&world);
+}
+
+/** Where two tensors of the target are one tensor of the source, both must be right; gaps between tensors are nobody's. */
+static void test_what_cannot_be_compared_is_asked_for(void **state) {
+    (void)state;
+    ferry_world world = ferry_open();
+    int64_t rows[] = {512, 100};
+    int64_t strides[] = {200, 1};
+    wherry_storage *storages[] = {build_storage(512 * 200, 1), build_storage(512 * 200, 1)};
+    wherry_value *states[2];
+    for (int i = 0; i < 2; i++) { /* every second 100 bytes: the gaps travel along */
+        states[i] = build_dict("w", build_tensor(storages[i], WHERRY_U8, 0, 2, rows, strides), NULL);
+    }
+    wherry_stats stats = receive_difference(&world, states[0], states[1]);
+    assert_true(stats.bytes_wanted > 0 && stats.bytes_held == 0);
+    wherry_value_destroy(states[0]);
+    wherry_value_destroy(states[1]);
+    ferry_close(&world);
+}
+
+static wherry_cancel *ended_at_point;
+
+static void end_at_compare(const char *name) {
+    if (strcmp(name, "source compares") == 0) {
+        wherry_cancel_request(ended_at_point);
+    }
+}
+
+/** A receiver that is cancelled while both sides compare has written nothing, and the source is told. */
+static void test_ended_while_comparing(void **state) {
+    (void)state;
+    must(wherry_cancel_create(&ended_at_point, &error));
+    wh_point_hook = end_at_compare;
+    ferry_world world = ferry_open();
+    wherry_value *source = ferry_large_state(3);
+    wherry_value *target = ferry_large_state(5);
+    wherry_value *untouched = ferry_large_state(5);
+    ferry_call calls[] = {ferry_send(&world, 0, 1, source), ferry_receive(&world, 1, 0)};
+    calls[1].options.flags = WHERRY_RECV_COMPARE;
+    calls[1].options.target = ferry_target;
+    calls[1].options.target_context = target;
+    calls[1].options.cancel = ended_at_point;
+    ferry_run(calls, 2);
+    assert_int_equal(calls[1].status, WHERRY_CANCELLED);
+    assert_int_equal(calls[0].status, WHERRY_ABORTED);
+    must(wherry_value_compare(target, untouched, WHERRY_COMPARE_ALL, &error));
+    receive_difference(&world, source, target);
+    wherry_value_destroy(target);
+    wherry_value_destroy(untouched);
+    wherry_value_destroy(source);
+    ferry_close(&world);
+    wh_point_hook = NULL;
+    wherry_cancel_destroy(ended_at_point);
+}
+
 typedef struct acceptance {
     wherry_value *target; /**< Made when the offer is there. */
     uint64_t nbytes;      /**< 0: as many as are offered. */
@@ -403,14 +506,11 @@ static void test_accepted(void **state) {
 }
 
 const struct CMUnitTest ferry_option_cases[] = {
-    cmocka_unit_test(test_interrupted_while_waiting),
-    cmocka_unit_test(test_asked_in_vain),
-    cmocka_unit_test(test_interrupted_source),
-    cmocka_unit_test(test_interrupted_receiver),
-    cmocka_unit_test(test_cancelled_in_the_middle),
-    cmocka_unit_test(test_memory_for_what_the_target_lacks),
-    cmocka_unit_test(test_ranks_as_meshes_name_them),
-    cmocka_unit_test(test_inspected),
-    cmocka_unit_test(test_accepted),
+    cmocka_unit_test(test_interrupted_while_waiting), cmocka_unit_test(test_asked_in_vain),
+    cmocka_unit_test(test_interrupted_source),        cmocka_unit_test(test_interrupted_receiver),
+    cmocka_unit_test(test_cancelled_in_the_middle),   cmocka_unit_test(test_memory_for_what_the_target_lacks),
+    cmocka_unit_test(test_ranks_as_meshes_name_them), cmocka_unit_test(test_inspected),
+    cmocka_unit_test(test_only_what_differs),         cmocka_unit_test(test_what_cannot_be_compared_is_asked_for),
+    cmocka_unit_test(test_ended_while_comparing),     cmocka_unit_test(test_accepted),
 };
 const size_t ferry_option_case_count = sizeof(ferry_option_cases) / sizeof(*ferry_option_cases);

@@ -340,6 +340,31 @@ static void test_retry_too_early(void **state) {
     }
 }
 
+/** Digests are told before a plan, of chunks that there are, as often as an honest receiver may ask. */
+static void test_comparing_out_of_turn(void **state) {
+    (void)state;
+    uint8_t one[16] = {0};
+    one[15] = 1;
+    wh_note compare = {.type = WH_COMPARE, .intervals = {one, sizeof(one)}};
+    for (int planned = 0; planned < 2; planned++) {
+        scene s;
+        one[7] = 0;
+        scene_begin(&s, &local, NULL);
+        script_ask(&s.peer);
+        script_say(&s.peer, &compare);
+        script_expect(&s.peer, WH_DIGESTS);
+        assert_true(s.peer.note.first == 0 && s.peer.note.digests.size == WH_DIGEST_BYTES);
+        if (planned) {
+            script_plan(&s.peer, "cma", (wh_bytes){"", 0}, &(wherry_interval){0, 1}, 1);
+        } else {
+            one[7] = 3; /* of three there is no fourth */
+        }
+        script_say(&s.peer, &compare);
+        script_expect(&s.peer, WH_ABORT);
+        scene_finish(&s, planned ? WHERRY_MALFORMED : WHERRY_OUT_OF_BOUNDS);
+    }
+}
+
 /** It has opened a channel and does not read from it; the source's worker waits there. */
 static void test_retry_while_bytes_move(void **state) {
     (void)state;
@@ -402,7 +427,7 @@ static void test_asking_without_end(void **state) {
 static void test_types_that_no_receiver_sends(void **state) {
     (void)state;
     static const uint8_t types[] = {0,          WH_WANT, WH_OFFER, WH_REFUSE_LANE, WH_ASSISTED, WH_DIGESTS, WH_RELEASED,
-                                    WH_REVOKED, 15,      255};
+                                    WH_REVOKED, 16,      255};
     for (size_t i = 0; i < sizeof(types); i++) {
         scene s;
         scene_begin(&s, &local, NULL);
@@ -450,7 +475,8 @@ static wh_string example(wh_message_type type, uint64_t epoch) {
     return script_encode(&note);
 }
 
-static const wh_message_type spoken[] = {WH_PLAN, WH_RETRY, WH_ASSIST, WH_PROGRESS, WH_DONE, WH_ABORT, WH_WITHDRAW};
+static const wh_message_type spoken[] = {WH_PLAN,     WH_RETRY, WH_COMPARE, WH_ASSIST,
+                                         WH_PROGRESS, WH_DONE,  WH_ABORT,   WH_WITHDRAW};
 
 static wherry_value *small_state(void) {
     int64_t bytes = 100;
@@ -599,6 +625,7 @@ int main(void) {
         cmocka_unit_test(test_a_plan_twice),
         cmocka_unit_test(test_done_for_another_lease),
         cmocka_unit_test(test_retry_too_early),
+        cmocka_unit_test(test_comparing_out_of_turn),
         cmocka_unit_test(test_retry_while_bytes_move),
         cmocka_unit_test(test_assistance),
         cmocka_unit_test(test_asking_without_end),

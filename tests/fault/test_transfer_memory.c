@@ -112,6 +112,8 @@ static void run_calls(ferry_call *calls, const ferry_world *world, const wherry_
     if (target) {
         calls[1].options.target = ferry_target;
         calls[1].options.target_context = (void *)target;
+        /* The view has gaps, so that what is compared has to move all the same. */
+        calls[1].options.flags = ferry_lane && strcmp(ferry_lane, "ring") == 0 ? WHERRY_RECV_COMPARE : 0;
     }
     ferry_run(calls, 2);
 }

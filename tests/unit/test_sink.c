@@ -49,7 +49,7 @@ static void scene_open(scene *s, bool verify, bool in_band) {
     s->plan = plan_of(s->source, s->target);
     must(wh_stop_init(&s->stop, &error));
     s->sink = (wh_chunk_sink){.stop = &s->stop, .in_band = in_band};
-    assert_true(wh_chunk_sink_init(&s->sink, s->plan, verify));
+    assert_true(wh_chunk_sink_init(&s->sink, s->plan, NULL, 0, verify));
     s->face = wh_chunk_sink_face(&s->sink);
 }
 
@@ -144,7 +144,7 @@ static void test_bytes_without_a_place(void **state) {
         wh_stop stop = {.event = -1};
         wh_chunk_sink sink = {.stop = &stop};
         wh_landing landing = {0};
-        assert_true(wh_chunk_sink_init(&sink, plan, verify));
+        assert_true(wh_chunk_sink_init(&sink, plan, NULL, 0, verify));
         wh_sink face = wh_chunk_sink_face(&sink);
         must(face.open(&sink, 0, &landing, &error));
         assert_int_equal(landing.segments.bytes, 3000);
@@ -269,7 +269,7 @@ static void test_no_memory(void **state) {
         wh_chunk_sink sink = {.stop = &s.stop};
         counting_begin(&count);
         count.fail = fail;
-        ok = wh_chunk_sink_init(&sink, s.plan, true);
+        ok = wh_chunk_sink_init(&sink, s.plan, NULL, 0, true);
         wh_chunk_sink_destroy(&sink);
         assert_int_equal(count.held, 0);
         wherry_allocator_set(NULL);

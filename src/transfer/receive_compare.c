@@ -1,0 +1,202 @@
+/* What the target holds already: its bytes are digested here, the same chunks at the source, and those that are equal are not asked for. */
+#include <string.h>
+
+#include "base/alloc.h"
+#include "base/checked.h"
+#include "base/fail.h"
+#include "base/log.h"
+#include "base/point.h"
+#include "transfer/receive.h"
+
+/** The bytes of a chunk, put together from where they would land. Belongs to one worker, which reuses it. */
+typedef struct gathering {
+    char *bytes;
+    size_t room;
+    char *covered; /**< Which of them have been found. */
+    size_t covered_room;
+    uint64_t length;
+    uint64_t found;
+    bool
+        unsure; /**< A byte that lands in two places, or where this process cannot read: then the chunk is asked for. */
+} gathering;
+
+static int gather_copy(void *context, const wherry_copy *copy) {
+    gathering *g = context;
+    const char *from = wherry_storage_data(copy->storage);
+    g->unsure = g->unsure || wherry_storage_device(copy->storage).kind != WHERRY_DEVICE_CPU || !from;
+    for (uint64_t i = 0; i < copy->count && !g->unsure; i++) {
+        uint64_t at = copy->chunk_offset + i * copy->chunk_stride;
+        g->unsure = memchr(g->covered + at, 1, copy->length) != NULL;
+        memset(g->covered + at, 1, copy->length);
+        memcpy(g->bytes + at, from + copy->storage_offset + i * copy->storage_stride, copy->length);
+        g->found += copy->length;
+    }
+    return g->unsure;
+}
+
+/** The run of memory that a whole chunk lies in, where it does: the usual case, and without a copy. */
+static int find_run(void *context, const wherry_copy *copy) {
+    struct iovec *run = context;
+    bool whole = !run->iov_base && copy->count == 1 && copy->chunk_offset == 0 && copy->length == run->iov_len &&
+                 wherry_storage_device(copy->storage).kind == WHERRY_DEVICE_CPU;
+    run->iov_base = whole ? (char *)wherry_storage_data(copy->storage) + copy->storage_offset : NULL;
+    return !whole;
+}
+
+/** Digests what the target has where a chunk would land. @return false where that cannot be said, or there is no memory for it. */
+static bool digest_target(const wherry_plan *plan, uint64_t chunk, gathering *g, wh_digester *digester,
+                          wh_digest *digest_p) {
+    uint64_t begin;
+    wherry_prepared_chunk(wherry_plan_prepared(plan), chunk, &begin, &g->length);
+    struct iovec run = {NULL, g->length};
+    if (wherry_plan_visit_chunk(plan, chunk, find_run, &run) != 0 || !run.iov_base) {
+        if (!wh_reserve((void **)&g->bytes, &g->room, g->length, 1) ||
+            !wh_reserve((void **)&g->covered, &g->covered_room, g->length, 1)) {
+            return false;
+        }
+        memset(g->covered, 0, g->length);
+        g->found = 0;
+        g->unsure = false;
+        wherry_plan_visit_chunk(plan, chunk, gather_copy, g);
+        if (g->unsure || g->found != g->length) {
+            return false;
+        }
+        run.iov_base = g->bytes;
+    }
+    *digest_p = wh_digest_of(digester, &run, 1);
+    return true;
+}
+
+/** A worker: takes chunk after chunk. */
+static wherry_status digest_own(void *context, uint32_t worker, wherry_error *error) {
+    (void)worker;
+    wh_receive *receive = context;
+    wh_chunk_sink *sink = &receive->sink;
+    gathering g = {.bytes = NULL};
+    wh_digester *digester = wh_digester_create();
+    uint64_t chunk;
+    while (digester && !wh_stop_requested(&receive->stop) && wh_chunk_list_next(&sink->round, &chunk)) {
+        uint64_t place = wh_chunk_list_find(&sink->wanted, chunk);
+        if (digest_target(receive->plan, chunk, &g, digester, sink->landed + place)) {
+            atomic_store(sink->states + place, (unsigned char)WH_CHUNK_LANDED);
+        }
+        atomic_fetch_add_explicit(&sink->moved, g.length,
+                                  memory_order_relaxed); /* so that both sides see that it gets on */
+    }
+    wh_free(g.bytes);
+    wh_free(g.covered);
+    wh_digester_destroy(digester);
+    return digester ? WHERRY_OK : wh_fail_memory(error, "a digest");
+}
+
+static wherry_status ask_digests(wh_receive *receive, wherry_error *error) {
+    wh_string list = {0};
+    wh_intervals_encode(receive->wanted.intervals, receive->wanted.count, &list);
+    wh_note note = {.type = WH_COMPARE, .intervals = {list.bytes, list.size}};
+    wherry_status status = list.failed ? wh_fail_memory(error, "a question") : wh_receive_tell(receive, &note, error);
+    wh_free(list.bytes);
+    return status;
+}
+
+static bool all_are_claimed(const wh_chunk_sink *sink) {
+    for (uint64_t place = 0; place < sink->wanted.total; place++) {
+        if (!sink->has_claim[place]) {
+            return false;
+        }
+    }
+    return true;
+}
+
+/** Digests both sides at once, and waits until both are done. */
+static wherry_status digest_both(wh_receive *receive, wherry_error *error) {
+    wherry_status status = ask_digests(receive, error);
+    uint32_t workers = (uint32_t)wh_min(receive->transfer.options.threads, receive->wanted.total);
+    if (status == WHERRY_OK) {
+        status = wh_crew_start(&receive->crew, workers, digest_own, receive, &receive->stop, receive->inbox, error);
+    }
+    if (status != WHERRY_OK) {
+        return status;
+    }
+    receive->heard = receive->told_at = receive->data_at = wh_clock_now();
+    bool done = false;
+    while (status == WHERRY_OK && !done) {
+        done = wh_crew_ended(&receive->crew) && all_are_claimed(&receive->sink);
+        if (!done) {
+            status = wh_receive_look_around(receive, wh_transfer_tick(&receive->transfer), error);
+        }
+    }
+    if (status != WHERRY_OK) {
+        wh_stop_request(&receive->stop);
+    }
+    wherry_error broken;
+    wherry_status result = wh_crew_join(&receive->crew, &broken);
+    if (status == WHERRY_OK && result != WHERRY_OK) {
+        *error = broken;
+        status = result;
+    }
+    return status;
+}
+
+/** Leaves the chunks out that are equal. */
+static wherry_status keep_differing(wh_receive *receive, wherry_error *error) {
+    const wh_chunk_sink *sink = &receive->sink;
+    wherry_interval *intervals = NULL;
+    size_t count = 0;
+    size_t capacity = 0;
+    uint64_t held = 0;
+    for (uint64_t place = 0; place < sink->wanted.total; place++) {
+        uint64_t begin;
+        uint64_t length;
+        uint64_t chunk = wh_chunk_list_at(&sink->wanted, place);
+        wherry_prepared_chunk(wherry_plan_prepared(receive->plan), chunk, &begin, &length);
+        if (wh_chunk_sink_state(sink, place) == WH_CHUNK_LANDED &&
+            wh_digest_equal(sink->landed + place, sink->claimed + place)) {
+            held += length;
+        } else if (count && intervals[count - 1].first + intervals[count - 1].count == chunk) {
+            intervals[count - 1].count++;
+        } else if (WH_GROW(intervals, capacity, count)) {
+            intervals[count++] = (wherry_interval){chunk, 1};
+        } else {
+            wh_free(intervals);
+            return wh_fail_memory(error, "a comparison");
+        }
+    }
+    wh_chunk_list_destroy(&receive->wanted);
+    receive->wanted = (wh_chunk_list){0};
+    bool ok = wh_chunk_list_init(&receive->wanted, intervals, count);
+    wh_free(intervals);
+    receive->wanted_bytes -= held;
+    receive->stats.bytes_held = held;
+    return ok ? WHERRY_OK : wh_fail_memory(error, "a comparison");
+}
+
+wherry_status wh_receive_compare(wh_receive *receive, wherry_error *error) {
+    wherry_cancel *cancel = receive->transfer.options.cancel;
+    uint64_t begin = wh_clock_now();
+    if (!receive->wanted.total) {
+        return WHERRY_OK;
+    }
+    receive->sink = (wh_chunk_sink){.stop = &receive->stop};
+    wherry_status status = wh_stop_init(&receive->stop, error);
+    if (status == WHERRY_OK && !wh_chunk_sink_init(&receive->sink, receive->plan, NULL, 0, true)) {
+        status = wh_fail_memory(error, "a comparison");
+    }
+    if (status == WHERRY_OK) {
+        wh_cancel_aim(cancel, &receive->cancellable, &receive->stop);
+        status = digest_both(receive, error);
+        wh_cancel_aim(cancel, &receive->cancellable, NULL);
+    }
+    if (status == WHERRY_OK) {
+        status = keep_differing(receive, error);
+        wh_log(WHERRY_LOG_INFO, "the target holds %llu bytes of rank %d's state already, and %llu are asked for",
+               (unsigned long long)receive->stats.bytes_held, (int)receive->rank,
+               (unsigned long long)receive->wanted_bytes);
+    }
+    /* Nothing was written: a failure leaves nothing behind, and data begins anew. */
+    wh_chunk_sink_destroy(&receive->sink);
+    receive->sink = (wh_chunk_sink){0};
+    receive->heard_bytes = 0;
+    receive->stats.compare_seconds = wh_seconds(begin, wh_clock_now());
+    wh_point("receiver compared");
+    return status;
+}
