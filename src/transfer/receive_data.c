@@ -13,7 +13,7 @@
  * Rounds in all. What one thread moves by itself. How long a broken lane waits for the source's own account of it. How often progress is told. How long a part
  * of a round may wait.
  */
-enum { ROUNDS = 3, ALONE_BYTES = 1 << 20, EXPLAIN_MS = 300, TELL_MS = 100, SHOW_MS = 100, STEP_MS = 2 };
+enum { ROUNDS = 3, ALONE_BYTES = 1 << 20, EXPLAIN_MS = 300, TELL_MS = 100, SHOW_MS = 100 };
 
 static wherry_status pull(void *context, uint32_t worker, wherry_error *error) {
     wh_receive *receive = context;
@@ -130,7 +130,7 @@ static wherry_status pull_in_parts(wh_receive *receive, wherry_error *error) {
     wherry_status status = WHERRY_OK;
     bool done = false;
     while (status == WHERRY_OK && !done && receive->answer != WH_REFUSE_LANE) {
-        status = receive->lane->pull_some(receive->end, &sink, STEP_MS, &done, error);
+        status = receive->lane->pull_some(receive->end, &sink, WH_PATIENT_STEP_MS, &done, error);
         if (status != WHERRY_OK) {
             return wh_receive_explain(receive, status, error);
         }

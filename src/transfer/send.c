@@ -9,6 +9,7 @@
 #include "transfer/destination.h"
 
 /** How long a part of a round may wait. */
+/** A part of the work of one destination among several. */
 enum { STEP_MS = 2 };
 
 /** A call of wherry_checkpoint_send. */
@@ -146,11 +147,16 @@ static void revoke_all(send_call *call, wherry_status status, const wherry_error
  * @return whether there was any.
  */
 static bool step_all(send_call *call) {
+    size_t workers = 0;
     size_t working = 0;
+    for (size_t i = 0; i < call->count; i++) {
+        workers += wh_destination_needs_steps(call->destinations + i);
+    }
+    uint32_t wait_ms = workers == 1 ? WH_PATIENT_STEP_MS : STEP_MS;
     for (size_t i = 0; i < call->count; i++) {
         wh_destination *one = call->destinations + i;
         if (wh_destination_needs_steps(one)) {
-            wh_destination_step(one, working++ == call->turn ? STEP_MS : 0);
+            wh_destination_step(one, working++ == call->turn ? wait_ms : 0);
         }
     }
     call->turn = working ? (call->turn + 1) % working : 0;

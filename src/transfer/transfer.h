@@ -5,6 +5,12 @@
 #include "transfer/lane_choice.h"
 #include "transfer/message.h"
 
+/**
+ * How long one part of a lane's work may wait where the thread inside the call does that work and has nothing else to do meanwhile: the group's own threads
+ * need the processor more than one that looks around every few milliseconds.
+ */
+enum { WH_PATIENT_STEP_MS = 20 };
+
 /** Used by the thread that is inside the call; others read the options and the deadline, which stay as they are. */
 typedef struct wh_transfer {
     wherry_transport *transport;
