@@ -7,26 +7,28 @@
 
 #include <wherry/allocator.h>
 
+#include "base/shared.h"
+
 /** size bytes, or NULL; size may be 0, and the result is still one to release. */
-void *wh_alloc(size_t size);
+WH_SHARED void *wh_alloc(size_t size);
 
 /** count elements of size bytes, or NULL, also where the product overflows. */
-void *wh_alloc_array(size_t count, size_t size);
+WH_SHARED void *wh_alloc_array(size_t count, size_t size);
 
 /** The same, zeroed. */
-void *wh_alloc_zeroed(size_t count, size_t size);
+WH_SHARED void *wh_alloc_zeroed(size_t count, size_t size);
 
 /** memory may be NULL. */
-void wh_free(void *memory);
+WH_SHARED void wh_free(void *memory);
 
 /** A copy of size bytes with a zero byte behind them, or NULL. */
-char *wh_copy_text(const char *text, size_t size);
+WH_SHARED char *wh_copy_text(const char *text, size_t size);
 
 /**
  * Makes room for one more element in a growing array, whose capacity at least doubles.
  * @return false where there is no memory; the array is as it was.
  */
-bool wh_grow(void **array, size_t *capacity, size_t count, size_t size);
+WH_SHARED bool wh_grow(void **array, size_t *capacity, size_t count, size_t size);
 
 /** Makes room for exactly count elements in all, where there is less. @return as wh_grow. */
 bool wh_reserve(void **array, size_t *capacity, size_t count, size_t size);

@@ -11,6 +11,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "base/shared.h"
+
 /** What wh_index_find answers where there is no such element. */
 #define WH_INDEX_NONE SIZE_MAX
 
@@ -29,22 +31,23 @@ typedef struct wh_index {
 typedef bool (*wh_index_equal)(const void *owner, size_t element, const void *key);
 
 /** An index starts as {0}. */
-void wh_index_destroy(wh_index *index);
+WH_SHARED void wh_index_destroy(wh_index *index);
 
 /** Makes room for count elements in all. @return false where there is no memory. */
 bool wh_index_reserve(wh_index *index, size_t count);
 
 /** The element that has the key, or WH_INDEX_NONE. */
-size_t wh_index_find(const wh_index *index, uint64_t hash, wh_index_equal equal, const void *owner, const void *key);
+WH_SHARED size_t wh_index_find(const wh_index *index, uint64_t hash, wh_index_equal equal, const void *owner,
+                               const void *key);
 
 /** Adds an element that is not there yet. @return false where there is no memory. */
-bool wh_index_add(wh_index *index, uint64_t hash, size_t element);
+WH_SHARED bool wh_index_add(wh_index *index, uint64_t hash, size_t element);
 
 /**
  * A hash of size bytes. It is salted anew in every process, so that nobody can send keys that all collide. The tag
  * keeps equal bytes of different meaning apart.
  */
-uint64_t wh_hash(const void *bytes, size_t size, uint64_t tag);
+WH_SHARED uint64_t wh_hash(const void *bytes, size_t size, uint64_t tag);
 
 /** A hash of an address, for what nobody else can choose. */
 static inline uint64_t wh_hash_pointer(const void *pointer) {

@@ -7,6 +7,8 @@
 
 #include <wherry/export.h>
 
+#include "base/shared.h"
+
 /** Starts as {0}. After a failed allocation it stays failed, and appending does nothing. */
 typedef struct wh_string {
     char *bytes; /**< Zero-terminated once anything was appended. */
@@ -15,11 +17,11 @@ typedef struct wh_string {
     bool failed;
 } wh_string;
 
-void wh_string_append(wh_string *string, const char *bytes, size_t size);
+WH_SHARED void wh_string_append(wh_string *string, const char *bytes, size_t size);
 
-void wh_string_format(wh_string *string, const char *format, ...) WHERRY_PRINTF(2, 3);
+WH_SHARED void wh_string_format(wh_string *string, const char *format, ...) WHERRY_PRINTF(2, 3);
 
 /** The text, which the caller releases by wh_free, or NULL where memory failed; the string is empty again. */
-char *wh_string_take(wh_string *string);
+WH_SHARED char *wh_string_take(wh_string *string);
 
 #endif

@@ -5,8 +5,10 @@
 #include <stdbool.h>
 #include <stddef.h>
 
+#include "base/shared.h"
+
 /** Whether text is well-formed UTF-8: no overlong forms, no surrogates, nothing above U+10FFFF. */
-bool wh_utf8_valid(const char *text, size_t size);
+WH_SHARED bool wh_utf8_valid(const char *text, size_t size);
 
 /** Whether text is UTF-8 and can be printed wherever it ends up: none of the control characters of ASCII and Latin-1. */
 bool wh_utf8_printable(const char *text, size_t size);

@@ -14,6 +14,8 @@
 
 #include <wherry/status.h>
 
+#include "base/shared.h"
+
 enum { WH_DIGEST_BYTES = 16 };
 
 /** In canonical (big endian) form. */
@@ -25,17 +27,17 @@ typedef struct wh_digest {
 typedef struct wh_digester wh_digester;
 
 /** @return NULL where there is no memory. */
-wh_digester *wh_digester_create(void);
+WH_SHARED wh_digester *wh_digester_create(void);
 
 /** digester may be NULL. */
-void wh_digester_destroy(wh_digester *digester);
+WH_SHARED void wh_digester_destroy(wh_digester *digester);
 
 /** Begins anew. */
-void wh_digester_begin(wh_digester *digester);
+WH_SHARED void wh_digester_begin(wh_digester *digester);
 
-void wh_digester_add(wh_digester *digester, const void *bytes, size_t size);
+WH_SHARED void wh_digester_add(wh_digester *digester, const void *bytes, size_t size);
 
-wh_digest wh_digester_end(const wh_digester *digester);
+WH_SHARED wh_digest wh_digester_end(const wh_digester *digester);
 
 /** The digest of segments that lie end to end in a chunk. */
 wh_digest wh_digest_of(wh_digester *digester, const struct iovec *segments, size_t count);

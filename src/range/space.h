@@ -11,6 +11,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "base/shared.h"
 #include "range/copy.h"
 #include "range/extent.h"
 
@@ -67,7 +68,7 @@ typedef struct wh_piece {
 typedef int (*wh_piece_fn)(void *context, const wh_piece *piece);
 
 /** Visits the pieces of [begin, end) in order. @return 0, or what the visitor returned. */
-int wh_space_visit(const wh_space *space, uint64_t begin, uint64_t end, wh_piece_fn visit, void *context);
+WH_SHARED int wh_space_visit(const wh_space *space, uint64_t begin, uint64_t end, wh_piece_fn visit, void *context);
 
 /** Receives a copy whose `from` side is positions of the space; false ends it. */
 typedef bool (*wh_locate_fn)(void *context, const wh_copy *copy);

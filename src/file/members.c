@@ -1,0 +1,116 @@
+#include "file/members.h"
+
+#include <string.h>
+
+#include "base/alloc.h"
+#include "base/fail.h"
+
+static void skip_space(wh_json *json) {
+    while (json->at < json->size && json->text[json->at] && strchr(" \t\n\r", json->text[json->at])) {
+        json->at++;
+    }
+}
+
+/** The next character that is no white space, not taken; 0 at the end. */
+static char peek(wh_json *json) {
+    skip_space(json);
+    return json->at < json->size ? json->text[json->at] : '\0';
+}
+
+static wherry_status expect(wh_json *json, char wanted, wherry_error *error) {
+    if (peek(json) != wanted) {
+        return wh_file_fail(error, WHERRY_MALFORMED, wh_json_spot(json), "the JSON has no '%c' at byte %llu", wanted,
+                            (unsigned long long)(json->begin + json->at));
+    }
+    json->at++;
+    return WHERRY_OK;
+}
+
+wherry_status wh_json_enter(wh_json *json, wherry_error *error) {
+    return expect(json, '{', error);
+}
+
+static wherry_status fail_parse(wh_json *json, const json_error_t *why, bool clipped, size_t most,
+                                wherry_error *error) {
+    enum json_error_code code = json_error_code(why);
+    if (code == json_error_unknown || code == json_error_out_of_memory) {
+        return wh_fail_memory(error, "a value of JSON");
+    }
+    if (code == json_error_premature_end_of_input && clipped) {
+        return wh_file_fail(error, WHERRY_LIMIT, wh_json_spot(json), "a value of its JSON takes more than %zu bytes",
+                            most);
+    }
+    wherry_status status = code == json_error_duplicate_key    ? WHERRY_REPEATED_KEY
+                           : code == json_error_stack_overflow ? WHERRY_LIMIT
+                                                               : WHERRY_MALFORMED;
+    json->at += why->position > 0 ? (size_t)why->position : 0;
+    return wh_file_fail(error, status, wh_json_spot(json), "bad JSON at byte %llu: %s",
+                        (unsigned long long)(json->begin + json->at), why->text);
+}
+
+wherry_status wh_json_value(wh_json *json, size_t most, json_t **value_p, wherry_error *error) {
+    json_error_t why;
+    skip_space(json);
+    size_t left = json->size - json->at;
+    size_t size = left < most ? left : most;
+    json_t *value = json_loadb(json->text + json->at, size,
+                               JSON_DECODE_ANY | JSON_DISABLE_EOF_CHECK | JSON_REJECT_DUPLICATES, &why);
+    if (!value) {
+        return fail_parse(json, &why, size < left, most, error);
+    }
+    json->at += (size_t)why.position;
+    *value_p = value;
+    return WHERRY_OK;
+}
+
+wherry_status wh_json_next(wh_json *json, bool *first, json_t **name_p, wherry_error *error) {
+    bool begins = *first;
+    *first = false;
+    if (peek(json) == '}') {
+        json->at++;
+        *name_p = NULL;
+        return WHERRY_OK;
+    }
+    wherry_status status = begins ? WHERRY_OK : expect(json, ',', error);
+    if (status != WHERRY_OK) {
+        return status;
+    }
+    if (peek(json) != '"') {
+        return wh_file_fail(error, WHERRY_MALFORMED, wh_json_spot(json), "the JSON has no name at byte %llu",
+                            (unsigned long long)(json->begin + json->at));
+    }
+    json_t *name;
+    status = wh_json_value(json, json->size, &name, error);
+    if (status == WHERRY_OK && (status = expect(json, ':', error)) != WHERRY_OK) {
+        json_decref(name);
+    }
+    if (status == WHERRY_OK) {
+        *name_p = name;
+    }
+    return status;
+}
+
+wherry_status wh_json_end(wh_json *json, wherry_error *error) {
+    skip_space(json);
+    return json->at == json->size ? WHERRY_OK
+                                  : wh_file_fail(error, WHERRY_MALFORMED, wh_json_spot(json),
+                                                 "there is something behind the JSON, at byte %llu",
+                                                 (unsigned long long)(json->begin + json->at));
+}
+
+void wh_json_append(wh_string *out, const char *text, size_t size) {
+    char small[512];
+    json_t *string = json_stringn(text, size);
+    size_t needs = string ? json_dumpb(string, small, sizeof(small), JSON_ENCODE_ANY) : 0;
+    char *large = needs > sizeof(small) ? wh_alloc(needs) : NULL;
+    if (large) {
+        needs = json_dumpb(string, large, needs, JSON_ENCODE_ANY);
+    }
+    if (needs == 0 || (needs > sizeof(small) && !large)) {
+        out->failed = true;
+    } else {
+        wh_string_append(out, large ? large : small, needs);
+    }
+    wh_free(large);
+    json_decref(string);
+}

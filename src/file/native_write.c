@@ -1,0 +1,152 @@
+/* Writing Wherry's own files. */
+#include "base/alloc.h"
+#include "base/fail.h"
+#include "file/fill.h"
+#include "file/formats.h"
+#include "file/native.h"
+#include "file/restate.h"
+#include "state/prepare.h"
+
+/** Storages of the same sizes, but all on the cpu: a file is nowhere else. */
+typedef struct ashore {
+    wherry_storage **storages;
+    const wherry_prepared *prepared;
+} ashore;
+
+static void move_ashore(void *context, size_t number, wherry_tensor *tensor) {
+    const ashore *a = context;
+    tensor->storage = a->storages[a->prepared->places[number]];
+}
+
+/** The state as the file has it. Its storages have no memory. */
+static wherry_status bring_ashore(const wherry_prepared *prepared, wherry_value **state_p, wherry_error *error) {
+    size_t count = prepared->storage_count;
+    ashore a = {wh_alloc_zeroed(count, sizeof(wherry_storage *)), prepared};
+    wherry_status status = a.storages ? WHERRY_OK : wh_fail_memory(error, "the storages of a file");
+    for (size_t i = 0; i < count && status == WHERRY_OK; i++) {
+        status = wherry_storage_describe(wherry_storage_nbytes(prepared->storages[i]), wherry_device_cpu(),
+                                         a.storages + i, error);
+    }
+    if (status == WHERRY_OK) {
+        status = wh_restate(prepared->state, move_ashore, &a, state_p, error);
+    }
+    for (size_t i = 0; i < count && a.storages; i++) {
+        wherry_storage_unref(a.storages[i]);
+    }
+    wh_free(a.storages);
+    return status;
+}
+
+static wherry_status add_header(const wherry_prepared *prepared, uint32_t flags, const void *manifest, size_t size,
+                                wh_layout *layout, wherry_error *error) {
+    wherry_prepared_summary figures;
+    wherry_prepared_summarize(prepared, &figures);
+    wh_native_header header = {.version = WH_NATIVE_VERSION, .manifest_bytes = size};
+    if (flags & WHERRY_FILE_DIGESTS) {
+        header.flags |= WH_NATIVE_DIGESTS;
+        header.chunks = figures.chunks;
+    }
+    bool overflow;
+    if (!wh_native_place(prepared, &header, layout, &overflow)) {
+        return overflow ? wh_fail(error, WHERRY_UNSUPPORTED, "the file would be larger than 2^63 bytes")
+                        : wh_fail_memory(error, "the layout of a file");
+    }
+    uint8_t bytes[WH_NATIVE_HEADER];
+    wh_string block = {0};
+    if (!wh_native_store(&header, manifest, bytes)) {
+        return wh_fail_memory(error, "the header of a file");
+    }
+    wh_string_append(&block, (const char *)bytes, sizeof(bytes));
+    wh_string_append(&block, manifest, size);
+    layout->files[0].size = header.file_bytes;
+    layout->storages = wh_alloc_array(prepared->tensor_count, sizeof(*layout->storages));
+    if (!wh_layout_add_block(layout, 0, 0, &block) || !layout->storages) {
+        return wh_fail_memory(error, "the header of a file");
+    }
+    for (size_t i = 0; i < prepared->tensor_count; i++) {
+        layout->storages[i] = prepared->places[i];
+    }
+    return WHERRY_OK;
+}
+
+static wherry_status lay_out(const wherry_value *state, const wherry_file_write_options *options, wh_layout *layout,
+                             wherry_error *error) {
+    wherry_prepare_options how = wh_file_prepare_options();
+    wherry_prepared *given = NULL;
+    wherry_prepared *prepared = NULL;
+    wherry_value *cpu = NULL;
+    void *manifest = NULL;
+    size_t size = 0;
+    wherry_status status = wherry_prepare(state, &how, &given, error);
+    if (status == WHERRY_OK) {
+        status = bring_ashore(given, &cpu, error);
+    }
+    if (status == WHERRY_OK) {
+        status = wherry_prepare(cpu, &how, &prepared, error);
+    }
+    if (status == WHERRY_OK) {
+        status = wherry_manifest_encode(prepared, &manifest, &size, error);
+    }
+    if (status == WHERRY_OK && !wh_layout_add_file(layout, layout->path)) {
+        status = wh_fail_memory(error, "the layout of a file");
+    }
+    if (status == WHERRY_OK) {
+        status = add_header(prepared, options->flags, manifest, size, layout, error);
+    }
+    wherry_free(manifest);
+    wherry_prepared_destroy(prepared);
+    wherry_value_destroy(cpu);
+    wherry_prepared_destroy(given);
+    return status;
+}
+
+/** Writes the digests of all chunks behind the manifest. */
+static wherry_status seal(const wh_layout *layout, wherry_error *error) {
+    wh_native_header header;
+    const uint8_t *block = (const uint8_t *)layout->blocks[0].bytes;
+    uint8_t *base = layout->files[0].mapping->base;
+    wh_native_load(block, &header);
+    if (header.chunks == 0) {
+        return WHERRY_OK;
+    }
+    wherry_prepared *prepared;
+    wherry_status status =
+        wherry_manifest_decode(block + WH_NATIVE_HEADER, header.manifest_bytes, NULL, &prepared, error);
+    if (status != WHERRY_OK) {
+        return status;
+    }
+    wh_digester *digester = wh_digester_create();
+    uint8_t *digests = base + WH_NATIVE_HEADER + header.manifest_bytes;
+    for (uint64_t i = 0; i < header.chunks && digester; i++) {
+        wh_digest digest = wh_native_digest(prepared, layout, base, i, digester);
+        memcpy(digests + i * WH_DIGEST_BYTES, digest.bytes, WH_DIGEST_BYTES);
+    }
+    status = digester ? WHERRY_OK : wh_fail_memory(error, "digests");
+    wh_digester_destroy(digester);
+    wherry_prepared_destroy(prepared);
+    return status;
+}
+
+static wherry_status accepts(const wherry_value *state, wherry_error *error) {
+    wherry_prepared *prepared;
+    wherry_status status = wherry_prepare(state, NULL, &prepared, error);
+    if (status == WHERRY_OK) {
+        wherry_prepared_destroy(prepared);
+    }
+    return status;
+}
+
+static bool matches(const uint8_t *head, size_t size) {
+    return size >= WH_NATIVE_MAGIC_BYTES && memcmp(head, WH_NATIVE_MAGIC, WH_NATIVE_MAGIC_BYTES) == 0;
+}
+
+const wh_format wh_format_native = {
+    .format = WHERRY_FILE_WHERRY,
+    .name = "wherry",
+    .ending = ".wherry",
+    .matches = matches,
+    .open = wh_native_open,
+    .accepts = accepts,
+    .lay_out = lay_out,
+    .seal = seal,
+};

@@ -1,0 +1,366 @@
+/* Files of every format: what is written comes back, and what a format cannot hold is refused with its path. */
+#include <errno.h>
+
+#include <wherry/file.h>
+
+#include "support/build.h"
+#include "support/random_state.h"
+#include "support/scratch_folder.h"
+
+#define SHAPE(...) ((int64_t[]){__VA_ARGS__})
+
+static wherry_error error;
+static scratch folder;
+
+static int set_up(void **state) {
+    (void)state;
+    folder = scratch_open();
+    return 0;
+}
+
+static int tear_down(void **state) {
+    (void)state;
+    scratch_close(&folder);
+    return 0;
+}
+
+static wherry_value *tensor(wherry_dtype dtype, int64_t rows, int64_t columns, uint8_t seed) {
+    uint64_t nbytes = (uint64_t)(rows * columns) * wherry_dtype_describe(dtype)->bytes;
+    return build_tensor(build_storage(nbytes, seed), dtype, 0, 2, SHAPE(rows, columns), NULL);
+}
+
+static wherry_file *open_file(const char *path) {
+    wherry_file *file;
+    wherry_status status = wherry_file_open(path, NULL, &file, &error);
+    if (status != WHERRY_OK) {
+        fail_msg("%s", error.message);
+    }
+    return file;
+}
+
+static void write_file(const char *path, const wherry_value *state, const wherry_file_write_options *options) {
+    if (wherry_file_write(path, state, options, &error) != WHERRY_OK) {
+        fail_msg("%s", error.message);
+    }
+}
+
+/** Writes a state and opens it again: it is the same, and nothing but `files` files are left. */
+static void check_round(const char *name, const wherry_value *state, const wherry_value *expected) {
+    const char *path = scratch_file(&folder, name);
+    write_file(path, state, NULL);
+    wherry_file *file = open_file(path);
+    if (wherry_value_compare(wherry_file_state(file), expected, WHERRY_COMPARE_NO_SHARING, &error) != WHERRY_OK) {
+        fail_msg("%s: %s", name, error.message);
+    }
+    must(wherry_file_check(file, &error));
+    wherry_file_close(file);
+    unlink(path);
+    assert_int_equal(scratch_count(&folder), 0);
+}
+
+/** Tensors of every dtype that the format has, and others that must be refused. */
+static void check_dtypes(const char *name, wherry_file_format format, size_t known) {
+    wherry_value *state = build_dict(NULL);
+    size_t count = 0;
+    for (int dtype = 0; wherry_dtype_describe((wherry_dtype)dtype); dtype++) {
+        wherry_value *one = build_dict("x", tensor((wherry_dtype)dtype, 3, 2, 1), NULL);
+        wherry_status status = wherry_file_accepts(format, one, &error);
+        if (status == WHERRY_OK) {
+            must(wherry_dict_put(state, wherry_dtype_describe((wherry_dtype)dtype)->name,
+                                 tensor((wherry_dtype)dtype, 5, 4, (uint8_t)dtype), &error));
+            count++;
+        } else {
+            assert_int_equal(status, WHERRY_UNSUPPORTED);
+            assert_string_equal(error.path, "x");
+            assert_non_null(strstr(error.message, wherry_dtype_describe((wherry_dtype)dtype)->name));
+            assert_non_null(strstr(error.message, ".wherry"));
+            must_fail(WHERRY_UNSUPPORTED, error, wherry_file_write(scratch_file(&folder, name), one, NULL, &error));
+        }
+        wherry_value_destroy(one);
+    }
+    assert_int_equal(count, known);
+    check_round(name, state, state);
+    wherry_value_destroy(state);
+}
+
+static void test_dtypes(void **state) {
+    (void)state;
+    check_dtypes("a.safetensors", WHERRY_FILE_SAFETENSORS, 20);
+    check_dtypes("a.npz", WHERRY_FILE_NPZ, 14);
+    check_dtypes("a.wherry", WHERRY_FILE_WHERRY, 46);
+}
+
+static void test_empty(void **state) {
+    (void)state;
+    wherry_value *nothing = build_dict(NULL);
+    check_round("a.safetensors", nothing, nothing);
+    check_round("a.npz", nothing, nothing);
+    check_round("a.wherry", nothing, nothing);
+    wherry_value_destroy(nothing);
+    wherry_value *scalars = build_dict("none", build_tensor(build_storage(0, 0), WHERRY_F32, 0, 2, SHAPE(0, 7), NULL),
+                                       "scalar", build_tensor(build_storage(8, 5), WHERRY_F64, 0, 0, NULL, NULL), NULL);
+    check_round("a.safetensors", scalars, scalars);
+    check_round("a.npz", scalars, scalars);
+    check_round("a.wherry", scalars, scalars);
+    wherry_value_destroy(scalars);
+}
+
+/** Names are joined by dots; metadata stays metadata, where the format has any. */
+static void test_nested(void **state) {
+    (void)state;
+    wherry_value *nested = build_dict(
+        "layers", build_list(build_dict("w", tensor(WHERRY_F32, 2, 2, 1), NULL), tensor(WHERRY_U8, 3, 1, 2), NULL),
+        "odd \"\\\n\xC3\xA9", build_object("OrderedDict", build_dict("b", tensor(WHERRY_I64, 1, 1, 3), NULL)),
+        "__metadata__", build_dict("format", build_string("pt"), "a\"b", build_string("\xE2\x82\xAC\n"), NULL), NULL);
+    wherry_value *flat =
+        build_dict("layers.0.w", tensor(WHERRY_F32, 2, 2, 1), "layers.1", tensor(WHERRY_U8, 3, 1, 2),
+                   "odd \"\\\n\xC3\xA9.b", tensor(WHERRY_I64, 1, 1, 3), "__metadata__",
+                   build_dict("format", build_string("pt"), "a\"b", build_string("\xE2\x82\xAC\n"), NULL), NULL);
+    check_round("a.safetensors", nested, flat);
+    check_round("a.wherry", nested, nested);
+    must_fail(WHERRY_UNSUPPORTED, error, wherry_file_accepts(WHERRY_FILE_NPZ, nested, &error));
+    assert_string_equal(error.path, "__metadata__.format");
+    wherry_value_destroy(nested);
+    wherry_value_destroy(flat);
+}
+
+/** A view of a larger storage is written alone. */
+static void test_views(void **state) {
+    (void)state;
+    wherry_storage *storage = build_storage(400, 9);
+    wherry_value *views = build_dict("a", build_view(storage, WHERRY_F32, 10, 2, SHAPE(2, 3), NULL), "b",
+                                     build_view(storage, WHERRY_F32, 16, 1, SHAPE(7), NULL), NULL);
+    wherry_value *alone =
+        build_dict("a", build_tensor(build_storage(24, (uint8_t)(9 + 7 * 40)), WHERRY_F32, 0, 2, SHAPE(2, 3), NULL),
+                   "b", build_tensor(build_storage(28, (uint8_t)(9 + 7 * 64)), WHERRY_F32, 0, 1, SHAPE(7), NULL), NULL);
+    check_round("a.safetensors", views, alone);
+    wherry_value_destroy(alone);
+    wherry_storage_unref(storage);
+    wherry_value_destroy(views);
+}
+
+static void refuse(wherry_file_format format, wherry_value *value, const char *path, const char *why) {
+    must_fail(WHERRY_UNSUPPORTED, error, wherry_file_accepts(format, value, &error));
+    assert_string_equal(error.path, path);
+    if (!strstr(error.message, why)) {
+        fail_msg("'%s' does not say '%s'", error.message, why);
+    }
+    wherry_value_destroy(value);
+}
+
+static void test_refused(void **state) {
+    (void)state;
+    wherry_file_format st = WHERRY_FILE_SAFETENSORS;
+    wherry_storage *storage = build_storage(400, 9);
+    refuse(st, build_dict("a", build_list(build_int(1), NULL), NULL), "a[0]", "int");
+    refuse(st, build_list(tensor(WHERRY_U8, 1, 1, 1), build_none(), NULL), "[1]", "none");
+    refuse(st, build_dict("a", build_dict(NULL), NULL), "a", "dict");
+    refuse(st, tensor(WHERRY_U8, 1, 1, 1), "", "without a name");
+    refuse(st, build_dict("t", build_view(storage, WHERRY_F32, 0, 2, SHAPE(3, 4), SHAPE(1, 3)), NULL), "t",
+           "contiguous");
+    refuse(st, build_dict("t", build_view(storage, WHERRY_F32, 0, 2, SHAPE(3, 4), SHAPE(0, 1)), NULL), "t",
+           "contiguous");
+    refuse(st,
+           build_dict("a", build_view(storage, WHERRY_F32, 0, 1, SHAPE(4), NULL), "b",
+                      build_view(storage, WHERRY_F32, 3, 1, SHAPE(4), NULL), NULL),
+           "b", "shares memory with 'a'");
+    refuse(st,
+           build_dict("a.b", tensor(WHERRY_U8, 1, 1, 1), "a", build_dict("b", tensor(WHERRY_U8, 1, 1, 1), NULL), NULL),
+           "a.b", "name of something else");
+    refuse(st, build_dict("__metadata__", build_dict("a", build_int(1), NULL), NULL), "__metadata__.a", "metadata");
+    refuse(st, build_dict("__metadata__", tensor(WHERRY_U8, 1, 1, 1), NULL), "__metadata__", "metadata");
+    wherry_value *numbered = build_dict(NULL);
+    must(wherry_dict_set(numbered, build_int(7), tensor(WHERRY_U8, 1, 1, 1), &error));
+    refuse(st, numbered, "{7}", "no text");
+    wherry_value *plain = tensor(WHERRY_C64, 1, 1, 1);
+    wherry_tensor conjugate = *wherry_tensor_get(plain);
+    conjugate.flags = WHERRY_TENSOR_CONJ;
+    wherry_value *flagged;
+    must(wherry_tensor_create(&conjugate, &flagged, &error));
+    wherry_value_destroy(plain);
+    refuse(st, build_dict("z", flagged, NULL), "z", "conj");
+    refuse(WHERRY_FILE_NPY, build_dict(NULL), "", "one tensor");
+    refuse(WHERRY_FILE_NPY, tensor(WHERRY_BF16, 1, 1, 1), "", "bfloat16");
+    must_fail(WHERRY_INVALID_ARGUMENT, error, wherry_file_accepts(WHERRY_FILE_AUTO, NULL, &error));
+    wherry_storage_unref(storage);
+}
+
+static void test_order_of_elements(void **state) {
+    (void)state;
+    wherry_storage *storage = build_storage(96, 4);
+    wherry_value *columns = build_view(storage, WHERRY_F32, 0, 3, SHAPE(2, 3, 4), SHAPE(1, 2, 6));
+    check_round("a.npy", columns, columns);
+    wherry_value *rows = build_view(storage, WHERRY_F64, 0, 1, SHAPE(12), NULL);
+    check_round("a.npy", rows, rows);
+    wherry_value *both = build_dict("c", columns, NULL);
+    check_round("a.npz", both, both);
+    wherry_value *mixed = build_view(storage, WHERRY_F32, 0, 3, SHAPE(2, 3, 4), SHAPE(4, 8, 1));
+    refuse(WHERRY_FILE_NPY, mixed, "", "contiguous");
+    wherry_value_destroy(both);
+    wherry_value_destroy(rows);
+    wherry_storage_unref(storage);
+}
+
+/** Wherry's own files hold any state, with its sharing. */
+static void test_any_state(void **state) {
+    (void)state;
+    wherry_file_write_options options;
+    wherry_file_write_options_init(&options);
+    options.flags = WHERRY_FILE_DIGESTS;
+    for (uint64_t seed = 0; seed < 60; seed++) {
+        wh_random random = {seed};
+        wherry_value *source = wh_random_state(&random);
+        const char *path = scratch_file(&folder, "a.wherry");
+        write_file(path, source, &options);
+        wherry_file *file = open_file(path);
+        if (wherry_value_compare(wherry_file_state(file), source, WHERRY_COMPARE_ALL, &error) != WHERRY_OK) {
+            fail_msg("seed %d: %s", (int)seed, error.message);
+        }
+        must(wherry_file_verify(file, &error));
+        wherry_file_close(file);
+        wherry_value_destroy(source);
+    }
+}
+
+static void test_shards(void **state) {
+    (void)state;
+    wherry_value *source =
+        build_dict("a", tensor(WHERRY_U8, 10, 10, 1), "b", tensor(WHERRY_F32, 10, 10, 2), "c",
+                   tensor(WHERRY_U8, 5, 10, 3), "d", tensor(WHERRY_F64, 5, 10, 4), "e", tensor(WHERRY_U8, 1, 1, 5),
+                   "__metadata__", build_dict("format", build_string("pt"), NULL), NULL);
+    wherry_file_write_options options;
+    wherry_file_write_options_init(&options);
+    options.shard_bytes = 460;
+    const char *path = scratch_file(&folder, "model.safetensors.index.json");
+    write_file(path, source, &options);
+    assert_int_equal(scratch_count(&folder), 4); /* a | b c | d e, and the index */
+    wherry_file *file = open_file(path);
+    must(wherry_value_compare(wherry_file_state(file), source, WHERRY_COMPARE_ALL, &error));
+    wherry_file_summary figures;
+    wherry_file_summarize(file, &figures);
+    assert_int_equal(figures.format, WHERRY_FILE_SHARDED);
+    assert_int_equal(figures.files, 3);
+    assert_int_equal(figures.tensors, 5);
+    assert_int_equal(figures.file_bytes - figures.header_bytes, 100 + 400 + 50 + 400 + 1);
+    assert_false(figures.has_digests);
+    must_fail(WHERRY_UNSUPPORTED, error, wherry_file_verify(file, &error));
+    wherry_file_close(file);
+    file = open_file(scratch_file(&folder, "model-00002-of-00003.safetensors"));
+    assert_int_equal(wherry_dict_count(wherry_file_state(file)), 3);
+    wherry_file_close(file);
+    options.format = WHERRY_FILE_SHARDED;
+    must_fail(WHERRY_INVALID_ARGUMENT, error,
+              wherry_file_write(scratch_file(&folder, "x.json"), source, &options, &error));
+    wherry_value_destroy(source);
+}
+
+static void test_names_of_formats(void **state) {
+    (void)state;
+    assert_int_equal(wherry_file_format_of("a/b.safetensors"), WHERRY_FILE_SAFETENSORS);
+    assert_int_equal(wherry_file_format_of("b.safetensors.index.json"), WHERRY_FILE_SHARDED);
+    assert_int_equal(wherry_file_format_of("b.npz"), WHERRY_FILE_NPZ);
+    assert_int_equal(wherry_file_format_of("b.npy"), WHERRY_FILE_NPY);
+    assert_int_equal(wherry_file_format_of(".wherry"), WHERRY_FILE_WHERRY);
+    assert_int_equal(wherry_file_format_of("b.txt"), WHERRY_FILE_AUTO);
+    assert_string_equal(wherry_file_format_name(WHERRY_FILE_NPZ), "npz");
+    assert_string_equal(wherry_file_format_name((wherry_file_format)77), "?");
+}
+
+/** What is mapped lives as long as a storage of it; a private mapping can be written. */
+static void test_mapping(void **state) {
+    (void)state;
+    wherry_value *source = build_dict("a", tensor(WHERRY_U8, 100, 100, 1), NULL);
+    const char *path = scratch_file(&folder, "m.safetensors");
+    write_file(path, source, NULL);
+    wherry_file_open_options options;
+    wherry_file_open_options_init(&options);
+    options.flags = WHERRY_FILE_PRIVATE;
+    wherry_file *file;
+    wherry_value *copy;
+    must(wherry_file_open(path, &options, &file, &error));
+    must(wherry_value_copy(wherry_file_state(file), &copy, &error));
+    wherry_file_close(file);
+    must(wherry_value_compare(copy, source, WHERRY_COMPARE_ALL, &error));
+    memset(wherry_storage_data(wherry_tensor_get(wherry_dict_get(copy, "a"))->storage), 0, 10000);
+    wherry_value_destroy(copy);
+    file = open_file(path);
+    must(wherry_value_compare(wherry_file_state(file), source, WHERRY_COMPARE_ALL, &error));
+    must(wherry_file_check(file, &error));
+    assert_int_equal(truncate(path, 200), 0);
+    must_fail(WHERRY_TRUNCATED, error, wherry_file_check(file, &error));
+    assert_int_equal(error.offset, 200);
+    assert_int_equal(truncate(path, 20000), 0);
+    must_fail(WHERRY_CORRUPT, error, wherry_file_check(file, &error));
+    wherry_file_close(file);
+    options.format = WHERRY_FILE_NPY;
+    must_fail(WHERRY_MALFORMED, error, wherry_file_open(path, &options, &file, &error));
+    wherry_value_destroy(source);
+    must_fail(WHERRY_SYSTEM, error, wherry_file_open(scratch_file(&folder, "none"), NULL, &file, &error));
+    assert_int_equal(error.errnum, ENOENT);
+    must_fail(WHERRY_SYSTEM, error, wherry_file_open(folder.path, NULL, &file, &error));
+    options.struct_size = 1000;
+    must_fail(WHERRY_INVALID_ARGUMENT, error, wherry_file_open(path, &options, &file, &error));
+}
+
+/** Flips one byte of a file. */
+static void damage(const char *path, long offset) {
+    FILE *out = fopen(path, "r+b");
+    assert_non_null(out);
+    fseek(out, offset, SEEK_SET);
+    int byte = fgetc(out);
+    fseek(out, offset, SEEK_SET);
+    fputc(byte ^ 1, out);
+    fclose(out);
+}
+
+static void test_damage(void **state) {
+    (void)state;
+    wherry_value *source =
+        build_dict("a", tensor(WHERRY_U8, 100, 100, 1), "b", build_list(tensor(WHERRY_F64, 100, 2, 2), NULL), NULL);
+    wherry_file_write_options options;
+    wherry_file_write_options_init(&options);
+    options.flags = WHERRY_FILE_DIGESTS | WHERRY_FILE_SYNC;
+    wherry_file_open_options checked;
+    wherry_file_open_options_init(&checked);
+    checked.flags = WHERRY_FILE_VERIFY;
+    static const char *const names[] = {"a.wherry", "a.npz"};
+    for (int i = 0; i < 2; i++) {
+        const char *path = scratch_file(&folder, names[i]);
+        wherry_file *file;
+        write_file(path, source, &options);
+        must(wherry_file_open(path, &checked, &file, &error));
+        uint64_t size = 0;
+        wherry_file_summary figures;
+        wherry_file_summarize(file, &figures);
+        size = figures.file_bytes;
+        assert_true(figures.has_digests && size > 11600);
+        wherry_file_close(file);
+        damage(path, i ? 9000 : (long)size - 1600 - 9000);
+        file = open_file(path);
+        must_fail(WHERRY_CORRUPT, error, wherry_file_verify(file, &error));
+        assert_string_equal(error.path, "a");
+        wherry_file_close(file);
+        must_fail(WHERRY_CORRUPT, error, wherry_file_open(path, &checked, &file, &error));
+    }
+    damage(scratch_file(&folder, "a.wherry"), 70);
+    wherry_file *file;
+    must_fail(WHERRY_CORRUPT, error, wherry_file_open(scratch_file(&folder, "a.wherry"), NULL, &file, &error));
+    wherry_value_destroy(source);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(test_dtypes, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_empty, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_nested, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_views, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_refused, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_order_of_elements, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_any_state, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_shards, set_up, tear_down),
+        cmocka_unit_test(test_names_of_formats),
+        cmocka_unit_test_setup_teardown(test_mapping, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_damage, set_up, tear_down),
+    };
+    return cmocka_run_group_tests_name("file_formats", tests, NULL, NULL);
+}
