@@ -7,7 +7,7 @@ CC ?= cc
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 export CC FUZZ_RUNS
 
-DEV := -Dwerror=true -Dtests=enabled
+DEV := -Dwerror=true -Dtests=enabled -Dfiles=enabled
 # First, so that its Meson is the one that is used; torch before what depends on it.
 VENV := python/requirements-build.txt tests/python/requirements-torch.txt tests/python/requirements.txt
 # Whole-program optimisation where the compiler and its linker are known to go together.
@@ -29,7 +29,7 @@ demo: ## Kill ranks of a training run, and watch their peers heal them
 test: ## Build and run all tests
 	@scripts/install-deps python
 	@scripts/make-venv $(VENV)
-	@scripts/install-deps build test
+	@scripts/install-deps build files test
 	@scripts/configure build $(DEV) -Dpython=enabled
 	@scripts/install-package build-python
 	@scripts/run-tests build
@@ -38,25 +38,25 @@ lint: ## Check format, layers, headers, symbols, documents
 	@scripts/install-deps python
 	@scripts/make-venv $(VENV)
 	@scripts/make-venv scripts/requirements.txt || true
-	@scripts/install-deps build test lint
+	@scripts/install-deps build files test lint
 	@scripts/configure build $(DEV) -Dpython=enabled
 	@scripts/lint build
 
 asan: ## Run the C tests, and those of the Python extension, under the address and undefined-behaviour sanitizers
 	@scripts/install-deps python
 	@scripts/make-venv $(VENV)
-	@scripts/install-deps build test asan
+	@scripts/install-deps build files test asan
 	@scripts/configure build-asan $(SANITIZE) -Dpython=enabled -Db_sanitize=address,undefined
 	@scripts/run-tests build-asan sanitized
 
 tsan: ## Run the C tests under the thread sanitizer
-	@scripts/install-deps build test tsan
+	@scripts/install-deps build files test tsan
 	@scripts/configure build-tsan $(SANITIZE) -Db_sanitize=thread
 	@scripts/run-tests build-tsan c-only
 
 fuzz: ## Run each fuzzer FUZZ_RUNS times (5000000)
-	@scripts/install-deps build fuzz
-	@CC=clang scripts/configure build-fuzz -Dwerror=true -Dtests=disabled -Dfuzz=true -Db_lundef=false \
+	@scripts/install-deps build files fuzz
+	@CC=clang scripts/configure build-fuzz -Dwerror=true -Dtests=disabled -Dfiles=enabled -Dfuzz=true -Db_lundef=false \
 	    -Db_sanitize=address,undefined -Dc_args=-fno-sanitize-recover=all
 	@scripts/run-fuzzers build-fuzz
 
@@ -78,7 +78,7 @@ format: ## Rewrite the C files in the project's format
 	@scripts/list-sources c | xargs clang-format -i
 
 install: ## Install below PREFIX (/usr/local); honours DESTDIR
-	@scripts/install-deps build
+	@scripts/install-deps build files
 	@scripts/configure build-release $(RELEASE)
 	@meson install -C build-release
 

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """check-symbols.py BUILD_DIR: for each shared library, the functions that its public headers declare, those that its map names, and
-those that it exports are the same. A library of COMPANIONS has headers of its own; all others are the core's."""
+those that it exports are the same. A library of COMPANIONS has headers of its own; all others are the core's. Names in a part of a map
+that is called WHERRY_PRIVATE_ and the version are for those libraries: no public header declares them, and the version is this one."""
 
 import re
 import subprocess
@@ -11,7 +12,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 # The core: its map, and where it is built.
 CORE = ("src/wherry.map", "src/libwherry.so")
-# Libraries beside it: {header: (map, where it is built)}. One whose map is not there is not built yet.
+# Libraries beside it: {header: (map, where it is built)}.
 COMPANIONS = {"file.h": ("src/file/wherry-file.map", "src/file/libwherry-file.so")}
 
 
@@ -25,7 +26,15 @@ def declared(headers):
 
 
 def mapped(path):
-    return set(re.findall(r"^ +(\w+);$", path.read_text(encoding="utf-8"), flags=re.M))
+    """The public names of a map, and the private ones."""
+    names = {False: set(), True: set()}
+    version = re.search(r"version: '([^']+)'", (ROOT / "meson.build").read_text(encoding="utf-8"))[1]
+    for node, body in re.findall(r"^(\S+) \{(.*?)^\};", path.read_text(encoding="utf-8"), flags=re.M | re.S):
+        private = node.startswith("WHERRY_PRIVATE_")
+        if private and node != f"WHERRY_PRIVATE_{version}":
+            raise SystemExit(f"{path}: {node} is not of version {version}")
+        names[private].update(re.findall(r"^ +(\w+);$", body, flags=re.M))
+    return names[False], names[True]
 
 
 def exported(library):
@@ -38,9 +47,10 @@ def exported(library):
 
 def check(build, headers, places):
     symbol_map, library = places
+    public, private = mapped(ROOT / symbol_map)
     lists = {
-        "declared in " + (headers[0].name if len(headers) == 1 else "include/wherry/"): declared(headers),
-        f"named in {symbol_map}": mapped(ROOT / symbol_map),
+        "declared in " + (headers[0].name if len(headers) == 1 else "include/wherry/"): declared(headers) | private,
+        f"named in {symbol_map}": public | private,
         f"exported by {Path(library).name}": exported(Path(build) / library),
     }
     wrong = False
@@ -56,7 +66,7 @@ def main(build):
     headers = sorted((ROOT / "include/wherry").glob("*.h"))
     wrong = check(build, [h for h in headers if h.name not in COMPANIONS], CORE)
     for header in headers:
-        if header.name in COMPANIONS and (ROOT / COMPANIONS[header.name][0]).exists():
+        if header.name in COMPANIONS:
             wrong |= check(build, [header], COMPANIONS[header.name])
     return 1 if wrong else 0
 

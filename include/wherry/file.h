@@ -51,7 +51,8 @@ WHERRY_API const char *wherry_file_format_name(wherry_file_format format);
 WHERRY_API wherry_file_format wherry_file_format_of(const char *path);
 
 /**
- * Whether a state can be written in a format, and arrives the same when it is read again.
+ * Whether a state can be written in a format. Tensors come back from every format as they were, in shape, element type and bytes; from all but Wherry's own, nested
+ * containers come back as one dict of names that are joined by dots, and `requires_grad` does not come back.
  * @param state  its tensors need no memory: one that a receive is offered will do.
  * @return WHERRY_OK; WHERRY_UNSUPPORTED with the path of the first value that the format cannot hold, why, and the way out;
  * WHERRY_INVALID_ARGUMENT, also for WHERRY_FILE_AUTO; WHERRY_NO_MEMORY. Does not block. Any thread.
@@ -110,7 +111,7 @@ WHERRY_API void wherry_file_close(wherry_file *file);
 /**
  * The state in the file, borrowed; wherry_value_copy makes one that outlives the file, without copying bytes.
  *
- * safetensors: a dict of tensors by name, in the order of their bytes in the file, and behind them, where the file has any, "__metadata__", a dict of
+ * safetensors: a dict of tensors by name, in the order of the header, and behind them, where the file has any, "__metadata__", a dict of
  * strings. npy: a tensor. npz: a dict of tensors. The storage of each tensor is its own, in the mapping, and aligned only as the file has it. Wherry's own: the state
  * that was written, with its sharing.
  */

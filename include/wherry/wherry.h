@@ -9,6 +9,7 @@
 #include <wherry/dtensor.h>
 #include <wherry/dtype.h>
 #include <wherry/error.h>
+#include <wherry/file.h>
 #include <wherry/group.h>
 #include <wherry/group_ops.h>
 #include <wherry/log.h>

@@ -149,9 +149,9 @@ static wherry_status begin(wherry_file_writer *writer, const char *path, const w
     return status == WHERRY_OK ? make_target(writer, state, error) : status;
 }
 
-static wherry_status check_options(const char *path, const wherry_file_write_options *given,
-                                   wherry_file_write_options *options, const wh_format **format_p,
-                                   wherry_error *error) {
+/** The caller's options over the defaults. */
+static wherry_status take_options(const wherry_file_write_options *given, wherry_file_write_options *options,
+                                  wherry_error *error) {
     wherry_file_write_options_init(options);
     if (!wh_options_take(options, sizeof(*options), given)) {
         return wh_fail(error, WHERRY_INVALID_ARGUMENT,
@@ -160,18 +160,6 @@ static wherry_status check_options(const char *path, const wherry_file_write_opt
     if (options->flags & ~(uint32_t)WHERRY_FILE_WRITE_FLAGS) {
         return wh_fail(error, WHERRY_INVALID_ARGUMENT, "flags 0x%x has bits that this version does not know",
                        (unsigned)options->flags);
-    }
-    wherry_file_format format = options->format ? options->format : wherry_file_format_of(path);
-    *format_p = wh_format_get(format);
-    if (!*format_p) {
-        return wh_fail(error, WHERRY_INVALID_ARGUMENT,
-                       "'%.200s' asks for no format; end it with .safetensors, .safetensors.index.json, .npy, .npz or "
-                       ".wherry, or say which in the options",
-                       path);
-    }
-    const char *slash = strrchr(path, '/');
-    if (slash ? !slash[1] : !*path) {
-        return wh_fail(error, WHERRY_INVALID_ARGUMENT, "'%.200s' is no name of a file", path);
     }
     return WHERRY_OK;
 }
@@ -182,11 +170,21 @@ wherry_status wherry_file_writer_create(const char *path, const wherry_value *st
     if (!path || !state || !writer_p) {
         return wh_fail(error, WHERRY_INVALID_ARGUMENT, "path, state and writer_p must not be NULL");
     }
+    const char *slash = strrchr(path, '/');
+    if (slash ? !slash[1] : !*path) {
+        return wh_fail(error, WHERRY_INVALID_ARGUMENT, "'%.200s' is no name of a file", path);
+    }
     wherry_file_write_options chosen;
-    const wh_format *format = NULL;
-    wherry_status status = check_options(path, options, &chosen, &format, error);
+    wherry_status status = take_options(options, &chosen, error);
     if (status != WHERRY_OK) {
         return status;
+    }
+    const wh_format *format = wh_format_get(chosen.format ? chosen.format : wherry_file_format_of(path));
+    if (!format) {
+        return wh_fail(error, WHERRY_INVALID_ARGUMENT,
+                       "'%.200s' asks for no format; end it with .safetensors, .safetensors.index.json, .npy, .npz or "
+                       ".wherry, or say which in the options",
+                       path);
     }
     wherry_file_writer *writer = wh_alloc_zeroed(1, sizeof(*writer));
     if (!writer) {

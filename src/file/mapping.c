@@ -73,8 +73,7 @@ wherry_status wh_mapping_read(const wh_mapping *mapping, uint64_t offset, void *
         }
         if (got == 0) {
             return wh_file_fail(error, WHERRY_TRUNCATED, wh_spot_byte(mapping->path, offset + done),
-                                "ends at byte %llu, within its header; get it anew",
-                                (unsigned long long)(offset + done));
+                                "ends at byte %llu, within its header; get it anew", (unsigned long long)offset + done);
         }
         done += (size_t)got;
     }

@@ -72,6 +72,7 @@ static wherry_status read_prefix(const wh_mapping *mapping, uint64_t offset, uin
 wherry_status wh_npy_read(const wh_mapping *mapping, uint64_t offset, uint64_t size, const char *name, wh_npy *npy,
                           wherry_error *error) {
     wh_spot spot = {mapping->path, name, name ? strlen(name) : 0, offset};
+    *npy = (wh_npy){0};
     uint64_t dict = 0;
     char *text = NULL;
     wherry_status status = read_prefix(mapping, offset, size, spot, npy, &dict, error);

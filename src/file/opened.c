@@ -45,9 +45,8 @@ wherry_status wh_opened_put(wh_mapping *mapping, wherry_value *dict, const char 
     return status;
 }
 
-/** Which format the first bytes are of, and whether that is the one that is wanted. */
-static wherry_status detect(const wherry_file *file, wherry_file_format wanted, const wh_format **format_p,
-                            wherry_error *error) {
+/** Opens a file as what its first bytes say that it is. */
+static wherry_status open_detected(wherry_file *file, wherry_file_format wanted, wherry_error *error) {
     uint8_t head[WH_FORMAT_HEAD];
     const wh_mapping *mapping = file->mappings[0];
     size_t size = mapping->size < sizeof(head) ? (size_t)mapping->size : sizeof(head);
@@ -65,27 +64,21 @@ static wherry_status detect(const wherry_file *file, wherry_file_format wanted, 
         return wh_file_fail(error, WHERRY_MALFORMED, wh_spot_byte(mapping->path, 0), "is of the format %s, and not %s",
                             format->name, wherry_file_format_name(wanted));
     }
-    *format_p = format;
-    return WHERRY_OK;
+    file->summary.format = format->format;
+    file->summary.files = 1;
+    return format->open(file, error);
 }
 
 static wherry_status open_as(wherry_file *file, const char *path, const wherry_file_open_options *options,
                              wherry_error *error) {
-    const wh_format *format = NULL;
     wherry_status status = wh_opened_add(file, path, error);
     if (status == WHERRY_OK) {
-        status = detect(file, options->format, &format, error);
+        status = open_detected(file, options->format, error);
     }
-    if (status != WHERRY_OK) {
-        return status;
+    if (status == WHERRY_OK && options->flags & WHERRY_FILE_VERIFY && file->verify) {
+        status = file->verify(file, error);
     }
-    file->summary.format = format->format;
-    file->summary.files = 1;
-    status = format->open(file, error);
-    if (status != WHERRY_OK) {
-        return status;
-    }
-    return options->flags & WHERRY_FILE_VERIFY && file->verify ? file->verify(file, error) : WHERRY_OK;
+    return status;
 }
 
 wherry_status wherry_file_open(const char *path, const wherry_file_open_options *options, wherry_file **file_p,

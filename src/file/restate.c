@@ -80,7 +80,8 @@ wherry_status wh_restate(const wherry_value *state, wh_restate_fn change, void *
     size_t done = 0;
     wherry_value **leaves = wh_alloc_array(count, sizeof(wherry_value *));
     if (!leaves) {
-        status = wh_fail_memory(error, "a state");
+        wherry_flat_destroy(flat);
+        return wh_fail_memory(error, "a state");
     }
     while (done < count && status == WHERRY_OK) {
         status = restate_leaf(&r, wherry_flat_leaf(flat, done), leaves + done, error);

@@ -50,6 +50,9 @@ extern const wh_naming wh_safetensors_naming;
 wherry_status wh_safetensors_lay_out(const wh_names *names, const size_t *numbers, size_t count, wh_layout *layout,
                                      wherry_error *error);
 
+/** Makes places for all named tensors, and lists their numbers, to wh_free. @return NULL where there is no memory. */
+size_t *wh_safetensors_number(const wh_names *names, wh_layout *layout);
+
 /** Puts metadata, where there is any, into a state of tensors; takes it over on success. */
 wherry_status wh_safetensors_add_metadata(wherry_value *tensors, wherry_value *metadata, wherry_error *error);
 

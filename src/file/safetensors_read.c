@@ -7,8 +7,8 @@
 #include "base/fail.h"
 #include "base/index.h"
 #include "file/formats.h"
+#include "file/json_members.h"
 #include "file/little.h"
-#include "file/members.h"
 #include "file/safetensors.h"
 
 enum {
@@ -171,8 +171,8 @@ static int compare_begins(const void *one, const void *other) {
 
 /** End to end, from the first byte to the last. */
 static wherry_status check_layout(reading *r, entry **sorted, wherry_error *error) {
-    memcpy(sorted, r->entries, r->count * sizeof(*sorted));
     if (r->count > 0) {
+        memcpy(sorted, r->entries, r->count * sizeof(*sorted));
         qsort(sorted, r->count, sizeof(*sorted), compare_begins);
     }
     uint64_t end = 0;
@@ -188,7 +188,7 @@ static wherry_status check_layout(reading *r, entry **sorted, wherry_error *erro
         if (end > r->space) {
             return wh_file_fail(error, WHERRY_TRUNCATED, spot_of(r, e->name, r->data + r->space),
                                 "it ends at byte %llu of the file, which has %llu; get the file anew",
-                                (unsigned long long)(r->data + end), (unsigned long long)(r->data + r->space));
+                                (unsigned long long)r->data + end, (unsigned long long)r->data + r->space);
         }
     }
     if (end < r->space) {

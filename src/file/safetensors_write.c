@@ -7,8 +7,8 @@
 #include "base/fail.h"
 #include "file/file_fail.h"
 #include "file/formats.h"
+#include "file/json_members.h"
 #include "file/little.h"
-#include "file/members.h"
 #include "file/safetensors.h"
 
 enum {
@@ -130,6 +130,21 @@ wherry_status wh_safetensors_lay_out(const wh_names *names, const size_t *number
                : wh_fail_memory(error, "the header of a file");
 }
 
+size_t *wh_safetensors_number(const wh_names *names, wh_layout *layout) {
+    size_t *numbers = wh_alloc_array(names->count, sizeof(*numbers));
+    if (!numbers) {
+        return NULL;
+    }
+    for (size_t i = 0; i < names->count; i++) {
+        numbers[i] = i;
+        if (!wh_layout_add_place(layout, 0, 0, 0)) {
+            wh_free(numbers);
+            return NULL;
+        }
+    }
+    return numbers;
+}
+
 static wherry_status accepts(const wherry_value *state, wherry_error *error) {
     wh_names names = {0};
     wherry_status status = wh_names_of(state, &wh_safetensors_naming, &names, error);
@@ -141,23 +156,14 @@ static wherry_status lay_out(const wherry_value *state, const wherry_file_write_
                              wherry_error *error) {
     (void)options;
     wh_names names = {0};
-    size_t *numbers = NULL;
     wherry_status status = wh_names_of(state, &wh_safetensors_naming, &names, error);
     if (status == WHERRY_OK) {
-        numbers = wh_alloc_array(names.count, sizeof(*numbers));
-        layout->places = wh_alloc_zeroed(names.count, sizeof(*layout->places));
-        layout->place_count = layout->places ? names.count : 0;
-        if (!numbers || !layout->places || !wh_layout_add_file(layout, layout->path)) {
-            status = wh_fail_memory(error, "the layout of a file");
-        }
+        size_t *numbers = wh_safetensors_number(&names, layout);
+        status = numbers && wh_layout_add_file(layout, layout->path)
+                     ? wh_safetensors_lay_out(&names, numbers, names.count, layout, error)
+                     : wh_fail_memory(error, "the layout of a file");
+        wh_free(numbers);
     }
-    for (size_t i = 0; i < names.count && status == WHERRY_OK; i++) {
-        numbers[i] = i;
-    }
-    if (status == WHERRY_OK) {
-        status = wh_safetensors_lay_out(&names, numbers, names.count, layout, error);
-    }
-    wh_free(numbers);
     wh_names_destroy(&names);
     return status;
 }

@@ -10,7 +10,7 @@
 #include "base/checked.h"
 #include "base/fail.h"
 #include "file/formats.h"
-#include "file/members.h"
+#include "file/json_members.h"
 #include "file/safetensors.h"
 
 #define ENDING ".safetensors.index.json"
@@ -294,14 +294,9 @@ static wherry_status add_index(const wh_names *names, const cut *shards, wh_layo
 static wherry_status add_shards(const wh_names *names, const cut *shards, wh_layout *layout, size_t stem_size,
                                 wherry_error *error) {
     wherry_status status = WHERRY_OK;
-    size_t *numbers = wh_alloc_array(names->count, sizeof(*numbers));
-    layout->places = wh_alloc_zeroed(names->count, sizeof(*layout->places));
-    layout->place_count = layout->places ? names->count : 0;
-    if (!numbers || !layout->places) {
-        status = wh_fail_memory(error, "the shards of a file");
-    }
-    for (size_t i = 0; i < names->count && status == WHERRY_OK; i++) {
-        numbers[i] = i;
+    size_t *numbers = wh_safetensors_number(names, layout);
+    if (!numbers) {
+        return wh_fail_memory(error, "the shards of a file");
     }
     for (size_t s = 0; s < shards->count && status == WHERRY_OK; s++) {
         wh_string path = {0};

@@ -70,9 +70,8 @@ static int convert(const wherry_value *state, const char *path) {
     wherry_file_write_options options;
     wherry_file_write_options_init(&options);
     options.flags = WHERRY_FILE_DIGESTS;
-    if (getenv("SHARD_BYTES")) {
-        options.shard_bytes = strtoull(getenv("SHARD_BYTES"), NULL, 10);
-    }
+    const char *shard_bytes = getenv("SHARD_BYTES");
+    options.shard_bytes = shard_bytes ? strtoull(shard_bytes, NULL, 10) : options.shard_bytes;
     return wherry_file_write(path, state, &options, &error) == WHERRY_OK ? EXIT_SUCCESS : fail(&error);
 }
 

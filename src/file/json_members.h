@@ -1,11 +1,11 @@
 /**
- * @file members.h  JSON objects member by member, each parsed by Jansson.
+ * @file json_members.h  JSON objects member by member, each parsed by Jansson.
  *
  * A header of 100,000 tensors is not made into one tree of a hundred megabytes: the object around them is walked here, and every name and every
  * value in it is a text that Jansson parses alone. So memory is that of one member, whatever the header claims.
  */
-#ifndef WH_FILE_MEMBERS_H
-#define WH_FILE_MEMBERS_H
+#ifndef WH_FILE_JSON_MEMBERS_H
+#define WH_FILE_JSON_MEMBERS_H
 
 #include <jansson.h>
 

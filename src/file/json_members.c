@@ -1,4 +1,4 @@
-#include "file/members.h"
+#include "file/json_members.h"
 
 #include <string.h>
 
@@ -11,6 +11,11 @@ static void skip_space(wh_json *json) {
     }
 }
 
+/** The byte of the file that it stands at. */
+static unsigned long long where(const wh_json *json) {
+    return json->begin + json->at;
+}
+
 /** The next character that is no white space, not taken; 0 at the end. */
 static char peek(wh_json *json) {
     skip_space(json);
@@ -20,7 +25,7 @@ static char peek(wh_json *json) {
 static wherry_status expect(wh_json *json, char wanted, wherry_error *error) {
     if (peek(json) != wanted) {
         return wh_file_fail(error, WHERRY_MALFORMED, wh_json_spot(json), "the JSON has no '%c' at byte %llu", wanted,
-                            (unsigned long long)(json->begin + json->at));
+                            where(json));
     }
     json->at++;
     return WHERRY_OK;
@@ -44,8 +49,7 @@ static wherry_status fail_parse(wh_json *json, const json_error_t *why, bool cli
                            : code == json_error_stack_overflow ? WHERRY_LIMIT
                                                                : WHERRY_MALFORMED;
     json->at += why->position > 0 ? (size_t)why->position : 0;
-    return wh_file_fail(error, status, wh_json_spot(json), "bad JSON at byte %llu: %s",
-                        (unsigned long long)(json->begin + json->at), why->text);
+    return wh_file_fail(error, status, wh_json_spot(json), "bad JSON at byte %llu: %s", where(json), why->text);
 }
 
 wherry_status wh_json_value(wh_json *json, size_t most, json_t **value_p, wherry_error *error) {
@@ -77,25 +81,26 @@ wherry_status wh_json_next(wh_json *json, bool *first, json_t **name_p, wherry_e
     }
     if (peek(json) != '"') {
         return wh_file_fail(error, WHERRY_MALFORMED, wh_json_spot(json), "the JSON has no name at byte %llu",
-                            (unsigned long long)(json->begin + json->at));
+                            where(json));
     }
-    json_t *name;
+    json_t *name = NULL;
     status = wh_json_value(json, json->size, &name, error);
-    if (status == WHERRY_OK && (status = expect(json, ':', error)) != WHERRY_OK) {
-        json_decref(name);
-    }
     if (status == WHERRY_OK) {
-        *name_p = name;
+        status = expect(json, ':', error);
     }
-    return status;
+    if (status != WHERRY_OK) {
+        json_decref(name);
+        return status;
+    }
+    *name_p = name;
+    return WHERRY_OK;
 }
 
 wherry_status wh_json_end(wh_json *json, wherry_error *error) {
     skip_space(json);
     return json->at == json->size ? WHERRY_OK
                                   : wh_file_fail(error, WHERRY_MALFORMED, wh_json_spot(json),
-                                                 "there is something behind the JSON, at byte %llu",
-                                                 (unsigned long long)(json->begin + json->at));
+                                                 "there is something behind the JSON, at byte %llu", where(json));
 }
 
 void wh_json_append(wh_string *out, const char *text, size_t size) {
