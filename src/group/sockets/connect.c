@@ -20,6 +20,7 @@ enum { LOOK_MS = 100, KNOCK_MS = 2 };
 typedef struct attempt {
     wh_sockets *sockets;
     int32_t rank;
+    const char *place;
     uint64_t incarnation;
     uint64_t failures; /**< Of the member, when it began. */
     wh_deadline deadline;
@@ -31,6 +32,20 @@ typedef struct attempt {
 static wherry_status lost(const attempt *a, const char *reason) {
     return wh_fail_about(a->error, a->rank,
                          wh_fail(a->error, WHERRY_PEER_LOST, "rank %d: lost: %s", (int)a->rank, reason));
+}
+
+/** Where the rank was dialled, as a reader of messages wants it. */
+static int place_length(const attempt *a) {
+    return (int)strcspn(a->place, ";");
+}
+
+/** There is no way to its place: a rank that lives may have told one that leads nowhere from here. */
+static wherry_status unreachable(const attempt *a, int errnum) {
+    return wh_fail_about(a->error, a->rank,
+                         wh_fail(a->error, WHERRY_PEER_LOST,
+                                 "rank %d: lost: no connection to it at %.*s: %s; where that is the wrong network, set "
+                                 "WHERRY_INTERFACE to the right one",
+                                 (int)a->rank, place_length(a), a->place, strerror(errnum)));
 }
 
 /** Whether there is use in going on. */
@@ -53,9 +68,9 @@ static wherry_status look(const attempt *a) {
     } else if (failed) {
         status = lost(a, reason);
     } else if (wh_deadline_passed(a->deadline)) {
-        status =
-            wh_fail_about(a->error, a->rank,
-                          wh_fail(a->error, WHERRY_TIMED_OUT, "rank %d: timed out opening a channel", (int)a->rank));
+        status = wh_fail_about(a->error, a->rank,
+                               wh_fail(a->error, WHERRY_TIMED_OUT, "rank %d: timed out opening a channel to %.*s",
+                                       (int)a->rank, place_length(a), a->place));
     }
     return status;
 }
@@ -114,13 +129,13 @@ static wherry_status read_some(const attempt *a, uint8_t *bytes, size_t size, si
 }
 
 /** Connects to the place; a listener that too many knock at is tried again. */
-static wherry_status dial(attempt *a, const char *place) {
-    while ((a->fd = wh_sockets_dial(a->sockets, place)) < 0) {
+static wherry_status dial(attempt *a) {
+    while ((a->fd = wh_sockets_dial(a->sockets, a->place)) < 0) {
         if (errno == EMFILE || errno == ENFILE) {
             return wh_fail_errno(a->error, WHERRY_SYSTEM, errno, "cannot open a channel to rank %d", (int)a->rank);
         }
         if (errno != EAGAIN) {
-            return lost(a, strerror(errno));
+            return unreachable(a, errno);
         }
         wherry_status status = look(a);
         if (status != WHERRY_OK) {
@@ -132,7 +147,7 @@ static wherry_status dial(attempt *a, const char *place) {
     int fault = 0;
     socklen_t size = sizeof(fault);
     if (status == WHERRY_OK && getsockopt(a->fd, SOL_SOCKET, SO_ERROR, &fault, &size) == 0 && fault) {
-        status = lost(a, strerror(fault));
+        status = unreachable(a, fault);
     }
     return status;
 }
@@ -205,10 +220,10 @@ static wherry_status attach(const attempt *a, uint64_t tag) {
     return status;
 }
 
-static wherry_status open_channel(attempt *a, const char *place, uint64_t tag) {
+static wherry_status open_channel(attempt *a, uint64_t tag) {
     wh_hello_config config = wh_sockets_hello(a->sockets, WH_HELLO_DATA, admit, a);
     wh_hello *hello = NULL;
-    wherry_status status = dial(a, place);
+    wherry_status status = dial(a);
     if (status == WHERRY_OK) {
         status = wh_hello_create(&config, true, &hello, a->error);
     }
@@ -254,12 +269,12 @@ wherry_status wh_sockets_connect(wh_group *group, int32_t rank, uint64_t tag, wh
     char place[WH_PLACE_MAX];
     pthread_mutex_lock(&sockets->lock);
     const wh_member *member = sockets->members + rank;
-    attempt a = {sockets, rank, member->incarnation, member->failures, deadline, stop, -1, error};
+    attempt a = {sockets, rank, place, member->incarnation, member->failures, deadline, stop, -1, error};
     snprintf(place, sizeof(place), "%s", member->place);
     pthread_mutex_unlock(&sockets->lock);
     wherry_status status = a.incarnation ? look(&a) : lost(&a, "it has never come");
     if (status == WHERRY_OK) {
-        status = open_channel(&a, place, tag);
+        status = open_channel(&a, tag);
     }
     if (status == WHERRY_OK) {
         *channel_p = a.fd;
