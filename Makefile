@@ -29,7 +29,7 @@ demo: ## Kill ranks of a training run, and watch their peers heal them
 test: ## Build and run all tests
 	@scripts/install-deps python
 	@scripts/make-venv $(VENV)
-	@scripts/install-deps build files test
+	@scripts/install-deps build files test hosts
 	@scripts/configure build $(DEV) -Dpython=enabled
 	@scripts/install-package build-python
 	@scripts/run-tests build

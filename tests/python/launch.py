@@ -10,6 +10,9 @@ Importing torch takes seconds, so one process does it once, and the ranks are fo
 group, nothing that a fork could inherit. `spawn=True` starts a rank as a new interpreter instead.
 
 The store that the ranks of torch meet at is the test's own, so that any rank may die, 0 included.
+
+`hosts` says where each rank runs: something with a `pid`, of a process whose namespaces the rank enters (tests/hosts/hosts.py). Such ranks do not reach
+the test's store, and meet at what the test puts into their environment.
 """
 
 from __future__ import annotations
@@ -35,6 +38,7 @@ import traceback
 
 HERE = pathlib.Path(__file__).resolve()
 PR_SET_PDEATHSIG = 1
+CLONE_NEWPID = 0x20000000
 
 
 class Failure(AssertionError):
@@ -110,24 +114,27 @@ class Rank:
 class Job:
     """Ranks that belong together."""
 
-    def __init__(self, size, env=None, store=True):
+    def __init__(self, size, env=None, store=True, hosts=()):
         self.size = size
+        self.hosts = hosts
         self.folder = pathlib.Path(tempfile.mkdtemp(prefix="wherry-job-"))
-        self.env = {"WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size, "WHERRY_TEST_FOLDER": self.folder, **(env or {})}
+        self.env = {"WORLD_SIZE": size, "WHERRY_TEST_FOLDER": self.folder, **(env or {})}
         self.ranks = {}
         self.started = 0
-        if store:
+        if store and not hosts:
             from torch.distributed import TCPStore
 
             self.store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
             self.env.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=self.store.port, TORCHELASTIC_USE_AGENT_STORE="True")
 
-    def start(self, rank, body, *arguments, spawn=False):
-        """Starts a rank, or starts it anew. Returns it."""
+    def start(self, rank, body, *arguments, spawn=False, host=None):
+        """Starts a rank, or starts it anew, perhaps on another host. Returns it."""
         self.started += 1
         folder = self.folder / f"{rank}.{self.started}"
         folder.mkdir()
-        environment = {"RANK": rank, "LOCAL_RANK": rank, **self.env}
+        near = [one for one in range(self.size) if self.hosts and self.hosts[one] is self.hosts[rank]]
+        local = {"LOCAL_RANK": near.index(rank) if near else rank, "LOCAL_WORLD_SIZE": len(near) or self.size}
+        environment = {"RANK": rank, **local, **self.env}
         order = {
             "file": body.__code__.co_filename,
             "function": body.__qualname__,
@@ -135,6 +142,8 @@ class Job:
             "folder": str(folder),
             "env": {name: str(value) for name, value in environment.items()},
         }
+        if host or self.hosts:
+            order["namespaces"] = (host or self.hosts[rank]).pid
         found = self.ranks[rank] = Rank(rank, folder)
         if spawn:
             found.spawned = subprocess.Popen([sys.executable, str(HERE), json.dumps(order)])
@@ -205,8 +214,8 @@ class Job:
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
-def job(size, env=None, store=True):
-    return Job(size, env, store)
+def job(size, env=None, store=True, hosts=()):
+    return Job(size, env, store, hosts)
 
 
 # ---- the side of a rank ----
@@ -278,7 +287,7 @@ def _be_a_rank(order):
     signal.signal(signal.SIGINT, signal.default_int_handler)
     status = 1
     try:
-        sys.path.insert(0, str(HERE.parent))
+        sys.path[:0] = [str(HERE.parent), str(pathlib.Path(order["file"]).parent)]
         spec = importlib.util.spec_from_file_location(pathlib.Path(order["file"]).stem, order["file"])
         module = importlib.util.module_from_spec(spec)
         sys.modules[spec.name] = module
@@ -291,13 +300,34 @@ def _be_a_rank(order):
     return status
 
 
+def _enter(namespace, kind=0):
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.setns(namespace, kind) != 0:
+        raise OSError(ctypes.get_errno(), "setns")
+    os.close(namespace)
+
+
+def _fork_into(host):
+    """fork(), and the child is in the namespaces of a process. Its number is told as it is here."""
+    own = os.open("/proc/self/ns/pid", os.O_RDONLY)
+    ways = [os.open(f"/proc/{host}/ns/{one}", os.O_RDONLY) for one in ("net", "uts", "ipc", "mnt")]
+    _enter(os.open(f"/proc/{host}/ns/pid_for_children", os.O_RDONLY), CLONE_NEWPID)  # where children are born
+    child = os.fork()
+    if child:
+        _enter(own, CLONE_NEWPID)
+    for way in ways:
+        os.close(way) if child else _enter(way)
+    return child
+
+
 def _fork(order):
     parent = os.getpid()
-    child = os.fork()
+    host = order.get("namespaces")
+    child = _fork_into(host) if host else os.fork()
     if child:
         return child
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
+    if os.getppid() != (0 if host else parent):  # 0: it is in none of the namespaces that this process sees
         os._exit(1)
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)

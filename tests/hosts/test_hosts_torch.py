@@ -1,0 +1,67 @@
+"""The Python package between hosts: PGTransport over gloo, and torchft's transport."""
+
+import os
+from datetime import timedelta
+
+import hosts
+import launch
+import torch.distributed as dist
+from torch_states import assert_same, clone, finish, plain_state, start
+from wherry import torchft
+from wherry.torch import PGTransport
+
+LIMIT = timedelta(seconds=20)
+
+
+# ---- torch ----
+
+
+def gloo_body(lane):
+    """Both ways, in place, with a rank on each host and one that shares a host with the source."""
+    rank, size = start()
+    assert size == 3
+    target = plain_state(rank)
+    with PGTransport(dist.group.WORLD, LIMIT, "cpu", state_dict=lambda: target, lanes=f"cma,{lane}") as transport:
+        assert os.environ["MASTER_ADDR"] != "127.0.0.1"
+        taken = {}
+        for source, others in ((0, [1, 2]), (1, [0])):
+            if rank == source:
+                transport.send_checkpoint(others, plain_state(10 + source))
+                taken = {one.rank: one.stats.lane for one in transport.last_outcomes}
+            elif rank in others:
+                assert_same(plain_state(10 + source), transport.recv_checkpoint(source))
+    finish()
+    return taken
+
+
+def test_pgtransport_meets_by_the_store(lane):
+    """Ranks 0 and 2 are on one host, 1 on another."""
+    with hosts.World(2) as world, launch.job(3, hosts=[*world.hosts, world.hosts[0]], env=world.environment(TORCH_GLOO_LAZY_INIT=0)) as job:
+        assert job.run(gloo_body, lane) == [{"1": lane, "2": "cma"}, {"0": lane}, {}]
+
+
+# ---- torchft ----
+
+
+def torchft_body(lane):
+    """As a Manager does: the metadata of the healthy replica goes to the one that heals, by whatever torchft has."""
+    transport = torchft.Transport(timeout=LIMIT, lanes=lane)
+    state = {"model": plain_state(4, mib=8), "torchft": {"step": 7, "batches_committed": 70}}
+    if launch.rank() == 0:
+        transport.send_checkpoint([1], 7, clone(state), LIMIT)
+        launch.say("metadata", transport.metadata())
+        launch.wait_for("healed")
+        transport.disallow_checkpoint()
+    else:
+        assert_same(state, transport.recv_checkpoint(0, launch.wait_for("metadata"), 7, LIMIT))
+        launch.say("healed")
+        assert transport.last_stats.lane == lane
+    transport.shutdown()
+
+
+def test_torchft_heals_a_replica_on_another_host(lane):
+    """The lighthouse is on the first host: on the way to it each replica has the address that others reach it at."""
+    with hosts.World(2) as world:
+        env = world.environment(TORCHFT_LIGHTHOUSE=f"http://{world.hosts[0].name}:29510")
+        with launch.job(2, hosts=world.hosts, env=env) as job:
+            job.run(torchft_body, lane)

@@ -1,0 +1,100 @@
+"""wire.py PID NAME PID NAME DELAY_MS LOSS: a link between two network namespaces, with a delay each way and a loss.
+
+It makes a TAP interface in the network namespace of each of the two processes, and carries frames from one to the other, each DELAY_MS later;
+of those, the share LOSS is dropped (0.01: one in a hundred). It does what netem does, on kernels with and without it. Says "ready" when the interfaces
+are there, and ends with its standard input.
+
+Without a loss, frames may be as long as the kernel likes (64 KiB, to be cut by whoever gets them), which is what makes 1 Gbit/s possible here. With
+one they are as long as on a real wire, so that what is lost is one packet.
+"""
+
+from __future__ import annotations
+
+import collections
+import ctypes
+import fcntl
+import os
+import random
+import select
+import struct
+import sys
+import time
+
+CLONE_NEWNET = 0x40000000
+TUNSETIFF = 0x400454CA
+TUNSETOFFLOAD = 0x400454D0
+IFF_TAP = 0x0002
+IFF_NO_PI = 0x1000
+IFF_VNET_HDR = 0x4000
+TUN_F_CSUM_TSO = 0x01 | 0x02 | 0x04  # checksums, and long frames of IPv4 and IPv6, are left to the other side
+FRAME_MAX = 70_000
+SEED = 7
+#: Frames that are read before those that are due are looked at.
+BATCH = 32
+
+
+def open_tap(pid: int, name: str, long_frames: bool) -> int:
+    """Makes an interface in the network namespace of a process. Returns what frames are read from and written to."""
+    namespace = os.open(f"/proc/{pid}/ns/net", os.O_RDONLY)
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.setns(namespace, CLONE_NEWNET) != 0:
+        raise OSError(ctypes.get_errno(), "setns")
+    os.close(namespace)
+    tap = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
+    flags = IFF_TAP | IFF_NO_PI | (IFF_VNET_HDR if long_frames else 0)
+    fcntl.ioctl(tap, TUNSETIFF, struct.pack("16sH22x", name.encode(), flags))
+    if long_frames:
+        fcntl.ioctl(tap, TUNSETOFFLOAD, TUN_F_CSUM_TSO)
+    return tap
+
+
+class Direction:
+    """Frames from one interface to the other."""
+
+    def __init__(self, source: int, sink: int, delay: float, loss: float):
+        self.source = source
+        self.sink = sink
+        self.delay = delay
+        self.loss = loss
+        self.dice = random.Random(SEED + source)
+        self.waiting: collections.deque[tuple[float, bytes]] = collections.deque()
+
+    def take(self) -> None:
+        for _ in range(BATCH):
+            try:
+                frame = os.read(self.source, FRAME_MAX)
+            except BlockingIOError:
+                return
+            if self.loss == 0 or self.dice.random() >= self.loss:
+                self.waiting.append((time.monotonic() + self.delay, frame))
+
+    def give(self, now: float) -> None:
+        while self.waiting and self.waiting[0][0] <= now:
+            try:
+                os.write(self.sink, self.waiting.popleft()[1])
+            except OSError:
+                pass  # the interface is not up yet, or has no room: as on any wire
+
+
+def main() -> int:
+    first, first_name, second, second_name, delay, loss = sys.argv[1:]
+    long_frames = float(loss) == 0
+    taps = [open_tap(int(first), first_name, long_frames), open_tap(int(second), second_name, long_frames)]
+    ways = [Direction(a, b, float(delay) / 1e3, float(loss)) for a, b in (taps, taps[::-1])]
+    print("ready", flush=True)
+    while True:
+        due = min((way.waiting[0][0] for way in ways if way.waiting), default=None)
+        pause = None if due is None else max(0.0, due - time.monotonic())
+        ready, _, _ = select.select([0, *taps], [], [], pause)
+        if 0 in ready:
+            return 0
+        for way in ways:
+            if way.source in ready:
+                way.take()
+        now = time.monotonic()
+        for way in ways:
+            way.give(now)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
