@@ -22,6 +22,14 @@ enum { MAILBOX_SHARE = 256 << 20, QUEUE_MAX = 64 << 20, HEARTBEAT_MS = 1000, DEA
 /** A message up to this size is copied rather than waited for; one that does not move is waited for this long. */
 enum { SMALL = 64 << 10, STUCK_MS = 10 };
 
+/** A message that is to be sent; the bytes are the caller's. */
+typedef struct outgoing {
+    int32_t rank;
+    uint64_t tag;
+    const void *bytes;
+    size_t size;
+} outgoing;
+
 void wh_sockets_wake(wh_sockets *sockets) {
     uint64_t one = 1;
     if (write(sockets->wake, &one, sizeof(one)) < 0) {
@@ -35,6 +43,11 @@ static bool is_stopped(wh_sockets *sockets, const wh_stop *stop) {
     bool stopped = wh_stop_requested(stop);
     pthread_mutex_lock(&sockets->lock);
     return stopped;
+}
+
+static wherry_status fail_stopped(int32_t rank, wherry_error *error) {
+    return wh_fail_about(error, rank,
+                         wh_fail(error, WHERRY_CANCELLED, "rank %d: sending a message was stopped", (int)rank));
 }
 
 /** Waits until there is a connection to a rank with room in its queue. */
@@ -66,21 +79,44 @@ static wherry_status find_way(wh_sockets *sockets, int32_t rank, wh_deadline dea
         wh_deadline slice = stop ? wh_deadline_earlier(deadline, wh_deadline_in_ms(WH_STOP_LOOK_MS)) : deadline;
         in_time = wh_wait(&sockets->changed, &sockets->lock, slice) || !wh_deadline_passed(deadline);
         if (stop && is_stopped(sockets, stop)) {
-            return wh_fail_about(error, rank,
-                                 wh_fail(error, WHERRY_CANCELLED, "rank %d: sending a message was stopped", (int)rank));
+            return fail_stopped(rank, error);
         }
     }
 }
 
+/** Waits for a loan to go out, as long as it moves. @return whether the stop was requested; the connection may be gone, which breaks the loan. */
+static bool await_loan(wh_sockets *sockets, const wh_connection *connection, const wh_loan *loan, wh_deadline deadline,
+                       const wh_stop *stop) {
+    wh_deadline look = wh_deadline_in_ms(WH_STOP_LOOK_MS);
+    bool moved = true;
+    while (moved && !loan->broken && loan->frames) {
+        size_t before = connection->out.queued;
+        wh_deadline pause = wh_deadline_earlier(deadline, wh_deadline_in_ms(STUCK_MS));
+        while (!loan->broken && loan->frames && connection->out.queued == before &&
+               wh_wait(&sockets->changed, &sockets->lock, pause)) {
+        }
+        moved = !loan->broken && loan->frames && connection->out.queued != before;
+        if (stop && wh_deadline_passed(look)) {
+            look = wh_deadline_in_ms(WH_STOP_LOOK_MS);
+            if (is_stopped(sockets, stop)) {
+                return true;
+            }
+        }
+    }
+    return false;
+}
+
 /**
  * Sends from the calling thread what goes out at once, which is all of a small message, and leaves the rest to the progress thread. A large one is
- * waited for as long as it moves, so that it need not be copied; one that does not move, or not before the deadline, must not hold the caller up.
+ * waited for as long as it moves, so that it need not be copied; one that does not move, or not before the deadline, must not hold the caller up. What
+ * has begun goes out whole, also where the caller was stopped.
  */
-static wherry_status send_over(wh_sockets *sockets, wh_connection *connection, int32_t rank, uint64_t tag,
-                               const void *bytes, size_t size, wh_deadline deadline, wherry_error *error) {
+static wherry_status send_over(wh_sockets *sockets, wh_connection *connection, const outgoing *message,
+                               wh_deadline deadline, const wh_stop *stop, wherry_error *error) {
     wh_loan loan;
+    int32_t rank = message->rank;
     bool idle = !connection->out.first && wh_connection_is_up(connection);
-    if (!wh_connection_lend(connection, tag, bytes, size, &loan)) {
+    if (!wh_connection_lend(connection, message->tag, message->bytes, message->size, &loan)) {
         return wh_fail_memory(error, "a message");
     }
     if (idle) {
@@ -90,13 +126,7 @@ static wherry_status send_over(wh_sockets *sockets, wh_connection *connection, i
         return WHERRY_OK;
     }
     wh_sockets_wake(sockets);
-    for (size_t before = 0; size > SMALL && !loan.broken && loan.frames && connection->out.queued != before;) {
-        before = connection->out.queued;
-        wh_deadline pause = wh_deadline_earlier(deadline, wh_deadline_in_ms(STUCK_MS));
-        while (!loan.broken && loan.frames && connection->out.queued == before &&
-               wh_wait(&sockets->changed, &sockets->lock, pause)) {
-        }
-    }
+    bool stopped = message->size > SMALL && await_loan(sockets, connection, &loan, deadline, stop);
     if (loan.broken) {
         return wh_fail_about(error, rank,
                              wh_fail(error, WHERRY_PEER_LOST,
@@ -110,7 +140,7 @@ static wherry_status send_over(wh_sockets *sockets, wh_connection *connection, i
         connection->doomed = true;
         return wh_fail_memory(error, "a message");
     }
-    return WHERRY_OK;
+    return stopped ? fail_stopped(rank, error) : WHERRY_OK;
 }
 
 static wherry_status sockets_send(wh_group *group, int32_t rank, uint64_t tag, const void *bytes, size_t size,
@@ -123,7 +153,7 @@ static wherry_status sockets_send(wh_group *group, int32_t rank, uint64_t tag, c
     pthread_mutex_lock(&sockets->lock);
     wherry_status status = find_way(sockets, rank, deadline, stop, &connection, error);
     if (connection) {
-        status = send_over(sockets, connection, rank, tag, bytes, size, deadline, error);
+        status = send_over(sockets, connection, &(outgoing){rank, tag, bytes, size}, deadline, stop, error);
     }
     pthread_mutex_unlock(&sockets->lock);
     return status;
