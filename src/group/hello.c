@@ -255,10 +255,15 @@ static wherry_status on_frame(wh_hello *hello, wherry_error *error) {
     return wh_fail(error, WHERRY_INTERNAL, "a frame of an unknown type passed the check");
 }
 
+size_t wh_hello_missing(const wh_hello *hello) {
+    size_t whole = hello->input_size < HEADER ? HEADER : HEADER + wh_hello_body_size(hello->input);
+    return whole - hello->input_size;
+}
+
 /** Takes what is missing of a header or a body, and acts on what is whole. @return how many bytes in *taken. */
 static wherry_status step(wh_hello *hello, const uint8_t *bytes, size_t size, size_t *taken, wherry_error *error) {
-    size_t whole = hello->input_size < HEADER ? HEADER : HEADER + wh_hello_body_size(hello->input);
-    size_t missing = whole - hello->input_size;
+    size_t missing = wh_hello_missing(hello);
+    size_t whole = hello->input_size + missing;
     *taken = size < missing ? size : missing;
     memcpy(hello->input + hello->input_size, bytes, *taken);
     hello->input_size += *taken;

@@ -139,6 +139,12 @@ void wh_hello_sent(wh_hello *hello, size_t size);
 wherry_status wh_hello_input(wh_hello *hello, const void *bytes, size_t size, size_t *consumed_p, wherry_error *error);
 
 /**
+ * How many bytes the machine lacks to go on. Whoever gives it no more than that at a time never reads what belongs to the next layer. At least 1
+ * while it runs, and less than a frame.
+ */
+size_t wh_hello_missing(const wh_hello *hello);
+
+/**
  * Says that the other side has closed the connection.
  * @return WHERRY_OK where the machine was done; WHERRY_TRUNCATED, and it has failed, where it was not.
  */

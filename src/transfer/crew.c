@@ -1,8 +1,7 @@
 #include "transfer/crew.h"
 
-#include <signal.h>
-
 #include "base/fail.h"
+#include "base/thread.h"
 
 static void note_failure(wh_crew *crew, const wherry_error *error, wherry_status status) {
     pthread_mutex_lock(&crew->lock);
@@ -33,16 +32,11 @@ wherry_status wh_crew_start(wh_crew *crew, uint32_t count, wh_work_fn work_fn, v
     *crew = (wh_crew){.work = work_fn, .context = context, .stop = stop, .inbox = inbox};
     pthread_mutex_init(&crew->lock, NULL);
     atomic_store(&crew->working, count);
-    sigset_t all;
-    sigset_t before;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
     int result = 0;
     while (crew->count < count && result == 0) {
-        result = pthread_create(crew->threads + crew->count, NULL, work, crew);
+        result = wh_thread_start(crew->threads + crew->count, work, crew);
         crew->count += result == 0;
     }
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
     if (result == 0) {
         return WHERRY_OK;
     }

@@ -140,6 +140,14 @@ def test_far_away_and_lossy(lane, needs_wire):
     assert f"wherry: info: the lane from rank 0 is {lane}" in log
 
 
+def test_few_round_trips(needs_wire):
+    """Of the time until the bytes move: channels are opened at once, with three round trips."""
+    with hosts.World(2, delay_ms=100) as world:
+        log = run_pair(world, 1, "stream")
+    plan = next(re.search(r"plan ([0-9.]+)", line) for line in log if "info: received" in line)
+    assert 0.58 < float(plan[1]) < 0.79, log
+
+
 # ---- the harness itself ----
 
 

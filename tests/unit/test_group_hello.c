@@ -109,6 +109,33 @@ static void test_leftover(void **state) {
     wh_hello_destroy(left.machine);
 }
 
+/* Whoever gives a machine what it lacks, and no more, stops right behind ACCEPT. */
+static void test_missing(void **state) {
+    (void)state;
+    script peer = hand_hello();
+    wh_hello_config own = config_of(0);
+    side left;
+    begin(&left, &own, true);
+    const uint8_t *bytes;
+    size_t size;
+    wh_hello_output(left.machine, &bytes, &size);
+    uint8_t proof[MAC];
+    hand_proof(1, &peer, bytes, size, proof);
+    add_frame(&peer, PROOF, proof, MAC);
+    add_frame(&peer, ACCEPT, "", 0);
+    size_t given = 0;
+    for (int pieces = 0; !done(&left); pieces++) {
+        size_t consumed;
+        size_t missing = wh_hello_missing(left.machine);
+        assert_true(missing > 0 && missing < WH_HELLO_FRAME_MAX && missing <= peer.size - given && pieces < 5);
+        must(wh_hello_input(left.machine, peer.bytes + given, missing, &consumed, NULL));
+        assert_int_equal(consumed, missing);
+        given += consumed;
+    }
+    assert_int_equal(given, peer.size);
+    wh_hello_destroy(left.machine);
+}
+
 /* ---- sides that do not fit ---- */
 
 static void assert_parted(const wh_hello_config *a, const wh_hello_config *b, wherry_status status,
@@ -340,6 +367,7 @@ int main(void) {
         cmocka_unit_test(test_without_secrets),
         cmocka_unit_test(test_longest_and_shortest_texts),
         cmocka_unit_test(test_leftover),
+        cmocka_unit_test(test_missing),
         cmocka_unit_test(test_differences),
         cmocka_unit_test(test_other_incarnation_of_own_rank),
         cmocka_unit_test(test_admit),

@@ -20,9 +20,10 @@ enum { CHUNK = 4 << 20, CHUNKS = 12, OUTSTANDING = 8, LONG_MS = 20000, SHORT_MS 
 static wherry_error error;
 static const wh_lane_ops *const lane = &wh_lane_stream;
 
-/** A group that opens so many channels to itself. */
+/** A group that opens so many channels to itself, to several threads at once. */
 typedef struct pairs {
     wh_group base;
+    pthread_mutex_t lock;
     int most;              /**< Channels that it opens. */
     wherry_status failure; /**< Of one more. */
     int opened;
@@ -34,18 +35,20 @@ static wherry_status connect_pair(wh_group *group, int32_t rank, uint64_t tag, w
     pairs *own = (pairs *)group;
     int ends[2];
     (void)rank, (void)tag, (void)deadline, (void)stop;
-    if (own->opened == own->most) {
-        return wh_fail(problem, own->failure, "no more");
+    pthread_mutex_lock(&own->lock);
+    bool good =
+        own->opened < own->most && socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, ends) == 0;
+    if (good) {
+        own->far[own->opened++] = ends[1];
+        *channel_p = ends[0];
     }
-    assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, ends), 0);
-    own->far[own->opened++] = ends[1];
-    *channel_p = ends[0];
-    return WHERRY_OK;
+    pthread_mutex_unlock(&own->lock);
+    return good ? WHERRY_OK : wh_fail(problem, own->failure, "no more");
 }
 
 static pairs pairs_of(int most, wherry_status failure) {
     static const wh_group_ops ops = {.name = "pairs", .connect = connect_pair};
-    return (pairs){.base = {&ops, 0, 2, NULL}, .most = most, .failure = failure};
+    return (pairs){.base = {&ops, 0, 2, NULL}, .lock = PTHREAD_MUTEX_INITIALIZER, .most = most, .failure = failure};
 }
 
 /** Whether the lane's end of a channel is closed; closes the other one. */
@@ -134,6 +137,9 @@ static void test_fewer_channels(void **state) {
     wh_stop_request(&stop);
     must_fail(WHERRY_CANCELLED, error, probe(&site, 4, &request, &end));
     assert_null(end);
+    for (int i = 0; i < many.opened; i++) {
+        assert_true(was_closed(many.far[i]));
+    }
     wh_free(request.bytes);
     wh_stop_destroy(&stop);
 }
@@ -195,6 +201,34 @@ static void test_accept_channels(void **state) {
     assert_int_equal(end->workers, 2);
     lane->close(end);
     assert_true(was_closed(group.far[0]) && was_closed(group.far[1]) && !was_closed(group.far[2]));
+    close(near[2]);
+    wh_stop_destroy(&stop);
+}
+
+/** A channel that the receiver has closed, because it was not open in time, is none of those that the lane is made of. */
+static void test_accept_leaves_closed_channels(void **state) {
+    (void)state;
+    wh_stop stop;
+    int near[3];
+    must(wh_stop_init(&stop, &error));
+    pairs group = pairs_of(CHANNELS, WHERRY_INTERNAL);
+    wh_lane_site site = site_of(&group.base, 4, &stop);
+    wh_lane_end *end = NULL;
+    bool ready = true;
+    for (int i = 0; i < 3; i++) {
+        must(connect_pair(&group.base, 1, TAG, wh_deadline_never(), NULL, near + i, &error));
+    }
+    close(group.far[0]);
+    site.channels = near;
+    site.channel_count = 2;
+    must(lane->accept(&site, "\1\2", 2, &ready, &end, &error));
+    assert_false(ready);
+    site.channel_count = 3;
+    must(lane->accept(&site, "\1\2", 2, &ready, &end, &error));
+    assert_true(ready);
+    assert_true(near[0] < 0 && near[1] < 0 && near[2] >= 0);
+    lane->close(end);
+    assert_true(was_closed(group.far[1]) && was_closed(group.far[2]));
     close(near[2]);
     wh_stop_destroy(&stop);
 }
@@ -411,6 +445,7 @@ int main(void) {
         cmocka_unit_test(test_fewer_channels),
         cmocka_unit_test(test_messages_where_there_are_no_channels),
         cmocka_unit_test(test_accept_channels),
+        cmocka_unit_test(test_accept_leaves_closed_channels),
         cmocka_unit_test(test_no_memory),
         cmocka_unit_test(test_nonsense_credits),
         cmocka_unit_test(test_honest_credits),

@@ -155,10 +155,10 @@ static size_t take_part(wh_connection *connection, const uint8_t *bytes, size_t 
     return taken;
 }
 
-/** The one frame of a connection for data; nothing may follow it, and nothing may come before this side's greeting has gone out. */
+/** The one frame of a connection for data; nothing may follow it. */
 static wherry_status take_attach(wh_connection *connection, uint8_t type, const uint8_t *body, size_t size,
                                  wherry_error *error) {
-    if (type != WH_FRAME_ATTACH || size != sizeof(connection->tag) || connection->attached || connection->hello) {
+    if (type != WH_FRAME_ATTACH || size != sizeof(connection->tag) || connection->attached) {
         return wh_fail(error, WHERRY_MALFORMED, "rank %d does not say what a connection for data is for",
                        (int)connection->rank);
     }

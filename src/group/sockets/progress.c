@@ -355,7 +355,7 @@ void wh_sockets_serve(wh_sockets *sockets, wh_connection **at, short events) {
     }
     if (status != WHERRY_OK) {
         close_connection(sockets, at, &error);
-    } else if (connection->attached) {
+    } else if (connection->attached && !connection->hello) { /* this side's greeting has gone out */
         hand_channel(sockets, at);
     }
 }

@@ -2,11 +2,11 @@
 
 #include <netdb.h>
 #include <pthread.h>
-#include <signal.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "base/alloc.h"
+#include "base/thread.h"
 #include "base/wait.h"
 
 struct wh_question {
@@ -61,15 +61,9 @@ static void *answer(void *context) {
     return NULL;
 }
 
-/** With all signals blocked: those are for the program's own threads. */
 static bool start(wh_question *question) {
     pthread_t thread;
-    sigset_t all;
-    sigset_t before;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    bool started = pthread_create(&thread, NULL, answer, question) == 0;
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    bool started = wh_thread_start(&thread, answer, question) == 0;
     if (started) {
         pthread_detach(thread);
     }

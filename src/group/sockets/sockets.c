@@ -1,7 +1,6 @@
 /* Joining, sending, receiving and leaving. */
 #include "group/sockets/sockets.h"
 
-#include <signal.h>
 #include <string.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
@@ -13,6 +12,7 @@
 #include "base/fail.h"
 #include "base/log.h"
 #include "base/text.h"
+#include "base/thread.h"
 #include "base/wait.h"
 #include "group/sockets/internal.h"
 #include "group/sockets/secret.h"
@@ -87,21 +87,22 @@ static wherry_status find_way(wh_sockets *sockets, int32_t rank, wh_deadline dea
 /** Waits for a loan to go out, as long as it moves. @return whether the stop was requested; the connection may be gone, which breaks the loan. */
 static bool await_loan(wh_sockets *sockets, const wh_connection *connection, const wh_loan *loan, wh_deadline deadline,
                        const wh_stop *stop) {
-    wh_deadline look = wh_deadline_in_ms(WH_STOP_LOOK_MS);
+    wh_deadline look = {0};
     bool moved = true;
     while (moved && !loan->broken && loan->frames) {
+        if (stop && wh_deadline_passed(look)) {
+            look = wh_deadline_in_ms(WH_STOP_LOOK_MS);
+            if (is_stopped(sockets, stop)) {
+                return true;
+            }
+            continue; /* the lock was let go */
+        }
         size_t before = connection->out.queued;
         wh_deadline pause = wh_deadline_earlier(deadline, wh_deadline_in_ms(STUCK_MS));
         while (!loan->broken && loan->frames && connection->out.queued == before &&
                wh_wait(&sockets->changed, &sockets->lock, pause)) {
         }
         moved = !loan->broken && loan->frames && connection->out.queued != before;
-        if (stop && wh_deadline_passed(look)) {
-            look = wh_deadline_in_ms(WH_STOP_LOOK_MS);
-            if (is_stopped(sockets, stop)) {
-                return true;
-            }
-        }
     }
     return false;
 }
@@ -332,17 +333,6 @@ static wherry_status fail_missing(const wh_sockets *sockets, wherry_error *error
     return WHERRY_TIMED_OUT;
 }
 
-/** Starts the thread with all signals blocked: those are for the program's own threads. */
-static int start_thread(wh_sockets *sockets) {
-    sigset_t all;
-    sigset_t before;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    int result = pthread_create(&sockets->thread, NULL, wh_sockets_progress, sockets);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
-    return result;
-}
-
 bool wh_sockets_interrupted(const wh_sockets *sockets) {
     return sockets->options.interrupt && sockets->options.interrupt(sockets->options.interrupt_context);
 }
@@ -416,7 +406,7 @@ static wherry_status begin(wh_sockets *sockets, wh_deadline deadline, wherry_err
     wh_sockets_learn(sockets, sockets->base.rank, sockets->incarnation, sockets->place);
     wh_meetings_serve(sockets, wh_clock_now()); /* a meeting point that is free is this process's before it waits */
     pthread_mutex_unlock(&sockets->lock);
-    int result = start_thread(sockets);
+    int result = wh_thread_start(&sockets->thread, wh_sockets_progress, sockets);
     sockets->running = result == 0;
     return result ? wh_fail_errno(error, WHERRY_SYSTEM, result, "cannot start a thread") : WHERRY_OK;
 }

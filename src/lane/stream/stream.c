@@ -1,4 +1,5 @@
 /* The lane `stream`: what both sides agree on before frames travel. */
+#include <poll.h>
 #include <string.h>
 
 #include "base/alloc.h"
@@ -7,6 +8,7 @@
 #include "base/fail.h"
 #include "base/log.h"
 #include "lane/lanes.h"
+#include "lane/stream/stream_dial.h"
 #include "lane/stream/stream_frame.h"
 
 /*
@@ -20,7 +22,7 @@ enum {
     BY_MESSAGES = 2,
     CHANNELS_BYTES = 2,
     MESSAGES_BYTES = 9,
-    CHANNELS_MAX = 4,
+    CHANNELS_MAX = WH_STREAM_CHANNELS_MAX,
 };
 
 typedef struct stream_end {
@@ -71,29 +73,21 @@ static wherry_status stream_offer(const wh_lane_site *site, wh_string *offer, wh
     return offer->failed ? wh_fail_memory(error, "the offer of a lane") : WHERRY_OK;
 }
 
-/** Opens up to `wanted` channels. Where the first can be opened the others are a matter of speed alone. */
+/** Opens up to `wanted` channels, and leaves out the workers that would have had the others. */
 static wherry_status open_channels(const wh_lane_site *site, stream_end *own, uint32_t wanted, wherry_error *error) {
-    wherry_status status = WHERRY_OK;
+    int channels[CHANNELS_MAX];
     uint32_t opened = 0;
-    while (status == WHERRY_OK && opened < wanted && !wh_stop_requested(site->stop)) {
-        int channel;
-        status =
-            wh_group_connect(site->group, site->peer, site->tag, wh_site_patience(site), site->stop, &channel, error);
-        if (status == WHERRY_OK) {
-            wh_pipe_attach(own->workers[opened++].pipe, channel);
-        }
+    wherry_status status = wh_stream_dial(site, wanted, channels, &opened, error);
+    for (uint32_t i = 0; i < opened; i++) {
+        wh_pipe_attach(own->workers[i].pipe, channels[i]);
     }
     for (uint32_t i = opened; i < wanted; i++) {
         wh_stream_worker_destroy(own->workers + i);
     }
     own->base.workers = opened;
-    if (wh_stop_requested(site->stop)) {
-        return wh_site_cancelled(error);
-    }
     if (opened && opened < wanted) {
         wh_log(WHERRY_LOG_INFO, "stream: %u channels instead of %u to rank %d", (unsigned)opened, (unsigned)wanted,
                (int)site->peer);
-        return WHERRY_OK;
     }
     return status;
 }
@@ -161,10 +155,29 @@ static wherry_status stream_probe(const wh_lane_site *site, const void *offer, s
     return status;
 }
 
+/** Whether the receiver still has its end of a channel: one that it could not open in time it has closed. */
+static bool is_open(int channel) {
+    struct pollfd at = {channel, POLLRDHUP, 0};
+    return poll(&at, 1, 0) == 0;
+}
+
+/** Brings the channels that are open to the front. @return how many. */
+static size_t find_open(const wh_lane_site *site) {
+    size_t open = 0;
+    for (size_t i = 0; i < site->channel_count; i++) {
+        int channel = site->channels[i];
+        if (is_open(channel)) {
+            site->channels[i] = site->channels[open];
+            site->channels[open++] = channel;
+        }
+    }
+    return open;
+}
+
 /** Takes over the first channels, when nothing can go wrong any more; others stay the caller's. */
 static wherry_status accept_channels(const wh_lane_site *site, uint32_t wanted, bool *ready_p, wh_lane_end **end_p,
                                      wherry_error *error) {
-    if (site->channel_count < wanted) {
+    if (site->channel_count < wanted || find_open(site) < wanted) {
         *ready_p = false;
         return WHERRY_OK;
     }
