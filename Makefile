@@ -15,7 +15,7 @@ RELEASE := -Dbuildtype=release -Dtests=disabled -Dprefix=$(PREFIX) $(if $(findst
 SANITIZE := $(DEV) -Db_lundef=false -Dc_args=-fno-sanitize-recover=all
 
 .NOTPARALLEL:
-.PHONY: help demo test lint bench bench-torch asan tsan fuzz format install wheel clean
+.PHONY: help demo test lint bench bench-torch bench-hosts asan tsan fuzz format install wheel clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -72,6 +72,13 @@ bench-torch: ## Measure the Python package against PyTorch's PGTransport
 	@scripts/install-deps build
 	@scripts/install-package build-python
 	@.venv/bin/python3 bench/compare_torch.py
+
+bench-hosts: ## Measure between two hosts made of network namespaces; needs root
+	@scripts/install-deps python hosts
+	@scripts/make-venv $(VENV)
+	@scripts/install-deps build
+	@scripts/install-package build-python
+	@.venv/bin/python3 bench/compare_hosts.py
 
 format: ## Rewrite the C files in the project's format
 	@scripts/install-deps lint

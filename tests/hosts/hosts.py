@@ -155,12 +155,13 @@ class World:
         self.wire: subprocess.Popen[str] | None = None
         try:
             self.switch = Keeper(["net"])
-            book = "127.0.0.1 localhost\n" + "".join(f"{SUBNET}.0.{i + 1} host{i}\n" for i in range(count))
+            lines = [f"{SUBNET}.0.{i + 1} host{i}\n" for i in range(count)]
             boot = str(uuid.uuid4())
             for i in range(count):
-                own = f"127.0.1.1 host{i}\n" if debian else ""
+                own = [f"127.0.1.1 host{i}\n"] if debian else lines[i : i + 1]
+                book = "".join(["127.0.0.1 localhost\n", *lines[:i], *own, *lines[i + 1 :]])
                 others: dict[str, Keeper] = {shared: self.hosts[0]} if shared and i else {}
-                self.hosts.append(Host(i, boot if one_machine else str(uuid.uuid4()), own + book, others))
+                self.hosts.append(Host(i, boot if one_machine else str(uuid.uuid4()), book, others))
             for network in range(networks):
                 self.switch.ip(f"link add name br{network} type bridge", f"link set br{network} up")
                 for host in self.hosts[: 1 if shared == "net" else count]:

@@ -108,8 +108,39 @@ def test_the_bytes_take_the_network_that_is_named(lane):
     with hosts.World(2, networks=2) as world:
         more = {"UCX_NET_DEVICES": "eth1"} if lane == "ucx" else {}
         log = run_pair(world, 4, lane, WHERRY_INTERFACE="eth1", **more)
+        way = f"to rank 0, from {world.hosts[1].address(1)} to {world.hosts[0].address(1)}"
+        assert lane != "stream" or any(line.endswith(way) for line in log)
         assert listens_at(log) == world.hosts[1].address(1)
         assert world.hosts[0].sent(1) > 4 * MIB > world.hosts[0].sent(0)
+
+
+@pytest.mark.parametrize("remedy", ["default route", "WHERRY_INTERFACE", ""])
+def test_a_host_whose_own_name_leads_to_loopback(remedy):
+    """As Debian has it in /etc/hosts. All ranks are told the same name, and that of the first host means another address there."""
+    with hosts.World(2, debian=True) as world:
+        if remedy == "default route":
+            for host in world.hosts:
+                host.ip("route add default dev eth0")
+        more = {"WHERRY_INTERFACE": "eth0"} if remedy == "WHERRY_INTERFACE" else {}
+        with launch.job(2, hosts=world.hosts, env=world.environment(MASTER_ADDR="host0", WHERRY_LOG="info", **more)) as job:
+            if remedy:
+                job.run(one_to_one_body)
+                assert listens_at(job.ranks[0].output.splitlines()) == world.hosts[0].address()
+            else:
+                job.run(nobody_comes_body)
+                assert "the name host0 leads to loopback on this host: other hosts cannot join" in job.ranks[0].output
+
+
+def nobody_comes_body():
+    with pytest.raises(wherry.Timeout, match="1 of 2 ranks have not come"):
+        wherry.Group.join("env://", 1)
+
+
+def test_a_meeting_point_that_no_way_leads_to_is_passed_over():
+    with hosts.World(2) as world:
+        points = f"10.99.0.1:29600,{world.hosts[1].address()}:29600"
+        log = run_pair(world, 1, WHERRY_RENDEZVOUS=points)
+    assert listens_at(log) == world.hosts[1].address()
 
 
 def wrong_network_body(cut):

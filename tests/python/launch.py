@@ -78,6 +78,15 @@ def nursery():
     return _nursery
 
 
+def end_nursery():
+    """Ends it, and waits: what its ranks used is then this process's children's. The next job begins with another."""
+    global _nursery
+    if _nursery is not None:
+        _nursery.process.stdin.close()
+        _nursery.process.wait()
+        _nursery = None
+
+
 class Rank:
     """One process of a job."""
 

@@ -35,15 +35,6 @@ bool wh_meeting_address(const wh_group_address *address, size_t number, wh_socke
                : wh_resolve_numbers(address->meeting[number].host, address->meeting[number].port, result);
 }
 
-bool wh_is_private(const wh_socket_address *at) {
-    if (at->storage.ss_family == AF_INET) {
-        return ntohl(((const struct sockaddr_in *)&at->storage)->sin_addr.s_addr) >> 24 == 127;
-    }
-    return at->storage.ss_family == AF_UNIX ||
-           (at->storage.ss_family == AF_INET6 &&
-            IN6_IS_ADDR_LOOPBACK(&((const struct sockaddr_in6 *)&at->storage)->sin6_addr));
-}
-
 const char *wh_meeting_text(const wh_group_address *address, size_t number, char text[WH_PLACE_MAX]) {
     if (address->kind == WH_ADDRESS_UNIX) {
         snprintf(text, WH_PLACE_MAX, "unix:%s", address->path);
@@ -202,6 +193,31 @@ static bool place_text(const wh_socket_address *at, char place[WH_PLACE_MAX]) {
     }
     const char *form = at->storage.ss_family == AF_INET6 ? "[%s]:%s" : "%s:%s";
     return snprintf(place, WH_PLACE_MAX, form, host, port) < WH_PLACE_MAX;
+}
+
+bool wh_has_way(const wh_socket_address *to) {
+    wh_socket_address from;
+    return route_address(to, &from);
+}
+
+/** The address of this host on the way out of its networks. The destinations are nobody's: addresses for documents. */
+static bool default_address(sa_family_t family, wh_socket_address *result) {
+    wh_socket_address nobody;
+    return wh_resolve_numbers(family == AF_INET6 ? "2001:db8::1" : "192.0.2.1", 9, &nobody) &&
+           route_address(&nobody, result);
+}
+
+bool wh_turn_outward(wh_socket_address *at, uint16_t port) {
+    const char *interface = getenv("WHERRY_INTERFACE");
+    wh_socket_address own;
+    bool known =
+        interface && *interface ? interface_address(interface, at, &own) : default_address(at->storage.ss_family, &own);
+    if (!known || wh_is_private(&own)) {
+        return false;
+    }
+    wh_set_port(&own, port);
+    *at = own;
+    return true;
 }
 
 static wherry_status listen_tcp(const wh_group_address *address, const wh_socket_address *to, int *socket_p,

@@ -58,8 +58,14 @@ void wh_set_port(wh_socket_address *at, uint16_t port);
 /** Accepts a connection. @return the socket, or -1. */
 int wh_accept(int listener);
 
-/** Whether a place is a Unix socket or on this host's loopback, out of reach of other hosts. */
-bool wh_is_private(const wh_socket_address *at);
+/** Whether the system knows a way there. That somebody is there it does not tell. */
+bool wh_has_way(const wh_socket_address *to);
+
+/**
+ * Replaces a TCP address by that at which other hosts reach this one: of the interface that WHERRY_INTERFACE names, else of the default route.
+ * @return false, and nothing is changed, where there is none of the same family but loopback.
+ */
+bool wh_turn_outward(wh_socket_address *at, uint16_t port);
 
 /** Removes the name of a Unix socket from the file system; nothing for TCP. */
 void wh_place_remove(const char *place);

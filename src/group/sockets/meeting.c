@@ -5,6 +5,7 @@
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
+#include <strings.h>
 #include <unistd.h>
 
 #include "base/fail.h"
@@ -19,17 +20,47 @@
  */
 enum { RETRY_JOINING_MS = 20, RETRY_MS = 500, ANSWER_MS = 1000, ASK_MS = 5000 };
 
+/** Whether a name is meant for this host alone. */
+static bool is_local_name(const char *host) {
+    static const char suffix[] = ".localhost";
+    size_t size = strlen(host);
+    return strcasecmp(host, "localhost") == 0 || strcasecmp(host, "ip6-localhost") == 0 ||
+           strcasecmp(host, "ip6-loopback") == 0 ||
+           (size >= sizeof(suffix) && strcasecmp(host + size - (sizeof(suffix) - 1), suffix) == 0);
+}
+
+/**
+ * Takes the answer about a name. On many hosts their own name leads to loopback, by /etc/hosts, and on all others to their address. Whoever has given the
+ * group a secret expects others there, so that the meeting point is to be where these look for it.
+ */
+static void take_answer(const wh_sockets *sockets, size_t number, const wh_socket_address *found) {
+    const wh_endpoint *endpoint = sockets->address.meeting + number;
+    wh_meeting *meeting = sockets->meetings + number;
+    wh_socket_address at = *found;
+    bool open = sockets->options.secret_size || sockets->options.allow_insecure;
+    if (open && at.size && wh_is_private(&at) && !is_local_name(endpoint->host)) {
+        bool turned = wh_turn_outward(&at, endpoint->port);
+        wh_log(turned ? WHERRY_LOG_INFO : WHERRY_LOG_WARN, "rank %d: the name %s leads to loopback on this host: %s",
+               (int)sockets->base.rank, endpoint->host,
+               turned ? "it is taken for the address that the host has for others"
+                      : "other hosts cannot join; give an address in numbers, or set WHERRY_INTERFACE");
+    }
+    meeting->at = at;
+}
+
 /** Waits for the answer about a name as long as the caller of join likes to. */
-static wherry_status await_answer(const wh_sockets *sockets, wh_meeting *meeting, wh_deadline deadline,
-                                  wherry_error *error) {
+static wherry_status await_answer(const wh_sockets *sockets, size_t number, wh_deadline deadline, wherry_error *error) {
+    wh_meeting *meeting = sockets->meetings + number;
+    wh_socket_address found;
     wherry_status status = WHERRY_OK;
     bool in_time = true;
     while (meeting->question && in_time && status == WHERRY_OK) {
         in_time = !wh_deadline_passed(deadline);
         wh_deadline slice = wh_deadline_earlier(deadline, wh_deadline_in_ms(WH_STOP_LOOK_MS));
-        if (wh_resolve_wait(meeting->question, slice, &meeting->at)) {
+        if (wh_resolve_wait(meeting->question, slice, &found)) {
             wh_resolve_end(meeting->question);
             meeting->question = NULL;
+            take_answer(sockets, number, &found);
         } else if (wh_sockets_interrupted(sockets)) {
             status = wh_fail(error, WHERRY_CANCELLED, "joining was interrupted while a host's name was asked for");
         }
@@ -50,7 +81,7 @@ wherry_status wh_meetings_find(wh_sockets *sockets, wh_deadline deadline, wherry
     }
     for (size_t i = 0; i < sockets->meeting_count; i++) {
         wh_meeting *meeting = sockets->meetings + i;
-        wherry_status status = await_answer(sockets, meeting, deadline, error);
+        wherry_status status = await_answer(sockets, i, deadline, error);
         if (status != WHERRY_OK) {
             return status;
         }
@@ -128,7 +159,9 @@ static void ask(wh_sockets *sockets, size_t number, uint64_t now) {
     if (meeting->question && wh_resolve_wait(meeting->question, (wh_deadline){0}, &found)) {
         wh_resolve_end(meeting->question);
         meeting->question = NULL;
-        meeting->at = found.size ? found : meeting->at;
+        if (found.size) {
+            take_answer(sockets, number, &found);
+        }
     }
 }
 

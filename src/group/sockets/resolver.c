@@ -1,6 +1,8 @@
 #include "group/sockets/resolver.h"
 
+#include <arpa/inet.h>
 #include <netdb.h>
+#include <netinet/in.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <string.h>
@@ -19,6 +21,16 @@ struct wh_question {
     char host[];
 };
 
+bool wh_is_private(const wh_socket_address *at) {
+    if (at->storage.ss_family == AF_INET) {
+        return ntohl(((const struct sockaddr_in *)&at->storage)->sin_addr.s_addr) >> 24 == 127;
+    }
+    return at->storage.ss_family == AF_UNIX ||
+           (at->storage.ss_family == AF_INET6 &&
+            IN6_IS_ADDR_LOOPBACK(&((const struct sockaddr_in6 *)&at->storage)->sin6_addr));
+}
+
+/** Of several addresses the first; one that other hosts reach goes before loopback. */
 static bool look_up(const char *host, uint16_t port, int flags, wh_socket_address *result) {
     char service[8];
     struct addrinfo hints = {.ai_socktype = SOCK_STREAM, .ai_flags = AI_NUMERICSERV | flags};
@@ -28,8 +40,13 @@ static bool look_up(const char *host, uint16_t port, int flags, wh_socket_addres
     if (getaddrinfo(host, service, &hints, &found) != 0 || !found) {
         return false;
     }
-    memcpy(&result->storage, found->ai_addr, found->ai_addrlen);
-    result->size = found->ai_addrlen;
+    for (const struct addrinfo *one = found; one; one = one->ai_next) {
+        wh_socket_address at = {.size = one->ai_addrlen};
+        memcpy(&at.storage, one->ai_addr, one->ai_addrlen);
+        if (!result->size || (wh_is_private(result) && !wh_is_private(&at))) {
+            *result = at;
+        }
+    }
     freeaddrinfo(found);
     return true;
 }

@@ -16,6 +16,9 @@ typedef struct wh_socket_address {
     socklen_t size; /**< 0: not known. */
 } wh_socket_address;
 
+/** Whether an address is a Unix socket or on this host's loopback, out of reach of other hosts. */
+bool wh_is_private(const wh_socket_address *at);
+
 /** A question that is under way. */
 typedef struct wh_question wh_question;
 

@@ -372,13 +372,17 @@ static wherry_status wait_for_ranks(wh_sockets *sockets, wh_deadline deadline, w
     return status;
 }
 
-/** The first meeting point whose place is known. */
+/** The first meeting point that there is a way to; where there is none, one whose place is known. */
 static const wh_socket_address *first_known(const wh_sockets *sockets) {
-    size_t i = 0;
-    while (i + 1 < sockets->meeting_count && !sockets->meetings[i].at.size) {
-        i++;
+    const wh_socket_address *known = NULL;
+    for (size_t i = 0; i < sockets->meeting_count; i++) {
+        const wh_socket_address *at = &sockets->meetings[i].at;
+        if (at->size && (sockets->address.kind == WH_ADDRESS_UNIX || wh_has_way(at))) {
+            return at;
+        }
+        known = at->size && !known ? at : known;
     }
-    return &sockets->meetings[i].at;
+    return known;
 }
 
 /** Finds the meeting points, listens and starts the thread: nothing of that for who is alone. */

@@ -6,7 +6,6 @@
 #include "base/byteorder.h"
 #include "base/checked.h"
 #include "base/fail.h"
-#include "base/log.h"
 #include "lane/lanes.h"
 #include "lane/stream/stream_dial.h"
 #include "lane/stream/stream_frame.h"
@@ -85,10 +84,6 @@ static wherry_status open_channels(const wh_lane_site *site, stream_end *own, ui
         wh_stream_worker_destroy(own->workers + i);
     }
     own->base.workers = opened;
-    if (opened && opened < wanted) {
-        wh_log(WHERRY_LOG_INFO, "stream: %u channels instead of %u to rank %d", (unsigned)opened, (unsigned)wanted,
-               (int)site->peer);
-    }
     return status;
 }
 

@@ -1,5 +1,8 @@
 #include "lane/stream/stream_dial.h"
 
+#include <netdb.h>
+#include <stdio.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include "base/log.h"
@@ -89,6 +92,29 @@ static wherry_status dial_all(dialling *d, uint32_t wanted, wherry_error *error)
     return d->opened ? WHERRY_OK : status;
 }
 
+/** The address of one end of a channel, in numbers. */
+static const char *describe(const struct sockaddr_storage *end, socklen_t size, char *text, size_t room) {
+    int flags = NI_NUMERICHOST | NI_NUMERICSERV;
+    bool near = end->ss_family != AF_INET && end->ss_family != AF_INET6;
+    if (near || getnameinfo((const struct sockaddr *)end, size, text, (socklen_t)room, NULL, 0, flags) != 0) {
+        snprintf(text, room, "%s", near ? "a Unix socket" : "an unknown address");
+    }
+    return text;
+}
+
+/** Says which way the bytes take: that of the wrong network is the usual reason for a slow transfer. */
+static void tell_way(const dialling *d, uint32_t wanted) {
+    char here[NI_MAXHOST];
+    char there[NI_MAXHOST];
+    struct sockaddr_storage ends[2] = {{0}, {0}};
+    socklen_t sizes[2] = {sizeof(ends[0]), sizeof(ends[1])};
+    (void)getsockname(d->channels[0], (struct sockaddr *)&ends[0], &sizes[0]);
+    (void)getpeername(d->channels[0], (struct sockaddr *)&ends[1], &sizes[1]);
+    wh_log(WHERRY_LOG_INFO, "stream: %u of %u channels to rank %d, from %s to %s", (unsigned)d->opened,
+           (unsigned)wanted, (int)d->site->peer, describe(&ends[0], sizes[0], here, sizeof(here)),
+           describe(&ends[1], sizes[1], there, sizeof(there)));
+}
+
 wherry_status wh_stream_dial(const wh_lane_site *site, uint32_t wanted, int *channels, uint32_t *opened_p,
                              wherry_error *error) {
     dialling d = {.site = site, .deadline = wh_site_patience(site), .channels = channels};
@@ -105,6 +131,9 @@ wherry_status wh_stream_dial(const wh_lane_site *site, uint32_t wanted, int *cha
     }
     while (status != WHERRY_OK && d.opened) {
         close(channels[--d.opened]);
+    }
+    if (d.opened) {
+        tell_way(&d, wanted);
     }
     *opened_p = d.opened;
     pthread_cond_destroy(&d.changed);
