@@ -366,7 +366,7 @@ static int ferry(const char *meeting, int32_t rank, int32_t from) {
     wherry_group *group;
     wherry_transport *transport;
     wherry_group_options joining = options_for(2, WHERRY_JOIN_GUEST);
-    wherry_transfer_options options = crowd_options(NULL);
+    wherry_transfer_options options = crowd_options("cma");
     crowd_state state = crowd_state_make(7);
     wherry_stats stats;
     options.stats = &stats;
