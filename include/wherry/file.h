@@ -97,7 +97,7 @@ WHERRY_API void wherry_file_open_options_init(wherry_file_open_options *options)
  *   - WHERRY_REPEATED_KEY: two tensors, or two fields of one, have the same name.
  *   - WHERRY_BAD_VERSION: a version of the format that this library does not read.
  *   - WHERRY_LIMIT: the header claims more than the limits allow.
- *   - WHERRY_CORRUPT: with WHERRY_FILE_VERIFY, or in a header that has a digest of its own: bytes are not those that were written.
+ *   - WHERRY_CORRUPT: with WHERRY_FILE_VERIFY, or in a header that has a checksum of its own: bytes are not those that were written.
  *   - WHERRY_UNSUPPORTED: a good file, with something that Wherry has no notion of: an element type, compression, encryption; the message says what.
  *   - what wherry_manifest_decode returns, for Wherry's own files.
  *   - WHERRY_INVALID_ARGUMENT, WHERRY_NO_MEMORY.

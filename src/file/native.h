@@ -18,7 +18,8 @@
 enum {
     WH_NATIVE_MAGIC_BYTES = 8,
     WH_NATIVE_HEADER = 64,
-    WH_NATIVE_SIGNED = 48, /**< Bytes of the header that its digest covers; the digest follows. */
+    WH_NATIVE_SUMMED =
+        48, /**< Bytes of the header that its checksum covers, with the manifest; the checksum follows, then zeros. */
     WH_NATIVE_PAGE = 4096, /**< Alignment of the first storage, and of each of at least so many bytes. */
     WH_NATIVE_LINE = 64,   /**< Alignment of smaller ones. */
 };
@@ -43,14 +44,14 @@ typedef struct wh_native_header {
  */
 bool wh_native_place(const wherry_prepared *prepared, wh_native_header *header, wh_layout *layout, bool *overflow_p);
 
-/** Writes a header, its digest over itself and the manifest included. @return false where there is no memory. */
-bool wh_native_store(const wh_native_header *header, const void *manifest, uint8_t bytes[WH_NATIVE_HEADER]);
+/** Writes a header, its checksum over itself and the manifest included. */
+void wh_native_store(const wh_native_header *header, const void *manifest, uint8_t bytes[WH_NATIVE_HEADER]);
 
 /** Reads the numbers of a header. */
 void wh_native_load(const uint8_t bytes[WH_NATIVE_HEADER], wh_native_header *header);
 
-/** The digest of a header and its manifest. @return false where there is no memory. */
-bool wh_native_sign(const uint8_t bytes[WH_NATIVE_HEADER], const void *manifest, uint64_t size, wh_digest *digest_p);
+/** Whether a header and its manifest are what was written. */
+bool wh_native_intact(const uint8_t bytes[WH_NATIVE_HEADER], const void *manifest, uint64_t size);
 
 /** The digest of a chunk, over its bytes in the places of a mapped file. */
 wh_digest wh_native_digest(const wherry_prepared *prepared, const wh_layout *layout, const uint8_t *base,

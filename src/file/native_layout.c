@@ -1,3 +1,5 @@
+#include <zlib.h>
+
 #include "base/byteorder.h"
 #include "base/checked.h"
 #include "file/native.h"
@@ -34,21 +36,13 @@ bool wh_native_place(const wherry_prepared *prepared, wh_native_header *header, 
     return true;
 }
 
-bool wh_native_sign(const uint8_t bytes[WH_NATIVE_HEADER], const void *manifest, uint64_t size, wh_digest *digest_p) {
-    wh_digester *digester = wh_digester_create();
-    if (!digester) {
-        return false;
-    }
-    wh_digester_begin(digester);
-    wh_digester_add(digester, bytes, WH_NATIVE_SIGNED);
-    wh_digester_add(digester, manifest, size);
-    *digest_p = wh_digester_end(digester);
-    wh_digester_destroy(digester);
-    return true;
+/** The checksum of a header and its manifest. */
+static uint32_t sum(const uint8_t bytes[WH_NATIVE_HEADER], const void *manifest, uint64_t size) {
+    return (uint32_t)crc32_z(crc32_z(0, bytes, WH_NATIVE_SUMMED), manifest, size);
 }
 
-bool wh_native_store(const wh_native_header *header, const void *manifest, uint8_t bytes[WH_NATIVE_HEADER]) {
-    wh_digest digest;
+void wh_native_store(const wh_native_header *header, const void *manifest, uint8_t bytes[WH_NATIVE_HEADER]) {
+    memset(bytes, 0, WH_NATIVE_HEADER);
     memcpy(bytes, WH_NATIVE_MAGIC, WH_NATIVE_MAGIC_BYTES);
     wh_store_be32(bytes + 8, header->version);
     wh_store_be32(bytes + 12, header->flags);
@@ -56,11 +50,15 @@ bool wh_native_store(const wh_native_header *header, const void *manifest, uint8
     wh_store_be64(bytes + 24, header->data_offset);
     wh_store_be64(bytes + 32, header->file_bytes);
     wh_store_be64(bytes + 40, header->chunks);
-    if (!wh_native_sign(bytes, manifest, header->manifest_bytes, &digest)) {
-        return false;
+    wh_store_be32(bytes + WH_NATIVE_SUMMED, sum(bytes, manifest, header->manifest_bytes));
+}
+
+bool wh_native_intact(const uint8_t bytes[WH_NATIVE_HEADER], const void *manifest, uint64_t size) {
+    bool same = wh_load_be32(bytes + WH_NATIVE_SUMMED) == sum(bytes, manifest, size);
+    for (int i = WH_NATIVE_SUMMED + 4; i < WH_NATIVE_HEADER; i++) {
+        same = same && bytes[i] == 0;
     }
-    memcpy(bytes + WH_NATIVE_SIGNED, digest.bytes, WH_DIGEST_BYTES);
-    return true;
+    return same;
 }
 
 void wh_native_load(const uint8_t bytes[WH_NATIVE_HEADER], wh_native_header *header) {

@@ -54,19 +54,6 @@ static wherry_status check_header(const wherry_file *file, const wh_mapping *map
     return WHERRY_OK;
 }
 
-static wherry_status check_digest(const wh_mapping *mapping, const uint8_t bytes[WH_NATIVE_HEADER], const front *f,
-                                  wherry_error *error) {
-    wh_digest digest;
-    if (!wh_native_sign(bytes, f->manifest, f->header.manifest_bytes, &digest)) {
-        return wh_fail_memory(error, "a digest");
-    }
-    if (memcmp(bytes + WH_NATIVE_SIGNED, digest.bytes, WH_DIGEST_BYTES) != 0) {
-        return wh_file_fail(error, WHERRY_CORRUPT, wh_spot_byte(mapping->path, WH_NATIVE_SIGNED),
-                            "its header or its manifest is not what was written; get it anew");
-    }
-    return WHERRY_OK;
-}
-
 /** What follows from the manifest must be what the header says. */
 static wherry_status check_places(const wh_mapping *mapping, front *f, wherry_error *error) {
     wh_native_header expected = f->header;
@@ -99,8 +86,9 @@ static wherry_status read_front(const wherry_file *file, const wh_mapping *mappi
     if (status == WHERRY_OK) {
         status = wh_mapping_copy(mapping, WH_NATIVE_HEADER, f->header.manifest_bytes, &f->manifest, error);
     }
-    if (status == WHERRY_OK) {
-        status = check_digest(mapping, bytes, f, error);
+    if (status == WHERRY_OK && !wh_native_intact(bytes, f->manifest, f->header.manifest_bytes)) {
+        status = wh_file_fail(error, WHERRY_CORRUPT, wh_spot_byte(mapping->path, WH_NATIVE_SUMMED),
+                              "its header or its manifest is not what was written; get it anew");
     }
     if (status == WHERRY_OK) {
         status = wherry_manifest_decode(f->manifest, f->header.manifest_bytes, &file->limits, &f->prepared, error);

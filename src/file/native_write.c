@@ -53,9 +53,7 @@ static wherry_status add_header(const wherry_prepared *prepared, uint32_t flags,
     }
     uint8_t bytes[WH_NATIVE_HEADER];
     wh_string block = {0};
-    if (!wh_native_store(&header, manifest, bytes)) {
-        return wh_fail_memory(error, "the header of a file");
-    }
+    wh_native_store(&header, manifest, bytes);
     wh_string_append(&block, (const char *)bytes, sizeof(bytes));
     wh_string_append(&block, manifest, size);
     layout->files[0].size = header.file_bytes;

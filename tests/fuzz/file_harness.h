@@ -1,0 +1,61 @@
+/** @file file_harness.h  What the fuzzers of checkpoint files share: bytes are opened as a file, and everything in it is used. */
+#ifndef WH_FUZZ_FILE_HARNESS_H
+#define WH_FUZZ_FILE_HARNESS_H
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <wherry/file.h>
+#include <wherry/wherry.h>
+
+#define REQUIRE(condition)                                                                                             \
+    do {                                                                                                               \
+        if (!(condition)) {                                                                                            \
+            fprintf(stderr, "%s:%d: not so: %s\n", __FILE__, __LINE__, #condition);                                    \
+            abort();                                                                                                   \
+        }                                                                                                              \
+    } while (0)
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+
+/** Opens a path; what opens must be whole: printed, compared with itself byte by byte, checked against its digests. */
+static inline void fuzz_open(const char *path, wherry_file_format format) {
+    static FILE *nowhere;
+    wherry_file_open_options options;
+    wherry_error error;
+    wherry_file *file;
+    wherry_file_open_options_init(&options);
+    options.format = format;
+    error.message[0] = '\0';
+    wherry_status status = wherry_file_open(path, &options, &file, &error);
+    if (status != WHERRY_OK) {
+        REQUIRE(error.status == status && error.message[0]);
+        return;
+    }
+    const wherry_value *state = wherry_file_state(file);
+    nowhere = nowhere ? nowhere : fopen("/dev/null", "w");
+    REQUIRE(wherry_value_dump(state, nowhere, NULL) == WHERRY_OK);
+    REQUIRE(wherry_value_compare(state, state, WHERRY_COMPARE_ALL, NULL) == WHERRY_OK);
+    REQUIRE(wherry_file_check(file, NULL) == WHERRY_OK);
+    status = wherry_file_verify(file, &error);
+    REQUIRE(status == WHERRY_OK || status == WHERRY_UNSUPPORTED || status == WHERRY_CORRUPT);
+    for (int i = WHERRY_FILE_SAFETENSORS; i <= WHERRY_FILE_WHERRY; i++) {
+        status = wherry_file_accepts((wherry_file_format)i, state, &error);
+        REQUIRE(status == WHERRY_OK || (status == WHERRY_UNSUPPORTED && i != WHERRY_FILE_WHERRY));
+    }
+    wherry_file_close(file);
+}
+
+/** Opens bytes as a file in memory. */
+static inline void fuzz_bytes(const uint8_t *data, size_t size, wherry_file_format format) {
+    char path[64];
+    int fd = memfd_create("fuzz", MFD_CLOEXEC);
+    REQUIRE(fd >= 0 && write(fd, data, size) == (ssize_t)size);
+    snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
+    fuzz_open(path, format);
+    close(fd);
+}
+
+#endif

@@ -1,0 +1,289 @@
+"""Bad checkpoint files, each with the status that a reader answers and the path that its error names."""
+
+import io
+import json
+import struct
+import zipfile
+import zlib
+
+from wire import cbor, manifest
+
+BAD, OUT, CUT = "WHERRY_MALFORMED", "WHERRY_OUT_OF_BOUNDS", "WHERRY_TRUNCATED"
+TRAILING, TWICE, LIMIT = "WHERRY_TRAILING_BYTES", "WHERRY_REPEATED_KEY", "WHERRY_LIMIT"
+UNSUPPORTED, VERSION, CORRUPT = "WHERRY_UNSUPPORTED", "WHERRY_BAD_VERSION", "WHERRY_CORRUPT"
+
+
+# ---- safetensors
+
+
+def tensors(header, data=b"", length=None):
+    """A safetensors file."""
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    return struct.pack("<Q", len(text) if length is None else length) + text + data
+
+
+def about(dtype="U8", shape=(4,), begin=0, end=4):
+    return {"dtype": dtype, "shape": list(shape), "data_offsets": [begin, end]}
+
+
+def safetensors_json_cases():
+    entry = json.dumps(about()).encode()
+    return {
+        "json_not_an_object": (tensors(b"[1]    "), BAD, ""),
+        "json_cut": (tensors(b'{"a":'), BAD, ""),
+        "json_no_value": (tensors(b'{"a"}'), BAD, ""),
+        "json_no_comma": (tensors(b'{"a":' + entry + b' "b":' + entry + b"}"), BAD, ""),
+        "json_comma_behind": (tensors(b'{"a":' + entry + b",}", bytes(4)), BAD, ""),
+        "json_name_no_text": (tensors(b"{1:" + entry + b"}"), BAD, ""),
+        "json_more_behind": (tensors(b'{"a":' + entry + b"} x", bytes(4)), BAD, ""),
+        "json_nan": (tensors(b'{"a":{"dtype":"U8","shape":[NaN],"data_offsets":[0,4]}}', bytes(4)), BAD, ""),
+        "json_single_quotes": (tensors(b"{'a':" + entry + b"}", bytes(4)), BAD, ""),
+        "json_deep": (tensors(b'{"a":' + b"[" * 5000 + b"]" * 5000 + b"}"), LIMIT, ""),
+        "json_large_value": (tensors(b'{"a":"' + b"x" * 70000 + b'"}'), LIMIT, ""),
+        "json_zero_in_name": (tensors(b'{"a\\u0000b":' + entry + b"}", bytes(4)), BAD, ""),
+        "json_zero_byte": (tensors(b'{"a":\0' + entry + b"}", bytes(4)), BAD, ""),
+        "json_not_utf8": (tensors(b'{"\xff":' + entry + b"}", bytes(4)), BAD, ""),
+        "json_lone_surrogate": (tensors(b'{"\\ud800":' + entry + b"}", bytes(4)), BAD, ""),
+        "json_big_number": (tensors(b'{"a":{"dtype":"U8","shape":[18446744073709551616],"data_offsets":[0,4]}}', bytes(4)), BAD, ""),
+        "name_twice": (tensors(b'{"a":' + entry + b',"a":' + entry + b"}", bytes(4)), TWICE, "a"),
+        "name_twice_escaped": (tensors(b'{"a":' + entry + b',"\\u0061":' + entry + b"}", bytes(4)), TWICE, "a"),
+        "field_twice": (tensors(b'{"a":{"dtype":"U8","dtype":"U8","shape":[4],"data_offsets":[0,4]}}', bytes(4)), TWICE, ""),
+        "metadata_twice": (tensors(b'{"__metadata__":{},"__metadata__":{}}'), TWICE, ""),
+        "metadata_name_twice": (tensors(b'{"__metadata__":{"a":"b","a":"c"}}'), TWICE, ""),
+        "metadata_no_text": (tensors({"__metadata__": {"a": 1}}), BAD, ""),
+        "metadata_a_list": (tensors({"__metadata__": []}), BAD, ""),
+    }
+
+
+def safetensors_cases():
+    def field(**changes):
+        entry = about()
+        entry.update(changes)
+        return tensors({"a": {key: item for key, item in entry.items() if item is not None}}, bytes(4))
+
+    two = {"a": about(), "b": about(begin=4, end=8)}
+    cases = {
+        "header_cut": (struct.pack("<Q", 100) + b"{" + bytes(20), CUT, ""),
+        "header_huge": (struct.pack("<Q", 2**63) + b"{}", LIMIT, ""),
+        "header_over_limit": (struct.pack("<Q", 100_000_001) + b"{}", LIMIT, ""),
+        "header_all_ones": (b"\xff" * 8 + b"{}", LIMIT, ""),
+        "header_short": (tensors({"a": about()}, bytes(4), length=20), BAD, ""),
+        "dtype_missing": (field(dtype=None), BAD, "a"),
+        "dtype_number": (field(dtype=3), BAD, "a"),
+        "dtype_unknown": (field(dtype="F6_E2M3"), UNSUPPORTED, "a"),
+        "shape_missing": (field(shape=None), BAD, "a"),
+        "shape_negative": (field(shape=[-4]), BAD, "a"),
+        "shape_fraction": (field(shape=[4.0]), BAD, "a"),
+        "shape_text": (field(shape="4"), BAD, "a"),
+        "shape_65_dimensions": (field(shape=[1] * 64 + [4]), LIMIT, "a"),
+        "shape_too_large": (field(shape=[2**62, 4]), OUT, "a"),
+        "shape_wraps": (field(shape=[2**32, 2**32, 4], dtype="U8"), OUT, "a"),
+        "shape_other_size": (field(shape=[5]), OUT, "a"),
+        "dtype_other_size": (field(dtype="F32"), OUT, "a"),
+        "offsets_missing": (field(data_offsets=None), BAD, "a"),
+        "offsets_three": (field(data_offsets=[0, 4, 4]), BAD, "a"),
+        "offsets_backwards": (field(data_offsets=[4, 0]), BAD, "a"),
+        "offsets_negative": (field(data_offsets=[-4, 0]), BAD, "a"),
+        "offsets_huge": (field(data_offsets=[2**63 - 5, 2**63 - 1]), OUT, "a"),
+        "entry_a_list": (tensors({"a": [1]}), BAD, "a"),
+        "overlap": (tensors({"a": about(), "b": about(begin=2, end=6)}, bytes(6)), OUT, "b"),
+        "same_bytes": (tensors({"a": about(), "b": about()}, bytes(4)), OUT, "b"),
+        "hole": (tensors({"a": about(), "b": about(begin=5, end=9)}, bytes(9)), OUT, "b"),
+        "hole_at_the_beginning": (tensors({"a": about(begin=1, end=5)}, bytes(5)), OUT, "a"),
+        "data_cut": (tensors(two, bytes(7)), CUT, "b"),
+        "data_missing": (tensors(two), CUT, "a"),
+        "data_longer": (tensors(two, bytes(9)), TRAILING, ""),
+        "data_without_tensors": (tensors({}, bytes(1)), TRAILING, ""),
+        "odd_name": (tensors({'x\n"\x01': about(end=5)}, bytes(5)), OUT, '["x\\n\\"\\x01"]'),
+        "four_bits_odd": (tensors({"a": about("F4", (3,), 0, 1)}, bytes(1)), UNSUPPORTED, "a"),
+    }
+    return cases | safetensors_json_cases()
+
+
+# ---- npy and npz
+
+
+def array(text="{'descr': '<u2', 'fortran_order': False, 'shape': (2,), }", data=bytes(4), version=b"\1\0", length=None):
+    """An npy file."""
+    text = text.encode()
+    size = len(text) if length is None else length
+    return b"\x93NUMPY" + version + size.to_bytes(2 if version[0] == 1 else 4, "little") + text + data
+
+
+def npy_cases():
+    def shaped(shape, data=bytes(4), descr="'<u2'"):
+        return array(f"{{'descr': {descr}, 'fortran_order': False, 'shape': {shape}, }}", data)
+
+    return {
+        "magic_alone": (b"\x93NUMPY", CUT, ""),
+        "version": (array(version=b"\4\0"), VERSION, ""),
+        "version_minor": (array(version=b"\1\1"), VERSION, ""),
+        "header_cut": (array(length=500), CUT, ""),
+        "header_huge": (array(version=b"\2\0", length=2**32 - 1), CUT, ""),
+        "header_large": (array(" " * 70000, version=b"\2\0"), LIMIT, ""),
+        "header_empty": (array(""), BAD, ""),
+        "no_dict": (array("(1, 2)"), BAD, ""),
+        "unknown_key": (array("{'descr': '<u2', 'order': 'C', 'shape': (2,), }"), BAD, ""),
+        "key_twice": (array("{'descr': '<u2', 'descr': '<u2', 'fortran_order': False, 'shape': (2,), }"), TWICE, ""),
+        "key_missing": (array("{'descr': '<u2', 'shape': (2,), }"), BAD, ""),
+        "order_number": (array("{'descr': '<u2', 'fortran_order': 0, 'shape': (2,), }"), BAD, ""),
+        "not_closed": (array("{'descr': '<u2', 'fortran_order': False, 'shape': (2,), "), BAD, ""),
+        "more_behind": (array("{'descr': '<u2', 'fortran_order': False, 'shape': (2,), } x"), BAD, ""),
+        "shape_number": (shaped("2"), BAD, ""),
+        "shape_without_comma": (shaped("(2)"), BAD, ""),
+        "shape_negative": (shaped("(-2,)"), BAD, ""),
+        "shape_expression": (shaped("(1+1,)"), BAD, ""),
+        "shape_huge": (shaped("(99999999999999999999,)"), BAD, ""),
+        "shape_wraps": (shaped("(4611686018427387904, 4)"), OUT, ""),
+        "shape_65_dimensions": (shaped("(" + "1, " * 65 + ")"), BAD, ""),
+        "objects": (shaped("(2,)", descr="'|O'"), UNSUPPORTED, ""),
+        "big_endian": (shaped("(2,)", descr="'>u2'"), UNSUPPORTED, ""),
+        "records": (shaped("(2,)", descr="[('a', '<u2')]"), UNSUPPORTED, ""),
+        "texts": (shaped("(2,)", descr="'<U8'"), UNSUPPORTED, ""),
+        "dtype_long": (shaped("(2,)", descr="'" + "<" * 500 + "'"), BAD, ""),
+        "dtype_empty": (shaped("(2,)", descr="''"), BAD, ""),
+        "data_cut": (shaped("(2,)", bytes(3)), CUT, ""),
+        "data_longer": (shaped("(2,)", bytes(5)), TRAILING, ""),
+    }
+
+
+def archive(entries, method=zipfile.ZIP_STORED):
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w", method) as files:
+        for name, data in entries:
+            info = zipfile.ZipInfo(name)  # of 1980, so that the bytes are always the same
+            info.compress_type = method
+            files.writestr(info, data)
+    return out.getvalue()
+
+
+def patched(data, offset, replacement):
+    return data[:offset] + replacement + data[offset + len(replacement):]
+
+
+def npz_cases():
+    good = archive([("a.npy", array()), ("b.npy", array())])
+    central = good.index(b"PK\1\2")
+    second = good.index(b"PK\1\2", central + 1)
+    end = good.index(b"PK\5\6")
+    same = archive([("a.npy", array()), ("b.npy", array())]).replace(b"b.npy", b"a.npy")
+    return {
+        "no_end": (good[:end], CUT, ""),
+        "cut": (good[: end - 20], CUT, ""),
+        "comment_other_length": (good + b"x", CUT, ""),
+        "directory_elsewhere": (patched(good, end + 16, struct.pack("<I", central - 1)), OUT, ""),
+        "directory_longer": (patched(good, end + 12, struct.pack("<I", 2**31)), OUT, ""),
+        "count_other": (patched(good, end + 10, struct.pack("<H", 3)), BAD, ""),
+        "prefix": (b"PK\3\4" + good, OUT, ""),
+        "entry_no_mark": (patched(good, second, b"XX"), BAD, ""),
+        "name_beyond": (patched(good, second + 28, struct.pack("<H", 60000)), BAD, ""),
+        "name_not_utf8": (good.replace(b"b.npy", b"\xff.npy"), BAD, ""),
+        "name_zero": (good.replace(b"b.npy", b"\0.npy"), BAD, ""),
+        "name_differs_in_front": (patched(good, good.index(b"b.npy"), b"c"), BAD, '["b.npy"]'),
+        "name_twice": (same, TWICE, "a"),
+        "local_no_mark": (patched(good, 0, b"PK\5\6"), BAD, '["a.npy"]'),
+        "local_beyond": (patched(good, second + 42, struct.pack("<I", 2**31)), OUT, '["b.npy"]'),
+        "local_same": (patched(same, second + 42, struct.pack("<I", 0)), OUT, '["a.npy"]'),
+        "size_beyond": (patched(good, central + 20, struct.pack("<II", 2**30, 2**30)), OUT, '["a.npy"]'),
+        "size_across": (patched(good, central + 20, struct.pack("<II", 120, 120)), OUT, '["b.npy"]'),
+        "sizes_differ": (patched(good, central + 20, struct.pack("<I", 70)), BAD, ""),
+        "size64_missing": (patched(good, central + 20, b"\xff" * 8), BAD, ""),
+        "deflated": (archive([("a.npy", array())], zipfile.ZIP_DEFLATED), UNSUPPORTED, '["a.npy"]'),
+        "encrypted": (patched(good, central + 8, b"\1"), UNSUPPORTED, '["a.npy"]'),
+        "other_content": (archive([("a.txt", b"text")]), UNSUPPORTED, '["a.txt"]'),
+        "array_bad": (archive([("a.npy", b"text")]), BAD, "a"),
+        "array_cut": (archive([("a.npy", array(data=bytes(3)))]), CUT, "a"),
+        "array_objects": (archive([("a.npy", array("{'descr': '|O', 'fortran_order': False, 'shape': (2,), }"))]), UNSUPPORTED, "a"),
+    }
+
+
+# ---- Wherry's own
+
+
+def native(items, content, flags=0, digests=b"", version=1, **changes):
+    """One of Wherry's own files, whatever the header says; file-format.md in a few lines."""
+    text = items if isinstance(items, bytes) else cbor(items)
+    begin = -(-(64 + len(text) + len(digests)) // 4096) * 4096
+    header = {"manifest": len(text), "data": begin, "file": begin + len(content), "chunks": len(digests) // 16} | changes
+    front = b"\x89WHF\r\n\x1a\n" + struct.pack(">IIQQQQ", version, flags, header["manifest"], header["data"], header["file"], header["chunks"])
+    front += struct.pack(">I", zlib.crc32(front + text) ^ changes.get("flip", 0)) + bytes(12)
+    return (front + text + digests).ljust(begin, b"\0") + content
+
+
+def state(nbytes=6, sizes=(2, 3)):
+    """{"w": a tensor of bytes}."""
+    return manifest([10, "w", [12, 0, 1, 0, 0, list(sizes), None]], [[nbytes, 0, -1, None]])
+
+
+def native_cases():
+    good = native(state(), b"abcdef")
+    return {
+        "header_cut": (good[:40], CUT, ""),
+        "version": (native(state(), b"abcdef", version=2), VERSION, ""),
+        "flags": (native(state(), b"abcdef", flags=2), VERSION, ""),
+        "checksum": (native(state(), b"abcdef", flip=1), CORRUPT, ""),
+        "reserved": (patched(good, 60, b"\1"), CORRUPT, ""),
+        "manifest_flipped": (patched(good, 70, b"\0"), CORRUPT, ""),
+        "manifest_huge": (native(state(), b"abcdef", manifest=2**62), LIMIT, ""),
+        "manifest_beyond": (native(state(), b"abcdef", manifest=8000), OUT, ""),
+        "manifest_malformed": (native(b"\xa0", b""), BAD, ""),
+        "manifest_tensor_outside": (native(state(sizes=(2, 4)), b"abcdef"), OUT, ""),
+        "manifest_version": (native(["wherry", 2, 0], b""), VERSION, ""),
+        "cut": (good[:-1], CUT, ""),
+        "longer": (good + b"x", TRAILING, ""),
+        "storage_larger": (native(state(nbytes=7, sizes=(7,)), b"abcdef"), OUT, ""),
+        "storage_huge": (native(state(nbytes=2**62, sizes=(2**62,)), b"abcdef"), LIMIT, ""),
+        "data_elsewhere": (native(state(), b"abcdef", data=0), OUT, ""),
+        "data_beyond": (native(state(), b"abcdef", data=2**63), OUT, ""),
+        "digests_not_said": (native(state(), b"abcdef", digests=bytes(16)), BAD, ""),
+        "digests_missing": (native(state(), b"abcdef", flags=1), BAD, ""),
+        "digests_too_many": (native(state(), b"abcdef", flags=1, chunks=2**60), BAD, ""),
+    }
+
+
+# ---- all of them
+
+
+def index_cases():
+    """Indices of shards; good.safetensors lies beside them."""
+
+    def index(entries, **more):
+        return json.dumps({"metadata": {"total_size": 4}, "weight_map": entries} | more).encode()
+
+    return {
+        "no_map": (b'{"metadata":{}}', BAD, ""),
+        "map_a_list": (b'{"weight_map":[]}', BAD, ""),
+        "map_twice": (b'{"weight_map":{"a":"good.safetensors"},"weight_map":{}}', TWICE, ""),
+        "name_twice": (b'{"weight_map":{"a":"good.safetensors","a":"good.safetensors"}}', TWICE, "a"),
+        "file_a_number": (index({"a": 1}), BAD, "a"),
+        "file_missing": (index({"a": "none.safetensors"}), "WHERRY_SYSTEM", ""),
+        "file_above": (index({"a": "../good.safetensors"}), BAD, ""),
+        "file_absolute": (index({"a": "/etc/passwd"}), BAD, ""),
+        "file_dots": (index({"a": ".."}), BAD, ""),
+        "file_empty": (index({"a": ""}), BAD, ""),
+        "file_not_safetensors": (index({"a": "file_empty.safetensors.index.json"}), LIMIT, ""),
+        "tensor_missing": (index({"a": "good.safetensors", "b": "good.safetensors"}), BAD, "b"),
+        "not_json": (b"weights", BAD, ""),
+        "more_behind": (index({"a": "good.safetensors"}) + b"]", BAD, ""),
+    }
+
+
+def bad_files():
+    """{name with its ending: (bytes, status, path)}"""
+    kinds = {"safetensors": safetensors_cases(), "npy": npy_cases(), "npz": npz_cases(), "wherry": native_cases(), "safetensors.index.json": index_cases()}
+    files = {f"{name}.{ending}": case for ending, cases in kinds.items() for name, case in cases.items()}
+    files["unknown.bin"] = (b"some other file", BAD, "")
+    files["empty.safetensors"] = (b"", BAD, "")
+    return files
+
+
+def good_files():
+    """{name: bytes}: read by every version from now on."""
+    entries = [("a", about("F32", (1,), 0, 4)), ("b", about("BF16", (2, 1), 4, 8))]
+    header = json.dumps(dict(entries) | {"__metadata__": {"format": "pt"}})
+    return {
+        "plain.safetensors": tensors(header.encode(), b"\0\0\x80\x3f\x80\x3f\0\x40"),
+        "plain.npy": array(data=b"\1\0\2\0"),
+        "plain.npz": archive([("a.npy", array(data=b"\1\0\2\0")), ("b/c.npy", array(data=b"\3\0\4\0"))]),
+        "plain.wherry": native(state(), b"abcdef"),
+    }
