@@ -210,7 +210,8 @@ WHERRY_API bool wherry_file_writer_resumed(const wherry_file_writer *writer);
 /**
  * Ends a file, when all bytes of its target are written: makes the digests that the format has, and moves the file to its name. Sharded ones are moved one by
  * one, the index last. The target stays valid until the writer is destroyed, and must not be written any more.
- * @return WHERRY_OK; WHERRY_SYSTEM, WHERRY_NO_MEMORY: the name is not there, or is what it was before; the writer can be finished again, or destroyed;
+ * @return WHERRY_OK; WHERRY_SYSTEM, WHERRY_NO_MEMORY: the name is not there, or is what it was before (or all is in place, and only its folder could not be brought to
+ * the disk); the writer can be finished again, or destroyed;
  * WHERRY_INVALID_ARGUMENT where it is finished already.
  */
 WHERRY_API wherry_status wherry_file_writer_finish(wherry_file_writer *writer, wherry_error *error);

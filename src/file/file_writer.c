@@ -18,6 +18,7 @@ struct wherry_file_writer {
     const wh_format *format;
     wherry_file_write_options options;
     char *path;
+    char *folder; /**< That it lies in. */
     wh_layout layout;
     wherry_value *target;
     size_t moved; /**< Files that are in place. */
@@ -65,12 +66,15 @@ static wherry_status make_file(wherry_file_writer *writer, size_t file, bool *re
     wh_layout_file *about = writer->layout.files + file;
     int fd;
     uint64_t size;
-    wherry_status status = wh_part_open(about->path, writer->options.mode, &fd, &size, error);
+    wherry_status status = wh_part_open(about->part, writer->options.mode, &fd, &size, error);
     if (status != WHERRY_OK) {
         return status;
     }
     status = wh_mapping_adopt(about->path, fd, about->size, &about->mapping, error);
     if (status != WHERRY_OK) {
+        if (size == 0) {
+            unlink(about->part);
+        }
         close(fd);
         return status;
     }
@@ -133,8 +137,10 @@ static wherry_status make_target(wherry_file_writer *writer, const wherry_value 
 
 static wherry_status begin(wherry_file_writer *writer, const char *path, const wherry_value *state,
                            wherry_error *error) {
+    const char *slash = strrchr(path, '/');
     writer->path = wh_copy_text(path, strlen(path));
-    if (!writer->path) {
+    writer->folder = slash ? wh_copy_text(path, (size_t)(slash - path) + 1) : wh_copy_text(".", 1);
+    if (!writer->path || !writer->folder) {
         return wh_fail_memory(error, "a file");
     }
     writer->layout.path = writer->path;
@@ -222,11 +228,11 @@ wherry_status wherry_file_writer_finish(wherry_file_writer *writer, wherry_error
         }
     }
     while (status == WHERRY_OK && writer->moved < layout->file_count) {
-        status = wh_part_move(layout->files[writer->moved].path, error);
+        status = wh_part_move(layout->files + writer->moved, error);
         writer->moved += status == WHERRY_OK;
     }
     if (status == WHERRY_OK && sync) {
-        status = wh_part_sync_folder(writer->path, error);
+        status = wh_part_sync_folder(writer->folder, error);
     }
     writer->finished = status == WHERRY_OK;
     return status;
@@ -239,14 +245,13 @@ void wherry_file_writer_destroy(wherry_file_writer *writer) {
     bool keep = writer->options.flags & WHERRY_FILE_KEEP_PART;
     for (size_t i = writer->moved; i < writer->layout.file_count; i++) {
         /* Without a mapping it is not ours: another process writes it. */
-        char *part = writer->layout.files[i].mapping && !keep ? wh_part_path(writer->layout.files[i].path) : NULL;
-        if (part) {
-            unlink(part);
+        if (writer->layout.files[i].mapping && !keep) {
+            unlink(writer->layout.files[i].part);
         }
-        wh_free(part);
     }
     wherry_value_destroy(writer->target);
     wh_layout_destroy(&writer->layout);
+    wh_free(writer->folder);
     wh_free(writer->path);
     wh_free(writer);
 }

@@ -35,10 +35,19 @@ wherry_status wh_json_enter(wh_json *json, wherry_error *error) {
     return expect(json, '{', error);
 }
 
+/** Whether Jansson gets memory: it takes a text that it has no memory for as bad syntax. */
+static bool has_memory(const wh_json *json) {
+    enum { PROBED = 4096 };
+    size_t left = json->size - json->at;
+    json_t *probe = json_stringn_nocheck(json->text + json->at, left < PROBED ? left : PROBED);
+    json_decref(probe);
+    return probe != NULL;
+}
+
 static wherry_status fail_parse(wh_json *json, const json_error_t *why, bool clipped, size_t most,
                                 wherry_error *error) {
     enum json_error_code code = json_error_code(why);
-    if (code == json_error_unknown || code == json_error_out_of_memory) {
+    if (code == json_error_unknown || code == json_error_out_of_memory || !has_memory(json)) {
         return wh_fail_memory(error, "a value of JSON");
     }
     if (code == json_error_premature_end_of_input && clipped) {

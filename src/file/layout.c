@@ -9,6 +9,7 @@
 void wh_layout_destroy(wh_layout *layout) {
     for (size_t i = 0; i < layout->file_count; i++) {
         wh_free(layout->files[i].path);
+        wh_free(layout->files[i].part);
         wh_mapping_unref(layout->files[i].mapping);
     }
     for (size_t i = 0; i < layout->block_count; i++) {
@@ -23,12 +24,18 @@ void wh_layout_destroy(wh_layout *layout) {
 }
 
 bool wh_layout_add_file(wh_layout *layout, const char *path) {
-    char *copy = wh_copy_text(path, strlen(path));
-    if (!copy || !WH_GROW(layout->files, layout->file_capacity, layout->file_count)) {
-        wh_free(copy);
+    const char *slash = strrchr(path, '/');
+    const char *name = slash ? slash + 1 : path;
+    wh_string text = {0};
+    wh_string_append(&text, path, (size_t)(name - path));
+    wh_string_format(&text, ".%s.part", name);
+    wh_layout_file file = {.path = wh_copy_text(path, strlen(path)), .part = wh_string_take(&text)};
+    if (!file.path || !file.part || !WH_GROW(layout->files, layout->file_capacity, layout->file_count)) {
+        wh_free(file.path);
+        wh_free(file.part);
         return false;
     }
-    layout->files[layout->file_count++] = (wh_layout_file){.path = copy};
+    layout->files[layout->file_count++] = file;
     return true;
 }
 

@@ -18,6 +18,7 @@
 /** A file. */
 typedef struct wh_layout_file {
     char *path;
+    char *part; /**< Where it is written: `.NAME.part` beside it. */
     uint64_t size;
     wh_mapping *mapping; /**< Once it is made. */
 } wh_layout_file;

@@ -8,8 +8,6 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "base/alloc.h"
-#include "base/fail.h"
 #include "file/file_fail.h"
 
 /** Tries to open and lock a part that others finish meanwhile. */
@@ -17,15 +15,6 @@ enum { TRIES = 100 };
 
 /** Bytes that one call writes. */
 enum { WRITE_MAX = 1 << 30 };
-
-char *wh_part_path(const char *path) {
-    const char *slash = strrchr(path, '/');
-    const char *name = slash ? slash + 1 : path;
-    wh_string text = {0};
-    wh_string_append(&text, path, (size_t)(name - path));
-    wh_string_format(&text, ".%s.part", name);
-    return wh_string_take(&text);
-}
 
 /** Whether the open file still has that name: a process that was faster may have moved it into place. */
 static bool has_name(const char *path, const struct stat *info) {
@@ -64,11 +53,7 @@ static int try_open(const char *part, uint32_t mode, int *fd_p, uint64_t *size_p
     return -1;
 }
 
-wherry_status wh_part_open(const char *path, uint32_t mode, int *fd_p, uint64_t *size_p, wherry_error *error) {
-    char *part = wh_part_path(path);
-    if (!part) {
-        return wh_fail_memory(error, "a path");
-    }
+wherry_status wh_part_open(const char *part, uint32_t mode, int *fd_p, uint64_t *size_p, wherry_error *error) {
     wherry_status status = WHERRY_OK;
     int result = 0;
     for (int i = 0; i < TRIES && result == 0; i++) {
@@ -77,7 +62,6 @@ wherry_status wh_part_open(const char *path, uint32_t mode, int *fd_p, uint64_t 
     if (result == 0) {
         status = wh_file_fail(error, WHERRY_REFUSED, wh_spot_file(part), "other processes keep writing it");
     }
-    wh_free(part);
     return result > 0 ? WHERRY_OK : status;
 }
 
@@ -138,23 +122,13 @@ wherry_status wh_part_write(const char *path, int fd, uint64_t offset, const voi
     return WHERRY_OK;
 }
 
-wherry_status wh_part_move(const char *path, wherry_error *error) {
-    char *part = wh_part_path(path);
-    if (!part) {
-        return wh_fail_memory(error, "a path");
-    }
-    wherry_status status =
-        rename(part, path) == 0 ? WHERRY_OK : wh_file_fail_errno(error, errno, path, "cannot be moved into place");
-    wh_free(part);
-    return status;
+wherry_status wh_part_move(const wh_layout_file *file, wherry_error *error) {
+    return rename(file->part, file->path) == 0
+               ? WHERRY_OK
+               : wh_file_fail_errno(error, errno, file->path, "cannot be moved into place");
 }
 
-wherry_status wh_part_sync_folder(const char *path, wherry_error *error) {
-    const char *slash = strrchr(path, '/');
-    char *folder = slash ? wh_copy_text(path, (size_t)(slash - path) + 1) : wh_copy_text(".", 1);
-    if (!folder) {
-        return wh_fail_memory(error, "a path");
-    }
+wherry_status wh_part_sync_folder(const char *folder, wherry_error *error) {
     int fd = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     wherry_status status = WHERRY_OK;
     if (fd < 0 || fsync(fd) != 0) {
@@ -163,6 +137,5 @@ wherry_status wh_part_sync_folder(const char *path, wherry_error *error) {
     if (fd >= 0) {
         close(fd);
     }
-    wh_free(folder);
     return status;
 }

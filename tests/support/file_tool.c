@@ -3,6 +3,7 @@
  *     file_tool list FILE          a line a tensor: path, dtype, shape, strides, its bytes; then the texts of its metadata
  *     file_tool convert FILE OUT   opens one and writes its state as the other
  *     file_tool verify FILE        opens it and compares its digests
+ *     file_tool open FILE          opens it, and prints the most memory that this process has had, in KiB
  * A failure is a line "STATUS OFFSET PATH MESSAGE" on standard error, and 1.
  */
 #include <inttypes.h>
@@ -75,6 +76,18 @@ static int convert(const wherry_value *state, const char *path) {
     return wherry_file_write(path, state, &options, &error) == WHERRY_OK ? EXIT_SUCCESS : fail(&error);
 }
 
+static int print_memory(void) {
+    char line[256];
+    FILE *in = fopen("/proc/self/status", "r");
+    while (in && fgets(line, sizeof(line), in)) {
+        unsigned long long peak;
+        if (sscanf(line, "VmHWM: %llu", &peak) == 1) {
+            printf("%llu\n", peak);
+        }
+    }
+    return in && fclose(in) == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+}
+
 int main(int argc, char **argv) {
     wherry_file *file;
     wherry_error error;
@@ -91,7 +104,9 @@ int main(int argc, char **argv) {
         result = convert(wherry_file_state(file), argv[3]);
     } else if (strcmp(argv[1], "verify") == 0) {
         result = wherry_file_verify(file, &error) == WHERRY_OK ? EXIT_SUCCESS : fail(&error);
-    } else {
+    } else if (strcmp(argv[1], "open") == 0) {
+        result = print_memory();
+    } else if (strcmp(argv[1], "list") == 0) {
         result = list(wherry_file_state(file));
     }
     wherry_file_close(file);
