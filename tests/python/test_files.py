@@ -246,6 +246,23 @@ def test_bad_by_their_library():
     assert accepted <= ours_alone, accepted - ours_alone
 
 
+def test_document(tmp_path):
+    """The examples of docs/files.md compile; the first one runs."""
+    blocks = (TESTS.parent / "docs" / "files.md").read_text().split("```c\n")[1:]
+    assert len(blocks) == 2
+    program = tmp_path / "convert"
+    for number, block in enumerate(blocks):
+        source = tmp_path / f"block{number}.c"
+        source.write_text(block.split("```")[0])
+        end = ["-o", program, f"-L{BUILD}/src/file", f"-L{BUILD}/src", "-lwherry-file", "-lwherry"] if number == 0 else ["-fsyntax-only"]
+        subprocess.run(["cc", "-std=c17", "-Wall", "-Wextra", "-Werror", f"-I{TESTS.parent}/include", source, *end], check=True)
+    ours = tmp_path / "ours.npz"
+    done = subprocess.run([program, GOLDEN / "good" / "plain.npz", ours], capture_output=True, text=True, check=False,
+                          env=os.environ | {"LD_LIBRARY_PATH": f"{BUILD}/src/file:{BUILD}/src"})
+    assert done.returncode == 0 and "uint16[2]" in done.stdout, done.stderr
+    assert np.load(ours)["b/c"].tolist() == [3, 4]
+
+
 def sparse_file(path, total, count):
     """A safetensors file without a byte of content on the disk."""
     each = total // count

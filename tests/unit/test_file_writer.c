@@ -185,6 +185,31 @@ static void test_resumed(void **state) {
     wherry_value_destroy(source);
 }
 
+/** A file that is cut off while it is sent: where the system reads the bytes, both sides fail, and nobody else is harmed. */
+static void test_cut_while_sent(void **state) {
+    (void)state;
+    enum { LARGE = 16 << 20 };
+    wherry_value *source = build_dict("a", bytes(LARGE, 1), NULL);
+    const char *path = scratch_file(&folder, "a.safetensors");
+    must(wherry_file_write(path, source, NULL, &error));
+    wherry_file *file;
+    must(wherry_file_open(path, NULL, &file, &error));
+    assert_int_equal(truncate(path, LARGE / 2), 0);
+    const char *lane = ferry_lane;
+    ferry_lane = "cma";
+    ferry_world world = ferry_open();
+    ferry_call calls[] = {ferry_send(&world, 0, 1, wherry_file_state(file)), ferry_receive(&world, 1, 0)};
+    calls[0].options.verify = calls[1].options.verify = WHERRY_VERIFY_OFF;
+    ferry_run(calls, 2);
+    assert_int_not_equal(calls[0].status, WHERRY_OK);
+    assert_int_equal(calls[1].status, WHERRY_OUT_OF_BOUNDS);
+    must_fail(WHERRY_TRUNCATED, error, wherry_file_check(file, &error));
+    ferry_close(&world);
+    ferry_lane = lane;
+    wherry_file_close(file);
+    wherry_value_destroy(source);
+}
+
 /* ---- whole or not at all ---- */
 
 static void test_abandoned(void **state) {
@@ -361,6 +386,7 @@ int main(void) {
         cmocka_unit_test_setup_teardown(test_received, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_received_any_state, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_resumed, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_cut_while_sent, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_abandoned, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_killed, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_one_at_a_time, set_up, tear_down),
