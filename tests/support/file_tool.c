@@ -80,9 +80,8 @@ static int print_memory(void) {
     char line[256];
     FILE *in = fopen("/proc/self/status", "r");
     while (in && fgets(line, sizeof(line), in)) {
-        unsigned long long peak;
-        if (sscanf(line, "VmHWM: %llu", &peak) == 1) {
-            printf("%llu\n", peak);
+        if (strncmp(line, "VmHWM:", 6) == 0) {
+            printf("%llu\n", strtoull(line + 6, NULL, 10));
         }
     }
     return in && fclose(in) == 0 ? EXIT_SUCCESS : EXIT_FAILURE;

@@ -128,8 +128,8 @@ static void test_sparse(void **state) {
         for (int i = 0; i < TENSORS; i++) {
             length += (size_t)snprintf(
                 header + length, 128, "%c\"layer.%d\":{\"dtype\":\"U8\",\"shape\":[%llu],\"data_offsets\":[%llu,%llu]}",
-                i ? ',' : '{', i, (unsigned long long)each, (unsigned long long)(each * (uint64_t)i),
-                (unsigned long long)(each * (uint64_t)(i + 1)));
+                i ? ',' : '{', i, (unsigned long long)each, (unsigned long long)each * (unsigned)i,
+                (unsigned long long)each * (unsigned)(i + 1));
         }
         header[length++] = '}';
         const char *path = scratch_file(&folder, k ? "large.safetensors" : "small.safetensors");
