@@ -52,7 +52,14 @@ extern const wh_command *const wh_commands[];
 extern const wh_command wh_command_bench;
 extern const wh_command wh_command_demo;
 extern const wh_command wh_command_demo_rank;
+extern const wh_command wh_command_diff;
+extern const wh_command wh_command_digest;
 extern const wh_command wh_command_doctor;
+extern const wh_command wh_command_fetch;
+extern const wh_command wh_command_inspect;
+extern const wh_command wh_command_recv;
+extern const wh_command wh_command_send;
+extern const wh_command wh_command_serve;
 extern const wh_command wh_command_reference;
 
 /** The command of that name; NULL where there is none. */

@@ -10,7 +10,13 @@
 #include "command.h"
 
 const wh_command *const wh_commands[] = {
-    &wh_command_doctor, &wh_command_bench, &wh_command_demo, &wh_command_demo_rank, &wh_command_reference, NULL,
+#if WH_CLI_FILES
+    &wh_command_serve,     &wh_command_fetch,     &wh_command_send,
+    &wh_command_recv,      &wh_command_inspect,   &wh_command_diff,
+    &wh_command_digest,
+#endif
+    &wh_command_doctor,    &wh_command_bench,     &wh_command_demo,
+    &wh_command_demo_rank, &wh_command_reference, NULL,
 };
 
 const wh_command *wh_command_find(const char *name) {

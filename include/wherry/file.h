@@ -39,6 +39,7 @@ typedef enum wherry_file_format {
     WHERRY_FILE_NPY = 3,         /**< One array of NumPy. */
     WHERRY_FILE_NPZ = 4,         /**< Several, in a zip file. */
     WHERRY_FILE_WHERRY = 5,      /**< Wherry's own, docs/file-format.md: any state. */
+    WHERRY_FILE_BYTES = 6, /**< Any file as it is: one tensor of bytes. Never guessed: only where it is asked for. */
 } wherry_file_format;
 
 /** The name of a format, such as "safetensors"; lives for ever; "?" for a value that is none. Any thread. */
@@ -129,6 +130,12 @@ typedef struct wherry_file_summary {
 
 /** Reads the figures. Does not block. */
 WHERRY_API void wherry_file_summarize(const wherry_file *file, wherry_file_summary *summary_p);
+
+/**
+ * The path of one of the files, borrowed: 0 is the one that was opened; of sharded ones that is the index, and the shards stand behind it.
+ * @return NULL where there is none of that number.
+ */
+WHERRY_API const char *wherry_file_path(const wherry_file *file, size_t index);
 
 /**
  * Asks the system whether the files still are as long as they were, and were not written, since they were opened: to be called before bytes are used that may have gone.

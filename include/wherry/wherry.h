@@ -6,6 +6,7 @@
 #include <wherry/cancel.h>
 #include <wherry/checkpoint.h>
 #include <wherry/device.h>
+#include <wherry/digest.h>
 #include <wherry/dtensor.h>
 #include <wherry/dtype.h>
 #include <wherry/error.h>

@@ -5,14 +5,14 @@
 #include "base/fail.h"
 
 /** Longer endings before those that end them; formats that are told by strict marks before those that are not. */
-static const wh_format *const formats[] = {&wh_format_native, &wh_format_npy, &wh_format_npz, &wh_format_sharded,
-                                           &wh_format_safetensors};
+static const wh_format *const formats[] = {&wh_format_native,  &wh_format_npy,         &wh_format_npz,
+                                           &wh_format_sharded, &wh_format_safetensors, &wh_format_bytes};
 
 enum { FORMATS = sizeof(formats) / sizeof(*formats) };
 
 static bool ends_with(const char *text, const char *ending) {
     size_t length = strlen(text);
-    size_t wanted = strlen(ending);
+    size_t wanted = ending ? strlen(ending) : SIZE_MAX;
     return length >= wanted && strcmp(text + length - wanted, ending) == 0;
 }
 

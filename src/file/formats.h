@@ -10,7 +10,7 @@
 typedef struct wh_format {
     wherry_file_format format;
     const char *name;
-    const char *ending; /**< Of file names. */
+    const char *ending; /**< Of file names; NULL: neither a name nor the content tells it. */
 
     /** Whether the first bytes of a file are of this format; NULL: it is told by its name alone. */
     bool (*matches)(const uint8_t *head, size_t size);
@@ -43,5 +43,6 @@ extern const wh_format wh_format_sharded;
 extern const wh_format wh_format_npy;
 extern const wh_format wh_format_npz;
 extern const wh_format wh_format_native;
+extern const wh_format wh_format_bytes;
 
 #endif

@@ -54,7 +54,8 @@ static wherry_status open_detected(wherry_file *file, wherry_file_format wanted,
     if (status != WHERRY_OK) {
         return status;
     }
-    const wh_format *format = wh_format_detect(mapping->path, head, size);
+    const wh_format *format =
+        wanted == WHERRY_FILE_BYTES ? wh_format_get(wanted) : wh_format_detect(mapping->path, head, size);
     if (!format) {
         return wh_file_fail(
             error, WHERRY_MALFORMED, wh_spot_byte(mapping->path, 0),
@@ -92,7 +93,7 @@ wherry_status wherry_file_open(const char *path, const wherry_file_open_options 
     }
     wherry_limits limits;
     wherry_limits_init(&limits);
-    if ((chosen.flags & ~(uint32_t)WHERRY_FILE_OPEN_FLAGS) || chosen.format > WHERRY_FILE_WHERRY ||
+    if ((chosen.flags & ~(uint32_t)WHERRY_FILE_OPEN_FLAGS) || chosen.format > WHERRY_FILE_BYTES ||
         !wh_options_take(&limits, sizeof(limits), chosen.limits)) {
         return wh_fail(error, WHERRY_INVALID_ARGUMENT,
                        "options has a flag, a format or limits that this version does not know");
@@ -126,6 +127,10 @@ void wherry_file_close(wherry_file *file) {
 
 const wherry_value *wherry_file_state(const wherry_file *file) {
     return file->state;
+}
+
+const char *wherry_file_path(const wherry_file *file, size_t index) {
+    return index < file->mapping_count ? file->mappings[index]->path : NULL;
 }
 
 void wherry_file_summarize(const wherry_file *file, wherry_file_summary *summary_p) {

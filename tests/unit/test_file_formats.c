@@ -348,6 +348,40 @@ static void test_damage(void **state) {
     wherry_value_destroy(source);
 }
 
+/** Any file as it is, only where that is asked for. */
+static void test_bytes(void **state) {
+    (void)state;
+    const char *path = scratch_file(&folder, "any");
+    wherry_value *bytes = build_tensor(build_storage(1000, 3), WHERRY_U8, 0, 1, SHAPE(1000), NULL);
+    wherry_file_write_options options;
+    wherry_file_open_options how;
+    wherry_file *file;
+    wherry_file_write_options_init(&options);
+    wherry_file_open_options_init(&how);
+    must_fail(WHERRY_INVALID_ARGUMENT, error, wherry_file_write(path, bytes, &options, &error));
+    options.format = how.format = WHERRY_FILE_BYTES;
+    write_file(path, bytes, &options);
+    must_fail(WHERRY_MALFORMED, error, wherry_file_open(path, NULL, &file, &error));
+    must(wherry_file_open(path, &how, &file, &error));
+    must(wherry_value_compare(wherry_file_state(file), bytes, WHERRY_COMPARE_ALL, &error));
+    assert_string_equal(wherry_file_path(file, 0), path);
+    assert_null(wherry_file_path(file, 1));
+    wherry_file_summary summary;
+    wherry_file_summarize(file, &summary);
+    assert_true(summary.format == WHERRY_FILE_BYTES && summary.tensors == 1 && summary.file_bytes == 1000);
+    wherry_file_close(file);
+    wherry_value *matrix = tensor(WHERRY_U8, 2, 3, 1);
+    must_fail(WHERRY_UNSUPPORTED, error, wherry_file_accepts(WHERRY_FILE_BYTES, matrix, &error));
+    wherry_value *nothing = build_tensor(build_storage(0, 1), WHERRY_U8, 0, 1, SHAPE(0), NULL);
+    write_file(path, nothing, &options);
+    must(wherry_file_open(path, &how, &file, &error));
+    must(wherry_value_compare(wherry_file_state(file), nothing, WHERRY_COMPARE_ALL, &error));
+    wherry_file_close(file);
+    wherry_value_destroy(matrix);
+    wherry_value_destroy(nothing);
+    wherry_value_destroy(bytes);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_dtypes, set_up, tear_down),
@@ -358,6 +392,7 @@ int main(void) {
         cmocka_unit_test_setup_teardown(test_order_of_elements, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_any_state, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_shards, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_bytes, set_up, tear_down),
         cmocka_unit_test(test_names_of_formats),
         cmocka_unit_test_setup_teardown(test_mapping, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_damage, set_up, tear_down),

@@ -1,4 +1,6 @@
 /* Tensors: which views of a storage there are, and which reach beyond it. */
+#include <wherry/digest.h>
+
 #include "../support/build.h"
 
 enum { DTYPES = WHERRY_I7 + 1 };
@@ -248,6 +250,57 @@ static void test_cast_of_nothing(void **state) {
     wherry_value_destroy(value);
 }
 
+static wherry_digest digest_of(wherry_value *tensor) {
+    wherry_digest digest;
+    wherry_error error;
+    must(wherry_tensor_digest(tensor, &digest, &error));
+    wherry_value_destroy(tensor);
+    return digest;
+}
+
+/** The same elements have the same digest, whatever their strides; others have another. */
+static void test_digest(void **state) {
+    (void)state;
+    enum { ROWS = 3, COLUMNS = 5 };
+    int64_t shape[] = {ROWS, COLUMNS};
+    int64_t by_column[] = {1, ROWS};
+    int64_t apart[] = {2 * COLUMNS, 2};
+    int64_t one = 1;
+    wherry_storage *plain = build_storage(ROWS * COLUMNS * 2, 1);
+    wherry_storage *turned = build_storage(ROWS * COLUMNS * 2, 1);
+    wherry_storage *wide = build_storage(4 * ROWS * COLUMNS * 2, 1);
+    uint16_t *from = wherry_storage_data(plain);
+    for (int64_t i = 0; i < ROWS * COLUMNS; i++) {
+        ((uint16_t *)wherry_storage_data(turned))[i % COLUMNS * ROWS + i / COLUMNS] = from[i];
+        ((uint16_t *)wherry_storage_data(wide))[1 + 2 * i] = from[i];
+    }
+    wherry_digest digest = digest_of(build_view(plain, WHERRY_U16, 0, 2, shape, NULL));
+    wherry_digest others[] = {digest_of(build_view(turned, WHERRY_U16, 0, 2, shape, by_column)),
+                              digest_of(build_view(wide, WHERRY_U16, 1, 2, shape, apart))};
+    assert_memory_equal(&digest, others, sizeof(digest));
+    assert_memory_equal(&digest, others + 1, sizeof(digest));
+    from[ROWS * COLUMNS - 1] ^= 1;
+    others[0] = digest_of(build_view(plain, WHERRY_U16, 0, 2, shape, NULL));
+    assert_memory_not_equal(&digest, others, sizeof(digest));
+    /* XXH3 of nothing, as its authors publish it. */
+    static const uint8_t nothing[] = {0x99, 0xaa, 0x06, 0xd3, 0x01, 0x47, 0x98, 0xd8,
+                                      0x60, 0x01, 0xc3, 0x24, 0x46, 0x8d, 0x49, 0x7f};
+    shape[0] = 0;
+    digest = digest_of(build_view(plain, WHERRY_U16, 0, 2, shape, NULL));
+    assert_memory_equal(&digest, nothing, sizeof(nothing));
+    wherry_storage_unref(plain);
+    wherry_storage_unref(turned);
+    wherry_storage_unref(wide);
+    wherry_error error;
+    wherry_value *scalar = build_int(1);
+    wherry_value *bare = build_tensor(build_bare(8), WHERRY_U8, 0, 1, &one, NULL);
+    must_fail(WHERRY_INVALID_ARGUMENT, error, wherry_tensor_digest(scalar, &digest, &error));
+    must_fail(WHERRY_INVALID_ARGUMENT, error, wherry_tensor_digest(NULL, &digest, &error));
+    must_fail(WHERRY_UNSUPPORTED, error, wherry_tensor_digest(bare, &digest, &error));
+    wherry_value_destroy(scalar);
+    wherry_value_destroy(bare);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_every_dtype),     cmocka_unit_test(test_dimensions),
@@ -255,7 +308,7 @@ int main(void) {
         cmocka_unit_test(test_strides),         cmocka_unit_test(test_strides_are_kept),
         cmocka_unit_test(test_overflow),        cmocka_unit_test(test_refused),
         cmocka_unit_test(test_cast_to_bytes),   cmocka_unit_test(test_cast_refused),
-        cmocka_unit_test(test_cast_of_nothing),
+        cmocka_unit_test(test_cast_of_nothing), cmocka_unit_test(test_digest),
     };
     return cmocka_run_group_tests_name("tensor", tests, NULL, NULL);
 }

@@ -342,6 +342,11 @@ static bool is_waiting(const wh_sockets *sockets) {
     return sockets->base.size - count_missing(sockets, NULL) < (int32_t)sockets->options.wait_for;
 }
 
+/** Whether a guest's only host has another secret: no other can come there, so that there is nothing to wait for. */
+static bool is_turned_away(const wh_sockets *sockets) {
+    return sockets->options.dial_only && sockets->meeting_count == 1 && sockets->refusal.status == WHERRY_BAD_SECRET;
+}
+
 /** Waits for the others, and lets the lock go now and then to ask whether it shall. */
 static wherry_status wait_for_ranks(wh_sockets *sockets, wh_deadline deadline, wherry_error *error) {
     wherry_status status = WHERRY_OK;
@@ -349,7 +354,7 @@ static wherry_status wait_for_ranks(wh_sockets *sockets, wh_deadline deadline, w
     bool interrupted = false;
     pthread_mutex_lock(&sockets->lock);
     wh_deadline next = wh_deadline_in_ms(WH_STOP_LOOK_MS);
-    while (is_waiting(sockets) && !sockets->fenced && in_time && !interrupted) {
+    while (is_waiting(sockets) && !sockets->fenced && in_time && !interrupted && !is_turned_away(sockets)) {
         wh_wait(&sockets->changed, &sockets->lock, wh_deadline_earlier(deadline, next));
         in_time = !wh_deadline_passed(deadline);
         if (wh_deadline_passed(next)) {

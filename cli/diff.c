@@ -1,0 +1,206 @@
+/* `wherry diff`: what two checkpoint files differ in, by name. */
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <wherry/digest.h>
+#include <wherry/file.h>
+
+#include "command.h"
+#include "json_out.h"
+#include "leaves.h"
+
+typedef struct diff_options {
+    wh_common common;
+    bool no_content;
+} diff_options;
+
+static const wh_option options_taken[] = {
+    {"no-content", 0, WH_OPTION_FLAG, offsetof(diff_options, no_content), NULL,
+     "compare names, dtypes and shapes, not the bytes of tensors", 0, 0, NULL},
+    {.name = NULL},
+};
+
+static int run(int argc, char **argv);
+
+const wh_command wh_command_diff = {
+    .name = "diff",
+    .summary = "tell what two checkpoint files differ in, by name",
+    .operands = "A B",
+    .least = 2,
+    .most = 2,
+    .text = "Compares two checkpoint files, of the same format or of two: which tensors and values only one of them "
+            "has, which "
+            "have another dtype or shape, and which have other bytes. Lines begin with - for what only A has, + for "
+            "what only B "
+            "has, and ! for what differs.\n\n"
+            "Exits with 0 where they are equal and with 1 where they differ; -q prints nothing.",
+    .options = options_taken,
+    .json = true,
+    .examples = "wherry diff yesterday.safetensors today.safetensors\n"
+                "wherry diff -q a.safetensors b.npz && echo equal\n",
+    .run = run,
+};
+
+typedef struct comparison {
+    const diff_options *options;
+    wh_json *json;
+    size_t differences;
+} comparison;
+
+static void tell(comparison *c, char mark, const char *name, const char *one, const char *other) {
+    c->differences++;
+    if (c->json) {
+        wh_json_open(c->json, NULL, '{');
+        wh_json_text(c->json, "name", name);
+        wh_json_text(c->json, "change", mark == '-' ? "removed" : mark == '+' ? "added" : "changed");
+        if (one) {
+            wh_json_text(c->json, "a", one);
+        }
+        if (other) {
+            wh_json_text(c->json, "b", other);
+        }
+        wh_json_close(c->json, '}');
+    } else if (!c->options->common.quiet) {
+        printf("%c %s: %s%s%s\n", mark, name, one ? one : "", one && other ? " -> " : "", other ? other : "");
+    }
+}
+
+static bool same_shape(const wherry_tensor *one, const wherry_tensor *other) {
+    return one->dtype == other->dtype && one->flags == other->flags && one->ndim == other->ndim &&
+           (!one->ndim || memcmp(one->shape, other->shape, one->ndim * sizeof(*one->shape)) == 0);
+}
+
+/** Whether the elements lie end to end in the order of their indices. */
+static bool is_dense(const wherry_tensor *tensor) {
+    int64_t elements = 1;
+    for (uint32_t i = tensor->ndim; i-- > 0;) {
+        if (tensor->shape[i] != 1 && tensor->strides[i] != elements) {
+            return false;
+        }
+        elements *= tensor->shape[i];
+    }
+    return true;
+}
+
+/** Counts the elements that differ, of two tensors that are dense. */
+static void count_elements(const wherry_tensor *one, const wherry_tensor *other, char *text, size_t size) {
+    uint64_t bytes = wherry_dtype_describe(one->dtype)->bytes;
+    uint64_t count = wherry_tensor_count(one);
+    const char *a = (const char *)wherry_storage_data(one->storage) + (uint64_t)one->offset * bytes;
+    const char *b = (const char *)wherry_storage_data(other->storage) + (uint64_t)other->offset * bytes;
+    uint64_t first = count;
+    uint64_t differing = 0;
+    for (uint64_t i = 0; i < count; i++) {
+        if (memcmp(a + i * bytes, b + i * bytes, bytes) != 0) {
+            first = differing++ ? first : i;
+        }
+    }
+    snprintf(text, size, "%" PRIu64 " of %" PRIu64 " elements differ, the first is number %" PRIu64, differing, count,
+             first);
+}
+
+static wherry_status compare_tensors(comparison *c, const wh_leaf *one, const wh_leaf *other, wherry_error *error) {
+    char texts[2][256];
+    if (!same_shape(one->tensor, other->tensor)) {
+        wh_leaf_text(one, texts[0], sizeof(texts[0]));
+        wh_leaf_text(other, texts[1], sizeof(texts[1]));
+        tell(c, '!', one->name, texts[0], texts[1]);
+        return WHERRY_OK;
+    }
+    wherry_digest digests[2];
+    if (c->options->no_content) {
+        return WHERRY_OK;
+    }
+    wherry_status status = wherry_tensor_digest(one->value, digests, error);
+    if (status == WHERRY_OK) {
+        status = wherry_tensor_digest(other->value, digests + 1, error);
+    }
+    if (status == WHERRY_OK && memcmp(digests, digests + 1, sizeof(*digests)) != 0) {
+        snprintf(texts[0], sizeof(texts[0]), "elements differ");
+        if (is_dense(one->tensor) && is_dense(other->tensor)) {
+            count_elements(one->tensor, other->tensor, texts[0], sizeof(texts[0]));
+        }
+        tell(c, '!', one->name, texts[0], NULL);
+    }
+    return status;
+}
+
+static wherry_status compare_leaf(comparison *c, const wh_leaf *one, const wh_leaf *other, wherry_error *error) {
+    char texts[2][256];
+    if (one->tensor && other->tensor) {
+        return compare_tensors(c, one, other, error);
+    }
+    unsigned flags = WHERRY_COMPARE_NO_SHARING | (c->options->no_content ? WHERRY_COMPARE_NO_CONTENT : 0);
+    wherry_status status = wherry_value_compare(one->value, other->value, flags, error);
+    if (status == WHERRY_MISMATCH) {
+        wh_leaf_text(one, texts[0], sizeof(texts[0]));
+        wh_leaf_text(other, texts[1], sizeof(texts[1]));
+        tell(c, '!', one->name, texts[0], texts[1]);
+        status = WHERRY_OK;
+    }
+    return status;
+}
+
+static int by_name(const void *one, const void *other) {
+    return strcmp(((const wh_leaf *)one)->name, ((const wh_leaf *)other)->name);
+}
+
+/** Goes through both lists, sorted by name. */
+static wherry_status compare_all(comparison *c, wh_leaves *one, wh_leaves *other, wherry_error *error) {
+    wherry_status status = WHERRY_OK;
+    char text[256];
+    size_t i = 0;
+    size_t k = 0;
+    qsort(one->items, one->count, sizeof(*one->items), by_name);
+    qsort(other->items, other->count, sizeof(*other->items), by_name);
+    while (status == WHERRY_OK && (i < one->count || k < other->count)) {
+        int order = i == one->count ? 1 : k == other->count ? -1 : strcmp(one->items[i].name, other->items[k].name);
+        if (order == 0) {
+            status = compare_leaf(c, one->items + i++, other->items + k++, error);
+        } else {
+            const wh_leaf *only = order < 0 ? one->items + i++ : other->items + k++;
+            wh_leaf_text(only, text, sizeof(text));
+            tell(c, order < 0 ? '-' : '+', only->name, order < 0 ? text : NULL, order < 0 ? NULL : text);
+        }
+    }
+    return status;
+}
+
+static int run(int argc, char **argv) {
+    diff_options options = {.no_content = false};
+    wh_operands operands;
+    wherry_error error;
+    int code;
+    if (!wh_options_parse(&wh_command_diff, argc, argv, &options, &operands, &code)) {
+        return code;
+    }
+    wh_json json = {.out = stdout};
+    comparison c = {.options = &options, .json = options.common.json ? &json : NULL};
+    wherry_file *files[2] = {NULL, NULL};
+    wh_leaves leaves[2] = {{0}, {0}};
+    wherry_status status = WHERRY_OK;
+    for (int i = 0; i < 2 && status == WHERRY_OK; i++) {
+        status = wherry_file_open(operands.items[i], NULL, files + i, &error);
+        if (status == WHERRY_OK) {
+            status = wh_leaves_list(leaves + i, wherry_file_state(files[i]), &error);
+        }
+    }
+    if (status == WHERRY_OK) {
+        if (c.json) {
+            wh_json_open(c.json, NULL, '[');
+        }
+        status = compare_all(&c, leaves, leaves + 1, &error);
+        if (c.json) {
+            wh_json_close(c.json, ']');
+        }
+    }
+    for (int i = 0; i < 2; i++) {
+        wh_leaves_free(leaves + i);
+        wherry_file_close(files[i]);
+    }
+    if (status != WHERRY_OK) {
+        return wh_fail_status(&wh_command_diff, NULL, &error);
+    }
+    return c.differences ? WH_EXIT_FAILED : WH_EXIT_OK;
+}

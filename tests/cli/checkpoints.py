@@ -1,0 +1,60 @@
+"""Checkpoint files for the tests of the command, written by hand."""
+
+import json
+import os
+import struct
+
+SIZES = {"F32": 4, "I64": 8, "U8": 1, "BF16": 2}
+
+
+def write_safetensors(path, tensors, metadata=None):
+    """tensors: {name: (dtype, shape, bytes)}"""
+    header, at = {"__metadata__": metadata} if metadata else {}, 0
+    for name, (dtype, shape, data) in tensors.items():
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [at, at + len(data)]}
+        at += len(data)
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with open(path, "wb") as file:
+        file.write(struct.pack("<Q", len(text)) + text)
+        for *_, data in tensors.values():
+            file.write(data)
+    return path
+
+
+def small(path, layers=4, step=7, **changed):
+    """A few layers, a step and some metadata; `changed` names tensors and gives them other bytes."""
+    tensors = {f"layers.{i}.weight": ("F32", [16, 8], bytes([i]) * 512) for i in range(layers)}
+    tensors["head"] = ("BF16", [4], b"headhead")
+    tensors["step"] = ("I64", [], struct.pack("<q", step))
+    for name, data in changed.items():
+        dtype, shape, _ = tensors[name]
+        tensors[name] = (dtype, shape, data)
+    return write_safetensors(path, tensors, {"by": "a test"})
+
+
+def sparse(path, tensors, nbytes):
+    """So many tensors of so many zero bytes, which take no room on the disk."""
+    header = {f"w{i}": {"dtype": "U8", "shape": [nbytes], "data_offsets": [i * nbytes, (i + 1) * nbytes]} for i in range(tensors)}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with open(path, "wb") as file:
+        file.write(struct.pack("<Q", len(text)) + text)
+        file.truncate(8 + len(text) + tensors * nbytes)
+    return path
+
+
+def large(path, nbytes, tensors=8):
+    """Bytes that differ everywhere, so that a chunk in another's place is noticed."""
+    each = nbytes // tensors
+    header = {f"w{i}": {"dtype": "U8", "shape": [each], "data_offsets": [i * each, (i + 1) * each]} for i in range(tensors)}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    block = bytearray(os.urandom(1 << 20))
+    with open(path, "wb") as file:
+        file.write(struct.pack("<Q", len(text)) + text)
+        for i in range(each * tensors >> 20):
+            block[:8] = struct.pack("<Q", i)
+            file.write(block)
+        file.write(bytes(block)[: each * tensors % (1 << 20)])
+    return path

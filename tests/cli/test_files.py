@@ -1,0 +1,150 @@
+"""`wherry inspect`, `wherry diff` and `wherry digest`."""
+
+import json
+import pathlib
+import re
+import time
+
+import pytest
+from checkpoints import small, sparse, write_safetensors
+from command import BYTES, FAILED, OK, RESOURCE, USAGE, start, wherry
+
+np = pytest.importorskip("numpy")
+
+
+@pytest.fixture
+def model(tmp_path):
+    return small(tmp_path / "model.safetensors")
+
+
+def test_inspect(model):
+    done = wherry("inspect", model)
+    assert done.returncode == OK and done.stderr == ""
+    assert '["layers.0.weight"]: float32[16, 8] cpu, storage #0' in done.stdout
+    assert 'by: "a test"' in done.stdout
+    assert done.stdout.splitlines()[-1] == f"{model}: 6 tensors in 6 storages, 2.0 KiB; safetensors, 1 file, {size_text(model)}"
+
+
+def size_text(path):
+    return f"{path.stat().st_size / 1024:.1f} KiB"
+
+
+def test_inspect_json(model):
+    told = json.loads(wherry("inspect", "--json", model).stdout)
+    assert (told["format"], told["files"], told["tensors"], told["bytes"]) == ("safetensors", 1, 6, 4 * 512 + 8 + 8)
+    leaves = {leaf["name"]: leaf for leaf in told["leaves"]}
+    assert leaves["head"] == {"name": "head", "kind": "tensor", "dtype": "bfloat16", "shape": [4], "bytes": 8, "storage": 4}
+    assert leaves["__metadata__.by"]["value"] == '"a test"'
+
+
+def test_inspect_npy_and_npz(tmp_path):
+    np.save(tmp_path / "a.npy", np.asfortranarray(np.arange(6.0).reshape(2, 3)))
+    np.savez(tmp_path / "b.npz", x=np.arange(3), y=np.ones((2, 2), np.float32))
+    assert "float64[2, 3]" in wherry("inspect", tmp_path / "a.npy").stdout
+    assert [leaf["name"] for leaf in json.loads(wherry("inspect", tmp_path / "b.npz", "--json").stdout)["leaves"]] == ["x", "y"]
+
+
+def test_names_with_odd_characters(tmp_path):
+    names = ['quo"te', "back\\slash", "tab\there", "schön", "\u0001"]
+    path = write_safetensors(tmp_path / "odd.safetensors", {name: ("U8", [1], b"x") for name in names})
+    told = json.loads(wherry("inspect", "--json", path).stdout)
+    assert [leaf["name"] for leaf in told["leaves"]] == names
+
+
+def measure(path):
+    """Seconds of an inspection, the best of three, and the most memory that it took until it began to tell."""
+    best = (1e9, 0)
+    for _ in range(3):
+        begin = time.monotonic()
+        with start("inspect", "--json", path) as child:
+            told = child.stdout.read(1)
+            memory = re.search(r"VmHWM:\s+(\d+) kB", pathlib.Path(f"/proc/{child.pid}/status").read_text())
+            told += child.stdout.read()
+            assert child.wait(10) == OK and len(json.loads(told)["leaves"]) == 1000
+        best = min(best, (time.monotonic() - begin, int(memory[1]) << 10))
+    return best
+
+
+def test_a_huge_file_is_told_of_as_fast_as_a_small_one(tmp_path):
+    tensors = 1000
+    less = measure(sparse(tmp_path / "less.safetensors", tensors, (100 << 20) // tensors))
+    more = measure(sparse(tmp_path / "more.safetensors", tensors, (100 << 30) // tensors))
+    assert more[0] < 1.5 * less[0] + 0.05, "100 GiB take longer than 100 MiB"
+    assert more[1] < 64 << 20, "memory"
+
+
+def test_diff(tmp_path, model):
+    same = small(tmp_path / "same.safetensors")
+    done = wherry("diff", model, same)
+    assert (done.returncode, done.stdout, done.stderr) == (OK, "", "")
+    data = bytearray(bytes([1]) * 512)
+    data[21] = 9
+    other = small(tmp_path / "other.safetensors", layers=3, step=8, **{"layers.1.weight": bytes(data)})
+    done = wherry("diff", model, other)
+    assert done.returncode == FAILED and done.stderr == ""
+    assert done.stdout.splitlines() == [
+        "! layers.1.weight: 1 of 128 elements differ, the first is number 5",
+        "- layers.3.weight: float32 [16, 8]",
+        "! step: 1 of 1 elements differ, the first is number 0",
+    ]
+    assert wherry("diff", other, model).stdout.splitlines()[1] == "+ layers.3.weight: float32 [16, 8]"
+    assert wherry("diff", "-q", model, other).stdout == ""
+    told = json.loads(wherry("diff", "--json", model, other).stdout)
+    assert [(one["name"], one["change"]) for one in told] == [
+        ("layers.1.weight", "changed"), ("layers.3.weight", "removed"), ("step", "changed")]
+    assert [one["name"] for one in json.loads(wherry("diff", "--json", "--no-content", model, other).stdout)] == ["layers.3.weight"]
+
+
+def test_diff_of_shapes_and_formats(tmp_path):
+    write_safetensors(tmp_path / "a.safetensors", {"x": ("F32", [2, 3], bytes(24)), "y": ("I64", [2], bytes(16))})
+    np.savez(tmp_path / "b.npz", x=np.zeros((3, 2), np.float32), y=np.zeros(2, np.int64))
+    done = wherry("diff", tmp_path / "a.safetensors", tmp_path / "b.npz")
+    assert (done.returncode, done.stdout) == (FAILED, "! x: float32 [2, 3] -> float32 [3, 2]\n")
+    np.savez(tmp_path / "c.npz", x=np.asfortranarray(np.zeros((2, 3), np.float32)), y=np.zeros(2, np.int64))
+    assert wherry("diff", tmp_path / "a.safetensors", tmp_path / "c.npz").returncode == OK
+
+
+def test_digest(tmp_path, model):
+    done = wherry("digest", model)
+    assert done.returncode == OK
+    lines = dict(line.split("  ")[::-1] for line in done.stdout.splitlines())
+    assert set(lines) == {*(f"layers.{i}.weight" for i in range(4)), "head", "step", str(model)}
+    assert all(re.fullmatch("[0-9a-f]{32}", digest) for digest in lines.values()) and len(set(lines.values())) == 7
+    assert wherry("digest", "-q", model).stdout == f"{lines[str(model)]}  {model}\n"
+    other = small(tmp_path / "other.safetensors", step=8)
+    told = json.loads(wherry("digest", "--json", model, other).stdout)
+    assert told[str(model)]["tensors"]["head"] == lines["head"] == told[str(other)]["tensors"]["head"]
+    assert told[str(model)]["tensors"]["step"] != told[str(other)]["tensors"]["step"]
+    assert told[str(model)]["all"] == lines[str(model)] != told[str(other)]["all"]
+
+
+def test_a_digest_does_not_depend_on_order_strides_or_format(tmp_path):
+    matrix = np.arange(12, dtype=np.float32).reshape(3, 4)
+    np.savez(tmp_path / "a.npz", x=matrix, y=np.arange(3))
+    np.savez(tmp_path / "b.npz", y=np.arange(3), x=np.asfortranarray(matrix))
+    write_safetensors(tmp_path / "c.safetensors", {"y": ("I64", [3], np.arange(3).tobytes()), "x": ("F32", [3, 4], matrix.tobytes())})
+    digests = {line.split()[0] for line in wherry("digest", "-q", *(tmp_path / name for name in ("a.npz", "b.npz", "c.safetensors"))).stdout.splitlines()}
+    assert len(digests) == 1
+
+
+@pytest.mark.parametrize("command", ["inspect", "digest", "diff"])
+def test_files_that_are_bad(command, tmp_path, model):
+    (tmp_path / "text.safetensors").write_text("not a checkpoint at all")
+    cut = tmp_path / "cut.safetensors"
+    cut.write_bytes(model.read_bytes()[:-1])
+    for path, code, told in [(tmp_path / "none.safetensors", RESOURCE, "No such file"), (tmp_path, RESOURCE, str(tmp_path)),
+                             (tmp_path / "text.safetensors", BYTES, "text.safetensors"), (cut, BYTES, "cut.safetensors")]:
+        done = wherry(command, path, *([model] if command == "diff" else []))
+        assert done.returncode == code and done.stdout == "", (path, done)
+        assert done.stderr.startswith(f"wherry {command}: ") and told in done.stderr
+
+
+@pytest.mark.parametrize("arguments, told", [
+    (["inspect"], "FILE|ADDRESS is missing"),
+    (["inspect", "a", "b"], "'b' is one too many"),
+    (["diff", "a"], "A B are missing"),
+    (["digest"], "FILE... is missing"),
+])
+def test_mistakes(arguments, told):
+    done = wherry(*arguments)
+    assert done.returncode == USAGE and told in done.stderr

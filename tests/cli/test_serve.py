@@ -1,0 +1,374 @@
+"""`wherry serve` and `wherry fetch`; `wherry send` and `wherry recv`."""
+
+import contextlib
+import filecmp
+import json
+import os
+import pathlib
+import pty
+import re
+import shutil
+import signal
+import socket
+import stat
+import subprocess
+import time
+
+import pytest
+from checkpoints import large, small, sparse
+from command import ARGUMENT, DEADLINE, OK, PEER, RESOURCE, USAGE, WHERRY, environment, start, wait_for, wherry
+
+np = pytest.importorskip("numpy")
+
+
+class Server:
+    """A `wherry serve` that runs; `log` is what it has said on standard error."""
+
+    def __init__(self, process, place):
+        self.process = process
+        self.place = place
+        text = ""
+        while not text.endswith("}\n"):
+            line = process.stdout.readline()
+            assert line, process.stderr.read()
+            text += line
+        told = json.loads(text)
+        self.address, self.token, self.local = told["address"], told["token"], told["this_machine_alone"]
+
+    @property
+    def log(self):
+        return (self.place / "serve.log").read_text()
+
+    def fetch(self, *arguments, token=None, **more):
+        return wherry("fetch", self.address, *arguments, WHERRY_TOKEN=token or self.token, **more)
+
+
+@contextlib.contextmanager
+def serving(place, *arguments):
+    with open(place / "serve.log", "w") as log:
+        process = subprocess.Popen([WHERRY, "serve", "--json", *map(str, arguments)], env=environment(), stdout=subprocess.PIPE,
+                                   stderr=log, text=True)
+    try:
+        yield Server(process, place)
+    finally:
+        process.send_signal(signal.SIGINT)
+        process.wait(10)
+        process.stdout.close()
+
+
+@pytest.fixture
+def model(tmp_path):
+    (tmp_path / "from").mkdir()
+    return small(tmp_path / "from" / "model.safetensors")
+
+
+def test_one_file(tmp_path, model):
+    with serving(tmp_path, model) as server:
+        assert server.local and server.address.startswith("tcp://127.0.0.1:")
+        done = server.fetch("-o", tmp_path / "got.safetensors")
+        assert done.returncode == OK, done.stderr
+        assert done.stdout.splitlines()[0] == str(tmp_path / "got.safetensors")
+        assert re.fullmatch(r"\d+\.\d KiB in \d+\.\d s, .* over \w+, verified", done.stdout.splitlines()[1])
+        assert (tmp_path / "got.safetensors").read_bytes() == model.read_bytes()
+        told = json.loads(server.fetch("-o", tmp_path / "again.safetensors", "--json", "-q").stdout)
+        assert told["files"] == [str(tmp_path / "again.safetensors")] and told["verified"] and told["bytes_held"] == 0
+        assert "only this machine can reach it" in server.log and "has fetched" in server.log
+        assert sorted(os.listdir(tmp_path)) == ["again.safetensors", "from", "got.safetensors", "serve.log"]
+
+
+def test_several_files_into_a_folder(tmp_path, model):
+    other = small(tmp_path / "from" / "other.safetensors", layers=2)
+    np.save(tmp_path / "from" / "array.npy", np.arange(10))
+    with serving(tmp_path, model, other, tmp_path / "from" / "array.npy") as server:
+        assert server.fetch("-o", tmp_path / "got").returncode == OK
+        assert filecmp.cmpfiles(tmp_path / "from", tmp_path / "got", os.listdir(tmp_path / "from"), shallow=False)[0] == sorted(
+            os.listdir(tmp_path / "from"), key=os.listdir(tmp_path / "from").index)
+        (tmp_path / "here").mkdir()
+        assert server.fetch(cwd=tmp_path / "here").returncode == OK
+        assert sorted(os.listdir(tmp_path / "here")) == sorted(os.listdir(tmp_path / "from"))
+
+
+def test_a_sharded_checkpoint(tmp_path):
+    source = tmp_path / "from"
+    source.mkdir()
+    names = {}
+    for i in range(3):
+        small(source / f"part-{i}.safetensors", layers=0, step=i)
+        data = (source / f"part-{i}.safetensors").read_bytes().replace(b'"step"', f'"st{i}p"'.encode()).replace(b'"head"', f'"he{i}d"'.encode())
+        (source / f"part-{i}.safetensors").write_bytes(data)
+        names.update({f"st{i}p": f"part-{i}.safetensors", f"he{i}d": f"part-{i}.safetensors"})
+    index = source / "model.safetensors.index.json"
+    index.write_text(json.dumps({"metadata": {"total_size": 48}, "weight_map": names}))
+    with serving(tmp_path, index) as server:
+        assert server.fetch("-o", tmp_path / "got/").returncode == OK
+        for name in os.listdir(source):
+            assert (tmp_path / "got" / name).read_bytes() == (source / name).read_bytes()
+        assert server.fetch("-o", tmp_path / "one.safetensors", "--only", "st?p").returncode == OK
+        told = json.loads(wherry("inspect", "--json", tmp_path / "one.safetensors").stdout)
+        assert sorted(leaf["name"] for leaf in told["leaves"] if leaf["kind"] == "tensor") == ["st0p", "st1p", "st2p"]
+
+
+def test_only_some_tensors(tmp_path, model):
+    with serving(tmp_path, model) as server:
+        assert server.fetch("-o", tmp_path / "some.safetensors", "--only", "layers.[12].*").returncode == OK
+        told = json.loads(wherry("inspect", "--json", tmp_path / "some.safetensors").stdout)
+        assert [leaf["name"] for leaf in told["leaves"]] == ["layers.1.weight", "layers.2.weight"]
+        assert wherry("diff", tmp_path / "some.safetensors", model).stdout.count("+") == 5
+        none = server.fetch("-o", tmp_path / "none.safetensors", "--only", "boats.*")
+        assert none.returncode == ARGUMENT and "nothing that is offered fits 'boats.*'" in none.stderr
+        assert not (tmp_path / "none.safetensors").exists()
+
+
+def test_into_another_format(tmp_path, model):
+    with serving(tmp_path, model) as server:
+        for name in ("model.npz", "model.wherry"):
+            done = server.fetch("-o", tmp_path / name)
+            if name == "model.wherry":
+                assert done.returncode == OK, done.stderr
+                assert wherry("diff", model, tmp_path / name).returncode == OK
+            else:  # which has no bfloat16
+                assert done.returncode == ARGUMENT and "bfloat16" in done.stderr and not (tmp_path / name).exists()
+
+
+def test_no_token_gets_nothing(tmp_path, model):
+    with serving(tmp_path, model) as server:
+        wrong = server.fetch("-o", tmp_path / "got", token="0" * 48)
+        assert wrong.returncode == PEER and "has another token" in wrong.stderr and wrong.stdout == ""
+        look = wherry("inspect", server.address, WHERRY_TOKEN="guess")
+        assert look.returncode == PEER and look.stdout == ""
+        (tmp_path / "empty").write_text("\n")
+        for more in ([], ["--token-file", tmp_path / "empty"]):
+            none = subprocess.run([WHERRY, "fetch", server.address, *map(str, more)], env=environment(), capture_output=True, text=True,
+                                  stdin=subprocess.DEVNULL, start_new_session=True, cwd=tmp_path, timeout=20)
+            assert none.returncode == ARGUMENT and "no token" in none.stderr
+        assert server.fetch("--token-file", tmp_path / "missing").returncode == RESOURCE
+        assert sorted(os.listdir(tmp_path)) == ["empty", "from", "serve.log"]
+        assert "fetched" not in server.log
+        assert server.fetch("-o", tmp_path / "got.safetensors").returncode == OK, "it must go on serving"
+
+
+def test_without_the_token_the_port_says_nothing_of_the_files(tmp_path, model):
+    with serving(tmp_path, model) as server:
+        host, port = server.address.removeprefix("tcp://").rsplit(":", 1)
+        for words in (b"GET / HTTP/1.0\r\n\r\n", b"\0" * 200, b""):
+            with socket.create_connection((host, int(port)), timeout=5) as one:
+                one.sendall(words)
+                one.shutdown(socket.SHUT_WR)
+                said = b""
+                with contextlib.suppress(ConnectionError, TimeoutError):
+                    while piece := one.recv(4096):
+                        said += piece
+            assert b"layers" not in said and b"model" not in said
+
+
+def test_the_token_by_file_and_by_prompt(tmp_path, model):
+    with serving(tmp_path, model, "--token-file", tmp_path / "token") as server:
+        assert (tmp_path / "token").read_text() == server.token + "\n" and re.fullmatch("[0-9a-f]{48}", server.token)
+        assert stat.S_IMODE((tmp_path / "token").stat().st_mode) == 0o600
+        assert wherry("fetch", server.address, "--token-file", tmp_path / "token", "-o", tmp_path / "a.safetensors").returncode == OK
+        pid, terminal = pty.fork()
+        if pid == 0:
+            os.execve(WHERRY, [WHERRY, "fetch", server.address, "-o", str(tmp_path / "b.safetensors")], environment(TERM="xterm"))
+        shown = b""
+        while b"Token: " not in shown:
+            shown += os.read(terminal, 1024)
+        os.write(terminal, server.token.encode() + b"\n")
+        with contextlib.suppress(OSError):
+            while piece := os.read(terminal, 1024):
+                shown += piece
+        assert os.waitpid(pid, 0)[1] == 0, shown
+        assert server.token.encode() not in shown, "what is typed must not be seen"
+        assert (tmp_path / "b.safetensors").read_bytes() == model.read_bytes()
+        with serving(tmp_path / "from", model) as another:
+            assert another.token != server.token
+    assert not (tmp_path / "token").exists()
+
+
+def test_many_at_once(tmp_path, model):
+    big = large(tmp_path / "from" / "big.safetensors", 32 << 20)
+    with serving(tmp_path, big, "--count", "9") as server:
+        fetches = [start("fetch", server.address, "-o", tmp_path / f"{i}.safetensors", WHERRY_TOKEN=server.token) for i in range(8)]
+        assert [one.wait(60) for one in fetches] == [OK] * 8, [one.stderr.read() for one in fetches]
+        assert all(filecmp.cmp(big, tmp_path / f"{i}.safetensors", shallow=False) for i in range(8))
+        assert server.fetch("-o", tmp_path / "last.safetensors").returncode == OK
+        assert server.process.wait(10) == OK, "after --count fetches it ends"
+
+
+def test_inspecting_what_is_served(tmp_path, model):
+    with serving(tmp_path, model) as server:
+        told = json.loads(wherry("inspect", "--json", server.address, WHERRY_TOKEN=server.token).stdout)
+        own = json.loads(wherry("inspect", "--json", model).stdout)
+        assert [told[0]["name"], told[0]["leaves"]] == ["model.safetensors", own["leaves"]]
+        assert "guest" not in server.log
+
+
+def room():
+    """A folder in memory where that is large enough, for what moves gigabytes."""
+    available = int(re.search(r"MemAvailable: +(\d+)", pathlib.Path("/proc/meminfo").read_text())[1]) << 10
+    free = shutil.disk_usage("/dev/shm").free if pathlib.Path("/dev/shm").is_dir() else 0
+    return "/dev/shm" if min(available - (2 << 30), free) > 5 << 30 else None
+
+
+@pytest.fixture
+def ample(tmp_path):
+    place = pathlib.Path(room() or tmp_path) / f"wherry-test-{os.getpid()}"
+    place.mkdir()
+    yield place
+    shutil.rmtree(place)
+
+
+def fetch_and_kill(server, target, percent):
+    """Fetches until so much has come, and kills it then."""
+    fetch = start("fetch", server.address, "-o", target, "--resume", "--lanes", "stream", WHERRY_TOKEN=server.token)
+    for line in fetch.stderr:
+        if (found := re.match(r"receiving +(\d+)%", line)) and percent <= int(found[1]) < 100:
+            fetch.kill()
+            break
+    assert fetch.wait(60) == -signal.SIGKILL, "it was done before it could be killed"
+
+
+def test_killed_three_times_and_resumed(ample, tmp_path):
+    nbytes = 2 << 30
+    source = large(ample / "source.safetensors", nbytes)
+    target = ample / "target.safetensors"
+    with serving(tmp_path, source) as server:
+        for number, percent in enumerate((20, 30, 30), 1):
+            fetch_and_kill(server, target, percent)
+            assert not target.exists() and (ample / ".target.safetensors.part").exists()
+            wait_for(lambda: server.log.count("has not got it all") == number)
+        done = server.fetch("-o", target, "--resume", "--lanes", "stream", "--json", "-q")
+        assert done.returncode == OK, done.stderr
+        told = json.loads(done.stdout)
+        assert told["bytes_held"] > nbytes // 2 and told["bytes_moved"] < nbytes // 2
+        moved = sum(int(number) for number in re.findall(r"\((\d+) bytes\)", wait_for(lambda: "has fetched" in server.log and server.log)))
+    assert filecmp.cmp(source, target, shallow=False)
+    assert not (ample / ".target.safetensors.part").exists()
+    assert moved <= 1.05 * nbytes, f"{moved / nbytes:.3f} of the bytes moved in all"
+
+
+def test_resuming_mends_what_differs(tmp_path, model):
+    big = large(tmp_path / "from" / "big.safetensors", 40 << 20)
+    part = tmp_path / ".got.safetensors.part"
+    with serving(tmp_path, big) as server:
+        data = bytearray(big.read_bytes())
+        data[9 << 20] ^= 1
+        part.write_bytes(data)
+        told = json.loads(server.fetch("-o", tmp_path / "got.safetensors", "--resume", "--json").stdout)
+        assert told["bytes_moved"] == 4 << 20 and told["bytes_held"] > 35 << 20
+        assert (tmp_path / "got.safetensors").read_bytes() == big.read_bytes()
+        part.write_bytes(data)  # without --resume it counts for nothing
+        told = json.loads(server.fetch("-o", tmp_path / "got.safetensors", "--json").stdout)
+        assert told["bytes_held"] == 0 and not part.exists()
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_a_signal_leaves_nothing_half_done(resume, ample, tmp_path):
+    source = sparse(ample / "source.safetensors", 8, 256 << 20)
+    target = ample / "target.safetensors"
+    target.write_bytes(b"what was there before")
+    with serving(tmp_path, source) as server:
+        fetch = start("fetch", server.address, "-o", target, *(["--resume"] if resume else []), "--lanes", "stream", WHERRY_TOKEN=server.token)
+        for line in fetch.stderr:
+            if re.match(r"(receiving|comparing) +[1-6]\d%", line):
+                fetch.send_signal(signal.SIGINT)
+                break
+        assert fetch.wait(10) == 128 + signal.SIGINT
+        assert target.read_bytes() == b"what was there before"
+        assert (ample / ".target.safetensors.part").exists() == resume
+        wait_for(lambda: "has not got it all" in server.log)
+
+
+def test_a_server_that_dies(ample, tmp_path):
+    source = sparse(ample / "source.safetensors", 8, 256 << 20)
+    with serving(tmp_path, source) as server:
+        fetch = start("fetch", server.address, "-o", ample / "got.safetensors", "--lanes", "stream", WHERRY_TOKEN=server.token)
+        for line in fetch.stderr:
+            if line.startswith("receiving"):
+                server.process.kill()
+                break
+        assert fetch.wait(10) == PEER
+        assert os.listdir(ample) == ["source.safetensors"]
+        begin = time.monotonic()
+        late = server.fetch("-o", ample / "got.safetensors", "--timeout", "1")
+        assert late.returncode == DEADLINE and "nobody serves at" in late.stderr and time.monotonic() - begin < 5
+
+
+def test_a_file_that_changes_is_not_served(tmp_path, model):
+    with serving(tmp_path, model) as server:
+        time.sleep(0.02)
+        with open(model, "r+b") as file:
+            file.truncate(10)
+        done = server.fetch("-o", tmp_path / "got.safetensors", "--timeout", "1", timeout=20)
+        assert done.returncode == PEER and "the server refused: " in done.stderr
+        assert not (tmp_path / "got.safetensors").exists()
+        wait_for(lambda: "has not got it all" in server.log)
+        assert server.process.poll() is None
+
+
+def test_a_bar_on_a_terminal(tmp_path, model):
+    big = large(tmp_path / "from" / "big.safetensors", 64 << 20)
+    with serving(tmp_path, big) as server:
+        ours, its = pty.openpty()
+        fetch = subprocess.Popen([WHERRY, "fetch", server.address, "-o", str(tmp_path / "got.safetensors")], stderr=its, stdout=its,
+                                 env=environment(TERM="xterm", WHERRY_TOKEN=server.token))
+        os.close(its)
+        output = b""
+        with contextlib.suppress(OSError):
+            while piece := os.read(ours, 65536):
+                output += piece
+        os.close(ours)
+        assert fetch.wait() == OK
+        assert re.search(rb"\rreceiving \[#+-*\] +\d+%  .* of 64\.0 MiB  \d+\.\d\d GB/s", output), output
+
+
+def send_and_receive(tmp_path, sender, receivers):
+    address = f"unix://{tmp_path}/meet?size={1 + len(receivers)}&rank="
+    processes = [start("send", *sender, "--group", address + "0")]
+    processes += [start("recv", *receiver, "--group", address + str(i)) for i, receiver in enumerate(receivers, 1)]
+    outputs = [one.communicate(timeout=60) for one in processes]
+    return [one.returncode for one in processes], outputs
+
+
+def test_send_and_recv(tmp_path, model):
+    other = small(tmp_path / "from" / "other.safetensors", layers=1)
+    codes, outputs = send_and_receive(tmp_path, [model, other], [["-o", tmp_path / "one"], ["--from", "0", "-o", tmp_path / "two", "--json"]])
+    assert codes == [OK] * 3, outputs
+    for folder in ("one", "two"):
+        assert (tmp_path / folder / "model.safetensors").read_bytes() == model.read_bytes()
+        assert (tmp_path / folder / "other.safetensors").read_bytes() == other.read_bytes()
+    assert len(json.loads(outputs[2][0])["files"]) == 2
+    assert re.search(r"rank 1 has .* over \w+", outputs[0][0])
+
+
+def test_send_to_some(tmp_path, model):
+    codes, outputs = send_and_receive(tmp_path, [model, "--to", "2", "--timeout", "20"],
+                                      [["--timeout", "2", "-o", tmp_path / "one"], ["-o", tmp_path / "two.safetensors"]])
+    assert codes == [OK, codes[1], OK] and codes[1] in (DEADLINE, PEER), outputs
+    assert (tmp_path / "two.safetensors").read_bytes() == model.read_bytes() and not (tmp_path / "one").exists()
+
+
+@pytest.mark.parametrize("arguments, code, told", [
+    (["serve"], USAGE, "FILE... is missing"),
+    (["serve", "none.safetensors"], RESOURCE, "none.safetensors"),
+    (["serve", "--port", "70000", "x"], USAGE, "--port takes a number from 0 to 65535"),
+    (["fetch"], USAGE, "ADDRESS is missing"),
+    (["fetch", "model.safetensors"], USAGE, "is no address"),
+    (["fetch", "tcp://127.0.0.1:1?rank=1"], USAGE, "is no address"),
+    (["send"], USAGE, "FILE... is missing"),
+    (["recv", "extra"], USAGE, "'extra' is not an option"),
+    (["recv", "--group", "env://"], ARGUMENT, "RANK"),
+])
+def test_mistakes(arguments, code, told, tmp_path):
+    done = wherry(*arguments, cwd=tmp_path, WHERRY_TOKEN="x")
+    assert done.returncode == code and told in done.stderr, done.stderr
+
+
+def test_mistakes_about_files_and_ranks(tmp_path, model):
+    twin = small(tmp_path / "model.safetensors")
+    done = wherry("serve", model, twin)
+    assert done.returncode == ARGUMENT and "two files of the name model.safetensors" in done.stderr
+    (tmp_path / "token").write_text("taken")
+    done = wherry("serve", model, "--token-file", tmp_path / "token")
+    assert done.returncode == RESOURCE and (tmp_path / "token").read_text() == "taken"
+    codes, outputs = send_and_receive(tmp_path, [model, "--to", "1,7"], [["--timeout", "2"]])
+    assert codes[0] == ARGUMENT and "--to takes ranks from 0 to 1" in outputs[0][1]
