@@ -364,6 +364,9 @@ static wherry_status read_tables(wh_decoder *d) {
     for (uint64_t i = 0; i < count && status == WHERRY_OK; i++) {
         status = read_storage(d);
     }
+    if (status == WHERRY_OK && !wh_prepared_divide(prepared)) {
+        status = wh_fail_memory(d->in.error, "the storages of a manifest");
+    }
     if (status == WHERRY_OK) {
         status = wh_read_array(&d->in, "the meshes", &count);
     }

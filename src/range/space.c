@@ -32,12 +32,51 @@ bool wh_space_add_extent(wh_space *space, const wherry_extent *extent) {
     return true;
 }
 
+/** Lays the extents of one part behind those that are there. */
+static void lay_part(wh_space *space, const bool *second, bool which, size_t *next) {
+    for (size_t storage = 0; storage < space->storage_count; storage++) {
+        size_t first = space->firsts[storage];
+        size_t behind = storage + 1 < space->storage_count ? space->firsts[storage + 1] : space->extent_count;
+        for (size_t i = first; i < behind && second[storage] == which; i++) {
+            space->order[(*next)++] = i;
+            space->begins[i] = space->bytes;
+            space->bytes += wh_extent_bytes(space->extents + i);
+        }
+    }
+}
+
+static uint64_t chunks_in(const wh_space *space, uint64_t bytes) {
+    return bytes / space->chunk_bytes + (bytes % space->chunk_bytes != 0);
+}
+
+bool wh_space_divide(wh_space *space, const bool *second) {
+    bool any = false;
+    for (size_t i = 0; i < space->storage_count; i++) {
+        any = any || second[i];
+    }
+    if (!any) {
+        return true;
+    }
+    space->order = wh_alloc_array(space->extent_count, sizeof(*space->order));
+    if (!space->order) {
+        return false;
+    }
+    size_t next = 0;
+    space->bytes = 0;
+    lay_part(space, second, false, &next);
+    space->first_bytes = space->bytes;
+    space->first_chunks = chunks_in(space, space->bytes);
+    lay_part(space, second, true, &next);
+    return true;
+}
+
 void wh_space_destroy(wh_space *space) {
     for (size_t i = 0; i < space->extent_count; i++) {
         wh_free((void *)space->extents[i].levels);
     }
     wh_free(space->extents);
     wh_free(space->begins);
+    wh_free(space->order);
     wh_free(space->firsts);
     *space = (wh_space){0};
 }
@@ -50,15 +89,20 @@ const wherry_extent *wh_space_extents(const wh_space *space, size_t storage, siz
 }
 
 uint64_t wh_space_chunk_count(const wh_space *space) {
-    return space->bytes / space->chunk_bytes + (space->bytes % space->chunk_bytes != 0);
+    return space->first_chunks + chunks_in(space, space->bytes - space->first_bytes);
 }
 
-/** The last of count ascending numbers that is not above the wanted one; the first one is not. */
-static size_t last_not_above(const uint64_t *numbers, size_t count, uint64_t wanted) {
+/** The extent at a place in the order of the space. */
+static size_t extent_at(const wh_space *space, size_t place) {
+    return space->order ? space->order[place] : place;
+}
+
+/** The place of the extent that a position lies in, which there is. */
+static size_t place_of(const wh_space *space, uint64_t position) {
     size_t low = 0;
-    while (count > 1) {
+    for (size_t count = space->extent_count; count > 1;) {
         size_t half = count / 2;
-        if (numbers[low + half] <= wanted) {
+        if (space->begins[extent_at(space, low + half)] <= position) {
             low += half;
         }
         count -= half;
@@ -68,13 +112,16 @@ static size_t last_not_above(const uint64_t *numbers, size_t count, uint64_t wan
 
 uint64_t wh_space_chunk_begin(const wh_space *space, uint64_t chunk) {
     uint64_t position;
-    if (__builtin_mul_overflow(chunk, space->chunk_bytes, &position) || position >= space->bytes) {
+    uint64_t base = chunk < space->first_chunks ? 0 : space->first_bytes;
+    chunk -= base ? space->first_chunks : 0;
+    if (__builtin_mul_overflow(chunk, space->chunk_bytes, &position) || position >= space->bytes - base) {
         return space->bytes;
     }
+    position += base;
     if (position == 0) {
         return 0;
     }
-    size_t at = last_not_above(space->begins, space->extent_count, position);
+    size_t at = extent_at(space, place_of(space, position));
     const wherry_extent *extent = space->extents + at;
     uint64_t inside = position - space->begins[at];
     uint64_t into_run = inside % extent->length;
@@ -83,7 +130,9 @@ uint64_t wh_space_chunk_begin(const wh_space *space, uint64_t chunk) {
 }
 
 uint64_t wh_space_chunk_of(const wh_space *space, uint64_t position) {
-    uint64_t chunk = position / space->chunk_bytes;
+    uint64_t chunk = position < space->first_bytes
+                         ? position / space->chunk_bytes
+                         : space->first_chunks + (position - space->first_bytes) / space->chunk_bytes;
     return position >= wh_space_chunk_begin(space, chunk + 1) ? chunk + 1 : chunk;
 }
 
@@ -128,14 +177,20 @@ int wh_space_visit(const wh_space *space, uint64_t begin, uint64_t end, wh_piece
     if (begin >= end || end > space->bytes) {
         return 0;
     }
-    size_t at = last_not_above(space->begins, space->extent_count, begin);
-    size_t storage = storage_of(space, at);
+    size_t storage = SIZE_MAX;
     int result = 0;
-    for (; at < space->extent_count && space->begins[at] < end && !result; at++) {
+    for (size_t place = place_of(space, begin); place < space->extent_count && !result; place++) {
+        size_t at = extent_at(space, place);
+        uint64_t base = space->begins[at];
+        if (base >= end) {
+            break;
+        }
+        if (storage == SIZE_MAX || space->order) {
+            storage = storage_of(space, at);
+        }
         while (storage + 1 < space->storage_count && space->firsts[storage + 1] <= at) {
             storage++;
         }
-        uint64_t base = space->begins[at];
         uint64_t from = wh_max(begin, base) - base;
         uint64_t to = wh_min(end - base, wh_extent_bytes(space->extents + at));
         result = visit_extent(space->extents + at, storage, from, to, visit, context);

@@ -3,6 +3,9 @@
  *
  * It is built storage by storage, then only read. How it is cut follows from the extents and the size of a chunk alone
  * (docs/wire-format.md).
+ *
+ * It may have two parts, each cut from its own beginning, so that no chunk has bytes of both: host memory and that of devices, which
+ * move by different ways.
  */
 #ifndef WH_RANGE_SPACE_H
 #define WH_RANGE_SPACE_H
@@ -21,6 +24,9 @@ typedef struct wh_space {
     uint64_t bytes;         /**< Length so far. */
     wherry_extent *extents; /**< Each owns its levels. */
     uint64_t *begins;       /**< Where each extent begins in the space. */
+    size_t *order;          /**< The extents as the space has them; NULL: in their own order. */
+    uint64_t first_bytes;   /**< Length of the first part, */
+    uint64_t first_chunks;  /**< and its chunks; 0, with first_bytes, also where the space is not divided. */
     size_t extent_count;
     size_t extent_capacity;
     size_t begin_capacity;
@@ -41,6 +47,13 @@ bool wh_space_add_storage(wh_space *space);
  * @return false where there is no memory.
  */
 bool wh_space_add_extent(wh_space *space, const wherry_extent *extent);
+
+/**
+ * Divides the space: the extents of some storages come behind those of all others, in a part of its own. Once, when all are there.
+ * @param second  whether each storage belongs to the second part.
+ * @return false where there is no memory.
+ */
+bool wh_space_divide(wh_space *space, const bool *second);
 
 void wh_space_destroy(wh_space *space);
 

@@ -115,6 +115,9 @@ static wherry_status cover(const gathering *g, const wh_grouping *groups, uint64
         status = ok ? lay_out(space, &region, error) : wh_fail_memory(error, "the extents of a state");
     }
     wh_region_destroy(&region);
+    if (status == WHERRY_OK && !wh_prepared_divide(g->prepared)) {
+        status = wh_fail_memory(error, "the extents of a state");
+    }
     return status;
 }
 

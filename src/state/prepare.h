@@ -44,6 +44,14 @@ bool wh_chunk_bytes_valid(uint64_t chunk_bytes);
 /** Adds a storage; its reference is not counted. @return false where there is no memory. */
 bool wh_prepared_take_storage(wherry_prepared *prepared, wherry_storage *storage);
 
+/** Divides the space into host memory and that of devices, when all storages and extents are there. @return false where there is no memory. */
+bool wh_prepared_divide(wherry_prepared *prepared);
+
+/** Whether a chunk has bytes of device memory, and then of nothing else. */
+static inline bool wh_prepared_chunk_on_device(const wherry_prepared *prepared, uint64_t chunk) {
+    return prepared->space.order && chunk >= prepared->space.first_chunks;
+}
+
 /** Adds a mesh, taking a reference. @return false where there is no memory. */
 bool wh_prepared_add_mesh(wherry_prepared *prepared, wherry_mesh *mesh);
 
@@ -58,7 +66,8 @@ bool wh_prepared_add_dtensor(wherry_prepared *prepared, size_t mesh);
 
 /**
  * Whether a chunk goes on where the one before it ends: each of the two is one contiguous run (one piece, once) of the same storage, and this one begins
- * behind the last byte of that one. Follows from the manifest alone, so that the source and every receiver say the same.
+ * behind the last byte of that one. On a device none does, since such chunks are staged one by one. Follows from the manifest alone, so that the source and
+ * every receiver say the same.
  * @return the bytes of the chunk; 0 where it does not, for the first one, and for a number that no chunk has.
  */
 uint64_t wh_prepared_chunk_continues(const wherry_prepared *prepared, uint64_t chunk);

@@ -57,6 +57,19 @@ bool wh_prepared_take_storage(wherry_prepared *prepared, wherry_storage *storage
     return true;
 }
 
+bool wh_prepared_divide(wherry_prepared *prepared) {
+    bool *second = wh_alloc_array(prepared->storage_count, sizeof(*second));
+    if (!second) {
+        return false;
+    }
+    for (size_t i = 0; i < prepared->storage_count; i++) {
+        second[i] = wherry_storage_device(prepared->storages[i]).kind != WHERRY_DEVICE_CPU;
+    }
+    bool divided = wh_space_divide(&prepared->space, second);
+    wh_free(second);
+    return divided;
+}
+
 bool wh_prepared_add_mesh(wherry_prepared *prepared, wherry_mesh *mesh) {
     if (!WH_GROW(prepared->meshes, prepared->mesh_capacity, prepared->mesh_count)) {
         return false;
@@ -173,7 +186,8 @@ static bool chunk_run(const wherry_prepared *prepared, uint64_t chunk, wh_piece 
 uint64_t wh_prepared_chunk_continues(const wherry_prepared *prepared, uint64_t chunk) {
     wh_piece before;
     wh_piece run;
-    bool continues = chunk > 0 && chunk_run(prepared, chunk - 1, &before) && chunk_run(prepared, chunk, &run) &&
+    bool continues = chunk > 0 && !wh_prepared_chunk_on_device(prepared, chunk) &&
+                     chunk_run(prepared, chunk - 1, &before) && chunk_run(prepared, chunk, &run) &&
                      before.storage == run.storage && before.offset + before.length == run.offset;
     return continues ? run.length : 0;
 }

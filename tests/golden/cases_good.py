@@ -143,18 +143,25 @@ def runs_of(extent):
     return begins
 
 
-def chunk_begins(storages, chunk):
-    """How long the space is, and where its chunks begin, by walking along all runs."""
-    begins, position = [], 0
+def part_begins(storages, chunk, part):
+    """Where a part of the space ends that begins at `part`, and where its chunks begin, by walking along all runs."""
+    begins, position = [], part
     for text in storages:
         for extent in text["extents"]:
             for begin in runs_of(extent):
                 end = position + extent[1]
-                while len(begins) * chunk < end:
-                    byte = begin + len(begins) * chunk - position
-                    begins.append(len(begins) * chunk - min(byte % 16, byte - begin))
+                while part + len(begins) * chunk < end:
+                    byte = begin + part + len(begins) * chunk - position
+                    begins.append(part + len(begins) * chunk - min(byte % 16, byte - begin))
                 position = end
     return position, begins
+
+
+def chunk_begins(storages, chunk):
+    """How long the space is, and where its chunks begin: storages on the CPU first, then the others."""
+    middle, first = part_begins([text for text in storages if text["device"][0] == "cpu"], chunk, 0)
+    end, second = part_begins([text for text in storages if text["device"][0] != "cpu"], chunk, middle)
+    return end, first + second
 
 
 def tensors_of(text):

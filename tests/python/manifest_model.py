@@ -168,15 +168,15 @@ class Manifest:
 
     def runs(self) -> Iterator[Tup[int, int, int]]:
         """All runs as (storage, offset, length): end to end they are the space."""
-        for number, storage in enumerate(self.storages):
-            for extent in storage.extents:
-                for run in range(extent.run_count):
-                    yield number, extent.run(run), extent.length
+        for number, extent in self._layout[1]:
+            for run in range(extent.run_count):
+                yield number, extent.run(run), extent.length
 
     @cached_property
     def _layout(self) -> Tup[List[int], List[Tup[int, Extent]]]:
         """Where in the space each extent begins, and at last the end of the space; and the extents."""
-        extents = [(number, extent) for number, storage in enumerate(self.storages) for extent in storage.extents]
+        numbers = sorted(range(len(self.storages)), key=lambda number: self.storages[number].device[0] != 0)
+        extents = [(number, extent) for number in numbers for extent in self.storages[number].extents]
         begins = [0]
         for _, extent in extents:
             begins.append(begins[-1] + extent.length * extent.run_count)
@@ -186,9 +186,20 @@ class Manifest:
     def space(self) -> int:
         return self._layout[0][-1]
 
+    @cached_property
+    def parts(self) -> Tup[int, int]:
+        """Bytes of the storages on the CPU, and of the others."""
+        sizes = [0, 0]
+        for number, extent in self._layout[1]:
+            sizes[self.storages[number].device[0] != 0] += extent.length * extent.run_count
+        return sizes[0], sizes[1]
+
+    def chunks_of(self, part: int) -> int:
+        return -(-self.parts[part] // self.chunk_bytes)
+
     @property
     def chunk_count(self) -> int:
-        return -(-self.space // self.chunk_bytes)
+        return self.chunks_of(0) + self.chunks_of(1)
 
     def locate(self, position: int) -> Tup[int, int, int, int]:
         """The byte of the space at a position: its storage, its offset there, and where its run begins and ends there."""
@@ -202,6 +213,8 @@ class Manifest:
     def chunk_begin(self, chunk: int) -> int:
         """Where a chunk begins in the space; for chunk_count the end of the space."""
         position = chunk * self.chunk_bytes
+        if chunk >= self.chunks_of(0):
+            position = self.parts[0] + (chunk - self.chunks_of(0)) * self.chunk_bytes
         if position >= self.space:
             return self.space
         _, offset, begin, _ = self.locate(position)

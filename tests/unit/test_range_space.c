@@ -243,6 +243,71 @@ static void test_no_memory(void **state) {
     assert_true(count.calls >= 9);
 }
 
+/** The places of a divided space one after the other, as its chunks give them. */
+typedef struct parted {
+    const place *expected;
+    const bool *second;
+    uint64_t at;
+    bool part;
+} parted;
+
+static int compare_piece(void *context, const wh_piece *piece) {
+    parted *w = context;
+    for (uint64_t run = 0; run < piece->count; run++) {
+        for (uint64_t i = 0; i < piece->length; i++, w->at++) {
+            assert_int_equal(piece->storage, w->expected[w->at].storage);
+            assert_int_equal(piece->offset + run * piece->stride + i, w->expected[w->at].byte);
+            assert_int_equal(w->second[piece->storage], w->part);
+        }
+    }
+    return 0;
+}
+
+/** Two parts, each as a space of its own: no chunk has bytes of both, and each is cut from its own beginning. */
+static void test_divided(void **state) {
+    (void)state;
+    static random_space s;
+    static place expected[SPACE_BYTES_MAX];
+    int mixed = 0;
+    for (uint64_t seed = 1; seed <= CASES; seed++) {
+        dice d = {seed};
+        bool second[SPACE_STORAGES_MAX] = {below(&d, 2), below(&d, 2), below(&d, 2), below(&d, 2)};
+        assert_true(random_space_make(&d, &s));
+        uint64_t count = 0;
+        uint64_t first = 0;
+        for (int part = 0; part < 2; part++) {
+            first = part ? count : first;
+            for (uint64_t i = 0; i < s.bytes; i++) {
+                if (second[s.places[i].storage] == part) {
+                    expected[count++] = s.places[i];
+                }
+            }
+        }
+        assert_true(wh_space_divide(&s.space, second));
+        assert_int_equal(s.space.bytes, s.bytes);
+        uint64_t chunks[] = {(first + s.space.chunk_bytes - 1) / s.space.chunk_bytes,
+                             (s.bytes - first + s.space.chunk_bytes - 1) / s.space.chunk_bytes};
+        assert_int_equal(wh_space_chunk_count(&s.space), chunks[0] + chunks[1]);
+        mixed += chunks[0] && chunks[1];
+        parted w = {.expected = expected, .second = second};
+        for (uint64_t chunk = 0; chunk < chunks[0] + chunks[1]; chunk++) {
+            w.part = chunk >= chunks[0];
+            uint64_t plain = w.part ? first + (chunk - chunks[0]) * s.space.chunk_bytes : chunk * s.space.chunk_bytes;
+            uint64_t into = expected[plain].byte - expected[plain].run;
+            uint64_t begin = plain - (expected[plain].byte % 16 < into ? expected[plain].byte % 16 : into);
+            assert_int_equal(wh_space_chunk_begin(&s.space, chunk), begin);
+            assert_int_equal(w.at, begin);
+            uint64_t end = wh_space_chunk_begin(&s.space, chunk + 1);
+            assert_int_equal(wh_space_visit(&s.space, begin, end, compare_piece, &w), 0);
+            assert_int_equal(wh_space_chunk_of(&s.space, begin), chunk);
+            assert_int_equal(wh_space_chunk_of(&s.space, end - 1), chunk);
+        }
+        assert_int_equal(w.at, s.bytes);
+        wh_space_destroy(&s.space);
+    }
+    assert_true(mixed > CASES / 4);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_chunks),
@@ -252,6 +317,7 @@ int main(void) {
         cmocka_unit_test(test_extents_of_a_storage),
         cmocka_unit_test(test_reserve),
         cmocka_unit_test(test_no_memory),
+        cmocka_unit_test(test_divided),
     };
     return cmocka_run_group_tests_name("range_space", tests, NULL, NULL);
 }
