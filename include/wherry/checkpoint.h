@@ -118,7 +118,10 @@ enum {
     WHERRY_RECV_COMPARE =
         64, /**< In place: the target may hold some of it. The source is asked for its digests first, and then only for the chunks
                                      whose bytes differ: how a receive that broke off is resumed, and how little of a state that has changed moves. */
-    WHERRY_TRANSFER_FLAGS = 127 /**< All of them. */
+    WHERRY_KEEPS_MEMORY =
+        128, /**< Source: memory of devices that this state has stays allocated until this process ends or sends a state without it, so that
+                                    receivers may keep it open, and the next transfer need not open it again. */
+    WHERRY_TRANSFER_FLAGS = 255 /**< All of them. */
 };
 
 /** In wherry_transfer_options.step: not said, and not checked. */
@@ -136,7 +139,7 @@ typedef struct wherry_transfer_options {
     int64_t step;
 
     /**
-     * Which lanes are allowed, in the order in which they are tried: "cma,ring,blocks,stream"; or all but some: "^cma".
+     * Which lanes are allowed, in the order in which they are tried: "cuda_ipc,cma,ring,blocks,stream"; or all but some: "^cma".
      * Default NULL: WHERRY_LANES of the environment, else all, the fastest first: for many small tensors, and into memory on
      * small pages, that is "ring", else "cma".
      */
@@ -181,6 +184,13 @@ typedef struct wherry_transfer_options {
     wherry_accept_fn
         accept; /**< Receiver: the state to receive into, once the offer is there. Not together with `target`. Default NULL. */
     void *accept_context; /**< Passed to it. */
+
+    /**
+     * A CUstream (cudaStream_t) of the caller's. Where memory of CUDA devices is sent or received into, all that was queued on it before the call is waited for,
+     * and what is received is there for whatever is queued after the call, on this and any other stream. Default NULL: the legacy default stream of each
+     * device that is concerned.
+     */
+    void *stream;
 } wherry_transfer_options;
 
 /** Fills the defaults. */
@@ -215,7 +225,7 @@ typedef struct wherry_outcome {
  *   - WHERRY_MISMATCH: the steps differ.
  *   - WHERRY_MALFORMED, WHERRY_OUT_OF_BOUNDS, WHERRY_BAD_VERSION: it does not speak the protocol.
  *   - WHERRY_NO_MEMORY, WHERRY_SYSTEM: this process lacks something.
- *   and for all alike, before anybody is served: WHERRY_UNSUPPORTED for a tensor that is not in host memory; WHERRY_LIMIT for a manifest over 256 MiB; what
+ *   and for all alike, before anybody is served: WHERRY_UNSUPPORTED for a tensor whose memory cannot be read here; WHERRY_LIMIT for a manifest over 256 MiB; what
  *   wherry_prepare and wherry_manifest_encode return;
  *   and for all: WHERRY_INVALID_ARGUMENT; WHERRY_CLOSED where the group was left, or another incarnation of this rank is there.
  */

@@ -12,7 +12,7 @@ extern "C" {
 
 /**
  * X(NAME, VALUE, TEXT): every kind of device that a state may name. The values travel on the wire and never change. This
- * version reads and writes host memory (CPU); the others are carried as a name.
+ * version reads and writes host memory (CPU) and, where there is a driver, that of CUDA devices; the others are carried as a name.
  */
 #define WHERRY_DEVICE_LIST(X)                                                                                          \
     X(CPU, 0, "cpu")                                                                                                   \

@@ -159,7 +159,8 @@ WHERRY_API bool wherry_plan_chunk_is_direct(const wherry_plan *plan, uint64_t ch
  * share bytes, two of them may write the same values to the same place.
  * @param bytes  as many as the chunk has.
  * @return WHERRY_OK; WHERRY_INVALID_ARGUMENT where the plan does not ask for that chunk or size is not its length;
- * WHERRY_UNSUPPORTED where a destination is not in host memory.
+ * WHERRY_UNSUPPORTED where a destination is memory that cannot be written here; WHERRY_SYSTEM where a device fails. For one in the memory of a device it
+ * waits until the bytes are there.
  */
 WHERRY_API wherry_status wherry_plan_place(const wherry_plan *plan, uint64_t chunk, const void *bytes, size_t size,
                                            wherry_error *error);

@@ -31,11 +31,11 @@ typedef void (*wherry_release_fn)(void *context, void *data);
  * Wraps memory that the caller owns.
  * @param data       the first byte; may be NULL only where nbytes is 0. It must stay valid until `release` is called.
  * @param nbytes     its length.
- * @param device     where it lies.
+ * @param device     where it lies. A CUDA device's number may be -1: it is found from the address.
  * @param release    called when the storage is no longer used; NULL if the caller keeps the memory longer than that.
  * @param context    passed to release.
  * @param storage_p  the storage, with one reference that the caller gives back by wherry_storage_unref.
- * @return WHERRY_OK; WHERRY_INVALID_ARGUMENT; WHERRY_NO_MEMORY. On failure `release` is not called and the memory is
+ * @return WHERRY_OK; WHERRY_INVALID_ARGUMENT, also for an address of no CUDA device where there is a driver that can tell; WHERRY_NO_MEMORY. On failure `release` is not called and the memory is
  * still the caller's. Does not block. Any thread. Since 0.1.
  */
 WHERRY_API wherry_status wherry_storage_wrap(void *data, uint64_t nbytes, wherry_device device,
@@ -43,12 +43,12 @@ WHERRY_API wherry_status wherry_storage_wrap(void *data, uint64_t nbytes, wherry
                                              wherry_error *error);
 
 /**
- * Allocates a storage of host memory, zeroed. From 2 MiB on it is aligned to 2 MiB and asks for huge pages; pages
- * are taken from the system only when they are first touched.
- * @param device     its kind must be WHERRY_DEVICE_CPU in this version.
+ * Allocates a storage, zeroed. Host memory from 2 MiB on is aligned to 2 MiB and asks for huge pages; pages
+ * are taken from the system only when they are first touched. Memory of a CUDA device is plain memory of its primary context.
+ * @param device     its kind is WHERRY_DEVICE_CPU, or WHERRY_DEVICE_CUDA where there is a driver; number -1 is the first device.
  * @param storage_p  the storage, with one reference that the caller gives back by wherry_storage_unref.
- * @return WHERRY_OK; WHERRY_UNSUPPORTED for another kind of device; WHERRY_INVALID_ARGUMENT for more than 2^63-1 bytes;
- * WHERRY_NO_MEMORY. Does not block. Any thread. Since 0.1.
+ * @return WHERRY_OK; WHERRY_UNSUPPORTED for another kind of device, or without a driver; WHERRY_INVALID_ARGUMENT for more than 2^63-1 bytes, or a
+ * device that there is not; WHERRY_NO_MEMORY; WHERRY_SYSTEM where the device fails. Host memory: does not block. Any thread. Since 0.1.
  */
 WHERRY_API wherry_status wherry_storage_allocate(uint64_t nbytes, wherry_device device, wherry_storage **storage_p,
                                                  wherry_error *error);

@@ -31,6 +31,7 @@
 #include "base/stop.h"
 #include "base/text.h"
 #include "group/group.h"
+#include "memory/cuda_share.h"
 #include "range/digest.h"
 
 /** Runs of memory that lie end to end in a chunk. Starts as {0}; reused from chunk to chunk. */
@@ -56,9 +57,31 @@ typedef struct wh_landing {
     void *scratch;        /**< For bytes that have no place of their own; the sink's. */
     size_t scratch_bytes; /**< How much room there is. */
     bool staged;          /**< The whole chunk lands in scratch, and is placed from there when it is closed. */
+    void *slot;           /**< The sink's: the whole chunk lands there, and goes to a device when it is closed. */
 } wh_landing;
 
 void wh_landing_destroy(wh_landing *landing);
+
+/** A run of bytes from an address of the source's to one of this process, either of which may be a device's. */
+typedef struct wh_route {
+    uint64_t from;
+    void *to;
+    uint64_t length;
+    bool to_host;
+} wh_route;
+
+/** Starts as {0}; reused from batch to batch. */
+typedef struct wh_routes {
+    wh_route *items;
+    size_t count;
+    size_t capacity;
+    uint64_t bytes;     /**< All lengths together. */
+    wh_segments origin; /**< The sink's own, as the next two. */
+    uint64_t *begins;
+    size_t begin_capacity;
+} wh_routes;
+
+void wh_routes_destroy(wh_routes *routes);
 
 /** A receiver's side of the data: made by the transfer, filled by a lane. Functions may be called by several threads at once. */
 typedef struct wh_sink {
@@ -100,6 +123,15 @@ typedef struct wh_sink {
      * @return the bytes of the chunk; 0: it does not.
      */
     uint64_t (*continues)(void *context, uint64_t chunk);
+
+    /**
+     * Opens a chunk for a lane that copies by address and knows device memory (WH_LANE_DEVICE): adds where each byte that is wanted lies at the source and where
+     * it goes, the last route lengthened where one goes on there. Instead of `open`; errors as its. May be NULL for lanes without that trait.
+     */
+    wherry_status (*route)(void *context, uint64_t chunk, wh_routes *routes, wherry_error *error);
+
+    /** All bytes of a chunk that `route` opened have come. */
+    wherry_status (*arrived)(void *context, uint64_t chunk, wherry_error *error);
 } wh_sink;
 
 /** A source's side of the data. Functions may be called by several threads at once. */
@@ -118,7 +150,25 @@ typedef struct wh_feed {
 
     /** As wh_sink.continues; `gather` then gives runs that lie end to end. May be NULL where that of the sink is. */
     uint64_t (*continues)(void *context, uint64_t chunk);
+
+    /** The lane reads what `gather` gave for a chunk no more (WH_LANE_STAGES). Never blocks. May be NULL. */
+    void (*done)(void *context, uint64_t chunk);
 } wh_feed;
+
+/** Says that a chunk was read, to a feed that wants to know. */
+static inline void wh_feed_done(const wh_feed *feed, uint64_t chunk) {
+    if (feed->done) {
+        feed->done(feed->context, chunk);
+    }
+}
+
+/** The memory of devices that a source has, as other processes can reach it. */
+typedef struct wh_shared_memory {
+    wh_cuda_allocation *items; /**< By address; they do not overlap. */
+    size_t count;
+    bool keeps;          /**< The source has promised that it stays allocated. */
+    wherry_error reason; /**< Why there is none; status WHERRY_OK: no memory is a device's. */
+} wh_shared_memory;
 
 /** Where a lane is at work: borrowed by an end until it is closed. */
 typedef struct wh_lane_site {
@@ -133,6 +183,7 @@ typedef struct wh_lane_site {
     int *
         channels; /**< SOURCE, accept: the channels that this receiver has opened; what accept takes over it owns, and sets to -1. */
     size_t channel_count;
+    const wh_shared_memory *shared; /**< SOURCE, offer; NULL: nobody has asked for it. */
 } wh_lane_site;
 
 /** One end of a lane between two ranks. Each lane has its own struct that begins with this. */
@@ -146,6 +197,10 @@ enum {
     WH_LANE_NETWORK = 2,   /**< Bytes may cross a network: they are verified unless told otherwise. */
     WH_LANE_DIGESTS = 4,   /**< Carries digests along with the bytes. Without it the source tells them by message. */
     WH_LANE_MESSAGES = 8,  /**< Its workers send and receive messages of the group. */
+    WH_LANE_STAGES =
+        16, /**< Says when it has read a chunk (wh_feed.done): so chunks of device memory can go by way of the host's. */
+    WH_LANE_DEVICE =
+        32, /**< Moves device memory by itself, by wh_sink.route, and nothing else; digests are not made. */
 };
 
 typedef struct wh_lane_ops {
@@ -155,7 +210,8 @@ typedef struct wh_lane_ops {
         run_bytes; /**< Where runs are shorter than this on average, another lane of the same host is faster; 0: it does not matter. */
 
     /**
-     * SOURCE. Appends to `offer` what a receiver needs for probing: at most WH_LANE_OFFER_MAX bytes, perhaps none. Must be quick, never blocks.
+     * SOURCE. Appends to `offer` what a receiver needs for probing: at most WH_LANE_OFFER_MAX bytes, or WH_LANE_LONG_OFFER_MAX of a lane for devices, perhaps
+     * none. Must be quick, never blocks.
      * @return WHERRY_OK; another status, with the reason, where this lane cannot work from here.
      */
     wherry_status (*offer)(const wh_lane_site *site, wh_string *offer, wherry_error *error);
@@ -210,7 +266,7 @@ static inline bool wh_lane_works_alone(const wh_lane_ops *lane, const wh_group *
     return (lane->traits & WH_LANE_MESSAGES) && !wh_group_can(group, WH_GROUP_CONCURRENT);
 }
 
-/** An offer or a request has no more bytes than this. */
-enum { WH_LANE_OFFER_MAX = 1024 };
+/** An offer or a request has no more bytes than this; an offer of a lane for devices, which lists their memory, than that. */
+enum { WH_LANE_OFFER_MAX = 1024, WH_LANE_LONG_OFFER_MAX = 1 << 20 };
 
 #endif

@@ -4,6 +4,9 @@
 
 #include "lane/lane.h"
 
+/** Same host, memory of CUDA devices: the driver opens it in the receiver's process. */
+extern const wh_lane_ops wh_lane_cuda_ipc;
+
 /** Same host: process_vm_readv. */
 extern const wh_lane_ops wh_lane_cma;
 

@@ -25,6 +25,13 @@ void wh_segments_destroy(wh_segments *segments) {
     *segments = (wh_segments){0};
 }
 
+void wh_routes_destroy(wh_routes *routes) {
+    wh_segments_destroy(&routes->origin);
+    wh_free(routes->begins);
+    wh_free(routes->items);
+    *routes = (wh_routes){0};
+}
+
 void wh_landing_destroy(wh_landing *landing) {
     wh_segments_destroy(&landing->segments);
     wh_free(landing->scratch);

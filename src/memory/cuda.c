@@ -50,7 +50,7 @@ wherry_status wh_cuda_uuid(int32_t device, uint8_t uuid[WH_CUDA_UUID_BYTES], whe
 
 /* ---- waiting ---- */
 
-enum { SPIN_NS = 200000, NAP_FIRST_NS = 10000, NAP_MOST_NS = 200000 };
+enum { SPIN_NS = 300000, NAP_FIRST_NS = 10000, NAP_MOST_NS = 100000 };
 
 wherry_status wh_cuda_nap(wh_cuda_patience *patience, const wh_stop *stop, wh_deadline deadline, const char *what,
                           wherry_error *error) {
@@ -134,15 +134,17 @@ wherry_status wh_cuda_await_stream(void *stream, uint64_t devices, const wh_stop
 
 /* ---- the memory space ---- */
 
-/** Zeros come by a queue of its own, and are there when it returns: whatever stream comes next need not wait for them. */
-static wherry_status clear(int32_t device, void *data, uint64_t nbytes, wherry_error *error) {
+/** Something for a queue of its own, done when it returns: whatever stream comes next need not wait for it. @param from  NULL: zeros. */
+static wherry_status carry_out(int32_t device, void *to, const void *from, uint64_t nbytes, wherry_error *error) {
     wh_cuda_queue *queue;
     uint64_t ticket;
+    wh_cuda_run run = {from, to, nbytes};
     wherry_status status = wh_cuda_queue_create(device, &queue, error);
     if (status != WHERRY_OK) {
         return status;
     }
-    status = wh_cuda_queue_clear(queue, data, nbytes, error);
+    status = from ? wh_cuda_queue_copy(queue, WH_CUDA_WITH_PAGEABLE, &run, 1, error)
+                  : wh_cuda_queue_clear(queue, to, nbytes, error);
     if (status == WHERRY_OK) {
         status = wh_cuda_queue_mark(queue, &ticket, error);
     }
@@ -151,6 +153,18 @@ static wherry_status clear(int32_t device, void *data, uint64_t nbytes, wherry_e
     }
     wh_cuda_queue_destroy(queue);
     return status;
+}
+
+static wherry_status write_bytes(void *to, const void *from, uint64_t nbytes, wherry_error *error) {
+    int32_t device = -1;
+    wherry_status status = wh_cuda_device_of(to, &device, error);
+    return status == WHERRY_OK ? carry_out(device, to, from, nbytes, error) : status;
+}
+
+static wherry_status read_bytes(void *to, const void *from, uint64_t nbytes, wherry_error *error) {
+    int32_t device = -1;
+    wherry_status status = wh_cuda_device_of(from, &device, error);
+    return status == WHERRY_OK ? carry_out(device, to, from, nbytes, error) : status;
 }
 
 static wherry_status allocate(uint64_t nbytes, wherry_device device, void **data_p, wherry_error *error) {
@@ -168,7 +182,7 @@ static wherry_status allocate(uint64_t nbytes, wherry_device device, void **data
         snprintf(doing, sizeof(doing), "cannot have %" PRIu64 " bytes on cuda:%d", nbytes, (int)index);
         return wh_cuda_fail(error, result, doing);
     }
-    status = clear(index, (void *)(uintptr_t)address, nbytes, error);
+    status = carry_out(index, (void *)(uintptr_t)address, NULL, nbytes, error);
     if (status == WHERRY_OK) {
         *data_p = (void *)(uintptr_t)address;
     } else if (wh_cuda_enter(index, &driver, NULL) == WHERRY_OK) {
@@ -188,4 +202,4 @@ static void release(void *data, uint64_t nbytes) {
     }
 }
 
-const wh_memory_ops wh_memory_cuda = {"cuda", allocate, release};
+const wh_memory_ops wh_memory_cuda = {"cuda", allocate, release, write_bytes, read_bytes};

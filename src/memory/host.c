@@ -1,6 +1,7 @@
 #include <errno.h>
 #include <stdint.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/mman.h>
 
 #include "base/alloc.h"
@@ -57,7 +58,13 @@ static void release(void *data, uint64_t nbytes) {
     }
 }
 
-static const wh_memory_ops host = {"host", allocate, release};
+static wherry_status copy(void *to, const void *from, uint64_t nbytes, wherry_error *error) {
+    (void)error;
+    memcpy(to, from, nbytes);
+    return WHERRY_OK;
+}
+
+static const wh_memory_ops host = {"host", allocate, release, copy, copy};
 
 const wh_memory_ops *wh_memory_of(wherry_device_kind kind) {
     switch (kind) {

@@ -21,6 +21,13 @@ typedef struct wh_memory_ops {
 
     /** Gives back what allocate gave, with the same nbytes. Any thread. */
     void (*release)(void *data, uint64_t nbytes);
+
+    /**
+     * Copies host bytes to memory of this space, or from it; they are there when it returns. For few bytes: many go by a queue (memory/cuda_queue.h).
+     * @return WHERRY_OK; WHERRY_SYSTEM, WHERRY_NO_MEMORY. Any thread.
+     */
+    wherry_status (*write)(void *to, const void *from, uint64_t nbytes, wherry_error *error);
+    wherry_status (*read)(void *to, const void *from, uint64_t nbytes, wherry_error *error);
 } wh_memory_ops;
 
 /** That of CUDA devices; `allocate` waits until the zeros are there. Only where there is a driver: wh_memory_of. */

@@ -27,6 +27,13 @@ static wherry_status allocate(const wherry_plan *plan, const wherry_storage *fro
         return wh_fail(error, WHERRY_INVALID_ARGUMENT, "the allocate function gave less than the %llu bytes asked for",
                        (unsigned long long)nbytes);
     }
+    if (!wh_memory_of(wherry_storage_device(storage).kind)) {
+        char text[WHERRY_DEVICE_TEXT_MAX];
+        wherry_device_text(wherry_storage_device(storage), text);
+        wherry_storage_unref(storage);
+        return wh_fail(error, WHERRY_UNSUPPORTED,
+                       "the allocate function gave memory on %s, which cannot be written here", text);
+    }
     *storage_p = storage;
     return WHERRY_OK;
 }

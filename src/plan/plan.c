@@ -1,11 +1,10 @@
 /* Using a plan: its figures, its chunks, and placing their bytes. */
 #include "plan/plan.h"
 
-#include <string.h>
-
 #include "base/alloc.h"
 #include "base/checked.h"
 #include "base/fail.h"
+#include "memory/memory.h"
 
 static void destroy_paths(wh_paths *paths) {
     for (size_t i = 0; i < paths->count; i++) {
@@ -134,16 +133,26 @@ int wherry_plan_visit_chunk(const wherry_plan *plan, uint64_t chunk, wherry_copy
     return result;
 }
 
+/** A chunk that is being placed. */
+typedef struct placing {
+    const char *bytes;
+    wherry_status status;
+    wherry_error *error;
+} placing;
+
 static int place_copy(void *context, const wherry_copy *copy) {
-    const char *from = (const char *)context + copy->chunk_offset;
-    if (wherry_storage_device(copy->storage).kind != WHERRY_DEVICE_CPU) {
+    placing *p = context;
+    const char *from = p->bytes + copy->chunk_offset;
+    const wh_memory_ops *memory = wh_memory_of(wherry_storage_device(copy->storage).kind);
+    char *to = (char *)wherry_storage_data(copy->storage) + copy->storage_offset;
+    if (!memory) {
+        p->status = wh_fail(p->error, WHERRY_UNSUPPORTED, "a chunk goes to memory that cannot be written here");
         return 1;
     }
-    char *to = (char *)wherry_storage_data(copy->storage) + copy->storage_offset;
-    for (uint64_t i = 0; i < copy->count; i++) {
-        memcpy(to + i * copy->storage_stride, from + i * copy->chunk_stride, copy->length);
+    for (uint64_t i = 0; i < copy->count && p->status == WHERRY_OK; i++) {
+        p->status = memory->write(to + i * copy->storage_stride, from + i * copy->chunk_stride, copy->length, p->error);
     }
-    return 0;
+    return p->status != WHERRY_OK;
 }
 
 wherry_status wherry_plan_place(const wherry_plan *plan, uint64_t chunk, const void *bytes, size_t size,
@@ -154,9 +163,7 @@ wherry_status wherry_plan_place(const wherry_plan *plan, uint64_t chunk, const v
         return wh_fail(error, WHERRY_INVALID_ARGUMENT, "chunk %llu has %llu bytes, or the plan does not ask for it",
                        (unsigned long long)chunk, (unsigned long long)length);
     }
-    if (wherry_plan_visit_chunk(plan, chunk, place_copy, (void *)bytes)) {
-        return wh_fail(error, WHERRY_UNSUPPORTED, "chunk %llu goes to memory that is not the host's",
-                       (unsigned long long)chunk);
-    }
-    return WHERRY_OK;
+    placing p = {bytes, WHERRY_OK, error};
+    wherry_plan_visit_chunk(plan, chunk, place_copy, &p);
+    return p.status;
 }

@@ -5,6 +5,7 @@
 
 #include "base/alloc.h"
 #include "base/fail.h"
+#include "memory/cuda.h"
 #include "memory/memory.h"
 #include "memory/pages.h"
 
@@ -51,6 +52,12 @@ wherry_status wherry_storage_wrap(void *data, uint64_t nbytes, wherry_device dev
         return wh_fail(error, WHERRY_INVALID_ARGUMENT, "a storage of %llu bytes cannot be at NULL",
                        (unsigned long long)nbytes);
     }
+    if (device.kind == WHERRY_DEVICE_CUDA && device.index < 0 && data && wh_cuda_check(NULL) == WHERRY_OK) {
+        wherry_status found = wh_cuda_device_of(data, &device.index, error);
+        if (found != WHERRY_OK) {
+            return found;
+        }
+    }
     wherry_status status = create(NULL, data, nbytes, device, storage_p, error);
     if (status == WHERRY_OK) {
         (*storage_p)->release = release;
@@ -72,6 +79,7 @@ wherry_status wherry_storage_allocate(uint64_t nbytes, wherry_device device, whe
         return wh_fail(error, WHERRY_INVALID_ARGUMENT, "storage_p must not be NULL");
     }
     void *data = NULL;
+    device.index = device.kind == WHERRY_DEVICE_CUDA && device.index < 0 ? 0 : device.index;
     wherry_status status = check_size(nbytes, error);
     if (status == WHERRY_OK && nbytes) {
         status = memory->allocate(nbytes, device, &data, error);

@@ -61,7 +61,7 @@ static void finish_stats(wh_destination *destination) {
     stats->bytes_moved = wh_max(atomic_load(&destination->moved), destination->peer_bytes);
     stats->tensors = destination->source->summary.tensors;
     if (destination->lane) {
-        snprintf(stats->lane, sizeof(stats->lane), "%s", destination->lane->name);
+        wh_stats_add_lane(stats, destination->lane->name);
     }
 }
 
@@ -180,6 +180,7 @@ static void take_want(wh_destination *destination, const wh_message *message) {
         .deadline = destination->transfer->deadline,
         .no_progress_ms = (uint32_t)destination->transfer->options.no_progress_ms,
         .channels = destination->channels,
+        .shared = &destination->source->shared,
     };
     if (status == WHERRY_OK) {
         status = check_step(destination, &want, &error);

@@ -1,7 +1,7 @@
 /**
  * @file destination.h  One destination of a send: from its WANT to RELEASED, or to the reason why not.
  *
- *   WAITING --WANT--> OFFERED --PLAN--> MOVING --DONE--> RELEASED
+ *   WAITING --WANT--> OFFERED --PLAN--> MOVING --DONE--> RELEASED      (PLAN again: the next chunks over another lane)
  *      ^---WITHDRAW------|
  *      |                 |                 |
  *      +-----------------+-----------------+--> FAILED: it gave up, died, stood still; or the send as a whole ended (REVOKED)
@@ -15,6 +15,7 @@
 
 #include "transfer/chunk_list.h"
 #include "transfer/crew.h"
+#include "transfer/fetch.h"
 #include "transfer/source.h"
 #include "transfer/transfer.h"
 
@@ -46,6 +47,8 @@ typedef struct wh_destination {
     bool verify;
     uint32_t requests; /**< Plans, calls for help and retries so far: an honest receiver has few. */
     wh_chunk_list list;
+    bool on_device; /**< The list is of chunks of devices: the last PLAN that there may be. */
+    wh_fetch fetch; /**< Where chunks of a device go by way of the host; else {0}. */
     _Atomic uint64_t moved;
     _Atomic uint64_t digested; /**< Bytes, for a receiver that reads by itself. */
     uint64_t peer_bytes;       /**< What the receiver says it has. */

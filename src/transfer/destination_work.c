@@ -48,7 +48,9 @@ static wherry_status digest_gathered(wh_destination *destination, uint64_t chunk
 static wherry_status feed_gather(void *context, uint64_t chunk, wh_segments *segments, wherry_error *error) {
     wh_destination *destination = context;
     wh_point("source gathers a chunk");
-    wherry_status status = wh_source_gather(destination->source, chunk, segments, error);
+    wherry_status status = wh_fetch_exists(&destination->fetch)
+                               ? wh_fetch_gather(&destination->fetch, chunk, segments, error)
+                               : wh_source_gather(destination->source, chunk, segments, error);
     return status == WHERRY_OK && destination->digests ? digest_gathered(destination, chunk, segments, error) : status;
 }
 
@@ -60,8 +62,15 @@ static uint64_t feed_continues(void *context, uint64_t chunk) {
     return wh_prepared_chunk_continues(((wh_destination *)context)->source->prepared, chunk);
 }
 
+static void feed_done(void *context, uint64_t chunk) {
+    wh_destination *destination = context;
+    if (wh_fetch_exists(&destination->fetch)) {
+        wh_fetch_done(&destination->fetch, chunk);
+    }
+}
+
 static wh_feed feed_of(wh_destination *destination) {
-    return (wh_feed){destination, destination->verify, feed_next, feed_gather, feed_moved, feed_continues};
+    return (wh_feed){destination, destination->verify, feed_next, feed_gather, feed_moved, feed_continues, feed_done};
 }
 
 static wherry_status push(void *context, uint32_t worker, wherry_error *error) {
@@ -142,12 +151,33 @@ static wherry_status start_alone(wh_destination *destination, wherry_error *erro
     return status == WHERRY_CANCELLED && was_cancelled(destination) ? WHERRY_OK : status;
 }
 
+/** Chunks of devices go by way of the host, but over a lane that reaches them. */
+static wherry_status prepare_fetch(wh_destination *destination, wherry_error *error) {
+    bool reaches = destination->lane->traits & WH_LANE_DEVICE;
+    wh_fetch_destroy(&destination->fetch);
+    if (reaches != destination->on_device && (reaches || !(destination->lane->traits & WH_LANE_STAGES))) {
+        return wh_fail(error, WHERRY_MALFORMED, "rank %d asks for memory of a %s by the lane %s, which cannot reach it",
+                       (int)destination->rank, reaches ? "host" : "device", destination->lane->name);
+    }
+    if (reaches && destination->verify) {
+        return wh_fail(error, WHERRY_MALFORMED, "rank %d wants digests over the lane %s, which makes none",
+                       (int)destination->rank, destination->lane->name);
+    }
+    if (reaches || !destination->on_device) {
+        return WHERRY_OK;
+    }
+    return wh_fetch_init(&destination->fetch, destination->source, &destination->list,
+                         destination->end ? destination->end->workers : 1, &destination->stop,
+                         destination->transfer->deadline, error);
+}
+
 /** Starts a round over the list. */
 static wherry_status start(wh_destination *destination, wherry_error *error) {
     bool one_sided = destination->lane->traits & WH_LANE_ONE_SIDED;
     bool digests = destination->verify && !(destination->lane->traits & WH_LANE_DIGESTS);
-    if (one_sided && !digests) {
-        return WHERRY_OK;
+    wherry_status status = prepare_fetch(destination, error);
+    if (status != WHERRY_OK || (one_sided && !digests)) {
+        return status;
     }
     if (digests) {
         destination->digests = wh_alloc_array(destination->list.total, sizeof(*destination->digests));
@@ -215,6 +245,7 @@ void wh_destination_end_lane(wh_destination *destination) {
         }
     }
     destination->site.channel_count = 0;
+    wh_fetch_destroy(&destination->fetch);
     forget_digests(destination);
     wh_free(destination->request.bytes);
     destination->request = (wh_string){0};
@@ -278,35 +309,16 @@ static wherry_status take_list(wh_destination *destination, wh_bytes bytes, wher
     if (!ok) {
         return wh_fail_memory(error, "a plan");
     }
-    return count ? WHERRY_OK : wh_fail(error, WHERRY_MALFORMED, "a plan asks for no chunk");
-}
-
-wherry_status wh_destination_plan(wh_destination *destination, const wh_note *plan, wherry_error *error) {
-    const wh_lane_ops *lane = wh_lane_choice_find(&destination->transfer->lanes, plan->lane.bytes, plan->lane.size);
-    if (destination->state != WH_DESTINATION_OFFERED || destination->lane || !lane ||
-        wh_crew_exists(&destination->crew)) {
-        return wh_fail(error, WHERRY_MALFORMED, "rank %d sent a plan out of turn, or for a lane that was not offered",
-                       (int)destination->rank);
+    if (!count) {
+        return wh_fail(error, WHERRY_MALFORMED, "a plan asks for no chunk");
     }
-    wherry_status status = count_request(destination, error);
-    if (status == WHERRY_OK) {
-        status = take_list(destination, plan->intervals, error);
-    }
-    if (status != WHERRY_OK) {
-        return status;
-    }
-    destination->state = WH_DESTINATION_MOVING;
-    wh_point("source has the plan");
-    destination->plan_at = destination->heard = wh_clock_now();
-    destination->wanted = plan->bytes;
-    destination->peer_bytes = 0; /* those that it had compared */
-    destination->verify = plan->verify;
-    destination->outcome.stats.verified = plan->verify;
-    destination->outcome.stats.chunks = destination->list.total;
-    destination->lane = lane;
-    destination->request = (wh_string){0};
-    wh_string_append(&destination->request, plan->request.bytes, plan->request.size);
-    return destination->request.failed ? wh_fail_memory(error, "a plan") : wh_destination_accept(destination, error);
+    const wherry_prepared *prepared = destination->source->prepared;
+    const wh_chunk_list *list = &destination->list;
+    destination->on_device = wh_prepared_chunk_on_device(prepared, wh_chunk_list_at(list, list->total - 1));
+    return destination->on_device == wh_prepared_chunk_on_device(prepared, wh_chunk_list_at(list, 0))
+               ? WHERRY_OK
+               : wh_fail(error, WHERRY_MALFORMED, "rank %d asks for chunks of the host and of devices at once",
+                         (int)destination->rank);
 }
 
 /** The receiver has all of the last round, so that its workers are about to end; one that says so too early is not waited for. */
@@ -322,6 +334,59 @@ static wherry_status end_round(wh_destination *destination, wherry_error *error)
     wherry_status status = wh_crew_join(&destination->crew, error);
     forget_digests(destination);
     return status;
+}
+
+/** The receiver has all of its last plan, and sends the next, for other chunks over another lane. */
+static wherry_status end_leg(wh_destination *destination, wherry_error *error) {
+    wh_destination_finish_work(destination);
+    wherry_status status = end_round(destination, error);
+    if (status == WHERRY_OK) {
+        wh_stats_add_lane(&destination->outcome.stats, destination->lane->name);
+        wh_destination_end_lane(destination);
+        destination->lane = NULL;
+        destination->state = WH_DESTINATION_OFFERED;
+    }
+    return status;
+}
+
+wherry_status wh_destination_plan(wh_destination *destination, const wh_note *plan, wherry_error *error) {
+    const wh_lane_ops *lane = wh_lane_choice_find(&destination->transfer->lanes, plan->lane.bytes, plan->lane.size);
+    bool second = destination->state == WH_DESTINATION_MOVING && !destination->accepting && !destination->on_device &&
+                  destination->source->devices;
+    if (second && lane) {
+        wherry_status status = end_leg(destination, error);
+        if (status != WHERRY_OK) {
+            return status;
+        }
+    }
+    if (destination->state != WH_DESTINATION_OFFERED || destination->lane || !lane ||
+        wh_crew_exists(&destination->crew)) {
+        return wh_fail(error, WHERRY_MALFORMED, "rank %d sent a plan out of turn, or for a lane that was not offered",
+                       (int)destination->rank);
+    }
+    wherry_status status = count_request(destination, error);
+    if (status == WHERRY_OK) {
+        status = take_list(destination, plan->intervals, error);
+    }
+    if (status == WHERRY_OK && second && !destination->on_device) {
+        status = wh_fail(error, WHERRY_MALFORMED, "rank %d sent a second plan for host memory", (int)destination->rank);
+    }
+    if (status != WHERRY_OK) {
+        return status;
+    }
+    destination->state = WH_DESTINATION_MOVING;
+    wh_point("source has the plan");
+    destination->heard = wh_clock_now();
+    destination->plan_at = destination->plan_at ? destination->plan_at : destination->heard;
+    destination->peer_bytes = second ? destination->peer_bytes : 0; /* those that it had compared */
+    destination->wanted += wh_min(plan->bytes, INT64_MAX - destination->wanted);
+    destination->verify = plan->verify;
+    destination->outcome.stats.verified |= plan->verify;
+    destination->outcome.stats.chunks += destination->list.total;
+    destination->lane = lane;
+    destination->request = (wh_string){0};
+    wh_string_append(&destination->request, plan->request.bytes, plan->request.size);
+    return destination->request.failed ? wh_fail_memory(error, "a plan") : wh_destination_accept(destination, error);
 }
 
 wherry_status wh_destination_retry(wh_destination *destination, const wh_note *retry, wherry_error *error) {
@@ -348,6 +413,10 @@ wherry_status wh_destination_compare(wh_destination *destination, const wh_note 
     wherry_status status = count_request(destination, error);
     if (status == WHERRY_OK) {
         status = take_list(destination, compare->intervals, error);
+    }
+    if (status == WHERRY_OK && destination->on_device) {
+        status = wh_fail(error, WHERRY_MALFORMED, "rank %d asks for digests of the memory of devices",
+                         (int)destination->rank);
     }
     if (status != WHERRY_OK) {
         return status;

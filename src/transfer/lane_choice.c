@@ -17,6 +17,14 @@ const wh_lane_ops *wh_lane_choice_find(const wh_lane_choice *choice, const void 
     return NULL;
 }
 
+bool wh_lane_choice_has(const wh_lane_choice *choice, uint32_t trait) {
+    bool has = false;
+    for (size_t i = 0; i < choice->count; i++) {
+        has = has || choice->lanes[i]->traits & trait;
+    }
+    return has;
+}
+
 static wherry_status fail_unknown(const wh_lane_choice *all, const char *text, wherry_error *error) {
     wh_string names = {0};
     for (size_t i = 0; i < all->count; i++) {

@@ -23,6 +23,9 @@ wherry_status wh_lane_choice_make(const wherry_transport *transport, const char 
  */
 void wh_lane_choice_order(wh_lane_choice *choice, uint64_t bytes, uint64_t runs);
 
+/** Whether one of the lanes has a trait: WH_LANE_*. */
+bool wh_lane_choice_has(const wh_lane_choice *choice, uint32_t trait);
+
 /** The lane of a name; NULL where it is not one of the choice. */
 const wh_lane_ops *wh_lane_choice_find(const wh_lane_choice *choice, const void *name, size_t size);
 

@@ -23,7 +23,7 @@ static void append_lanes(wh_string *message, const wh_note *note) {
     wh_append_number(message, note->lane_count, 1);
     for (size_t i = 0; i < note->lane_count; i++) {
         wh_append_sized(message, note->lanes[i].name.bytes, note->lanes[i].name.size, 1);
-        wh_append_sized(message, note->lanes[i].offer.bytes, note->lanes[i].offer.size, 2);
+        wh_append_sized(message, note->lanes[i].offer.bytes, note->lanes[i].offer.size, 4);
     }
 }
 
@@ -142,8 +142,8 @@ static void take_offer(wh_cursor *cursor, wh_note *note) {
     cursor->failed = cursor->failed || note->lane_count > WH_OFFERED_LANES_MAX;
     for (size_t i = 0; i < note->lane_count && !cursor->failed; i++) {
         note->lanes[i].name = take_sized(cursor, 1);
-        note->lanes[i].offer = take_sized(cursor, 2);
-        cursor->failed = cursor->failed || note->lanes[i].offer.size > WH_LANE_OFFER_MAX;
+        note->lanes[i].offer = take_sized(cursor, 4);
+        cursor->failed = cursor->failed || note->lanes[i].offer.size > WH_LANE_LONG_OFFER_MAX;
     }
     note->manifest = take_sized(cursor, 8);
     note->addresses = take_sized(cursor, 8);

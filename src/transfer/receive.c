@@ -314,9 +314,6 @@ static void finish_stats(wh_receive *receive) {
     stats->bytes_wanted = receive->wanted_bytes;
     stats->bytes_moved = atomic_load(&receive->sink.moved);
     stats->verified = receive->verify;
-    if (receive->lane) {
-        snprintf(stats->lane, sizeof(stats->lane), "%s", receive->lane->name);
-    }
     if (receive->reasons.bytes && !receive->reasons.failed) {
         snprintf(stats->reasons, sizeof(stats->reasons), "%s", receive->reasons.bytes);
     }
@@ -336,8 +333,23 @@ static void log_success(const wh_receive *receive) {
            stats->data_seconds, rate, stats->offer_seconds, stats->plan_seconds, stats->release_seconds);
 }
 
+/** The devices that are written, a bit each. */
+static uint64_t target_devices(const wherry_plan *plan) {
+    uint64_t devices = 0;
+    for (size_t i = 0; i < plan->kept_count; i++) {
+        wherry_device device = wherry_storage_device(plan->kept[i]);
+        if (device.kind == WHERRY_DEVICE_CUDA && device.index >= 0) {
+            devices |= UINT64_C(1) << device.index % WH_CUDA_DEVICES_MAX;
+        }
+    }
+    return devices;
+}
+
 static wherry_status run(wh_receive *receive, wherry_value **state_p, wherry_error *error) {
     wherry_status status = agree(receive, error);
+    if (status == WHERRY_OK) {
+        status = wh_transfer_await_stream(&receive->transfer, target_devices(receive->plan), error);
+    }
     if (status == WHERRY_OK && (receive->transfer.options.flags & WHERRY_RECV_COMPARE) && receive->in_place) {
         status = wh_receive_compare(receive, error);
     }
@@ -392,6 +404,7 @@ wherry_status wherry_checkpoint_recv(wherry_transport *transport, int32_t rank, 
     wh_chunk_list_destroy(&receive.wanted);
     wh_tensor_table_destroy(&receive.table);
     wh_free(receive.reasons.bytes);
+    wh_free(receive.leg.intervals);
     wherry_plan_destroy(receive.plan);
     return status;
 }

@@ -13,6 +13,14 @@
 #include "transfer/tensor_table.h"
 #include "transfer/transfer.h"
 
+/** The chunks that move over one lane: those of host memory, or those of devices. */
+typedef struct wh_leg {
+    bool device;
+    wherry_interval *intervals;
+    size_t count;
+    uint64_t bytes;
+} wh_leg;
+
 typedef struct wh_receive {
     wh_transfer transfer;
     int32_t rank;         /**< Of the source. */
@@ -30,6 +38,7 @@ typedef struct wh_receive {
     uint64_t wanted_bytes; /**< In them. */
     wh_stop stop;
     wh_lane_site site;
+    wh_leg leg; /**< The one that is at work. */
     const wh_lane_ops *lane;
     wh_lane_end *end;
     wh_chunk_sink sink;
@@ -73,7 +82,10 @@ wherry_status wh_receive_compare(wh_receive *receive, wherry_error *error);
 /** Takes a message if one comes until the deadline, tells how far it is, and looks whether anything gets on. */
 wherry_status wh_receive_look_around(wh_receive *receive, wh_deadline deadline, wherry_error *error);
 
-/** Gets all bytes over the first lane that works. */
+/** Makes the wanted chunks of host memory, or those of devices, ->leg. @return false where there is no memory. */
+bool wh_receive_make_leg(wh_receive *receive, bool device);
+
+/** Gets all bytes over the first lane that works, those of host memory and those of devices each over their own. */
 wherry_status wh_receive_bytes(wh_receive *receive, wherry_error *error);
 
 /** Moves all chunks over the lane that was taken, again where they are wrong. Where the source refuses the lane after all, ->answer says so. */

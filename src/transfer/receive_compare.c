@@ -91,7 +91,7 @@ static wherry_status digest_own(void *context, uint32_t worker, wherry_error *er
 
 static wherry_status ask_digests(wh_receive *receive, wherry_error *error) {
     wh_string list = {0};
-    wh_intervals_encode(receive->wanted.intervals, receive->wanted.count, &list);
+    wh_intervals_encode(receive->leg.intervals, receive->leg.count, &list);
     wh_note note = {.type = WH_COMPARE, .intervals = {list.bytes, list.size}};
     wherry_status status = list.failed ? wh_fail_memory(error, "a question") : wh_receive_tell(receive, &note, error);
     wh_free(list.bytes);
@@ -110,7 +110,7 @@ static bool all_are_claimed(const wh_chunk_sink *sink) {
 /** Digests both sides at once, and waits until both are done. */
 static wherry_status digest_both(wh_receive *receive, wherry_error *error) {
     wherry_status status = ask_digests(receive, error);
-    uint32_t workers = (uint32_t)wh_min(receive->transfer.options.threads, receive->wanted.total);
+    uint32_t workers = (uint32_t)wh_min(receive->transfer.options.threads, receive->sink.wanted.total);
     if (status == WHERRY_OK) {
         status = wh_crew_start(&receive->crew, workers, digest_own, receive, &receive->stop, receive->inbox, error);
     }
@@ -137,6 +137,20 @@ static wherry_status digest_both(wh_receive *receive, wherry_error *error) {
     return status;
 }
 
+/** Adds the chunks of devices, which are not compared: their bytes would have to come to the host first. */
+static bool keep_devices(wh_receive *receive, wherry_interval **intervals, size_t *count, size_t *capacity) {
+    if (!wh_receive_make_leg(receive, true)) {
+        return false;
+    }
+    for (size_t i = 0; i < receive->leg.count; i++) {
+        if (!WH_GROW(*intervals, *capacity, *count)) {
+            return false;
+        }
+        (*intervals)[(*count)++] = receive->leg.intervals[i];
+    }
+    return true;
+}
+
 /** Leaves the chunks out that are equal. */
 static wherry_status keep_differing(wh_receive *receive, wherry_error *error) {
     const wh_chunk_sink *sink = &receive->sink;
@@ -161,24 +175,39 @@ static wherry_status keep_differing(wh_receive *receive, wherry_error *error) {
             return wh_fail_memory(error, "a comparison");
         }
     }
+    bool ok = keep_devices(receive, &intervals, &count, &capacity);
     wh_chunk_list_destroy(&receive->wanted);
     receive->wanted = (wh_chunk_list){0};
-    bool ok = wh_chunk_list_init(&receive->wanted, intervals, count);
+    ok = ok && wh_chunk_list_init(&receive->wanted, intervals, count);
     wh_free(intervals);
     receive->wanted_bytes -= held;
     receive->stats.bytes_held = held;
     return ok ? WHERRY_OK : wh_fail_memory(error, "a comparison");
 }
 
+/** A sink over the chunks of the leg, for the digests of both sides. @return false where there is no memory. */
+static bool begin_sink(wh_receive *receive) {
+    wh_chunk_list list = {0};
+    const wh_leg *leg = &receive->leg;
+    bool ok = wh_chunk_list_init(&list, leg->intervals, leg->count) &&
+              wh_chunk_sink_init(&receive->sink, receive->plan, &list, &receive->stop, receive->transfer.deadline) &&
+              wh_chunk_sink_begin(&receive->sink, leg->intervals, leg->count, true, false);
+    wh_chunk_list_destroy(&list);
+    return ok;
+}
+
 wherry_status wh_receive_compare(wh_receive *receive, wherry_error *error) {
     wherry_cancel *cancel = receive->transfer.options.cancel;
     uint64_t begin = wh_clock_now();
-    if (!receive->wanted.total) {
+    if (!wh_receive_make_leg(receive, false)) {
+        return wh_fail_memory(error, "a comparison");
+    }
+    if (!receive->leg.count) {
         return WHERRY_OK;
     }
-    receive->sink = (wh_chunk_sink){.stop = &receive->stop};
+    receive->sink = (wh_chunk_sink){0};
     wherry_status status = wh_stop_init(&receive->stop, error);
-    if (status == WHERRY_OK && !wh_chunk_sink_init(&receive->sink, receive->plan, NULL, 0, true)) {
+    if (status == WHERRY_OK && !begin_sink(receive)) {
         status = wh_fail_memory(error, "a comparison");
     }
     if (status == WHERRY_OK) {

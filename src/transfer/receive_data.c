@@ -184,7 +184,7 @@ static wherry_status pull_round(wh_receive *receive, wherry_error *error) {
         receive->stats.workers = 1;
         return pull_in_parts(receive, error);
     }
-    if (must || (one_sided && receive->sink.bytes <= ALONE_BYTES)) {
+    if (must || (one_sided && receive->leg.bytes <= ALONE_BYTES)) {
         receive->stats.workers = 1;
         return pull_alone(receive, must, error);
     }
@@ -239,20 +239,19 @@ static wherry_status retry(wh_receive *receive, const wh_round_result *result, w
 }
 
 wherry_status wh_receive_data(wh_receive *receive, wherry_error *error) {
-    wh_chunk_sink_destroy(&receive->sink);
-    receive->sink = (wh_chunk_sink){
-        .stop = &receive->stop,
-        .bases = receive->offer.addresses.bytes,
-        .in_band = receive->lane->traits & WH_LANE_DIGESTS,
-    };
-    if (!wh_chunk_sink_init(&receive->sink, receive->plan, receive->wanted.intervals, receive->wanted.count,
-                            receive->verify)) {
+    const wh_leg *leg = &receive->leg;
+    receive->sink.bases = receive->offer.addresses.bytes;
+    if (!wh_chunk_sink_begin(&receive->sink, leg->intervals, leg->count, receive->verify,
+                             receive->lane->traits & WH_LANE_DIGESTS)) {
         return wh_fail_memory(error, "a receive");
     }
     for (int round = 1;; round++) {
         wh_round_result result;
         receive->stats.chunks += receive->sink.round.total;
         wherry_status status = pull_round(receive, error);
+        if (status == WHERRY_OK && receive->answer != WH_REFUSE_LANE) {
+            status = wh_chunk_sink_settle(&receive->sink, error);
+        }
         if (status == WHERRY_OK && receive->answer != WH_REFUSE_LANE) {
             status = await_digests(receive, &result, error);
         }

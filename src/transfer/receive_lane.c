@@ -2,6 +2,7 @@
 #include <string.h>
 
 #include "base/alloc.h"
+#include "base/checked.h"
 #include "base/fail.h"
 #include "base/log.h"
 #include "base/point.h"
@@ -47,6 +48,21 @@ static bool decide_verify(const wh_receive *receive) {
     return said == WHERRY_VERIFY_DEFAULT ? (receive->lane->traits & WH_LANE_NETWORK) != 0 : said == WHERRY_VERIFY_ON;
 }
 
+/** Whether a lane can move the chunks of this leg at all. */
+static wherry_status check_lane(const wh_receive *receive, wherry_error *error) {
+    uint32_t traits = receive->lane->traits;
+    if (!receive->leg.device) {
+        return traits & WH_LANE_DEVICE ? wh_fail(error, WHERRY_UNSUPPORTED, "it moves the memory of devices alone")
+                                       : WHERRY_OK;
+    }
+    if (!(traits & (WH_LANE_DEVICE | WH_LANE_STAGES))) {
+        return wh_fail(error, WHERRY_UNSUPPORTED, "it reads host memory alone, and the source's is on a device");
+    }
+    return traits & WH_LANE_DEVICE && decide_verify(receive)
+               ? wh_fail(error, WHERRY_UNSUPPORTED, "digests are wanted, which are made on the host")
+               : WHERRY_OK;
+}
+
 /** A new stop and a new site: the last lane's stop may have been requested. A cancel ends a probe by it too, and the probe asks the interrupt. */
 static wherry_status new_site(wh_receive *receive, wherry_error *error) {
     wherry_cancel *cancel = receive->transfer.options.cancel;
@@ -72,13 +88,13 @@ static wherry_status new_site(wh_receive *receive, wherry_error *error) {
 
 static wherry_status send_plan(wh_receive *receive, const wh_string *request, wherry_error *error) {
     wh_string list = {0};
-    wh_intervals_encode(receive->wanted.intervals, receive->wanted.count, &list);
+    wh_intervals_encode(receive->leg.intervals, receive->leg.count, &list);
     wh_note plan = {
         .type = WH_PLAN,
         .lane = {receive->lane->name, strlen(receive->lane->name)},
         .request = {request->bytes, request->size},
         .verify = receive->verify,
-        .bytes = receive->wanted_bytes,
+        .bytes = receive->leg.bytes,
         .intervals = {list.bytes, list.size},
     };
     wherry_status status =
@@ -152,9 +168,9 @@ static wherry_status choose(wh_receive *receive, size_t *next, wherry_error *err
         wherry_status status = WHERRY_OK;
         receive->lane = lanes->lanes[*next];
         const wh_offered_lane *offered = find_offer(receive, receive->lane);
-        if (offered) {
+        if (offered && check_lane(receive, &refusal) == WHERRY_OK) {
             status = try_lane(receive, offered, &refusal, error);
-        } else {
+        } else if (!offered) {
             wh_fail(&refusal, WHERRY_UNSUPPORTED, "rank %d does not offer it", (int)receive->rank);
         }
         if (status == WHERRY_OK && refusal.status == WHERRY_CANCELLED) {
@@ -194,23 +210,71 @@ static uint64_t count_runs(const wh_receive *receive) {
     return pages > receive->summary.copies && small ? pages : receive->summary.copies;
 }
 
-wherry_status wh_receive_bytes(wh_receive *receive, wherry_error *error) {
+bool wh_receive_make_leg(wh_receive *receive, bool device) {
+    const wh_space *space = &receive->plan->prepared->space;
+    uint64_t border = space->order ? space->first_chunks : UINT64_MAX;
+    uint64_t least = device ? border : 0;
+    uint64_t most = device ? UINT64_MAX : border;
+    size_t count = receive->wanted.count;
+    const wherry_interval *all = receive->wanted.intervals;
+    wh_free(receive->leg.intervals);
+    receive->leg = (wh_leg){.device = device, .intervals = wh_alloc_array(count, sizeof(*all))};
+    for (size_t i = 0; receive->leg.intervals && i < count; i++) {
+        uint64_t first = wh_max(all[i].first, least);
+        uint64_t behind = wh_min(all[i].first + all[i].count, most);
+        if (first < behind) {
+            receive->leg.intervals[receive->leg.count++] = (wherry_interval){first, behind - first};
+            receive->leg.bytes += wh_space_chunk_begin(space, behind) - wh_space_chunk_begin(space, first);
+        }
+    }
+    return receive->leg.intervals != NULL;
+}
+
+static void note_lane(wh_receive *receive) {
+    wh_stats_add_lane(&receive->stats, receive->lane->name);
+    wh_log(WHERRY_LOG_INFO, "the lane from rank %d is %s%s", (int)receive->rank, receive->lane->name,
+           receive->leg.device ? ", for the memory of devices" : "");
+}
+
+static wherry_status move_leg(wh_receive *receive, wherry_error *error) {
     size_t next = 0;
-    wh_lane_choice_order(&receive->transfer.lanes, receive->summary.bytes, count_runs(receive));
-    note_forbidden(receive);
+    char before[WHERRY_LANE_NAME_MAX];
+    memcpy(before, receive->stats.lane, sizeof(before));
     for (;; next++) {
         receive->answer = 0;
         wherry_status status = choose(receive, &next, error);
         if (status != WHERRY_OK) {
             return status;
         }
-        wh_log(WHERRY_LOG_INFO, "the lane from rank %d is %s", (int)receive->rank, receive->lane->name);
-        receive->data_at = wh_clock_now();
+        if (!receive->leg.device || receive->leg.bytes == receive->wanted_bytes) {
+            receive->data_at = wh_clock_now();
+        }
+        note_lane(receive);
         status = wh_receive_data(receive, error);
         if (status == WHERRY_OK || receive->answer != WH_REFUSE_LANE) {
             return status;
         }
+        memcpy(receive->stats.lane, before, sizeof(before));
         wh_receive_end_lane(receive);
         note_refusal(receive, receive->lane, &receive->reason);
     }
+}
+
+wherry_status wh_receive_bytes(wh_receive *receive, wherry_error *error) {
+    wherry_status status = WHERRY_OK;
+    wh_lane_choice_order(&receive->transfer.lanes, receive->summary.bytes, count_runs(receive));
+    note_forbidden(receive);
+    if (!wh_chunk_sink_init(&receive->sink, receive->plan, &receive->wanted, &receive->stop,
+                            receive->transfer.deadline)) {
+        return wh_fail_memory(error, "a receive");
+    }
+    for (int device = 0; device < 2 && status == WHERRY_OK; device++) {
+        if (!wh_receive_make_leg(receive, device)) {
+            status = wh_fail_memory(error, "a receive");
+        } else if (receive->leg.count) {
+            wh_receive_end_lane(receive);
+            status = move_leg(receive, error);
+        }
+    }
+    return status;
 }

@@ -55,6 +55,12 @@ static wherry_status prepare(send_call *call, const int32_t *ranks, size_t count
     wherry_transport *transport = call->transfer.transport;
     wherry_status status = wh_source_init(&call->source, state, wh_transfer_rank(&call->transfer), error);
     if (status == WHERRY_OK) {
+        status = wh_transfer_await_stream(&call->transfer, call->source.devices, error);
+    }
+    if (status == WHERRY_OK && call->source.devices && wh_lane_choice_has(&call->transfer.lanes, WH_LANE_DEVICE)) {
+        wh_source_share(&call->source, call->transfer.options.flags & WHERRY_KEEPS_MEMORY);
+    }
+    if (status == WHERRY_OK) {
         status = open_inbox(transport, &call->inbox, error);
     }
     if (status != WHERRY_OK) {

@@ -8,44 +8,51 @@
 #include "base/fail.h"
 #include "base/point.h"
 #include "state/prepare.h"
+#include "transfer/sink_device.h"
 #include "transfer/source.h"
 
-/** Bytes of the chunks in some intervals. */
-static uint64_t count_bytes(const wherry_plan *plan, const wherry_interval *intervals, size_t count) {
-    uint64_t bytes = 0;
-    for (size_t i = 0; i < count; i++) {
-        uint64_t begin;
-        uint64_t last;
-        uint64_t length;
-        wherry_prepared_chunk(wherry_plan_prepared(plan), intervals[i].first, &begin, &length);
-        wherry_prepared_chunk(wherry_plan_prepared(plan), intervals[i].first + intervals[i].count - 1, &last, &length);
-        bytes += last + length - begin;
-    }
-    return bytes;
-}
-
-bool wh_chunk_sink_init(wh_chunk_sink *sink, const wherry_plan *plan, const wherry_interval *intervals, size_t count,
-                        bool verify) {
-    if (!intervals) {
-        intervals = wherry_plan_intervals(plan, &count);
-    }
+bool wh_chunk_sink_init(wh_chunk_sink *sink, const wherry_plan *plan, const wh_chunk_list *wanted, const wh_stop *stop,
+                        wh_deadline deadline) {
     sink->plan = plan;
-    sink->verify = verify;
-    sink->bytes = count_bytes(plan, intervals, count);
+    sink->stop = stop;
     atomic_store(&sink->current, UINT64_MAX);
-    if (!wh_chunk_list_init(&sink->wanted, intervals, count) || !wh_chunk_list_init(&sink->round, intervals, count)) {
+    wh_chunk_sink_init_stage(sink, deadline);
+    if (!wh_chunk_list_init(&sink->wanted, wanted->intervals, wanted->count)) {
         return false;
     }
     sink->states = wh_alloc_zeroed(sink->wanted.total, sizeof(*sink->states));
-    if (verify) {
+    return sink->states != NULL;
+}
+
+static bool reserve_digests(wh_chunk_sink *sink) {
+    if (!sink->landed) {
         sink->landed = wh_alloc_zeroed(sink->wanted.total, sizeof(*sink->landed));
         sink->claimed = wh_alloc_zeroed(sink->wanted.total, sizeof(*sink->claimed));
         sink->has_claim = wh_alloc_zeroed(sink->wanted.total, sizeof(*sink->has_claim));
     }
-    return sink->states && (!verify || (sink->landed && sink->claimed && sink->has_claim));
+    return sink->landed && sink->claimed && sink->has_claim;
+}
+
+bool wh_chunk_sink_begin(wh_chunk_sink *sink, const wherry_interval *intervals, size_t count, bool verify,
+                         bool in_band) {
+    sink->verify = verify;
+    sink->in_band = in_band;
+    wh_chunk_list_destroy(&sink->round);
+    if (!wh_chunk_list_init(&sink->round, intervals, count) || (verify && !reserve_digests(sink))) {
+        return false;
+    }
+    for (uint64_t i = 0; i < sink->round.total; i++) {
+        uint64_t place = wh_chunk_list_find(&sink->wanted, wh_chunk_list_at(&sink->round, i));
+        atomic_store(sink->states + place, (unsigned char)WH_CHUNK_AWAITED);
+        if (verify) {
+            sink->has_claim[place] = false;
+        }
+    }
+    return true;
 }
 
 void wh_chunk_sink_destroy(wh_chunk_sink *sink) {
+    wh_chunk_sink_destroy_stage(sink);
     wh_chunk_list_destroy(&sink->wanted);
     wh_chunk_list_destroy(&sink->round);
     wh_free(sink->states);
@@ -103,7 +110,6 @@ static int add_copy(void *context, const wherry_copy *copy) {
 }
 
 static bool lay_out(const wh_chunk_sink *sink, uint64_t chunk, uint64_t length, wh_landing *landing) {
-    landing->chunk = chunk;
     wh_segments_clear(&landing->segments);
     landing->staged = !wherry_plan_chunk_is_direct(sink->plan, chunk);
     if (landing->staged) {
@@ -122,37 +128,57 @@ static bool change(wh_chunk_sink *sink, uint64_t place, wh_chunk_state from, wh_
     return atomic_compare_exchange_strong(sink->states + place, &present, (unsigned char)to);
 }
 
-static wherry_status sink_open(void *context, uint64_t chunk, wh_landing *landing, wherry_error *error) {
-    wh_chunk_sink *sink = context;
+wherry_status wh_chunk_sink_admit(wh_chunk_sink *sink, uint64_t chunk, wherry_error *error) {
     uint64_t place = wh_chunk_list_find(&sink->wanted, chunk);
     if (place == UINT64_MAX ||
         !(change(sink, place, WH_CHUNK_AWAITED, WH_CHUNK_OPEN) || change(sink, place, WH_CHUNK_AGAIN, WH_CHUNK_OPEN))) {
         return wh_fail(error, WHERRY_MALFORMED, "chunk %" PRIu64 " came, which is not awaited", chunk);
     }
-    uint64_t begin;
-    uint64_t length;
-    wherry_prepared_chunk(wherry_plan_prepared(sink->plan), chunk, &begin, &length);
     atomic_store_explicit(&sink->current, chunk, memory_order_relaxed);
     wh_point("receiver opened a chunk");
+    return WHERRY_OK;
+}
+
+void wh_chunk_sink_note(wh_chunk_sink *sink, uint64_t chunk, wh_chunk_state state) {
+    atomic_store(sink->states + wh_chunk_list_find(&sink->wanted, chunk), (unsigned char)state);
+    wh_point("receiver closed a chunk");
+}
+
+static wherry_status sink_open(void *context, uint64_t chunk, wh_landing *landing, wherry_error *error) {
+    wh_chunk_sink *sink = context;
+    uint64_t begin;
+    uint64_t length;
+    wherry_status status = wh_chunk_sink_admit(sink, chunk, error);
+    if (status != WHERRY_OK) {
+        return status;
+    }
+    wherry_prepared_chunk(wherry_plan_prepared(sink->plan), chunk, &begin, &length);
+    landing->chunk = chunk;
+    landing->slot = NULL;
+    if (wh_chunk_sink_goes_to_device(sink, chunk)) {
+        return wh_chunk_sink_open_slot(sink, length, landing, error);
+    }
     return lay_out(sink, chunk, length, landing) ? WHERRY_OK : wh_fail_memory(error, "a chunk that has come");
 }
 
 static wherry_status sink_close(void *context, wh_landing *landing, const wh_digest *digest, const wh_digest *claimed,
                                 wherry_error *error) {
     wh_chunk_sink *sink = context;
-    uint64_t place = wh_chunk_list_find(&sink->wanted, landing->chunk);
     wh_chunk_state state = WH_CHUNK_LANDED;
     if (sink->verify && sink->in_band) {
         state = digest && claimed && wh_digest_equal(digest, claimed) ? WH_CHUNK_LANDED : WH_CHUNK_BAD;
     } else if (sink->verify && digest) {
-        sink->landed[place] = *digest;
+        sink->landed[wh_chunk_list_find(&sink->wanted, landing->chunk)] = *digest;
     }
     wherry_status status = WHERRY_OK;
-    if (landing->staged && state == WH_CHUNK_LANDED) {
-        status = wherry_plan_place(sink->plan, landing->chunk, landing->scratch, landing->segments.bytes, error);
+    if (landing->slot) {
+        status = wh_chunk_sink_close_slot(sink, landing, state, error);
+    } else {
+        if (landing->staged && state == WH_CHUNK_LANDED) {
+            status = wherry_plan_place(sink->plan, landing->chunk, landing->scratch, landing->segments.bytes, error);
+        }
+        wh_chunk_sink_note(sink, landing->chunk, state);
     }
-    atomic_store(sink->states + place, (unsigned char)state);
-    wh_point("receiver closed a chunk");
     if (sink->tick && !sink->tick(sink->tick_context)) {
         status = wh_fail(error, WHERRY_CANCELLED, "the transfer was ended");
     }
@@ -168,7 +194,8 @@ static uint64_t sink_continues(void *context, uint64_t chunk) {
 }
 
 wh_sink wh_chunk_sink_face(wh_chunk_sink *sink) {
-    return (wh_sink){sink, sink->verify, sink_next, sink_origin, sink_open, sink_close, sink_moved, sink_continues};
+    return (wh_sink){sink,       sink->verify, sink_next,      sink_origin,         sink_open,
+                     sink_close, sink_moved,   sink_continues, wh_chunk_sink_route, wh_chunk_sink_arrived};
 }
 
 /* ---- judging ---- */

@@ -3,6 +3,9 @@
  *
  * A chunk is opened by the lane, filled, closed; each once a round. With verify, what landed is compared with what the source says it has: at once
  * where the lane carries digests, else when the source's message with them has come. Chunks that are wrong are a round of their own.
+ *
+ * A chunk that goes to a device, by a lane that knows host memory alone, lands in a slot (stage.h). Closing it begins its copies; it has landed when they are
+ * done, which those who need its slot and whoever ends the round see to.
  */
 #ifndef WH_TRANSFER_SINK_H
 #define WH_TRANSFER_SINK_H
@@ -14,11 +17,12 @@
 
 #include "lane/lane.h"
 #include "transfer/chunk_list.h"
+#include "transfer/stage.h"
 
 typedef enum wh_chunk_state {
     WH_CHUNK_AWAITED,
     WH_CHUNK_AGAIN,  /**< Awaited, after its bytes were wrong. */
-    WH_CHUNK_OPEN,   /**< Its bytes are landing. */
+    WH_CHUNK_OPEN,   /**< Its bytes are landing, or are on their way to a device. */
     WH_CHUNK_LANDED, /**< All are here. */
     WH_CHUNK_BAD,    /**< They are, and are not what the source has. */
 } wh_chunk_state;
@@ -41,18 +45,33 @@ typedef struct wh_chunk_sink {
     bool *has_claim;          /**< Only used by the thread that takes messages, and under no lock: not in band. */
     _Atomic uint64_t moved;   /**< Bytes, those that came again included. */
     _Atomic uint64_t current; /**< The chunk that was opened last. */
-    uint64_t bytes;           /**< Of the wanted chunks. */
+    bool to_device;           /**< Some of the plan's destinations are a device's. */
+    wh_stage stage;           /**< With to_device. */
+    pthread_mutex_t lock;     /**< With to_device, for the following two: */
+    wh_slot *flying;          /**< chunks that are on their way to a device, the oldest first, */
+    wh_slot **flying_end;     /**< and where the next is linked. */
     wh_tick_fn tick;
     void *tick_context;
 } wh_chunk_sink;
 
 /**
- * @param sink       starts as {0}; wh_chunk_sink_destroy in any case.
- * @param intervals  the chunks that are wanted, some of the plan's; NULL: all of those.
+ * @param sink    starts as {0}; wh_chunk_sink_destroy in any case.
+ * @param wanted  chunks, some of the plan's; copied.
+ * @param stop    ends waiting for a device; borrowed.
  * @return false where there is no memory.
  */
-bool wh_chunk_sink_init(wh_chunk_sink *sink, const wherry_plan *plan, const wherry_interval *intervals, size_t count,
-                        bool verify);
+bool wh_chunk_sink_init(wh_chunk_sink *sink, const wherry_plan *plan, const wh_chunk_list *wanted, const wh_stop *stop,
+                        wh_deadline deadline);
+
+/**
+ * Begins a leg: these chunks are the next round, over a lane of its own; those of them that had landed are awaited again.
+ * @return false where there is no memory.
+ */
+bool wh_chunk_sink_begin(wh_chunk_sink *sink, const wherry_interval *intervals, size_t count, bool verify,
+                         bool in_band);
+
+/** Waits until what is on its way to a device has arrived; no worker is at work. @return WHERRY_OK; as wh_cuda_queue_wait. */
+wherry_status wh_chunk_sink_settle(wh_chunk_sink *sink, wherry_error *error);
 
 void wh_chunk_sink_destroy(wh_chunk_sink *sink);
 

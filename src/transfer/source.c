@@ -4,6 +4,8 @@
 #include "base/byteorder.h"
 #include "base/cursor.h"
 #include "base/fail.h"
+#include "memory/cuda.h"
+#include "memory/memory.h"
 #include "state/path.h"
 #include "state/prepare.h"
 #include "state/storage.h"
@@ -11,7 +13,13 @@
 #include <wherry/manifest.h>
 
 /** What else an OFFER has, generously. */
-enum { OFFER_REST = 64 << 10 };
+enum { OFFER_REST = 2 << 20 };
+
+/** Whether this process reaches the memory of a storage's device. */
+static bool can_be_read(const wherry_storage *storage) {
+    wherry_device device = wherry_storage_device(storage);
+    return wh_memory_of(device.kind) && (device.kind != WHERRY_DEVICE_CUDA || device.index >= 0);
+}
 
 /** Ends at the first tensor whose bytes cannot be sent. */
 static bool can_be_sent(void *context, wherry_value *leaf) {
@@ -19,9 +27,8 @@ static bool can_be_sent(void *context, wherry_value *leaf) {
     for (size_t i = 0; i < wh_value_tensor_count(leaf); i++) {
         const wherry_storage *storage = wh_value_tensor_at(leaf, i)->as.tensor->storage;
         char device[WHERRY_DEVICE_TEXT_MAX];
-        bool here = wherry_storage_device(storage).kind == WHERRY_DEVICE_CPU;
-        if (!here) {
-            wh_fail(error, WHERRY_UNSUPPORTED, "a tensor of the state is on %s; this build sends host memory",
+        if (!can_be_read(storage)) {
+            wh_fail(error, WHERRY_UNSUPPORTED, "a tensor of the state is on %s, which cannot be read here",
                     wherry_device_text(wherry_storage_device(storage), device));
         } else if (wh_storage_is_bare(storage)) {
             wh_fail(error, WHERRY_INVALID_ARGUMENT, "a tensor of the state has no memory");
@@ -34,11 +41,14 @@ static bool can_be_sent(void *context, wherry_value *leaf) {
     return true;
 }
 
-static wherry_status check_memory(const wh_source *source, const wherry_value *state, wherry_error *error) {
+static wherry_status check_memory(wh_source *source, const wherry_value *state, wherry_error *error) {
     bool all = true;
     for (size_t i = 0; i < source->summary.storages && all; i++) {
         const wherry_storage *storage = source->prepared->storages[i];
-        all = wherry_storage_device(storage).kind == WHERRY_DEVICE_CPU && !wh_storage_is_bare(storage);
+        all = can_be_read(storage) && !wh_storage_is_bare(storage);
+        if (all && wherry_storage_device(storage).kind == WHERRY_DEVICE_CUDA) {
+            source->devices |= UINT64_C(1) << wherry_storage_device(storage).index % WH_CUDA_DEVICES_MAX;
+        }
     }
     wherry_error found;
     if (all || wh_visit_tensor_leaves(state, can_be_sent, &found)) {
@@ -82,6 +92,7 @@ wherry_status wh_source_init(wh_source *source, const wherry_value *state, int64
 
 void wh_source_destroy(wh_source *source) {
     wherry_prepared_destroy(source->prepared);
+    wh_source_unshare(source);
     wherry_free(source->manifest);
     wh_free(source->addresses.bytes);
     *source = (wh_source){0};

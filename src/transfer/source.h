@@ -13,18 +13,29 @@ typedef struct wh_source {
     wherry_prepared_summary summary;
     void *manifest;
     size_t manifest_size;
-    wh_string addresses; /**< Of the storages, as an OFFER has them. */
-    bool small_pages;    /**< What the storages lie on, for the most part. */
+    wh_string addresses;     /**< Of the storages, as an OFFER has them. */
+    bool small_pages;        /**< What the storages lie on, for the most part. */
+    uint64_t devices;        /**< A bit for each CUDA device that has some of them. */
+    wh_shared_memory shared; /**< Filled by wh_source_share. */
 } wh_source;
 
 /**
  * @param source  starts as {0}; wh_source_destroy in any case.
  * @param rank    the own one, as meshes and places name it.
- * @return as wherry_prepare and wherry_manifest_encode; WHERRY_UNSUPPORTED for a tensor that is not in host memory, with its path.
+ * @return as wherry_prepare and wherry_manifest_encode; WHERRY_UNSUPPORTED for a tensor whose memory cannot be read here, with its path.
  */
 wherry_status wh_source_init(wh_source *source, const wherry_value *state, int64_t rank, wherry_error *error);
 
 void wh_source_destroy(wh_source *source);
+
+/**
+ * Finds how other processes can reach the device memory of the state; why they cannot stands in source->shared.reason.
+ * @param keeps  as wh_shared_memory has it.
+ */
+void wh_source_share(wh_source *source, bool keeps);
+
+/** Gives back what wh_source_share has taken. wh_source_destroy does. */
+void wh_source_unshare(wh_source *source);
 
 /** Where the bytes of a chunk lie. Replaces what the segments held. */
 wherry_status wh_source_gather(const wh_source *source, uint64_t chunk, wh_segments *segments, wherry_error *error);

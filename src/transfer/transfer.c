@@ -1,12 +1,15 @@
 #include "transfer/transfer.h"
 
 #include <stddef.h>
+#include <stdio.h>
+#include <string.h>
 
 #include "base/alloc.h"
 #include "base/checked.h"
 #include "base/cpu.h"
 #include "base/fail.h"
 #include "base/options.h"
+#include "memory/cuda.h"
 #include "transfer/crew.h"
 
 enum { TIMEOUT_MS = 300000, NO_PROGRESS_MS = 30000, THREADS_MAX = 8, TICK_MS = 100, LAST_WORDS_MS = 200 };
@@ -130,6 +133,21 @@ wherry_status wh_transfer_tell(wh_transfer *transfer, int32_t rank, uint64_t tag
 
 wh_deadline wh_transfer_last_words(void) {
     return wh_deadline_in_ms(LAST_WORDS_MS);
+}
+
+void wh_stats_add_lane(wherry_stats *stats, const char *name) {
+    size_t used = strlen(stats->lane);
+    size_t length = strlen(name);
+    bool last = used >= length && strcmp(stats->lane + used - length, name) == 0;
+    if (!last) {
+        snprintf(stats->lane + used, sizeof(stats->lane) - used, "%s%s", used ? "+" : "", name);
+    }
+}
+
+wherry_status wh_transfer_await_stream(wh_transfer *transfer, uint64_t devices, wherry_error *error) {
+    wh_stop stop = {.event = -1, .ask = wh_transfer_cancelled, .context = transfer};
+    return devices ? wh_cuda_await_stream(transfer->options.stream, devices, &stop, transfer->deadline, error)
+                   : WHERRY_OK;
 }
 
 double wh_seconds(uint64_t from, uint64_t to) {

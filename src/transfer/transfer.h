@@ -48,6 +48,16 @@ wh_deadline wh_transfer_tick(const wh_transfer *transfer);
 /** A moment for a last message, also where the deadline has passed. */
 wh_deadline wh_transfer_last_words(void);
 
+/** Adds the name of a lane to those that moved a transfer's bytes: "cma+ring". */
+void wh_stats_add_lane(wherry_stats *stats, const char *name);
+
+/**
+ * Waits for what the caller has queued on the stream of the options, where the memory of a device is to be read or written.
+ * @param devices  a bit for each such device; 0: nothing is waited for.
+ * @return WHERRY_OK; WHERRY_CANCELLED, WHERRY_TIMED_OUT; as wh_cuda_await_stream.
+ */
+wherry_status wh_transfer_await_stream(wh_transfer *transfer, uint64_t devices, wherry_error *error);
+
 /** Seconds from one moment of wh_clock_now to another. */
 double wh_seconds(uint64_t from, uint64_t to);
 

@@ -106,6 +106,8 @@ void lane_data_begin_feed(lane_data *data, lane_round round) {
     data->feed_round = round;
     atomic_store(&data->feed_next, 0);
     atomic_store(&data->feed_moved, 0);
+    atomic_store(&data->gathered_chunks, 0);
+    atomic_store(&data->done_chunks, 0);
 }
 
 void lane_data_begin_sink(lane_data *data, lane_round round) {
@@ -299,6 +301,20 @@ static void feed_moved(void *context, uint64_t bytes) {
     count_moved(data, &data->feed_moved, bytes);
 }
 
+static wherry_status feed_gather(void *context, uint64_t chunk, wh_segments *segments, wherry_error *error) {
+    lane_data *data = context;
+    atomic_fetch_add(&data->gathered_chunks, 1);
+    return gather(context, chunk, segments, error);
+}
+
+static void feed_done(void *context, uint64_t chunk) {
+    lane_data *data = context;
+    atomic_fetch_add(&data->done_chunks, 1);
+    if (chunk >= data->shape.chunks || data->done_chunks > data->gathered_chunks) {
+        data->wrong = "a chunk is done that was not gathered";
+    }
+}
+
 /** Whether a chunk is one run at the source; where it begins, and its bytes. */
 static bool source_run(const lane_data *data, uint64_t chunk, size_t *begin_p, size_t *bytes_p) {
     *begin_p = data->pieces[data->first[chunk]].source;
@@ -324,9 +340,9 @@ static uint64_t continues(void *context, uint64_t chunk) {
 }
 
 wh_sink lane_data_sink(lane_data *data) {
-    return (wh_sink){data, data->verify, sink_next, gather, sink_open, sink_close, sink_moved, continues};
+    return (wh_sink){data, data->verify, sink_next, gather, sink_open, sink_close, sink_moved, continues, NULL, NULL};
 }
 
 wh_feed lane_data_feed(lane_data *data) {
-    return (wh_feed){data, data->verify, feed_next, gather, feed_moved, continues};
+    return (wh_feed){data, data->verify, feed_next, feed_gather, feed_moved, continues, feed_done};
 }

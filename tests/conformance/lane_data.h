@@ -64,6 +64,8 @@ typedef struct lane_data {
     atomic_size_t sink_next;
     atomic_size_t feed_next;
     atomic_size_t landed_chunks;
+    atomic_size_t gathered_chunks;   /**< By the feed, in this round, */
+    atomic_size_t done_chunks;       /**< and those of which the lane has said that it has read them. */
     atomic_uint_fast64_t sink_moved; /**< In this round. */
     atomic_uint_fast64_t feed_moved;
     _Atomic(const char *) wrong; /**< What a lane did wrong. NULL: nothing. */

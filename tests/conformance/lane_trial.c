@@ -235,6 +235,10 @@ static void run_source(lane_trial *trial) {
             trial->data->feed_moved != lane_data_bytes(trial->data, round, false)) {
             trial->data->wrong = "the source did not move the bytes of the round";
         }
+        if (side->status == WHERRY_OK && side->end && ops->traits & WH_LANE_STAGES &&
+            trial->data->done_chunks != trial->data->gathered_chunks) {
+            trial->data->wrong = "the lane did not say of each chunk that it had read it";
+        }
     }
 }
 

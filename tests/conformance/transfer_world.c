@@ -21,7 +21,8 @@ static void *join_group(void *context) {
 }
 
 ferry_world ferry_open(void) {
-    static const wh_lane_ops *const lanes[] = {&wh_lane_cma, &wh_lane_ring, &wh_lane_blocks, &wh_lane_stream};
+    static const wh_lane_ops *const lanes[] = {&wh_lane_cuda_ipc, &wh_lane_cma, &wh_lane_ring, &wh_lane_blocks,
+                                               &wh_lane_stream};
     ferry_world world = {.place = ferry_kind->open(FERRY_RANKS)};
     joining all[FERRY_RANKS];
     for (int32_t rank = 0; rank < FERRY_RANKS; rank++) {
@@ -31,7 +32,8 @@ ferry_world ferry_open(void) {
     for (int32_t rank = 0; rank < FERRY_RANKS; rank++) {
         pthread_join(all[rank].thread, NULL);
         world.groups[rank] = all[rank].group;
-        must(wh_transport_create(world.groups[rank], 0, lanes, 4, world.transports + rank, &error));
+        must(wh_transport_create(world.groups[rank], 0, lanes, sizeof(lanes) / sizeof(*lanes), world.transports + rank,
+                                 &error));
     }
     return world;
 }
@@ -129,8 +131,7 @@ static int append_piece(void *context, const wherry_piece *piece) {
     return 0;
 }
 
-/** What rank 1 must get when rank 0 sends a state: the same, with places of shards that name rank 1; into `target`, where that is not NULL. */
-static wherry_value *as_received(const wherry_value *source, const wherry_value *target, uint32_t flags) {
+wherry_value *ferry_expected(const wherry_value *source, const wherry_value *target, uint32_t flags) {
     wherry_prepare_options prepare;
     wherry_plan_options options;
     wherry_prepared *sent;
@@ -175,7 +176,7 @@ void ferry_one(const ferry_world *world, const wherry_value *state, const wherry
     ferry_run(calls, 2);
     ferry_expect_ok(calls + 1);
     ferry_expect_ok(calls);
-    wherry_value *expected = as_received(state, twin, flags & WHERRY_RECV_NEW ? WHERRY_PLAN_NEW : 0);
+    wherry_value *expected = ferry_expected(state, twin, flags & WHERRY_RECV_NEW ? WHERRY_PLAN_NEW : 0);
     wherry_status status = wherry_value_compare(expected, calls[1].received, WHERRY_COMPARE_ALL, &error);
     if (status != WHERRY_OK) {
         print_error("%s: %s\n", error.path, error.message);

@@ -75,6 +75,12 @@ wherry_value *ferry_large_state(uint8_t seed);
 void ferry_one(const ferry_world *world, const wherry_value *state, const wherry_value *target,
                const wherry_value *twin, uint32_t flags);
 
+/**
+ * What rank 1 must get when rank 0 sends a state: the same, with places of shards that name rank 1; into `target`, where that is not NULL. All on the host.
+ * @param flags  WHERRY_PLAN_*.
+ */
+wherry_value *ferry_expected(const wherry_value *source, const wherry_value *target, uint32_t flags);
+
 /** Cases of the suite about options: transfer_suite_options.c. */
 extern const struct CMUnitTest ferry_option_cases[];
 extern const size_t ferry_option_case_count;

@@ -13,7 +13,10 @@
 #pragma GCC diagnostic ignored "-Wmissing-prototypes" /* the driver's own names have no header here */
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static fake_block *blocks;
+static fake_block **blocks; /* By address, but for what is only reserved. */
+static size_t block_count;
+static size_t block_capacity;
+static fake_block *reserved;
 static size_t device_bytes;
 static size_t device_peak;
 static size_t pinned_bytes;
@@ -21,23 +24,33 @@ static size_t imports;
 
 /* ---- the list ---- */
 
-static fake_block *find(const void *address) {
-    for (fake_block *block = blocks; block; block = block->next) {
-        if ((const char *)address >= block->address && (const char *)address < block->address + block->size &&
-            block->kind != FAKE_RESERVED) {
-            return block;
+/** The number of blocks that begin at or before an address. */
+static size_t count_before(const char *address) {
+    size_t low = 0;
+    size_t high = block_count;
+    while (low < high) {
+        size_t middle = (low + high) / 2;
+        if (blocks[middle]->address <= address) {
+            low = middle + 1;
+        } else {
+            high = middle;
         }
     }
-    return NULL;
+    return low;
+}
+
+static fake_block *find(const void *address) {
+    size_t before = count_before(address);
+    fake_block *block = before ? blocks[before - 1] : NULL;
+    return block && (const char *)address < block->address + block->size ? block : NULL;
 }
 
 static fake_block *find_kind(uint64_t address, fake_kind kind, bool mapped) {
-    for (fake_block *block = blocks; block; block = block->next) {
-        if ((uint64_t)(uintptr_t)block->address == address && block->kind == kind && block->mapped == mapped) {
-            return block;
-        }
+    fake_block *block = kind == FAKE_RESERVED ? reserved : find((void *)(uintptr_t)address);
+    while (block && (uint64_t)(uintptr_t)block->address != address) {
+        block = block->next;
     }
-    return NULL;
+    return block && block->kind == kind && block->mapped == mapped ? block : NULL;
 }
 
 static void count_bytes(fake_block *block, bool more) {
@@ -50,22 +63,40 @@ static void count_bytes(fake_block *block, bool more) {
     device_peak = device_bytes > device_peak ? device_bytes : device_peak;
 }
 
+static void link_block(fake_block *block) {
+    if (block->kind == FAKE_RESERVED) {
+        block->next = reserved;
+        reserved = block;
+        return;
+    }
+    if (block_count == block_capacity) {
+        block_capacity = block_capacity ? 2 * block_capacity : 64;
+        blocks = realloc(blocks, block_capacity * sizeof(fake_block *));
+    }
+    size_t at = count_before(block->address);
+    memmove(blocks + at + 1, blocks + at, (block_count++ - at) * sizeof(fake_block *));
+    blocks[at] = block;
+}
+
 static void add(fake_block *block) {
     pthread_mutex_lock(&lock);
-    block->next = blocks;
-    blocks = block;
+    link_block(block);
     count_bytes(block, true);
     pthread_mutex_unlock(&lock);
 }
 
 static void unlink_block(fake_block *gone) {
-    for (fake_block **at = &blocks; *at; at = &(*at)->next) {
-        if (*at == gone) {
-            *at = gone->next;
-            count_bytes(gone, false);
-            return;
-        }
+    count_bytes(gone, false);
+    if (gone->kind != FAKE_RESERVED) {
+        size_t at = count_before(gone->address) - 1;
+        memmove(blocks + at, blocks + at + 1, (--block_count - at) * sizeof(fake_block *));
+        return;
     }
+    fake_block **at = &reserved;
+    while (*at != gone) {
+        at = &(*at)->next;
+    }
+    *at = gone->next;
 }
 
 static void destroy(fake_block *block, bool keep_address) {

@@ -225,7 +225,7 @@ static void be_receiver(const scene *s, int source, int in, int out, int results
     wherry_error error = {0};
     outcome o = {0};
     bool given = false;
-    wh_sink sink = {&given, false, sink_next, sink_origin, sink_open, sink_close, sink_moved, NULL};
+    wh_sink sink = {&given, false, sink_next, sink_origin, sink_open, sink_close, sink_moved, NULL, NULL, NULL};
     if (s->receiver) {
         s->receiver();
     }

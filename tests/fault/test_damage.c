@@ -83,7 +83,8 @@ static const wh_lane_ops *flawed_lane; /* the real one */
 
 static wherry_status flawed_pull(wh_lane_end *end, uint32_t worker, const wh_sink *sink, wherry_error *e) {
     flawed own = {sink};
-    wh_sink face = {&own, sink->verify, flawed_next, flawed_origin, flawed_open, flawed_close, flawed_moved, NULL};
+    wh_sink face = {&own,         sink->verify, flawed_next, flawed_origin, flawed_open,
+                    flawed_close, flawed_moved, NULL,        NULL,          NULL};
     return flawed_lane->pull(end, worker, &face, e);
 }
 

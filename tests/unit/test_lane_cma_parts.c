@@ -285,7 +285,7 @@ static void sink_moved(void *context, uint64_t bytes) {
 static wherry_status move_once(const wh_lane_site *site) {
     int given = 0;
     bool assist = false;
-    wh_sink sink = {&given, true, sink_next, sink_origin, sink_open, sink_close, sink_moved, NULL};
+    wh_sink sink = {&given, true, sink_next, sink_origin, sink_open, sink_close, sink_moved, NULL, NULL, NULL};
     wh_string offer = {0};
     wh_string request = {0};
     wh_lane_end *end = NULL;

@@ -327,7 +327,7 @@ static void close_source(source *s) {
 }
 
 static wherry_status push(source *s) {
-    wh_feed feed = {s, false, next_chunk, gather, moved, NULL};
+    wh_feed feed = {s, false, next_chunk, gather, moved, NULL, NULL};
     return lane->push(s->end, 0, &feed, &error);
 }
 

@@ -75,7 +75,7 @@ static void moved(void *context, uint64_t bytes) {
 }
 
 static wherry_status pull(scene *s, bool verify) {
-    wh_sink sink = {s, verify, NULL, NULL, open_chunk, close_chunk, moved, NULL};
+    wh_sink sink = {s, verify, NULL, NULL, open_chunk, close_chunk, moved, NULL, NULL, NULL};
     return wh_lane_stream.pull(s->end, 0, &sink, &error);
 }
 

@@ -31,6 +31,7 @@ typedef struct wh_block {
     void *operation;
     uint8_t *bytes; /**< What moves: where it belongs, or scratch. */
     size_t size;
+    uint64_t first; /**< The source's: its first chunk. */
     size_t chunks;
     bool in_place;    /**< Its bytes go from or to where they belong; else by way of scratch. */
     uint8_t *scratch; /**< Made when first needed. */

@@ -99,6 +99,7 @@ static wherry_status add_put(wh_blocks_end *own, const void *what, wh_block *blo
     }
     bool one_run = segments->count == 1;
     if (block->chunks == 0) {
+        block->first = chunk;
         block->in_place = one_run;
         block->bytes = segments->items[0].iov_base;
     } else if (!block->in_place || !one_run || segments->items[0].iov_base != block->bytes + block->size) {
@@ -130,6 +131,9 @@ static wherry_status end_put(wh_blocks_end *own, const void *what, wh_block *blo
     for (uint64_t left = block->size, step; left; left -= step) {
         step = wh_min(left, STEP_BYTES);
         feed->moved(feed->context, step);
+    }
+    for (size_t i = 0; i < block->chunks; i++) {
+        wh_feed_done(feed, block->first + i);
     }
     return WHERRY_OK;
 }

@@ -44,7 +44,7 @@ static void ring_close(wh_lane_end *base) {
 
 const wh_lane_ops wh_lane_ring = {
     .name = "ring",
-    .traits = WH_LANE_DIGESTS,
+    .traits = WH_LANE_DIGESTS | WH_LANE_STAGES,
     .offer = wh_ring_offer,
     .probe = wh_ring_probe,
     .accept = wh_ring_accept,

@@ -93,6 +93,7 @@ static wherry_status push_round(pushing *pusher, wherry_error *error) {
     wherry_status status = WHERRY_OK;
     while (status == WHERRY_OK && feed->next(feed->context, &chunk)) {
         status = push_chunk(pusher, chunk, error);
+        wh_feed_done(feed, chunk);
     }
     if (status == WHERRY_OK && (status = make_room(pusher, error)) == WHERRY_OK) {
         publish(pusher, WH_RING_END, 0, 0, NULL);

@@ -231,7 +231,7 @@ static wherry_status stream_push(wh_lane_end *end, uint32_t worker, const wh_fee
 /* Whether its workers use messages depends on the group: a group that has channels may be used by several threads. */
 const wh_lane_ops wh_lane_stream = {
     .name = "stream",
-    .traits = WH_LANE_NETWORK | WH_LANE_DIGESTS | WH_LANE_MESSAGES,
+    .traits = WH_LANE_NETWORK | WH_LANE_DIGESTS | WH_LANE_MESSAGES | WH_LANE_STAGES,
     .offer = stream_offer,
     .probe = stream_probe,
     .accept = stream_accept,

@@ -76,6 +76,7 @@ wherry_status wh_stream_push(wh_stream_worker *worker, const wh_feed *feed, wher
     memset(worker->header, 0, sizeof(worker->header));
     while (status == WHERRY_OK && feed->next(feed->context, &chunk)) {
         status = push_chunk(worker, feed, chunk, error);
+        wh_feed_done(feed, chunk);
     }
     /* A feed that was stopped has no more chunks either: that is no end of a round. */
     if (status == WHERRY_OK && wh_stop_requested(worker->pipe->site->stop)) {

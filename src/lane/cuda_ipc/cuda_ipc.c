@@ -1,0 +1,280 @@
+#include "lane/cuda_ipc/cuda_ipc.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "base/alloc.h"
+#include "base/checked.h"
+#include "base/fail.h"
+#include "lane/lanes.h"
+#include "memory/memory.h"
+
+/** Threads that find out what goes where: the device copies faster than one of them does that, where tensors are small. */
+enum { WORKERS = 2 };
+
+/* ---- the source ---- */
+
+/** This process's nonce, on each device that was offered; it lives as long as the process. */
+static pthread_mutex_t nonce_lock = PTHREAD_MUTEX_INITIALIZER;
+static uint8_t nonce[WH_IPC_NONCE];
+static bool nonce_made;
+static pid_t nonce_process; /* a fork must not take it for its own */
+static void *nonce_data[WH_CUDA_DEVICES_MAX];
+
+/** Under the lock. */
+static wherry_status make_nonce(int32_t device, wherry_error *error) {
+    const wh_memory_ops *memory = wh_memory_of(WHERRY_DEVICE_CUDA);
+    if (!memory) {
+        return wh_cuda_check(error);
+    }
+    if (!nonce_made || nonce_process != getpid()) {
+        if (getrandom(nonce, sizeof(nonce), 0) != (ssize_t)sizeof(nonce)) {
+            return wh_fail_errno(error, WHERRY_SYSTEM, errno, "cannot make a nonce");
+        }
+        memset(nonce_data, 0, sizeof(nonce_data));
+        nonce_made = true;
+        nonce_process = getpid();
+    }
+    wherry_status status = WHERRY_OK;
+    if (!nonce_data[device]) {
+        void *data;
+        status = memory->allocate(WH_IPC_NONCE, (wherry_device){WHERRY_DEVICE_CUDA, device}, &data, error);
+        if (status == WHERRY_OK && (status = memory->write(data, nonce, sizeof(nonce), error)) != WHERRY_OK) {
+            memory->release(data, WH_IPC_NONCE);
+        }
+        nonce_data[device] = status == WHERRY_OK ? data : NULL;
+    }
+    return status;
+}
+
+static wherry_status describe_nonce(int32_t device, wh_ipc_offer *offer, wh_cuda_allocation *allocation,
+                                    wherry_error *error) {
+    pthread_mutex_lock(&nonce_lock);
+    wherry_status status = make_nonce(device, error);
+    memcpy(offer->nonce, nonce, sizeof(nonce));
+    offer->nonce_address = (uint64_t)(uintptr_t)nonce_data[device];
+    if (status == WHERRY_OK) {
+        status = wh_cuda_describe(nonce_data[device], allocation, error);
+    }
+    pthread_mutex_unlock(&nonce_lock);
+    return status;
+}
+
+static wherry_status add_devices(wh_ipc_offer *offer, wherry_error *error) {
+    wherry_status status = WHERRY_OK;
+    for (int32_t device = 0; device < wh_cuda_device_count() && status == WHERRY_OK; device++) {
+        offer->devices[offer->device_count] = device;
+        status = wh_cuda_uuid(device, offer->uuids[offer->device_count], error);
+        offer->device_count++;
+    }
+    return status;
+}
+
+static wherry_status ipc_offer(const wh_lane_site *site, wh_string *text, wherry_error *error) {
+    const wh_shared_memory *shared = site->shared;
+    if (!shared || shared->count == 0) {
+        return shared && shared->reason.status != WHERRY_OK
+                   ? wh_fail(error, WHERRY_UNSUPPORTED, "%s", shared->reason.message)
+                   : wh_fail(error, WHERRY_UNSUPPORTED, "the state has no memory of a CUDA device");
+    }
+    wh_ipc_offer offer = {.keeps = shared->keeps, .allocation_count = shared->count + 1};
+    wherry_status status = wh_ipc_identify(&offer.identity, error);
+    offer.allocations = wh_alloc_array(offer.allocation_count, sizeof(*offer.allocations));
+    if (status == WHERRY_OK && !offer.allocations) {
+        status = wh_fail_memory(error, "an offer");
+    }
+    if (status == WHERRY_OK) {
+        memcpy(offer.allocations + 1, shared->items, shared->count * sizeof(*shared->items));
+        status = describe_nonce(shared->items[0].device, &offer, offer.allocations, error);
+    }
+    if (status == WHERRY_OK) {
+        status = add_devices(&offer, error);
+    }
+    if (status == WHERRY_OK) {
+        wh_ipc_append_offer(text, &offer);
+        status = text->failed ? wh_fail_memory(error, "an offer") : WHERRY_OK;
+    }
+    if (status == WHERRY_OK && text->size > WH_LANE_LONG_OFFER_MAX) {
+        status = wh_fail(error, WHERRY_LIMIT, "the state lies in %zu allocations, more than an offer can name",
+                         shared->count);
+    }
+    wh_free(offer.allocations);
+    return status;
+}
+
+/* ---- the receiver ---- */
+
+/** Whether the source is a thread of this process: the driver opens no memory of the own process, and need not. */
+static bool is_own(const wh_ipc_offer *offer) {
+    pthread_mutex_lock(&nonce_lock);
+    bool own = nonce_made && nonce_process == getpid() && memcmp(nonce, offer->nonce, sizeof(nonce)) == 0;
+    pthread_mutex_unlock(&nonce_lock);
+    return own;
+}
+
+/** The device here that is the source's; another one reaches it as a peer. */
+static int32_t find_device(const wh_ipc_offer *offer, int32_t theirs) {
+    for (size_t i = 0; i < offer->device_count; i++) {
+        for (int32_t here = 0; offer->devices[i] == theirs && here < wh_cuda_device_count(); here++) {
+            uint8_t uuid[WH_CUDA_UUID_BYTES];
+            if (wh_cuda_uuid(here, uuid, NULL) == WHERRY_OK && memcmp(uuid, offer->uuids[i], sizeof(uuid)) == 0) {
+                return here;
+            }
+        }
+    }
+    return 0;
+}
+
+/** A descriptor of the source's, as one of this process. */
+static wherry_status fetch_descriptor(const wh_lane_site *site, const wh_ipc_offer *offer, int theirs, int *fd_p,
+                                      wherry_error *error) {
+    wh_ipc_identity own;
+    wherry_status status = wh_ipc_identify(&own, error);
+    if (status != WHERRY_OK) {
+        return status;
+    }
+    int32_t process = wh_group_process(site->group, site->peer);
+    bool same_numbers = own.namespace_inode && own.namespace_inode == offer->identity.namespace_inode &&
+                        own.namespace_device == offer->identity.namespace_device;
+    if (!process && same_numbers) {
+        process = (int32_t)offer->identity.process;
+    }
+    if (process <= 0) {
+        return wh_fail(error, WHERRY_UNSUPPORTED,
+                       "rank %d is in another pid namespace, from where mapped memory cannot be fetched", site->peer);
+    }
+    int pidfd = (int)syscall(SYS_pidfd_open, process, 0);
+    int fd = pidfd >= 0 ? (int)syscall(SYS_pidfd_getfd, pidfd, theirs, 0) : -1;
+    int errnum = errno;
+    if (pidfd >= 0) {
+        close(pidfd);
+    }
+    if (fd < 0) {
+        return wh_fail_errno(error, WHERRY_REFUSED, errnum,
+                             "the mapped memory of rank %d (expandable segments) cannot be fetched from process %d",
+                             site->peer, process);
+    }
+    *fd_p = fd;
+    return WHERRY_OK;
+}
+
+static wherry_status open_one(const wh_lane_site *site, const wh_ipc_offer *offer, const wh_cuda_allocation *one,
+                              wh_ipc_window *window, wherry_error *error) {
+    int fd = -1;
+    wherry_status status = one->fd >= 0 ? fetch_descriptor(site, offer, one->fd, &fd, error) : WHERRY_OK;
+    if (status == WHERRY_OK) {
+        status = wh_ipc_open(offer, one, fd, find_device(offer, one->device), window, error);
+    }
+    if (fd >= 0) {
+        close(fd);
+    }
+    return status;
+}
+
+/** Reads the nonce out of the source's memory. */
+static wherry_status check_nonce(const wh_lane_site *site, const wh_ipc_offer *offer, const wh_ipc_window *window,
+                                 wherry_error *error) {
+    uint8_t found[WH_IPC_NONCE];
+    const char *at = window->data + (offer->nonce_address - window->base);
+    wherry_status status = wh_memory_cuda.read(found, at, sizeof(found), error);
+    if (status == WHERRY_OK && memcmp(found, offer->nonce, sizeof(found)) != 0) {
+        status = wh_fail(error, WHERRY_REFUSED, "what rank %d says is its memory does not hold the nonce", site->peer);
+    }
+    return status;
+}
+
+static int by_base(const void *one, const void *other) {
+    const wh_ipc_window *a = one;
+    const wh_ipc_window *b = other;
+    return a->base < b->base ? -1 : a->base > b->base;
+}
+
+/** Opens all that is offered, the one with the nonce first. */
+static wherry_status open_all(wh_ipc_end *end, const wh_ipc_offer *offer, wherry_error *error) {
+    bool own = is_own(offer);
+    wherry_status status = WHERRY_OK;
+    for (size_t i = 0; i < offer->allocation_count && status == WHERRY_OK; i++) {
+        const wh_cuda_allocation *one = offer->allocations + i;
+        wh_ipc_window *window = end->windows + end->window_count;
+        if (own) {
+            *window = (wh_ipc_window){one->base, one->size, (char *)(uintptr_t)one->base, NULL};
+        } else {
+            status = open_one(end->site, offer, one, window, error);
+        }
+        if (status == WHERRY_OK) {
+            end->window_count++;
+        }
+        if (status == WHERRY_OK && i == 0 && !own) {
+            status = check_nonce(end->site, offer, window, error);
+        }
+    }
+    qsort(end->windows, end->window_count, sizeof(*end->windows), by_base);
+    return status;
+}
+
+static void ipc_close(wh_lane_end *base) {
+    if (base) {
+        wh_ipc_end *end = wh_ipc_end_of(base);
+        for (size_t i = 0; i < end->window_count; i++) {
+            wh_ipc_close(end->windows + i);
+        }
+        wh_free(end->windows);
+        wh_free(end);
+    }
+}
+
+static wherry_status check_place(const wh_lane_site *site, const wh_ipc_offer *offer, wherry_error *error) {
+    wh_ipc_identity own;
+    wherry_status status = wh_ipc_identify(&own, error);
+    if (status == WHERRY_OK && memcmp(own.boot, offer->identity.boot, sizeof(own.boot)) != 0) {
+        status = wh_fail(error, WHERRY_UNSUPPORTED, "rank %d is on another host", site->peer);
+    }
+    return status == WHERRY_OK ? wh_cuda_check(error) : status;
+}
+
+static wherry_status ipc_probe(const wh_lane_site *site, const void *bytes, size_t size, wh_string *request,
+                               bool *assist_p, wh_lane_end **end_p, wherry_error *error) {
+    wh_ipc_offer offer = {.allocations = NULL};
+    wh_ipc_end *end = NULL;
+    (void)request;
+    *assist_p = false;
+    wherry_status status = wh_ipc_parse_offer(bytes, size, &offer, error);
+    if (status == WHERRY_OK) {
+        status = check_place(site, &offer, error);
+    }
+    if (status == WHERRY_OK) {
+        end = wh_alloc_zeroed(1, sizeof(*end));
+        status = end ? WHERRY_OK : wh_fail_memory(error, "the end of a lane");
+    }
+    if (status == WHERRY_OK) {
+        *end = (wh_ipc_end){.base.workers = (uint32_t)wh_min(site->threads, WORKERS), .site = site};
+        end->device = find_device(&offer, offer.allocations[offer.allocation_count - 1].device);
+        end->windows = wh_alloc_zeroed(offer.allocation_count, sizeof(*end->windows));
+        status = end->windows ? WHERRY_OK : wh_fail_memory(error, "the end of a lane");
+    }
+    if (status == WHERRY_OK) {
+        wh_ipc_evict(&offer);
+        status = open_all(end, &offer, error);
+    }
+    wh_free(offer.allocations);
+    if (status != WHERRY_OK) {
+        ipc_close(end ? &end->base : NULL);
+        return status;
+    }
+    *end_p = &end->base;
+    return WHERRY_OK;
+}
+
+const wh_lane_ops wh_lane_cuda_ipc = {
+    .name = "cuda_ipc",
+    .traits = WH_LANE_ONE_SIDED | WH_LANE_DEVICE,
+    .offer = ipc_offer,
+    .probe = ipc_probe,
+    .pull = wh_ipc_pull,
+    .close = ipc_close,
+};

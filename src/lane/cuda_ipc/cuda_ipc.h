@@ -1,0 +1,85 @@
+/**
+ * @file cuda_ipc.h  Inside the cuda_ipc lane: what a source says of its device memory, and that memory as it is open here.
+ *
+ * An offer: a version (1 byte), flags (1), boot id (36), process (8), device (8) and inode (8) of its pid namespace, the nonce (32), its address (8), how many
+ * devices (1) and for each its number (1) and its UUID (16), how many allocations (4) and for each its address (8), its size (8), the number of its device
+ * (1), its kind (1) and its handle (64; of a mapping, the number of its descriptor (4) and zeros). Big endian. The nonce lies in the first allocation, which has
+ * nothing else.
+ */
+#ifndef WH_LANE_CUDA_IPC_CUDA_IPC_H
+#define WH_LANE_CUDA_IPC_CUDA_IPC_H
+
+#include "base/boot.h"
+#include "lane/lane.h"
+#include "memory/cuda_share.h"
+
+enum { WH_IPC_VERSION = 1, WH_IPC_NONCE = 32, WH_IPC_KEEPS = 1, WH_IPC_PLAIN = 0, WH_IPC_MAPPED = 1 };
+
+/** Which process, of which pid namespace, since which start of which machine. */
+typedef struct wh_ipc_identity {
+    char boot[WH_BOOT_BYTES];
+    uint64_t process;
+    uint64_t namespace_device;
+    uint64_t namespace_inode;
+} wh_ipc_identity;
+
+typedef struct wh_ipc_offer {
+    wh_ipc_identity identity;
+    bool keeps; /**< The source's memory stays: what was opened may stay open. */
+    uint8_t nonce[WH_IPC_NONCE];
+    uint64_t nonce_address;
+    size_t device_count;
+    int32_t devices[WH_CUDA_DEVICES_MAX];
+    uint8_t uuids[WH_CUDA_DEVICES_MAX][WH_CUDA_UUID_BYTES];
+    wh_cuda_allocation *allocations; /**< `fd` is a number of the source's. */
+    size_t allocation_count;
+} wh_ipc_offer;
+
+wherry_status wh_ipc_identify(wh_ipc_identity *identity_p, wherry_error *error);
+
+void wh_ipc_append_offer(wh_string *string, const wh_ipc_offer *offer);
+
+/** @param offer_p  its list is the caller's: wh_free. @return WHERRY_OK; WHERRY_MALFORMED, WHERRY_BAD_VERSION, WHERRY_NO_MEMORY. */
+wherry_status wh_ipc_parse_offer(const void *bytes, size_t size, wh_ipc_offer *offer_p, wherry_error *error);
+
+/** An allocation of the source's that is open here. */
+typedef struct wh_ipc_window {
+    uint64_t base; /**< At the source. */
+    uint64_t size;
+    char *data;                /**< Here. */
+    struct wh_ipc_open *entry; /**< What keeps it open; NULL: it is this process's own. */
+} wh_ipc_window;
+
+/**
+ * Opens an allocation, or finds it open. What is open is kept for the process: by one who said that its memory stays, until a later offer of the same process lacks
+ * it or the process is gone; else until it is closed.
+ * @param fd  of a mapping, in this process; -1.
+ */
+wherry_status wh_ipc_open(const wh_ipc_offer *offer, const wh_cuda_allocation *allocation, int fd, int32_t device,
+                          wh_ipc_window *window_p, wherry_error *error);
+
+/** Closes a window that nothing reads through any more. */
+void wh_ipc_close(wh_ipc_window *window);
+
+/** Closes what is kept of that source and is not in its offer, and what is kept of processes that are gone. */
+void wh_ipc_evict(const wh_ipc_offer *offer);
+
+/** How many are open, used or kept: for tests. */
+size_t wh_ipc_open_count(void);
+
+/** The pulling end. */
+typedef struct wh_ipc_end {
+    wh_lane_end base;
+    const wh_lane_site *site;
+    int32_t device;         /**< That copies. */
+    wh_ipc_window *windows; /**< By address at the source. */
+    size_t window_count;
+} wh_ipc_end;
+
+static inline wh_ipc_end *wh_ipc_end_of(wh_lane_end *end) {
+    return (wh_ipc_end *)(void *)end;
+}
+
+wherry_status wh_ipc_pull(wh_lane_end *end, uint32_t worker, const wh_sink *sink, wherry_error *error);
+
+#endif

@@ -1,0 +1,127 @@
+#include <errno.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/alloc.h"
+#include "base/cursor.h"
+#include "base/fail.h"
+#include "lane/cuda_ipc/cuda_ipc.h"
+
+enum { ALLOCATION_BYTES = 18 + WH_CUDA_HANDLE_BYTES };
+
+wherry_status wh_ipc_identify(wh_ipc_identity *identity_p, wherry_error *error) {
+    wh_ipc_identity own = {.process = (uint64_t)getpid()};
+    struct stat at;
+    if (stat("/proc/self/ns/pid", &at) == 0) { /* without, mappings cannot be fetched, and all else can */
+        own.namespace_device = at.st_dev;
+        own.namespace_inode = at.st_ino;
+    }
+    wherry_status status = wh_boot_read(own.boot, error);
+    if (status == WHERRY_OK) {
+        *identity_p = own;
+    }
+    return status;
+}
+
+static void append_allocation(wh_string *string, const wh_cuda_allocation *one) {
+    uint8_t handle[WH_CUDA_HANDLE_BYTES] = {0};
+    bool mapped = one->fd >= 0;
+    wh_append_number(string, one->base, 8);
+    wh_append_number(string, one->size, 8);
+    wh_append_number(string, (uint64_t)one->device, 1);
+    wh_append_number(string, mapped ? WH_IPC_MAPPED : WH_IPC_PLAIN, 1);
+    if (mapped) {
+        wh_append_number(string, (uint32_t)one->fd, 4);
+        wh_string_append(string, (const char *)handle, sizeof(handle) - 4);
+    } else {
+        wh_string_append(string, (const char *)one->handle, sizeof(one->handle));
+    }
+}
+
+void wh_ipc_append_offer(wh_string *string, const wh_ipc_offer *offer) {
+    wh_append_number(string, WH_IPC_VERSION, 1);
+    wh_append_number(string, offer->keeps ? WH_IPC_KEEPS : 0, 1);
+    wh_string_append(string, offer->identity.boot, sizeof(offer->identity.boot));
+    wh_append_number(string, offer->identity.process, 8);
+    wh_append_number(string, offer->identity.namespace_device, 8);
+    wh_append_number(string, offer->identity.namespace_inode, 8);
+    wh_string_append(string, (const char *)offer->nonce, sizeof(offer->nonce));
+    wh_append_number(string, offer->nonce_address, 8);
+    wh_append_number(string, offer->device_count, 1);
+    for (size_t i = 0; i < offer->device_count; i++) {
+        wh_append_number(string, (uint64_t)offer->devices[i], 1);
+        wh_string_append(string, (const char *)offer->uuids[i], WH_CUDA_UUID_BYTES);
+    }
+    wh_append_number(string, offer->allocation_count, 4);
+    for (size_t i = 0; i < offer->allocation_count; i++) {
+        append_allocation(string, offer->allocations + i);
+    }
+}
+
+static void take_bytes(wh_cursor *cursor, void *to, size_t size) {
+    const uint8_t *bytes = wh_cursor_bytes(cursor, size);
+    if (bytes) {
+        memcpy(to, bytes, size);
+    }
+}
+
+static void take_allocation(wh_cursor *cursor, wh_cuda_allocation *one) {
+    *one = (wh_cuda_allocation){.base = wh_cursor_number(cursor, 8), .fd = -1};
+    one->size = wh_cursor_number(cursor, 8);
+    one->device = (int32_t)wh_cursor_number(cursor, 1);
+    uint64_t kind = wh_cursor_number(cursor, 1);
+    take_bytes(cursor, one->handle, sizeof(one->handle));
+    if (kind == WH_IPC_MAPPED) {
+        wh_cursor number = wh_cursor_over(one->handle, 4);
+        one->fd = (int)(wh_cursor_number(&number, 4) & INT32_MAX);
+    }
+    cursor->failed = cursor->failed || kind > WH_IPC_MAPPED || one->size == 0 || one->base > UINT64_MAX - one->size;
+}
+
+static void take_head(wh_cursor *cursor, wh_ipc_offer *offer) {
+    uint64_t flags = wh_cursor_number(cursor, 1);
+    offer->keeps = flags & WH_IPC_KEEPS;
+    take_bytes(cursor, offer->identity.boot, sizeof(offer->identity.boot));
+    offer->identity.process = wh_cursor_number(cursor, 8);
+    offer->identity.namespace_device = wh_cursor_number(cursor, 8);
+    offer->identity.namespace_inode = wh_cursor_number(cursor, 8);
+    take_bytes(cursor, offer->nonce, sizeof(offer->nonce));
+    offer->nonce_address = wh_cursor_number(cursor, 8);
+    offer->device_count = (size_t)wh_cursor_number(cursor, 1);
+    cursor->failed = cursor->failed || flags > WH_IPC_KEEPS || offer->device_count > WH_CUDA_DEVICES_MAX;
+    for (size_t i = 0; i < offer->device_count && !cursor->failed; i++) {
+        offer->devices[i] = (int32_t)wh_cursor_number(cursor, 1);
+        take_bytes(cursor, offer->uuids[i], WH_CUDA_UUID_BYTES);
+    }
+    offer->allocation_count = (size_t)wh_cursor_number(cursor, 4);
+}
+
+wherry_status wh_ipc_parse_offer(const void *bytes, size_t size, wh_ipc_offer *offer_p, wherry_error *error) {
+    wh_cursor cursor = wh_cursor_over(bytes, size);
+    wh_ipc_offer offer = {.keeps = false};
+    uint64_t version = wh_cursor_number(&cursor, 1);
+    if (!cursor.failed && version != WH_IPC_VERSION) {
+        return wh_fail(error, WHERRY_BAD_VERSION, "the source has version %u of the lane cuda_ipc, and this is %d",
+                       (unsigned)version, WH_IPC_VERSION);
+    }
+    take_head(&cursor, &offer);
+    if (cursor.failed || offer.allocation_count == 0 || offer.allocation_count != cursor.left / ALLOCATION_BYTES) {
+        return wh_fail(error, WHERRY_MALFORMED, "an offer of %zu bytes is none of the lane cuda_ipc", size);
+    }
+    offer.allocations = wh_alloc_array(offer.allocation_count, sizeof(*offer.allocations));
+    if (!offer.allocations) {
+        return wh_fail_memory(error, "an offer");
+    }
+    for (size_t i = 0; i < offer.allocation_count; i++) {
+        take_allocation(&cursor, offer.allocations + i);
+    }
+    const wh_cuda_allocation *first = offer.allocations;
+    bool inside = offer.nonce_address >= first->base && first->size >= WH_IPC_NONCE &&
+                  offer.nonce_address - first->base <= first->size - WH_IPC_NONCE;
+    if (!wh_cursor_ended(&cursor) || !inside) {
+        wh_free(offer.allocations);
+        return wh_fail(error, WHERRY_MALFORMED, "an offer of %zu bytes is none of the lane cuda_ipc", size);
+    }
+    *offer_p = offer;
+    return WHERRY_OK;
+}

@@ -1,0 +1,175 @@
+/* Pulling: chunks are collected into batches, each a launch or a few copies on the device, so that it is busy while the next one is collected. */
+#include <inttypes.h>
+#include <string.h>
+
+#include "base/alloc.h"
+#include "base/checked.h"
+#include "base/fail.h"
+#include "lane/cuda_ipc/cuda_ipc.h"
+#include "lane/site.h"
+#include "memory/cuda_queue.h"
+
+/** The first batch is small, so that the device begins at once. */
+#define FIRST_BYTES (UINT64_C(32) << 20)
+#define BATCH_BYTES (UINT64_C(256) << 20)
+
+enum { UNDER_WAY = 3, BATCH_CHUNKS = 1024, RUNS = 512 };
+
+typedef struct batch {
+    uint64_t chunks[BATCH_CHUNKS];
+    size_t count;
+    uint64_t bytes;
+    uint64_t ticket;
+} batch;
+
+/** One worker's share of a round. */
+typedef struct pulling {
+    wh_ipc_end *end;
+    const wh_sink *sink;
+    wh_cuda_queue *queue;
+    wh_routes routes;
+    size_t window; /**< Where the last route was found. */
+    wh_cuda_run runs[2][RUNS];
+    size_t run_count[2]; /**< To devices, and to the host. */
+    batch batches[UNDER_WAY];
+    size_t oldest;
+    size_t under_way;
+} pulling;
+
+/** Sends what is collected of one kind to the device. */
+static wherry_status flush(pulling *p, int to_host, wherry_error *error) {
+    size_t count = p->run_count[to_host];
+    p->run_count[to_host] = 0;
+    return count ? wh_cuda_queue_copy(p->queue, to_host ? WH_CUDA_WITH_PAGEABLE : WH_CUDA_ON_DEVICES, p->runs[to_host],
+                                      count, error)
+                 : WHERRY_OK;
+}
+
+/** The window that an address of the source's lies in; NULL: none. */
+static const wh_ipc_window *find_window(pulling *p, uint64_t address) {
+    const wh_ipc_window *windows = p->end->windows;
+    if (address >= windows[p->window].base && address - windows[p->window].base < windows[p->window].size) {
+        return windows + p->window;
+    }
+    size_t low = 0;
+    size_t high = p->end->window_count;
+    while (high - low > 1) {
+        size_t middle = low + (high - low) / 2;
+        if (windows[middle].base <= address) {
+            low = middle;
+        } else {
+            high = middle;
+        }
+    }
+    p->window = low;
+    return address >= windows[low].base && address - windows[low].base < windows[low].size ? windows + low : NULL;
+}
+
+static wherry_status add_route(pulling *p, const wh_route *route, wherry_error *error) {
+    wherry_status status = WHERRY_OK;
+    for (uint64_t done = 0, part; done < route->length && status == WHERRY_OK; done += part) {
+        uint64_t from = route->from + done;
+        const wh_ipc_window *window = find_window(p, from);
+        if (!window) {
+            return wh_fail(error, WHERRY_OUT_OF_BOUNDS, "rank %d has not offered the memory at 0x%" PRIx64,
+                           p->end->site->peer, from);
+        }
+        part = wh_min(route->length - done, window->size - (from - window->base));
+        if (p->run_count[route->to_host] == RUNS) {
+            status = flush(p, route->to_host, error);
+        }
+        if (status == WHERRY_OK) {
+            p->runs[route->to_host][p->run_count[route->to_host]++] =
+                (wh_cuda_run){window->data + (from - window->base), (char *)route->to + done, part};
+        }
+    }
+    return status;
+}
+
+/** Collects chunks. @return with none in the batch where there are no more. */
+static wherry_status collect(pulling *p, batch *b, uint64_t most, wherry_error *error) {
+    wherry_status status = WHERRY_OK;
+    uint64_t chunk;
+    b->count = 0;
+    b->bytes = 0;
+    p->routes.count = 0;
+    p->routes.bytes = 0;
+    while (status == WHERRY_OK && b->count < BATCH_CHUNKS && p->routes.bytes < most &&
+           !wh_stop_requested(p->end->site->stop) && p->sink->next(p->sink->context, &chunk)) {
+        status = p->sink->route(p->sink->context, chunk, &p->routes, error);
+        b->chunks[b->count++] = chunk;
+    }
+    b->bytes = p->routes.bytes;
+    return status;
+}
+
+static wherry_status begin(pulling *p, batch *b, wherry_error *error) {
+    wherry_status status = WHERRY_OK;
+    for (size_t i = 0; i < p->routes.count && status == WHERRY_OK; i++) {
+        status = add_route(p, p->routes.items + i, error);
+    }
+    for (int to_host = 0; to_host < 2 && status == WHERRY_OK; to_host++) {
+        status = flush(p, to_host, error);
+    }
+    if (status == WHERRY_OK) {
+        status = wh_cuda_queue_mark(p->queue, &b->ticket, error);
+    }
+    p->under_way += status == WHERRY_OK;
+    return status;
+}
+
+/** Waits for the oldest batch, and closes its chunks. */
+static wherry_status end_oldest(pulling *p, wherry_error *error) {
+    batch *b = p->batches + p->oldest;
+    const wh_lane_site *site = p->end->site;
+    wherry_status status = wh_cuda_queue_wait(p->queue, b->ticket, site->stop, wh_site_patience(site), error);
+    if (status != WHERRY_OK) {
+        return wh_site_blame(site, status, error);
+    }
+    p->oldest = (p->oldest + 1) % UNDER_WAY;
+    p->under_way--;
+    p->sink->moved(p->sink->context, b->bytes);
+    for (size_t i = 0; i < b->count && status == WHERRY_OK; i++) {
+        status = p->sink->arrived(p->sink->context, b->chunks[i], error);
+    }
+    return status;
+}
+
+static wherry_status pull_round(pulling *p, wherry_error *error) {
+    wherry_status status = WHERRY_OK;
+    uint64_t most = FIRST_BYTES;
+    bool more = true;
+    while (status == WHERRY_OK && (more || p->under_way)) {
+        batch *b = p->batches + (p->oldest + p->under_way) % UNDER_WAY;
+        if (more && p->under_way < UNDER_WAY) {
+            status = collect(p, b, most, error);
+            more = status == WHERRY_OK && b->count > 0;
+            if (more) {
+                status = begin(p, b, error);
+            }
+            most = BATCH_BYTES;
+        } else {
+            status = end_oldest(p, error);
+        }
+    }
+    return status == WHERRY_OK && wh_stop_requested(p->end->site->stop) ? wh_site_cancelled(error) : status;
+}
+
+wherry_status wh_ipc_pull(wh_lane_end *base, uint32_t worker, const wh_sink *sink, wherry_error *error) {
+    wh_ipc_end *end = wh_ipc_end_of(base);
+    pulling *p = wh_alloc_zeroed(1, sizeof(*p));
+    (void)worker;
+    if (!p) {
+        return wh_fail_memory(error, "lists of memory to copy");
+    }
+    p->end = end;
+    p->sink = sink;
+    wherry_status status = wh_cuda_queue_create(end->device, &p->queue, error);
+    if (status == WHERRY_OK) {
+        status = pull_round(p, error);
+    }
+    wh_cuda_queue_destroy(p->queue); /* waits: nothing is written once this has returned */
+    wh_routes_destroy(&p->routes);
+    wh_free(p);
+    return status;
+}

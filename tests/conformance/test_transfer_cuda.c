@@ -1,0 +1,253 @@
+/* Sending and receiving memory of CUDA devices over each lane: test_transfer_cuda LANE. On a real device where there is, else on the fake driver. */
+#include <stdio.h>
+#include <unistd.h>
+
+#include "conformance/hub_place.h"
+#include "conformance/sockets_place.h"
+#include "conformance/transfer_world.h"
+#include "memory/cuda.h"
+#include "memory/pinned.h"
+#include "support/device_memory.h"
+#include "support/device_state.h"
+
+static wherry_error error;
+static const char *device_lane; /* what moves the memory of devices */
+static bool is_straight;        /* by itself, so that no digests are made */
+
+static wherry_device cuda(int32_t index) {
+    return (wherry_device){WHERRY_DEVICE_CUDA, index < wh_cuda_device_count() ? index : 0};
+}
+
+static wherry_device all_on_device(size_t number) {
+    (void)number;
+    return cuda(0);
+}
+
+static wherry_device here_and_there(size_t number) {
+    return number % 3 == 0 ? wherry_device_cpu() : cuda((int32_t)(number % 3) - 1);
+}
+
+/** Several chunks of one tensor, and many small ones. */
+static wherry_value *large_state(uint8_t seed) {
+    wherry_value *small = build_list(NULL);
+    for (int i = 0; i < 300; i++) {
+        int64_t bytes = 1 + i % 700;
+        wherry_value *item =
+            build_tensor(build_storage((uint64_t)bytes, (uint8_t)(seed + i)), WHERRY_U8, 0, 1, &bytes, NULL);
+        must(wherry_sequence_append(small, item, &error));
+    }
+    int64_t large = 21 << 20;
+    return build_dict("small", small, "large",
+                      build_tensor(build_storage((uint64_t)large, seed), WHERRY_U8, 0, 1, &large, NULL), NULL);
+}
+
+/** The call must have received what the host would have. */
+static void expect_received(ferry_call *call, const wherry_value *expected) {
+    ferry_expect_ok(call);
+    move_state(call->received, to_host);
+    wherry_status status = wherry_value_compare(expected, call->received, WHERRY_COMPARE_ALL, &error);
+    if (status != WHERRY_OK) {
+        print_error("%s: %s\n", error.path, error.message);
+    }
+    assert_int_equal(status, WHERRY_OK);
+    wherry_value_destroy(call->received);
+}
+
+static wherry_value *random_state(uint64_t seed) {
+    wh_random random = {seed};
+    return wh_random_state(&random);
+}
+
+/** Random states, on devices and partly on them; into new memory, and into targets that lie elsewhere. */
+static void test_random_states(void **state) {
+    (void)state;
+    ferry_world world = ferry_open();
+    for (uint64_t i = 0; i < 24; i++) {
+        wh_random random = {i};
+        wh_random again = {i};
+        wherry_value *host = random_state(1000 + i);
+        wherry_value *source = random_state(1000 + i);
+        wherry_value *target = i % 4 ? wh_random_target(&random, host, i % 2) : NULL;
+        wherry_value *twin = i % 4 ? wh_random_target(&again, host, i % 2) : NULL;
+        move_state(source, i % 3 ? here_and_there : all_on_device);
+        if (target && i % 4 > 1) {
+            move_state(target, i % 4 == 2 ? here_and_there : all_on_device);
+        }
+        ferry_call calls[] = {ferry_send(&world, 0, 1, source), ferry_receive(&world, 1, 0)};
+        calls[1].options.flags = WHERRY_RECV_ANY_DEVICE;
+        calls[1].options.verify = i % 5 == 0 ? WHERRY_VERIFY_ON : WHERRY_VERIFY_DEFAULT;
+        if (target) {
+            calls[1].options.target = ferry_target;
+            calls[1].options.target_context = target;
+        }
+        if (is_straight) {
+            calls[1].options.lanes = calls[0].options.lanes = NULL; /* digests, and what is on the host, go otherwise */
+        }
+        ferry_run(calls, 2);
+        ferry_expect_ok(calls);
+        wherry_value *expected = ferry_expected(host, twin, 0);
+        expect_received(calls + 1, expected);
+        wherry_value_destroy(expected);
+        wherry_value_destroy(twin);
+        wherry_value_destroy(target);
+        wherry_value_destroy(source);
+        wherry_value_destroy(host);
+    }
+    ferry_close(&world);
+}
+
+static void test_large_state(void **state) {
+    (void)state;
+    ferry_world world = ferry_open();
+    wherry_value *host = large_state(3);
+    wherry_value *source = large_state(3);
+    move_state(source, all_on_device);
+    for (int i = 0; i < 4; i++) {
+        wherry_value *target = large_state(9);
+        ferry_call calls[] = {ferry_send(&world, 0, 1, source), ferry_receive(&world, 1, 0)};
+        move_state(target, all_on_device);
+        calls[1].options.verify = i % 2 && !is_straight ? WHERRY_VERIFY_ON : WHERRY_VERIFY_OFF;
+        if (i < 2) {
+            calls[1].options.target = ferry_target;
+            calls[1].options.target_context = target;
+        }
+        ferry_run(calls, 2);
+        ferry_expect_ok(calls);
+        expect_received(calls + 1, host);
+        assert_string_equal(calls[1].stats.lane, device_lane);
+        assert_string_equal(calls[0].outcomes[0].stats.lane, device_lane);
+        assert_true(calls[1].stats.bytes_moved == calls[1].stats.bytes_wanted);
+        assert_int_equal(calls[0].outcomes[0].stats.bytes_wanted, calls[1].stats.bytes_wanted);
+        wherry_value_destroy(target);
+    }
+    wherry_value_destroy(source);
+    wherry_value_destroy(host);
+    ferry_close(&world);
+}
+
+/** Host and device memory in one state: each by its own lane, and the statistics name both. */
+static void test_mixed_state(void **state) {
+    (void)state;
+    ferry_world world = ferry_open();
+    wherry_value *host = large_state(5);
+    wherry_value *source = large_state(5);
+    move_state(source, here_and_there);
+    ferry_call calls[] = {ferry_send(&world, 0, 1, source), ferry_receive(&world, 1, 0), ferry_receive(&world, 2, 0)};
+    calls[0].ranks[1] = 2;
+    calls[0].count = 2;
+    char lanes[64];
+    snprintf(lanes, sizeof(lanes), "cma,%s", device_lane);
+    for (int i = 0; i < 3; i++) {
+        calls[i].options.lanes = lanes;
+        calls[i].options.verify = WHERRY_VERIFY_OFF;
+    }
+    ferry_run(calls, 3);
+    ferry_expect_ok(calls);
+    for (int i = 1; i < 3; i++) {
+        expect_received(calls + i, host);
+        char expected[64];
+        snprintf(expected, sizeof(expected), "cma+%s", device_lane);
+        assert_string_equal(calls[i].stats.lane, expected);
+        assert_string_equal(calls[0].outcomes[i - 1].stats.lane, expected);
+        assert_true(calls[0].outcomes[i - 1].stats.bytes_wanted == calls[i].stats.bytes_wanted);
+    }
+    wherry_value_destroy(source);
+    wherry_value_destroy(host);
+    ferry_close(&world);
+}
+
+/** New memory on another kind of device than the source's, and on another device. */
+static void test_to_other_devices(void **state) {
+    (void)state;
+    ferry_world world = ferry_open();
+    wherry_value *host = large_state(7);
+    for (int i = 0; i < 4; i++) {
+        wherry_value *source = large_state(7);
+        wherry_device to = i == 0 ? wherry_device_cpu() : cuda(i % 2);
+        if (i < 3) {
+            move_state(source, all_on_device);
+        }
+        ferry_call calls[] = {ferry_send(&world, 0, 1, source), ferry_receive(&world, 1, 0)};
+        calls[1].options.flags = WHERRY_RECV_TO_DEVICE;
+        calls[1].options.device = to;
+        if (i == 3 && is_straight) {
+            calls[0].options.lanes = calls[1].options.lanes = NULL;
+        }
+        ferry_run(calls, 2);
+        ferry_expect_ok(calls);
+        ferry_expect_ok(calls + 1);
+        const wherry_value *large = wherry_dict_get(calls[1].received, "large");
+        wherry_device got = wherry_storage_device(wherry_tensor_get(large)->storage);
+        assert_true(got.kind == to.kind && got.index == to.index);
+        expect_received(calls + 1, host);
+        wherry_value_destroy(source);
+    }
+    wherry_value_destroy(host);
+    ferry_close(&world);
+}
+
+/** A tensor of other strides at the receiver: every other row, and columns. */
+static void test_other_strides(void **state) {
+    (void)state;
+    enum { ROWS = 1500, COLUMNS = 1000 };
+    ferry_world world = ferry_open();
+    int64_t shape[] = {ROWS, COLUMNS};
+    int64_t transposed[] = {1, ROWS};
+    int64_t apart[] = {2 * COLUMNS, 1};
+    for (int i = 0; i < 2; i++) {
+        wherry_value *host = build_tensor(build_storage(ROWS * COLUMNS * 4, 3), WHERRY_F32, 0, 2, shape, NULL);
+        wherry_value *source =
+            build_tensor(build_device_storage(0, ROWS * COLUMNS * 4, 3), WHERRY_F32, 0, 2, shape, NULL);
+        wherry_value *target = build_tensor(build_device_storage(0, ROWS * COLUMNS * 8, 9), WHERRY_F32, 0, 2, shape,
+                                            i ? transposed : apart);
+        wherry_value *twin =
+            build_tensor(build_storage(ROWS * COLUMNS * 8, 9), WHERRY_F32, 0, 2, shape, i ? transposed : apart);
+        ferry_call calls[] = {ferry_send(&world, 0, 1, source), ferry_receive(&world, 1, 0)};
+        calls[1].options.target = ferry_target;
+        calls[1].options.target_context = target;
+        ferry_run(calls, 2);
+        ferry_expect_ok(calls);
+        wherry_value *expected = ferry_expected(host, twin, 0);
+        expect_received(calls + 1, expected);
+        wherry_value_destroy(expected);
+        wherry_value_destroy(twin);
+        wherry_value_destroy(target);
+        wherry_value_destroy(source);
+        wherry_value_destroy(host);
+    }
+    ferry_close(&world);
+}
+
+/** With no memory that may be pinned, everything goes by plain memory. */
+static void test_nothing_pinned(void **state) {
+    setenv("WHERRY_PINNED_MIB", "0", 1);
+    wh_pinned_trim();
+    test_large_state(state);
+    unsetenv("WHERRY_PINNED_MIB");
+}
+
+int main(int count, char **arguments) {
+    if (count != 2) {
+        fprintf(stderr, "usage: test_transfer_cuda LANE\n");
+        return 2;
+    }
+    if (wh_cuda_check(&error) != WHERRY_OK) {
+        fprintf(stderr, "%s\n", error.message);
+        printf("1..0 # SKIP needs a CUDA device\n");
+        return 0;
+    }
+    static const wh_group_kind local = {"local", wh_open_local_place, wh_join_local_place, wh_close_local_place};
+    static const wh_group_kind table = {"callback", wh_open_table_place, wh_join_table_place, wh_close_table_place};
+    static const wh_group_kind near = {"near", wh_open_near_place, wh_join_place, wh_close_place};
+    bool blocks = strcmp(arguments[1], "blocks") == 0;
+    ferry_kind = blocks ? &table : strcmp(arguments[1], "ring") == 0 ? &near : &local;
+    ferry_lane = device_lane = arguments[1];
+    is_straight = strcmp(device_lane, "cuda_ipc") == 0;
+    wherry_log_set_level(WHERRY_LOG_OFF);
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_large_state),      cmocka_unit_test(test_mixed_state),
+        cmocka_unit_test(test_to_other_devices), cmocka_unit_test(test_other_strides),
+        cmocka_unit_test(test_nothing_pinned),   cmocka_unit_test(test_random_states),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
