@@ -15,7 +15,7 @@ RELEASE := -Dbuildtype=release -Dtests=disabled -Dprefix=$(PREFIX) $(if $(findst
 SANITIZE := $(DEV) -Db_lundef=false -Dc_args=-fno-sanitize-recover=all
 
 .NOTPARALLEL:
-.PHONY: help demo test lint bench bench-torch bench-hosts asan tsan fuzz format install wheel clean
+.PHONY: help demo test lint bench bench-torch bench-hosts bench-fetch docs asan tsan fuzz format install wheel clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -38,7 +38,7 @@ lint: ## Check format, layers, headers, symbols, documents
 	@scripts/install-deps python
 	@scripts/make-venv $(VENV)
 	@scripts/make-venv scripts/requirements.txt || true
-	@scripts/install-deps build files test lint
+	@scripts/install-deps build files test lint docs
 	@scripts/configure build $(DEV) -Dpython=enabled
 	@scripts/lint build
 
@@ -80,6 +80,16 @@ bench-hosts: ## Measure between two hosts made of network namespaces; needs root
 	@scripts/install-package build-python
 	@.venv/bin/python3 bench/compare_hosts.py
 
+bench-fetch: ## Measure `wherry fetch` against plain sockets, and curl from nginx
+	@scripts/install-deps build files bench
+	@scripts/configure build-release $(RELEASE)
+	@ninja -C build-release cli/wherry bench/bench_file
+	@bench/fetch_files.py build-release --write
+
+docs: ## Write the API reference from the headers into build-docs/
+	@scripts/install-deps docs
+	@scripts/make-docs build-docs
+
 format: ## Rewrite the C files in the project's format
 	@scripts/install-deps lint
 	@scripts/list-sources c | xargs clang-format -i
@@ -93,8 +103,8 @@ wheel: ## Build the Python package into dist/: one wheel for CPython 3.10 and ne
 	@scripts/install-deps python
 	@scripts/make-venv python/requirements-build.txt
 	@scripts/install-deps build
-	@scripts/make-wheel build-python dist
+	@scripts/make-wheel build-python build-docs dist
 	@ls -1 dist/*.whl
 
 clean: ## Remove what was built
-	rm -rf build build-asan build-clang build-tsan build-fuzz build-release build-python dist
+	rm -rf build build-asan build-clang build-tsan build-fuzz build-release build-python build-docs dist

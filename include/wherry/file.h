@@ -60,7 +60,8 @@ WHERRY_API wherry_file_format wherry_file_format_of(const char *path);
  */
 WHERRY_API wherry_status wherry_file_accepts(wherry_file_format format, const wherry_value *state, wherry_error *error);
 
-/** @name Reading. @{ */
+/** @name Reading. */
+/** @{ */
 
 /** An open file. Opaque. */
 typedef struct wherry_file wherry_file;
@@ -151,7 +152,8 @@ WHERRY_API wherry_status wherry_file_check(const wherry_file *file, wherry_error
 WHERRY_API wherry_status wherry_file_verify(const wherry_file *file, wherry_error *error);
 /** @} */
 
-/** @name Writing. @{ */
+/** @name Writing. */
+/** @{ */
 
 /** Bits of wherry_file_write_options.flags. */
 enum {

@@ -61,7 +61,8 @@ WHERRY_API void wherry_value_destroy(wherry_value *value);
  */
 WHERRY_API wherry_status wherry_value_copy(const wherry_value *value, wherry_value **copy_p, wherry_error *error);
 
-/** @name Scalars: the new value belongs to the caller. @{ */
+/** @name Scalars: the new value belongs to the caller. */
+/** @{ */
 WHERRY_API wherry_status wherry_none_create(wherry_value **value_p, wherry_error *error);
 WHERRY_API wherry_status wherry_bool_create(bool content, wherry_value **value_p, wherry_error *error);
 WHERRY_API wherry_status wherry_int_create(int64_t content, wherry_value **value_p, wherry_error *error);
@@ -91,7 +92,8 @@ WHERRY_API wherry_status wherry_bytes_create(const void *bytes, size_t size, whe
                                              wherry_error *error);
 /** @} */
 
-/** @name Reading scalars: a value of another kind gives 0, false or NULL. @{ */
+/** @name Reading scalars: a value of another kind gives 0, false or NULL. */
+/** @{ */
 WHERRY_API bool wherry_bool_get(const wherry_value *value);
 WHERRY_API int64_t wherry_int_get(const wherry_value *value);
 WHERRY_API double wherry_float_get(const wherry_value *value);
@@ -107,7 +109,8 @@ WHERRY_API const char *wherry_string_get(const wherry_value *value, size_t *size
 WHERRY_API const void *wherry_bytes_get(const wherry_value *value, size_t *size_p);
 /** @} */
 
-/** @name Lists and tuples. @{ */
+/** @name Lists and tuples. */
+/** @{ */
 WHERRY_API wherry_status wherry_list_create(wherry_value **value_p, wherry_error *error);
 WHERRY_API wherry_status wherry_tuple_create(wherry_value **value_p, wherry_error *error);
 
@@ -126,7 +129,8 @@ WHERRY_API size_t wherry_sequence_count(const wherry_value *sequence);
 WHERRY_API wherry_value *wherry_sequence_at(const wherry_value *sequence, size_t index);
 /** @} */
 
-/** @name Dicts. @{ */
+/** @name Dicts. */
+/** @{ */
 WHERRY_API wherry_status wherry_dict_create(wherry_value **value_p, wherry_error *error);
 
 /**
@@ -159,7 +163,8 @@ WHERRY_API wherry_value *wherry_dict_find(const wherry_value *dict, const wherry
 WHERRY_API wherry_value *wherry_dict_get(const wherry_value *dict, const char *name);
 /** @} */
 
-/** @name Objects. @{ */
+/** @name Objects. */
+/** @{ */
 /**
  * A value that a binding restores to a type of its own: a namedtuple, an OrderedDict, torch.Size. The library carries it
  * and never interprets the name. Paths lead through an object as if its payload stood in its place.
