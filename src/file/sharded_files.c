@@ -92,7 +92,9 @@ static wherry_status find_shard(reading *r, const char *name, shard **shard_p, w
         }
     }
     wherry_status status = open_shard(r, name, error);
-    *shard_p = r->shards + r->count - 1;
+    if (status == WHERRY_OK) {
+        *shard_p = r->shards + r->count - 1;
+    }
     return status;
 }
 
@@ -102,7 +104,7 @@ static wherry_status add_entry(reading *r, const json_t *name, const json_t *whe
     if (!json_is_string(where)) {
         return wh_file_fail(error, WHERRY_MALFORMED, spot, "the weight_map gives no file for it");
     }
-    shard *in;
+    shard *in = NULL;
     wherry_status status = find_shard(r, json_string_value(where), &in, error);
     if (status != WHERRY_OK) {
         return status;
