@@ -212,6 +212,8 @@ static wherry_status put_tensors(reading *r, wherry_error *error) {
         const entry *e = r->entries[i];
         wherry_tensor tensor = {.dtype = e->dtype->dtype, .ndim = e->ndim, .shape = e->shape};
         status = wh_opened_put(r->mapping, r->tensors, e->name, r->data + e->begin, e->end - e->begin, tensor, error);
+        wh_free(r->entries[i]); /* so that both are never there in full */
+        r->entries[i] = NULL;
     }
     return status;
 }

@@ -1,0 +1,215 @@
+/*
+ * bench_files FOLDER [REPEATS]: how long it takes to open large files, and to write a state, each in turn with what it is measured against; medians. The files
+ * are made in FOLDER, /dev/shm for one, and removed.
+ */
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <wherry/file.h>
+#include <wherry/wherry.h>
+
+enum { TENSORS = 20000, MANY = 100000, REPEATS_MAX = 99, NAME_BYTES = 160 };
+
+#define GIB (UINT64_C(1) << 30)
+
+static wherry_error error;
+
+static void check(wherry_status status) {
+    if (status != WHERRY_OK) {
+        fprintf(stderr, "%s: %s\n", wherry_status_name(status), error.message);
+        exit(EXIT_FAILURE);
+    }
+}
+
+static void must(bool good, const char *what) {
+    if (!good) {
+        perror(what);
+        exit(EXIT_FAILURE);
+    }
+}
+
+static double now(void) {
+    struct timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return (double)time.tv_sec + 1e-9 * (double)time.tv_nsec;
+}
+
+static int compare(const void *one, const void *other) {
+    double a = *(const double *)one;
+    double b = *(const double *)other;
+    return a < b ? -1 : a > b;
+}
+
+static double median(double *seconds, int count) {
+    qsort(seconds, (size_t)count, sizeof(*seconds), compare);
+    return seconds[count / 2];
+}
+
+/** A safetensors file of so many tensors and bytes, none of which is on the disk. */
+static void make_sparse(const char *path, uint64_t total, size_t tensors) {
+    uint64_t each = total / tensors;
+    char *header = malloc(tensors * NAME_BYTES);
+    must(header, "memory");
+    size_t length = 8;
+    for (size_t i = 0; i < tensors; i++) {
+        length += (size_t)snprintf(
+            header + length, NAME_BYTES,
+            "%c\"model.layers.%zu.weight\":{\"dtype\":\"U8\",\"shape\":[%llu],\"data_offsets\":[%llu,%llu]}",
+            i ? ',' : '{', i, (unsigned long long)each, (unsigned long long)each * i,
+            (unsigned long long)each * (i + 1));
+    }
+    header[length++] = '}';
+    for (int i = 0; i < 8; i++) {
+        header[i] = (char)((length - 8) >> 8 * i);
+    }
+    int fd = open(path, O_CREAT | O_TRUNC | O_WRONLY | O_CLOEXEC, 0600);
+    must(fd >= 0 && write(fd, header, length) == (ssize_t)length &&
+             ftruncate(fd, (off_t)(length + each * tensors)) == 0,
+         path);
+    close(fd);
+    free(header);
+}
+
+static double open_seconds(const char *path) {
+    wherry_file *file;
+    double begin = now();
+    check(wherry_file_open(path, NULL, &file, &error));
+    double seconds = now() - begin;
+    wherry_file_close(file);
+    return seconds;
+}
+
+/** The most memory, in MiB, of a process that does nothing but open a file. */
+static double open_memory(const char *path) {
+    int ends[2];
+    double peak = 0;
+    must(pipe(ends) == 0, "pipe");
+    pid_t child = fork();
+    if (child == 0) {
+        char line[256];
+        FILE *clear = fopen("/proc/self/clear_refs", "w"); /* forget what the parent had */
+        bool cleared = clear && fputs("5", clear) >= 0 && fclose(clear) == 0;
+        open_seconds(path);
+        FILE *status = fopen("/proc/self/status", "r");
+        while (cleared && status && fgets(line, sizeof(line), status)) {
+            if (strncmp(line, "VmHWM:", 6) == 0) {
+                peak = strtod(line + 6, NULL) / 1024;
+            }
+        }
+        _exit(write(ends[1], &peak, sizeof(peak)) == (ssize_t)sizeof(peak) ? 0 : 1);
+    }
+    must(child > 0 && read(ends[0], &peak, sizeof(peak)) == (ssize_t)sizeof(peak), "the process that opens a file");
+    waitpid(child, NULL, 0);
+    close(ends[0]);
+    close(ends[1]);
+    return peak;
+}
+
+static void bench_open(const char *folder, int repeats) {
+    char small[512];
+    char large[512];
+    char many[512];
+    double seconds[3][REPEATS_MAX];
+    snprintf(small, sizeof(small), "%.400s/bench-small.safetensors", folder);
+    snprintf(large, sizeof(large), "%.400s/bench-large.safetensors", folder);
+    snprintf(many, sizeof(many), "%.400s/bench-many.safetensors", folder);
+    make_sparse(small, 100 << 20, TENSORS);
+    make_sparse(large, 100 * GIB, TENSORS);
+    make_sparse(many, 100 * GIB, MANY);
+    double memory[] = {open_memory(large), open_memory(many)};
+    for (int i = -1; i < repeats; i++) {
+        for (int k = 0; k < 3; k++) {
+            seconds[k][i < 0 ? 0 : i] = open_seconds(k == 0 ? small : k == 1 ? large : many);
+        }
+    }
+    double medians[] = {median(seconds[0], repeats), median(seconds[1], repeats), median(seconds[2], repeats)};
+    printf("| opening 100 GiB, %d tensors, against 100 MiB with as many | %.2f ms | %.2f ms | %.2f |\n", TENSORS,
+           medians[1] * 1e3, medians[0] * 1e3, medians[1] / medians[0]);
+    printf("| memory of a process that opens it, against 64 MiB | %.1f MiB | 64 MiB | %.2f |\n", memory[0],
+           memory[0] / 64);
+    printf("| the same with %d tensors | %.1f MiB | 64 MiB | %.2f |\n", MANY, memory[1], memory[1] / 64);
+    printf("| opening %d tensors, a tensor, against %d | %.2f us | %.2f us | %.2f |\n", MANY, TENSORS,
+           medians[2] / MANY * 1e6, medians[1] / TENSORS * 1e6, medians[2] / MANY / (medians[1] / TENSORS));
+    unlink(small);
+    unlink(large);
+    unlink(many);
+}
+
+/** Sixteen tensors of 64 MiB each, all touched. */
+static wherry_value *make_state(void) {
+    enum { COUNT = 16 };
+    int64_t nbytes = (int64_t)(GIB / COUNT);
+    wherry_value *state;
+    check(wherry_dict_create(&state, &error));
+    for (int i = 0; i < COUNT; i++) {
+        char name[32];
+        wherry_value *value;
+        wherry_tensor tensor = {.dtype = WHERRY_U8, .ndim = 1, .shape = &nbytes};
+        snprintf(name, sizeof(name), "w%d", i);
+        check(wherry_storage_allocate((uint64_t)nbytes, wherry_device_cpu(), &tensor.storage, &error));
+        memset(wherry_storage_data(tensor.storage), i + 1, (size_t)nbytes);
+        check(wherry_tensor_create(&tensor, &value, &error));
+        check(wherry_dict_put(state, name, value, &error));
+        wherry_storage_unref(tensor.storage);
+    }
+    return state;
+}
+
+static double write_plainly(const char *path, const wherry_value *state) {
+    double begin = now();
+    int fd = open(path, O_CREAT | O_TRUNC | O_WRONLY | O_CLOEXEC, 0600);
+    must(fd >= 0, path);
+    for (size_t i = 0; i < wherry_dict_count(state); i++) {
+        const wherry_storage *storage = wherry_tensor_get(wherry_dict_at(state, i))->storage;
+        ssize_t size = (ssize_t)wherry_storage_nbytes(storage);
+        must(write(fd, wherry_storage_data(storage), (size_t)size) == size, path);
+    }
+    close(fd);
+    double seconds = now() - begin;
+    unlink(path);
+    return seconds;
+}
+
+static double write_file(const char *path, const wherry_value *state) {
+    double begin = now();
+    check(wherry_file_write(path, state, NULL, &error));
+    double seconds = now() - begin;
+    unlink(path);
+    return seconds;
+}
+
+static void bench_write(const char *folder, int repeats) {
+    static const char *const endings[] = {"safetensors", "wherry"};
+    wherry_value *state = make_state();
+    for (int k = 0; k < 2; k++) {
+        char path[512];
+        double ours[REPEATS_MAX];
+        double plain[REPEATS_MAX];
+        snprintf(path, sizeof(path), "%.400s/bench-write.%s", folder, endings[k]);
+        for (int i = -1; i < repeats; i++) {
+            ours[i < 0 ? 0 : i] = write_file(path, state);
+            plain[i < 0 ? 0 : i] = write_plainly(path, state);
+        }
+        double medians[] = {median(ours, repeats), median(plain, repeats)};
+        printf("| writing 1 GiB as .%s, against write() of the same bytes | %.2f GB/s | %.2f GB/s | %.2f |\n",
+               endings[k], (double)GIB / medians[0] / 1e9, (double)GIB / medians[1] / 1e9, medians[1] / medians[0]);
+    }
+    wherry_value_destroy(state);
+}
+
+int main(int argc, char **argv) {
+    int repeats = argc > 2 ? (int)strtol(argv[2], NULL, 10) : 9;
+    if (argc < 2 || repeats < 1 || repeats > REPEATS_MAX) {
+        fprintf(stderr, "usage: bench_files FOLDER [REPEATS] (at most %d)\n", REPEATS_MAX);
+        return 2;
+    }
+    printf("| case | ours | against | ratio |\n| --- | --- | --- | --- |\n");
+    bench_open(argv[1], repeats);
+    bench_write(argv[1], repeats);
+    return EXIT_SUCCESS;
+}
