@@ -126,7 +126,8 @@ typedef struct wherry_file_summary {
     uint64_t tensors;      /**< Tensors in them. */
     uint64_t file_bytes;   /**< Bytes of all files, the index included. */
     uint64_t header_bytes; /**< Of these, what is not bytes of tensors. */
-    bool has_digests;      /**< Whether wherry_file_verify has anything to compare. */
+    int64_t rank;     /**< Wherry's own: whose part of each DTensor it holds, as meshes name ranks; -1: not said. */
+    bool has_digests; /**< Whether wherry_file_verify has anything to compare. */
 } wherry_file_summary;
 
 /** Reads the figures. Does not block. */
@@ -174,6 +175,9 @@ typedef struct wherry_file_write_options {
     uint32_t mode;             /**< Permissions of new files, before the umask. Default 0666. */
     uint64_t
         shard_bytes; /**< Sharded: bytes of tensors in a shard; a larger tensor has one of its own. Default 5 GB (5 * 10^9). */
+
+    /** Wherry's own: the rank that the state is of, as meshes name it, so that it is known which box of a DTensor it holds. Default -1: not said. */
+    int64_t rank;
 } wherry_file_write_options;
 
 /** Fills the defaults. */

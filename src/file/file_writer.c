@@ -27,8 +27,8 @@ struct wherry_file_writer {
 };
 
 void wherry_file_write_options_init(wherry_file_write_options *options) {
-    *options =
-        (wherry_file_write_options){.struct_size = sizeof(*options), .mode = 0666, .shard_bytes = UINT64_C(5000000000)};
+    *options = (wherry_file_write_options){
+        .struct_size = sizeof(*options), .mode = 0666, .shard_bytes = UINT64_C(5000000000), .rank = -1};
 }
 
 /* ---- making the files ---- */
@@ -166,6 +166,10 @@ static wherry_status take_options(const wherry_file_write_options *given, wherry
     if (options->flags & ~(uint32_t)WHERRY_FILE_WRITE_FLAGS) {
         return wh_fail(error, WHERRY_INVALID_ARGUMENT, "flags 0x%x has bits that this version does not know",
                        (unsigned)options->flags);
+    }
+    if (options->rank < -1) {
+        return wh_fail(error, WHERRY_INVALID_ARGUMENT, "rank is %lld; it is not negative, or -1: not said",
+                       (long long)options->rank);
     }
     return WHERRY_OK;
 }

@@ -212,6 +212,7 @@ wherry_status wh_native_open(wherry_file *file, wherry_error *error) {
     }
     if (status == WHERRY_OK) {
         file->summary.tensors = f.prepared->tensor_count;
+        file->summary.rank = f.prepared->rank;
         file->summary.header_bytes = f.header.data_offset;
         file->verify = f.header.flags & WH_NATIVE_DIGESTS ? verify : NULL;
     }

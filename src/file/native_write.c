@@ -70,6 +70,7 @@ static wherry_status add_header(const wherry_prepared *prepared, uint32_t flags,
 static wherry_status lay_out(const wherry_value *state, const wherry_file_write_options *options, wh_layout *layout,
                              wherry_error *error) {
     wherry_prepare_options how = wh_file_prepare_options();
+    how.rank = options->rank;
     wherry_prepared *given = NULL;
     wherry_prepared *prepared = NULL;
     wherry_value *cpu = NULL;

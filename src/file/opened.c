@@ -67,6 +67,7 @@ static wherry_status open_detected(wherry_file *file, wherry_file_format wanted,
     }
     file->summary.format = format->format;
     file->summary.files = 1;
+    file->summary.rank = -1;
     return format->open(file, error);
 }
 

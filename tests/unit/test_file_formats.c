@@ -208,6 +208,7 @@ static void test_any_state(void **state) {
     wherry_file_write_options_init(&options);
     options.flags = WHERRY_FILE_DIGESTS;
     for (uint64_t seed = 0; seed < 60; seed++) {
+        options.rank = (int64_t)seed % 4 - 1;
         wh_random random = {seed};
         wherry_value *source = wh_random_state(&random);
         const char *path = scratch_file(&folder, "a.wherry");
@@ -217,6 +218,9 @@ static void test_any_state(void **state) {
             fail_msg("seed %d: %s", (int)seed, error.message);
         }
         must(wherry_file_verify(file, &error));
+        wherry_file_summary figures;
+        wherry_file_summarize(file, &figures);
+        assert_int_equal(figures.rank, options.rank);
         wherry_file_close(file);
         wherry_value_destroy(source);
     }
