@@ -18,6 +18,7 @@ void wh_layout_destroy(wh_layout *layout) {
     wh_free(layout->files);
     wh_free(layout->blocks);
     wh_free(layout->places);
+    wh_free(layout->covered);
     wh_free(layout->storages);
     wh_free(layout->columns);
     *layout = (wh_layout){0};

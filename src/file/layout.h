@@ -50,9 +50,15 @@ typedef struct wh_layout {
     wh_place *places;
     size_t place_count;
     size_t place_capacity;
-    uint32_t *
-        storages; /**< Places are storages, and this says which is that of each tensor, in the order of the walk. NULL: each
-                             tensor has the place of its number, and is dense there. */
+    wh_place *covered; /**< What of the places is ever written, in any order. NULL: all of them. */
+    size_t covered_count;
+    size_t covered_capacity;
+
+    /**
+     * Places are storages, and this says which is that of each tensor, in the order of the walk. NULL: each tensor has the place of its number, and
+     * is dense there.
+     */
+    uint32_t *storages;
     bool *columns; /**< Of each dense tensor: whether its first dimension is the fastest. NULL: of none. */
 } wh_layout;
 

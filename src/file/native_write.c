@@ -37,6 +37,46 @@ static wherry_status bring_ashore(const wherry_prepared *prepared, wherry_value 
     return status;
 }
 
+static bool add_covered(wh_layout *layout, uint64_t offset, uint64_t nbytes) {
+    if (!WH_GROW(layout->covered, layout->covered_capacity, layout->covered_count)) {
+        return false;
+    }
+    layout->covered[layout->covered_count++] = (wh_place){0, offset, nbytes};
+    return true;
+}
+
+/**
+ * Notes what an extent of the storage at `begin` covers: runs that lie far apart one by one, if there are few of them at all.
+ * @return false where there is no memory.
+ */
+static bool cover_extent(wh_layout *layout, uint64_t begin, const wherry_extent *extent) {
+    enum { APART = 1 << 16, RUNS_MAX = 4096 };
+    bool apart = extent->level_count > 0 && extent->levels[0].stride >= APART && extent->levels[0].count <= RUNS_MAX;
+    uint64_t count = apart ? extent->levels[0].count : 1;
+    uint64_t span = extent->length;
+    for (uint32_t i = apart ? 1 : 0; i < extent->level_count; i++) {
+        span += (extent->levels[i].count - 1) * extent->levels[i].stride;
+    }
+    bool good = true;
+    for (uint64_t i = 0; i < count && good; i++) {
+        good = add_covered(layout, begin + extent->offset + (apart ? i * extent->levels[0].stride : 0), span);
+    }
+    return good;
+}
+
+/** What will be written of each storage. @return false where there is no memory. */
+static bool cover(const wherry_prepared *prepared, wh_layout *layout) {
+    bool good = add_covered(layout, 0, 0); /* there is a list, even if nothing is in it */
+    for (size_t i = 0; i < layout->place_count && good; i++) {
+        size_t count;
+        const wherry_extent *extents = wherry_prepared_extents(prepared, i, &count);
+        for (size_t k = 0; k < count && good; k++) {
+            good = cover_extent(layout, layout->places[i].offset, extents + k);
+        }
+    }
+    return good;
+}
+
 static wherry_status add_header(const wherry_prepared *prepared, uint32_t flags, const void *manifest, size_t size,
                                 wh_layout *layout, wherry_error *error) {
     wherry_prepared_summary figures;
@@ -58,7 +98,7 @@ static wherry_status add_header(const wherry_prepared *prepared, uint32_t flags,
     wh_string_append(&block, manifest, size);
     layout->files[0].size = header.file_bytes;
     layout->storages = wh_alloc_array(prepared->tensor_count, sizeof(*layout->storages));
-    if (!wh_layout_add_block(layout, 0, 0, &block) || !layout->storages) {
+    if (!wh_layout_add_block(layout, 0, 0, &block) || !layout->storages || !cover(prepared, layout)) {
         return wh_fail_memory(error, "the header of a file");
     }
     for (size_t i = 0; i < prepared->tensor_count; i++) {

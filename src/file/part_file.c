@@ -73,36 +73,45 @@ static int reserve(int fd, uint64_t offset, uint64_t size) {
     return result == 0 || errno == EOPNOTSUPP ? 0 : -1;
 }
 
+/**
+ * Reserves what lies before the first range, which is the header, and the ranges. Those that follow each other closely are reserved at once: a call for each
+ * small tensor would take longer than writing it.
+ */
+static int reserve_ranges(const wh_place *ranges, size_t count, size_t file, int fd, uint64_t size) {
+    enum { GAP = 1 << 16 };
+    uint64_t begin = 0;
+    uint64_t end = size;
+    int result = 0;
+    for (size_t i = 0; i < count; i++) {
+        end = ranges[i].file == file && ranges[i].nbytes > 0 && ranges[i].offset < end ? ranges[i].offset : end;
+    }
+    for (size_t i = 0; i < count && result == 0; i++) {
+        uint64_t from = ranges[i].offset;
+        uint64_t to = from + ranges[i].nbytes;
+        if (ranges[i].file != file || from == to) {
+            continue;
+        }
+        if (from <= end + GAP && to + GAP >= begin) {
+            begin = from < begin ? from : begin;
+            end = to > end ? to : end;
+            continue;
+        }
+        result = reserve(fd, begin, end - begin);
+        begin = from;
+        end = to;
+    }
+    return result == 0 ? reserve(fd, begin, end - begin) : result;
+}
+
 wherry_status wh_part_reserve(const wh_layout *layout, size_t file, int fd, wherry_error *error) {
     const wh_layout_file *about = layout->files + file;
     if (about->size > INT64_MAX || ftruncate(fd, 0) != 0 || ftruncate(fd, (off_t)about->size) != 0) {
         return wh_file_fail_errno(error, about->size > INT64_MAX ? EFBIG : errno, about->path,
                                   "cannot be made that large");
     }
-    /* Places that follow each other closely are reserved at once: a call for each small tensor would take longer than writing it. */
-    enum { GAP = 1 << 16 };
-    uint64_t begin = 0;
-    uint64_t end = about->size; /* all that lies before the first place, and behind it what each takes */
-    int result = 0;
-    for (size_t i = 0; i < layout->place_count; i++) {
-        const wh_place *place = layout->places + i;
-        end = place->file == file && place->nbytes > 0 && place->offset < end ? place->offset : end;
-    }
-    for (size_t i = 0; i < layout->place_count && result == 0; i++) {
-        const wh_place *place = layout->places + i;
-        if (place->file != file || place->nbytes == 0) {
-            continue;
-        }
-        if (place->offset <= end + GAP && place->offset + place->nbytes + GAP >= begin) {
-            begin = place->offset < begin ? place->offset : begin;
-            end = place->offset + place->nbytes > end ? place->offset + place->nbytes : end;
-            continue;
-        }
-        result = reserve(fd, begin, end - begin);
-        begin = place->offset;
-        end = place->offset + place->nbytes;
-    }
-    if (result != 0 || reserve(fd, begin, end - begin) != 0) {
+    const wh_place *ranges = layout->covered ? layout->covered : layout->places;
+    size_t count = layout->covered ? layout->covered_count : layout->place_count;
+    if (reserve_ranges(ranges, count, file, fd, about->size) != 0) {
         return wh_file_fail_errno(error, errno, about->path, "there is no room for it");
     }
     return WHERRY_OK;

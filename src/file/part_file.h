@@ -12,7 +12,7 @@
 wherry_status wh_part_open(const char *part, uint32_t mode, int *fd_p, uint64_t *size_p, wherry_error *error);
 
 /**
- * Empties it, gives it its length, and takes room on the disk for its places and blocks, so that writing to the mapping cannot fail. What lies between
+ * Empties it, gives it its length, and takes room on the disk for what will be written, so that writing to the mapping cannot fail. What lies between
  * takes none.
  */
 wherry_status wh_part_reserve(const wh_layout *layout, size_t file, int fd, wherry_error *error);
