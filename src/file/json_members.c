@@ -105,6 +105,15 @@ wherry_status wh_json_next(wh_json *json, bool *first, json_t **name_p, wherry_e
     return WHERRY_OK;
 }
 
+bool wh_json_take_null(wh_json *json) {
+    json_t *value = NULL;
+    size_t before = json->at;
+    bool found = peek(json) == 'n' && wh_json_value(json, json->size, &value, NULL) == WHERRY_OK && json_is_null(value);
+    json->at = found ? json->at : before;
+    json_decref(value);
+    return found;
+}
+
 wherry_status wh_json_end(wh_json *json, wherry_error *error) {
     skip_space(json);
     return json->at == json->size ? WHERRY_OK

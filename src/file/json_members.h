@@ -38,6 +38,9 @@ wherry_status wh_json_next(wh_json *json, bool *first, json_t **name_p, wherry_e
  */
 wherry_status wh_json_value(wh_json *json, size_t most, json_t **value_p, wherry_error *error);
 
+/** Whether the next value is null, which is then read. */
+bool wh_json_take_null(wh_json *json);
+
 /** WHERRY_MALFORMED where anything but white space is left. */
 wherry_status wh_json_end(wh_json *json, wherry_error *error);
 

@@ -271,7 +271,8 @@ static wherry_status read_member(reading *r, wh_json *json, const json_t *name, 
                                 "has " WH_SAFETENSORS_METADATA " twice");
         }
         *seen = true;
-        return read_metadata(r, json, error);
+        return wh_json_take_null(json) ? WHERRY_OK
+                                       : read_metadata(r, json, error); /* the format's library reads null as none */
     }
     if (r->count >= r->file->limits.values) {
         return wh_file_fail(error, WHERRY_LIMIT, wh_json_spot(json), "has more than %llu tensors",

@@ -283,6 +283,7 @@ def good_files():
     header = json.dumps(dict(entries) | {"__metadata__": {"format": "pt"}})
     return {
         "plain.safetensors": tensors(header.encode(), b"\0\0\x80\x3f\x80\x3f\0\x40"),
+        "no_metadata.safetensors": tensors(b'{"__metadata__":null,"a":' + json.dumps(about()).encode() + b"}", bytes(4)),
         "plain.npy": array(data=b"\1\0\2\0"),
         "plain.npz": archive([("a.npy", array(data=b"\1\0\2\0")), ("b/c.npy", array(data=b"\3\0\4\0"))]),
         "plain.wherry": native(state(), b"abcdef"),

@@ -180,6 +180,8 @@ static void test_refused(void **state) {
     wherry_value_destroy(plain);
     refuse(st, build_dict("z", flagged, NULL), "z", "conj");
     refuse(WHERRY_FILE_NPY, build_dict(NULL), "", "one tensor");
+    refuse(WHERRY_FILE_BYTES, build_view(storage, WHERRY_U8, 0, 1, SHAPE(200), SHAPE(2)), "", "contiguous");
+    refuse(WHERRY_FILE_BYTES, build_view(storage, WHERRY_U8, 0, 1, SHAPE(4000), SHAPE(0)), "", "contiguous");
     refuse(WHERRY_FILE_NPY, tensor(WHERRY_BF16, 1, 1, 1), "", "bfloat16");
     must_fail(WHERRY_INVALID_ARGUMENT, error, wherry_file_accepts(WHERRY_FILE_AUTO, NULL, &error));
     wherry_storage_unref(storage);

@@ -92,8 +92,9 @@ static wherry_status open_cut(const void *bytes, size_t size, wherry_file_format
 /** Good files are read; cut off anywhere, they are not. */
 static void test_good(void **state) {
     (void)state;
-    static const char *const names[] = {"plain.safetensors", "plain.npy", "plain.npz", "plain.wherry"};
-    for (int i = 0; i < 4; i++) {
+    static const char *const names[] = {"plain.safetensors", "no_metadata.safetensors", "plain.npy", "plain.npz",
+                                        "plain.wherry"};
+    for (int i = 0; i < 5; i++) {
         char path[1024];
         char bytes[8192];
         golden_path(path, "good", names[i]);

@@ -1,5 +1,5 @@
 /*
- * bench_files FOLDER [REPEATS]: how long it takes to open large files, and to write a state, each in turn with what it is measured against; medians. The files
+ * bench_formats FOLDER [REPEATS]: how long it takes to open large files, and to write a state, each in turn with what it is measured against; medians. The files
  * are made in FOLDER, /dev/shm for one, and removed.
  */
 #include <fcntl.h>
@@ -205,7 +205,7 @@ static void bench_write(const char *folder, int repeats) {
 int main(int argc, char **argv) {
     int repeats = argc > 2 ? (int)strtol(argv[2], NULL, 10) : 9;
     if (argc < 2 || repeats < 1 || repeats > REPEATS_MAX) {
-        fprintf(stderr, "usage: bench_files FOLDER [REPEATS] (at most %d)\n", REPEATS_MAX);
+        fprintf(stderr, "usage: bench_formats FOLDER [REPEATS] (at most %d)\n", REPEATS_MAX);
         return 2;
     }
     printf("| case | ours | against | ratio |\n| --- | --- | --- | --- |\n");
