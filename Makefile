@@ -15,7 +15,7 @@ RELEASE := -Dbuildtype=release -Dtests=disabled -Dprefix=$(PREFIX) $(if $(findst
 SANITIZE := $(DEV) -Db_lundef=false -Dc_args=-fno-sanitize-recover=all
 
 .NOTPARALLEL:
-.PHONY: help demo test lint bench bench-torch bench-hosts bench-fetch docs asan tsan fuzz format install wheel clean
+.PHONY: help demo test test-gpu lint bench bench-gpu bench-torch bench-hosts bench-fetch docs asan tsan fuzz format install wheel clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -90,6 +90,12 @@ docs: ## Write the API reference from the headers into build-docs/
 	@scripts/install-deps docs
 	@scripts/make-docs build-docs
 
+test-gpu: ## Run the GPU tests on this machine's GPU, with what scripts/pack-gpu-tests has built
+	@scripts/run-gpu test
+
+bench-gpu: ## Measure on this machine's GPU, likewise
+	@scripts/run-gpu bench
+
 format: ## Rewrite the C files in the project's format
 	@scripts/install-deps lint
 	@scripts/list-sources c | xargs clang-format -i
@@ -107,4 +113,4 @@ wheel: ## Build the Python package into dist/: one wheel for CPython 3.10 and ne
 	@ls -1 dist/*.whl
 
 clean: ## Remove what was built
-	rm -rf build build-asan build-clang build-tsan build-fuzz build-release build-python build-docs dist
+	rm -rf build build-asan build-clang build-tsan build-fuzz build-release build-gpu build-python build-docs dist

@@ -158,6 +158,18 @@ int cuCtxGetCurrent(fake_context **context) {
     return OK;
 }
 
+int cuCtxSetCurrent(fake_context *context) {
+    depth = depth ? depth : 1;
+    stack[depth - 1] = context;
+    return OK;
+}
+
+int cuMemGetInfo_v2(size_t *available, size_t *total) {
+    *total = (size_t)1 << 37;
+    *available = *total - fake_cuda_device_bytes();
+    return OK;
+}
+
 int cuModuleLoadData(void **module, const void *image) {
     int result = fake_call("cuModuleLoadData", true, true);
     if (result == OK && (fake_setting("FAKE_CUDA_NO_KERNEL") || strncmp(image, ".version ", 9) != 0)) {

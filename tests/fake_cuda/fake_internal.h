@@ -64,6 +64,9 @@ bool fake_setting(const char *name);
 /** Where [address, address + size) lies. NULL: not within one block; *kind_p is written else. */
 void *fake_resolve(const void *address, size_t size, fake_kind *kind_p);
 
+/** The same for as many bytes as lie in one block: mappings may lie side by side. */
+void *fake_resolve_part(const void *address, size_t size, size_t *part_p);
+
 /** A fault of the device: everything answers this from now on. */
 void fake_fault(int result);
 

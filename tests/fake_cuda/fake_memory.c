@@ -124,6 +124,19 @@ void *fake_resolve(const void *address, size_t size, fake_kind *kind_p) {
     return found;
 }
 
+void *fake_resolve_part(const void *address, size_t size, size_t *part_p) {
+    pthread_mutex_lock(&lock);
+    const fake_block *block = find(address);
+    char *found = NULL;
+    if (block) {
+        size_t left = (size_t)(block->address + block->size - (const char *)address);
+        found = block->shadow + ((const char *)address - block->address);
+        *part_p = left < size ? left : size;
+    }
+    pthread_mutex_unlock(&lock);
+    return found;
+}
+
 void *fake_cuda_shadow(const void *address) {
     fake_kind kind;
     void *shadow = fake_resolve(address, 1, &kind);

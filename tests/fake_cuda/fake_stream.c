@@ -1,6 +1,5 @@
 /* Streams: a thread each, which does the work in its order, behind the back of whoever queued it. */
 #include <pthread.h>
-#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -9,10 +8,14 @@
 
 #pragma GCC diagnostic ignored "-Wmissing-prototypes" /* the driver's own names have no header here */
 
+/** Under events_lock. */
 typedef struct fake_event {
-    atomic_ulong recorded; /**< How often it was put on a stream, */
-    atomic_ulong reached;  /**< and how often that was reached. */
+    unsigned long recorded; /**< How often it was put on a stream, */
+    unsigned long reached;  /**< and how often that was reached. */
+    bool destroyed;         /**< It goes when nothing is under way to it. */
 } fake_event;
+
+static pthread_mutex_t events_lock = PTHREAD_MUTEX_INITIALIZER;
 
 typedef enum work_kind { COPY, CLEAR, MARK, LAUNCH, GATE, QUIT } work_kind;
 
@@ -53,18 +56,25 @@ static pthread_mutex_t defaults_lock = PTHREAD_MUTEX_INITIALIZER;
 
 /** A copy by the device: both sides must be its own, or pinned. */
 static void copy_on_device(uint64_t to, uint64_t from, size_t size, bool pageable) {
-    fake_kind kind;
-    void *target = fake_resolve((void *)(uintptr_t)to, size, &kind);
-    const void *source = fake_resolve((void *)(uintptr_t)from, size, &kind);
-    if (pageable) {
-        target = target ? target : (void *)(uintptr_t)to;
-        source = source ? source : (void *)(uintptr_t)from;
+    while (size) {
+        size_t part = size;
+        size_t readable = size;
+        void *target = fake_resolve_part((void *)(uintptr_t)to, size, &part);
+        const void *source = fake_resolve_part((void *)(uintptr_t)from, size, &readable);
+        if (pageable) {
+            target = target ? target : (void *)(uintptr_t)to;
+            source = source ? source : (void *)(uintptr_t)from;
+        }
+        if (!target || !source) {
+            fake_fault(ILLEGAL_ADDRESS);
+            return;
+        }
+        part = part < readable ? part : readable;
+        memcpy(target, source, part);
+        to += part;
+        from += part;
+        size -= part;
     }
-    if (!target || !source) {
-        fake_fault(ILLEGAL_ADDRESS);
-        return;
-    }
-    memcpy(target, source, size);
 }
 
 static void wait_at_gate(void) {
@@ -96,13 +106,22 @@ static void clear(const work *one) {
     }
 }
 
+static void reach(fake_event *event) {
+    pthread_mutex_lock(&events_lock);
+    bool last = ++event->reached == event->recorded && event->destroyed;
+    pthread_mutex_unlock(&events_lock);
+    if (last) {
+        free(event);
+    }
+}
+
 static void do_work(const work *one) {
     const char *delay = getenv("FAKE_CUDA_DELAY_US");
     if (delay && one->kind != QUIT) {
         usleep((useconds_t)strtoul(delay, NULL, 10));
     }
     if (one->kind == MARK) {
-        atomic_fetch_add(&one->event->reached, 1);
+        reach(one->event);
     } else if (one->kind == GATE) {
         wait_at_gate();
     } else if (!fake_faulted() && one->kind == COPY) {
@@ -273,17 +292,22 @@ int cuEventCreate(fake_event **event, unsigned flags) {
 
 int cuEventDestroy_v2(fake_event *event) {
     int result = fake_call("cuEventDestroy_v2", false, true);
-    while (atomic_load(&event->reached) != atomic_load(&event->recorded)) {
-        usleep(100); /* the real one lives on by itself */
+    pthread_mutex_lock(&events_lock);
+    bool last = event->reached == event->recorded;
+    event->destroyed = true;
+    pthread_mutex_unlock(&events_lock);
+    if (last) {
+        free(event);
     }
-    free(event);
     return result;
 }
 
 int cuEventRecord(fake_event *event, void *stream) {
     int result = fake_call("cuEventRecord", true, true);
     if (result == OK) {
-        atomic_fetch_add(&event->recorded, 1);
+        pthread_mutex_lock(&events_lock);
+        event->recorded++;
+        pthread_mutex_unlock(&events_lock);
         put(stream_of(stream, fake_current_device()), (work){.kind = MARK, .event = event});
     }
     return result;
@@ -294,7 +318,10 @@ int cuEventQuery(fake_event *event) {
     if (result != OK) {
         return result;
     }
-    return atomic_load(&event->reached) == atomic_load(&event->recorded) ? OK : NOT_READY;
+    pthread_mutex_lock(&events_lock);
+    bool reached = event->reached == event->recorded;
+    pthread_mutex_unlock(&events_lock);
+    return reached ? OK : NOT_READY;
 }
 
 int cuLaunchKernel(void *function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,
@@ -310,4 +337,35 @@ int cuLaunchKernel(void *function, unsigned grid_x, unsigned grid_y, unsigned gr
             (work){.kind = LAUNCH, .from = *(uint64_t *)arguments[0], .count = count < grid_x ? count : grid_x});
     }
     return result;
+}
+
+/* What benchmarks and tests call themselves, and the library does not: done when it returns. */
+
+static int copy_now(uint64_t to, uint64_t from, size_t size) {
+    fake_stream *own = stream_of(NULL, fake_current_device());
+    put(own, (work){.kind = COPY, .to = to, .from = from, .size = size, .count = 1});
+    drain(own);
+    return fake_faulted();
+}
+
+int cuMemcpyDtoH_v2(void *to, uint64_t from, size_t size) {
+    return copy_now((uint64_t)(uintptr_t)to, from, size);
+}
+
+int cuMemcpyDtoD_v2(uint64_t to, uint64_t from, size_t size) {
+    return copy_now(to, from, size);
+}
+
+int cuMemsetD8_v2(uint64_t address, unsigned char value, size_t size) {
+    fake_kind kind;
+    void *target = fake_resolve((void *)(uintptr_t)address, size, &kind);
+    if (target) {
+        memset(target, value, size);
+    }
+    return target ? OK : INVALID_VALUE;
+}
+
+int cuCtxSynchronize(void) {
+    drain(stream_of(NULL, fake_current_device()));
+    return fake_faulted();
 }

@@ -1,0 +1,332 @@
+/*
+ * Memory of CUDA devices between processes: opened once and kept where the source says so, closed where it does not; mapped memory; and one of the two killed in
+ * the middle, after which the other says so soon and goes on using the device. On a real device where there is, else on the fake driver.
+ */
+#include <stdio.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "lane/cuda_ipc/cuda_ipc.h"
+#include "memory/memory.h"
+#include "support/build.h"
+#include "support/fake_driver.h"
+#include "support/ferry_processes.h"
+
+enum { SOURCE, RECEIVER, RANKS };
+
+enum { TENSORS = 12, TENSOR_BYTES = (5 << 20) + 64, NOTICE_MS = 2500 * CROWD_SLOW };
+
+/** What ranks say to each other. */
+enum { READY, DONE };
+
+static const wherry_device device = {WHERRY_DEVICE_CUDA, 0};
+
+static void fill(crowd_rank *self, const wherry_storage *storage, uint8_t seed) {
+    wherry_error error;
+    uint64_t nbytes = wherry_storage_nbytes(storage);
+    uint8_t *bytes = malloc(nbytes);
+    for (uint64_t i = 0; i < nbytes; i++) {
+        bytes[i] = (uint8_t)(seed + 7 * i + (i >> 13));
+    }
+    crowd_must(self, wh_memory_cuda.write(wherry_storage_data(storage), bytes, nbytes, &error), error);
+    free(bytes);
+}
+
+static void check(crowd_rank *self, const wherry_storage *storage, uint8_t seed) {
+    wherry_error error;
+    uint64_t nbytes = wherry_storage_nbytes(storage);
+    uint8_t *bytes = malloc(nbytes);
+    crowd_must(self, wh_memory_cuda.read(bytes, wherry_storage_data(storage), nbytes, &error), error);
+    for (uint64_t i = 0; i < nbytes; i++) {
+        crowd_check(self, bytes[i] == (uint8_t)(seed + 7 * i + (i >> 13)), "byte %llu is wrong", (unsigned long long)i);
+    }
+    free(bytes);
+}
+
+static wherry_value *tensor_over(crowd_rank *self, wherry_storage *storage) {
+    wherry_error error;
+    wherry_value *value;
+    int64_t size = (int64_t)wherry_storage_nbytes(storage);
+    wherry_tensor tensor = {.storage = storage, .dtype = WHERRY_U8, .ndim = 1, .shape = &size};
+    crowd_must(self, wherry_tensor_create(&tensor, &value, &error), error);
+    return value;
+}
+
+/** Tensors of the device; `seed` 0: zeros. */
+static wherry_value *make_state(crowd_rank *self, uint8_t seed) {
+    wherry_error error;
+    wherry_value *state;
+    crowd_must(self, wherry_list_create(&state, &error), error);
+    for (int i = 0; i < TENSORS; i++) {
+        wherry_storage *storage;
+        crowd_must(self, wherry_storage_allocate(TENSOR_BYTES, device, &storage, &error), error);
+        if (seed) {
+            fill(self, storage, (uint8_t)(seed + i));
+        }
+        crowd_must(self, wherry_sequence_append(state, tensor_over(self, storage), &error), error);
+        wherry_storage_unref(storage);
+    }
+    return state;
+}
+
+static void check_state(crowd_rank *self, const wherry_value *state, uint8_t seed) {
+    for (size_t i = 0; i < wherry_sequence_count(state); i++) {
+        check(self, wherry_tensor_get(wherry_sequence_at(state, i))->storage, (uint8_t)(seed + i));
+    }
+}
+
+/** The device must still be of use to this process, or the error must say that it is not. */
+static void check_device(crowd_rank *self, const wherry_error *reason) {
+    wherry_error error;
+    wherry_storage *storage;
+    wherry_status status = wherry_storage_allocate(4096, device, &storage, &error);
+    if (status == WHERRY_OK) {
+        fill(self, storage, 3);
+        check(self, storage, 3);
+        wherry_storage_unref(storage);
+    } else {
+        crowd_check(self, strstr(error.message, "given up") && strstr(reason->message, "given up"),
+                    "the device is of no more use, and nobody said so: %s; %s", error.message, reason->message);
+    }
+}
+
+/* ---- opening and keeping ---- */
+
+enum { TIMES = 4 };
+
+static void send_times(crowd_rank *self) {
+    wherry_error error;
+    wherry_value *state = make_state(self, 40);
+    for (int i = 0; i < TIMES; i++) {
+        wherry_transfer_options options = crowd_options("cuda_ipc");
+        options.flags = i < TIMES - 1 ? WHERRY_KEEPS_MEMORY : 0;
+        crowd_must(self,
+                   wherry_checkpoint_send(self->transport, (int32_t[]){RECEIVER}, 1, state, &options, NULL, &error),
+                   error);
+    }
+    wherry_value_destroy(state);
+}
+
+static void receive_times(crowd_rank *self) {
+    wherry_error error;
+    wherry_value *target = make_state(self, 0);
+    for (int i = 0; i < TIMES; i++) {
+        wherry_value *received;
+        wherry_stats stats;
+        wherry_transfer_options options = crowd_options("cuda_ipc");
+        options.stats = &stats;
+        if (i != 1) { /* once into new memory */
+            options.target = crowd_target;
+            options.target_context = target;
+        }
+        crowd_must(self, wherry_checkpoint_recv(self->transport, SOURCE, &options, &received, &error), error);
+        check_state(self, received, 40);
+        crowd_check(self, strcmp(stats.lane, "cuda_ipc") == 0, "it went by %s", stats.lane);
+        crowd_check(self, stats.bytes_moved == (uint64_t)TENSORS * TENSOR_BYTES, "%llu bytes moved",
+                    (unsigned long long)stats.bytes_moved);
+        size_t open = wh_ipc_open_count();
+        crowd_check(self, i < TIMES - 1 ? open > 0 && open <= TENSORS + 1 : open == 0,
+                    "%zu allocations are open after transfer %d", open, i);
+        wherry_value_destroy(received);
+    }
+    wherry_value_destroy(target);
+}
+
+static void test_opened_once(void **state) {
+    (void)state;
+    crowd *all = crowd_open("opened once", RANKS, false, 0);
+    crowd_start(all, SOURCE, send_times, NULL, NULL);
+    crowd_start(all, RECEIVER, receive_times, NULL, NULL);
+    assert_true(crowd_close(all));
+}
+
+/* ---- mapped memory ---- */
+
+/** As the driver has it. */
+typedef struct properties {
+    int type;
+    int handle_types;
+    int location_type;
+    int device;
+    void *rest;
+    unsigned char flags[8];
+} properties;
+
+typedef struct access_rights {
+    int location_type;
+    int device;
+    int flags;
+} access_rights;
+
+enum { PINNED_TYPE = 1, DESCRIPTOR = 1, DEVICE_LOCATION = 1, READ_WRITE = 3, PIECE = 4 << 20, PIECES = 3 };
+
+/** Three physical allocations at addresses side by side, as an allocator makes them that lets segments grow. */
+static void *map_pieces(crowd_rank *self) {
+    int (*create)(uint64_t *, size_t, const properties *, unsigned long long);
+    int (*reserve)(uint64_t *, size_t, size_t, uint64_t, unsigned long long);
+    int (*map)(uint64_t, size_t, size_t, uint64_t, unsigned long long);
+    int (*set)(uint64_t, size_t, const access_rights *, size_t);
+    *(void **)&create = fake_driver_symbol("cuMemCreate");
+    *(void **)&reserve = fake_driver_symbol("cuMemAddressReserve");
+    *(void **)&map = fake_driver_symbol("cuMemMap");
+    *(void **)&set = fake_driver_symbol("cuMemSetAccess");
+    properties wanted = {PINNED_TYPE, DESCRIPTOR, DEVICE_LOCATION, 0, NULL, {0}};
+    access_rights rights = {DEVICE_LOCATION, 0, READ_WRITE};
+    uint64_t address = 0;
+    wherry_storage *first;
+    wherry_error error;
+    crowd_must(self, wherry_storage_allocate(1, device, &first, &error), error); /* so that there is a context */
+    wherry_storage_unref(first);
+    void *context;
+    int (*retain)(void **, int);
+    int (*set_current)(void *);
+    *(void **)&retain = fake_driver_symbol("cuDevicePrimaryCtxRetain");
+    *(void **)&set_current = fake_driver_symbol("cuCtxSetCurrent");
+    crowd_check(self, retain(&context, 0) == 0 && set_current(context) == 0, "no context");
+    crowd_check(self, reserve(&address, (size_t)PIECE * PIECES, 0, 0, 0) == 0, "no addresses");
+    for (int i = 0; i < PIECES; i++) {
+        uint64_t handle;
+        crowd_check(self, create(&handle, PIECE, &wanted, 0) == 0, "no physical memory");
+        crowd_check(self, map(address + (uint64_t)i * PIECE, PIECE, 0, handle, 0) == 0, "it cannot be mapped");
+        crowd_check(self, set(address + (uint64_t)i * PIECE, PIECE, &rights, 1) == 0, "no access");
+    }
+    return (void *)(uintptr_t)address;
+}
+
+static wherry_value *mapped_state(crowd_rank *self, uint8_t seed) {
+    wherry_error error;
+    wherry_value *state;
+    wherry_storage *storage;
+    char *memory = map_pieces(self);
+    crowd_must(self, wherry_list_create(&state, &error), error);
+    wherry_device unsaid = {WHERRY_DEVICE_CUDA, -1};
+    crowd_must(self,
+               wherry_storage_wrap(memory + 512, (uint64_t)PIECE * PIECES - 1024, unsaid, NULL, NULL, &storage, &error),
+               error);
+    crowd_check(self, wherry_storage_device(storage).index == 0, "the device was not found from the address");
+    fill(self, storage, seed);
+    crowd_must(self, wherry_sequence_append(state, tensor_over(self, storage), &error), error);
+    wherry_storage_unref(storage);
+    return state;
+}
+
+static void send_mapped(crowd_rank *self) {
+    wherry_error error;
+    wherry_value *state = mapped_state(self, 90);
+    for (int i = 0; i < 2; i++) {
+        wherry_transfer_options options = crowd_options(i ? "ring" : "cuda_ipc");
+        crowd_must(self,
+                   wherry_checkpoint_send(self->transport, (int32_t[]){RECEIVER}, 1, state, &options, NULL, &error),
+                   error);
+    }
+    wherry_value_destroy(state);
+}
+
+static void receive_mapped(crowd_rank *self) {
+    wherry_error error;
+    wherry_value *target = mapped_state(self, 1);
+    for (int i = 0; i < 2; i++) {
+        wherry_value *received;
+        wherry_transfer_options options = crowd_options(i ? "ring" : "cuda_ipc");
+        options.target = crowd_target;
+        options.target_context = target;
+        crowd_must(self, wherry_checkpoint_recv(self->transport, SOURCE, &options, &received, &error), error);
+        check_state(self, received, 90);
+        crowd_check(self, wh_ipc_open_count() == 0, "mappings stay open");
+        fill(self, wherry_tensor_get(wherry_sequence_at(target, 0))->storage, 1);
+        wherry_value_destroy(received);
+    }
+    wherry_value_destroy(target);
+}
+
+static void test_mapped_memory(void **state) {
+    (void)state;
+    crowd *all = crowd_open("mapped memory", RANKS, false, 0);
+    crowd_start(all, SOURCE, send_mapped, NULL, NULL);
+    crowd_start(all, RECEIVER, receive_mapped, NULL, NULL);
+    assert_true(crowd_close(all));
+}
+
+/* ---- killed in the middle ---- */
+
+typedef struct scene {
+    const char *lane;
+    int32_t victim;
+    crowd_strike strike;
+} scene;
+
+static void judge(crowd_rank *self, wherry_status status, const wherry_error *error) {
+    double ms = crowd_since_strike(self->crowd);
+    crowd_check(self, status == WHERRY_PEER_LOST, "%s: %s", wherry_status_name(status), error->message);
+    crowd_check(self, ms < NOTICE_MS, "it took %.0f ms to notice", ms);
+    check_device(self, error);
+}
+
+static void send_struck(crowd_rank *self) {
+    const scene *s = self->scene;
+    wherry_error error = {.status = WHERRY_OK};
+    wherry_value *state = make_state(self, 20);
+    wherry_transfer_options options = crowd_options(s->lane);
+    wherry_status status =
+        wherry_checkpoint_send(self->transport, (int32_t[]){RECEIVER}, 1, state, &options, NULL, &error);
+    judge(self, status, &error);
+    wherry_value_destroy(state);
+}
+
+static void receive_struck(crowd_rank *self) {
+    const scene *s = self->scene;
+    wherry_error error = {.status = WHERRY_OK};
+    wherry_value *received;
+    wherry_value *target = make_state(self, 0);
+    wherry_transfer_options options = crowd_options(s->lane);
+    options.target = crowd_target;
+    options.target_context = target;
+    wherry_status status = wherry_checkpoint_recv(self->transport, SOURCE, &options, &received, &error);
+    judge(self, status, &error);
+    wherry_value_destroy(target);
+}
+
+static void test_killed(void **state) {
+    (void)state;
+    static const scene scenes[] = {
+        {"cuda_ipc", SOURCE, {"receiver opened a chunk", 3, SOURCE, SIGKILL}},
+        {"cuda_ipc", RECEIVER, {"receiver opened a chunk", 3, RECEIVER, SIGKILL}},
+        {"ring", SOURCE, {"receiver closed a chunk", 3, SOURCE, SIGKILL}},
+        {"ring", RECEIVER, {"receiver closed a chunk", 3, RECEIVER, SIGKILL}},
+    };
+    for (size_t i = 0; i < sizeof(scenes) / sizeof(*scenes); i++) {
+        crowd *all = crowd_open(scenes[i].lane, RANKS, true, 0);
+        all->expendable[scenes[i].victim] = true;
+        crowd_start(all, SOURCE, send_struck, scenes + i, NULL);
+        crowd_start(all, RECEIVER, receive_struck, scenes + i, &scenes[i].strike);
+        assert_true(crowd_close(all));
+    }
+}
+
+/** The driver is asked in a process of its own: one that was used before a fork is of no use behind it. */
+static bool has_device(void) {
+    pid_t child = fork();
+    int end = 0;
+    if (child == 0) {
+        wherry_error error;
+        wherry_status status = wh_cuda_check(&error);
+        if (status != WHERRY_OK) {
+            fprintf(stderr, "%s\n", error.message);
+        }
+        _exit(status == WHERRY_OK ? 0 : 1);
+    }
+    return child > 0 && waitpid(child, &end, 0) == child && WIFEXITED(end) && WEXITSTATUS(end) == 0;
+}
+
+int main(void) {
+    if (!has_device()) {
+        printf("1..0 # SKIP needs a CUDA device\n");
+        return 0;
+    }
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_opened_once),
+        cmocka_unit_test(test_mapped_memory),
+        cmocka_unit_test(test_killed),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
