@@ -9,6 +9,7 @@
 #include "interrupt.h"
 #include "json_out.h"
 #include "leaves.h"
+#include "trace_out.h"
 
 /* ---- where files go ---- */
 
@@ -188,7 +189,15 @@ wherry_status wh_arrival_receive(wh_arrival *arrival, wherry_transport *transpor
     options.progress_context = arrival;
     options.interrupt = wh_interrupted;
     options.stats = &arrival->stats;
+    wh_trace_log trace;
+    wh_trace_begin(&trace);
+    options.trace = arrival->trace ? wh_trace_note : NULL;
+    options.trace_context = &trace;
     wherry_status status = wherry_checkpoint_recv(transport, rank, &options, &received, error);
+    if (arrival->trace && !wh_trace_write(&trace, arrival->trace)) {
+        fprintf(stderr, "the trace cannot be written to %s: %s\n", arrival->trace, strerror(errno));
+    }
+    wh_trace_end(&trace);
     if (arrival->bar) {
         wh_bar_end(arrival->bar);
     }

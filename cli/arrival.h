@@ -17,6 +17,7 @@ typedef struct wh_arrival {
     bool resume;        /**< Go on with what an earlier one left, and leave what has come. */
     bool sync;          /**< The bytes are on the disk when it ends. */
     wh_bar *bar;        /**< NULL: nobody looks. */
+    const char *trace;  /**< The file to write a trace to; NULL: none. */
 
     wherry_file_writer **writers;
     char **paths;

@@ -23,6 +23,7 @@ typedef struct convoy_options {
     const char *output;
     bool resume;
     bool sync;
+    const char *trace;
 } convoy_options;
 
 #define GROUP_OPTION                                                                                                   \
@@ -58,6 +59,9 @@ static const wh_option recv_options[] = {
     {"resume", 'r', WH_OPTION_FLAG, offsetof(convoy_options, resume), NULL,
      "go on with what an earlier one left: only what is missing or differs is asked for", 0, 0, NULL},
     {"sync", 0, WH_OPTION_FLAG, offsetof(convoy_options, sync), NULL, "end when the bytes are on the disk", 0, 0, NULL},
+    {"trace", 0, WH_OPTION_FILE, offsetof(convoy_options, trace), "FILE",
+     "write what was done when, for chrome://tracing or Perfetto: phases, and each range by thread and lane", 0, 0,
+     NULL},
     GROUP_OPTION,
     TIMEOUT_OPTION,
     LANES_OPTION,
@@ -223,7 +227,8 @@ static int run_recv(int argc, char **argv) {
     wh_interrupt_catch();
     wh_set_log(&options.common);
     wh_bar_begin(&bar, &options.common, "receiving");
-    wh_arrival arrival = {.output = options.output, .resume = options.resume, .sync = options.sync, .bar = &bar};
+    wh_arrival arrival = {
+        .output = options.output, .resume = options.resume, .sync = options.sync, .bar = &bar, .trace = options.trace};
     wherry_status status = join(&options, &group, &transport, &error);
     if (status == WHERRY_OK) {
         status = wh_arrival_receive(&arrival, transport, (int32_t)options.from, options.timeout, options.lanes, &error);

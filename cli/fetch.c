@@ -15,6 +15,7 @@ typedef struct fetch_options {
     const char *token_file;
     const char *lanes;
     int64_t timeout;
+    const char *trace;
 } fetch_options;
 
 static const wh_option options_taken[] = {
@@ -33,6 +34,9 @@ static const wh_option options_taken[] = {
      NULL},
     {"lanes", 0, WH_OPTION_TEXT, offsetof(fetch_options, lanes), "LANES",
      "which lanes may be used, such as stream or ^cma (default: all)", 0, 0, NULL},
+    {"trace", 0, WH_OPTION_FILE, offsetof(fetch_options, trace), "FILE",
+     "write what was done when, for chrome://tracing or Perfetto: phases, and each range by thread and lane", 0, 0,
+     NULL},
     {"timeout", 0, WH_OPTION_NUMBER, offsetof(fetch_options, timeout), "SECONDS",
      "how long to wait for the server to answer (default 30)", 1, 1000000, NULL},
     {.name = NULL},
@@ -91,8 +95,12 @@ static int run(int argc, char **argv) {
     wh_interrupt_catch();
     wh_set_log(&options.common);
     wh_bar_begin(&bar, &options.common, "receiving");
-    const wh_arrival wishes = {
-        .output = options.output, .only = options.only, .resume = options.resume, .sync = options.sync, .bar = &bar};
+    const wh_arrival wishes = {.output = options.output,
+                               .only = options.only,
+                               .resume = options.resume,
+                               .sync = options.sync,
+                               .bar = &bar,
+                               .trace = options.trace};
     wh_arrival arrival = wishes;
     wherry_status status =
         visit_once(&options, address, &arrival, options.only ? WH_VISIT_STATES : WH_VISIT_BYTES, &error);

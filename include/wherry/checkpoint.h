@@ -20,6 +20,7 @@
 #include <wherry/manifest.h>
 #include <wherry/plan.h>
 #include <wherry/stats.h>
+#include <wherry/trace.h>
 #include <wherry/value.h>
 
 #ifdef __cplusplus
@@ -191,6 +192,9 @@ typedef struct wherry_transfer_options {
      * device that is concerned.
      */
     void *stream;
+
+    wherry_trace_fn trace; /**< Receiver: told what is done when. Default NULL. */
+    void *trace_context;   /**< Passed to it. */
 } wherry_transfer_options;
 
 /** Fills the defaults. */

@@ -24,6 +24,7 @@
 #include <wherry/status.h>
 #include <wherry/storage.h>
 #include <wherry/tensor.h>
+#include <wherry/trace.h>
 #include <wherry/value.h>
 #include <wherry/version.h>
 

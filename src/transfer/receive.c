@@ -309,6 +309,10 @@ static void finish_stats(wh_receive *receive) {
     stats->data_seconds = wh_seconds(receive->data_at, receive->done_at ? receive->done_at : now);
     stats->verify_seconds = receive->verify ? wh_seconds(receive->landed_at, receive->done_at) : 0;
     stats->release_seconds = wh_seconds(receive->done_at, now);
+    wh_trace_phase(&receive->trace, "offer", receive->asked_at, receive->offered_at);
+    wh_trace_phase(&receive->trace, "plan", receive->offered_at, receive->data_at);
+    wh_trace_phase(&receive->trace, "data", receive->data_at, receive->done_at ? receive->done_at : now);
+    wh_trace_phase(&receive->trace, "release", receive->done_at, now);
     stats->total_seconds = wh_seconds(receive->transfer.begin, now);
     stats->tensors = receive->summary.tensors;
     stats->bytes_wanted = receive->wanted_bytes;
@@ -392,6 +396,7 @@ wherry_status wherry_checkpoint_recv(wherry_transport *transport, int32_t rank, 
     if (status != WHERRY_OK) {
         return status;
     }
+    receive.trace = (wh_trace){receive.transfer.options.trace, receive.transfer.options.trace_context, rank, NULL};
     if (receive.transfer.options.report_p) {
         *receive.transfer.options.report_p = NULL;
     }

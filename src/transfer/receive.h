@@ -42,6 +42,7 @@ typedef struct wh_receive {
     const wh_lane_ops *lane;
     wh_lane_end *end;
     wh_chunk_sink sink;
+    wh_trace trace;
     bool verify;
     wh_crew crew;
     wh_message_type answer; /**< The last of RELEASED, ASSISTED, REFUSE_LANE that came; 0: none. */

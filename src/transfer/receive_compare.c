@@ -226,6 +226,7 @@ wherry_status wh_receive_compare(wh_receive *receive, wherry_error *error) {
     receive->sink = (wh_chunk_sink){0};
     receive->heard_bytes = 0;
     receive->stats.compare_seconds = wh_seconds(begin, wh_clock_now());
+    wh_trace_phase(&receive->trace, "compare", begin, wh_clock_now());
     wh_point("receiver compared");
     return status;
 }

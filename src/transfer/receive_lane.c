@@ -232,6 +232,7 @@ bool wh_receive_make_leg(wh_receive *receive, bool device) {
 
 static void note_lane(wh_receive *receive) {
     wh_stats_add_lane(&receive->stats, receive->lane->name);
+    receive->trace.lane = receive->lane->name;
     wh_log(WHERRY_LOG_INFO, "the lane from rank %d is %s%s", (int)receive->rank, receive->lane->name,
            receive->leg.device ? ", for the memory of devices" : "");
 }
@@ -268,6 +269,7 @@ wherry_status wh_receive_bytes(wh_receive *receive, wherry_error *error) {
                             receive->transfer.deadline)) {
         return wh_fail_memory(error, "a receive");
     }
+    receive->sink.trace = &receive->trace;
     for (int device = 0; device < 2 && status == WHERRY_OK; device++) {
         if (!wh_receive_make_leg(receive, device)) {
             status = wh_fail_memory(error, "a receive");

@@ -155,6 +155,7 @@ static wherry_status sink_open(void *context, uint64_t chunk, wh_landing *landin
     wherry_prepared_chunk(wherry_plan_prepared(sink->plan), chunk, &begin, &length);
     landing->chunk = chunk;
     landing->slot = NULL;
+    landing->opened = wh_trace_now(sink->trace);
     if (wh_chunk_sink_goes_to_device(sink, chunk)) {
         return wh_chunk_sink_open_slot(sink, length, landing, error);
     }
@@ -171,6 +172,7 @@ static wherry_status sink_close(void *context, wh_landing *landing, const wh_dig
         sink->landed[wh_chunk_list_find(&sink->wanted, landing->chunk)] = *digest;
     }
     wherry_status status = WHERRY_OK;
+    uint64_t bytes = landing->segments.bytes;
     if (landing->slot) {
         status = wh_chunk_sink_close_slot(sink, landing, state, error);
     } else {
@@ -179,6 +181,7 @@ static wherry_status sink_close(void *context, wh_landing *landing, const wh_dig
         }
         wh_chunk_sink_note(sink, landing->chunk, state);
     }
+    wh_trace_range(sink->trace, landing->opened, landing->chunk, bytes);
     if (sink->tick && !sink->tick(sink->tick_context)) {
         status = wh_fail(error, WHERRY_CANCELLED, "the transfer was ended");
     }

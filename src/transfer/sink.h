@@ -18,6 +18,7 @@
 #include "lane/lane.h"
 #include "transfer/chunk_list.h"
 #include "transfer/stage.h"
+#include "transfer/trace.h"
 
 typedef enum wh_chunk_state {
     WH_CHUNK_AWAITED,
@@ -52,6 +53,7 @@ typedef struct wh_chunk_sink {
     wh_slot **flying_end;     /**< and where the next is linked. */
     wh_tick_fn tick;
     void *tick_context;
+    const wh_trace *trace; /**< Told of each chunk; NULL: nobody is. */
 } wh_chunk_sink;
 
 /**

@@ -194,6 +194,24 @@ def test_many_at_once(tmp_path, model):
         assert server.process.wait(10) == OK, "after --count fetches it ends"
 
 
+def test_a_trace(tmp_path, model):
+    big = large(tmp_path / "from" / "big.safetensors", 40 << 20)
+    with serving(tmp_path, big) as server:
+        for lane in ("cma", "ring", "stream"):
+            done = server.fetch("-o", tmp_path / "got.safetensors", "--trace", tmp_path / "trace.json", "--resume", "--lanes", lane)
+            assert done.returncode == OK, done.stderr
+            trace = json.loads((tmp_path / "trace.json").read_text())
+            events = {kind: [one for one in trace["traceEvents"] if (one["cat"] == "phase") == (kind == "phase")] for kind in ("phase", "range")}
+            phases = {one["name"]: one for one in events["phase"]}
+            assert set(phases) == {"offer", "plan", "compare", "data", "release"}
+            assert sum(one["args"]["bytes"] for one in events["range"]) == big.stat().st_size
+            assert sorted(one["args"]["chunk"] for one in events["range"]) == list(range(len(events["range"])))
+            begin, end = phases["data"]["ts"], phases["data"]["ts"] + phases["data"]["dur"]
+            assert all(one["args"]["lane"] == lane and begin <= one["ts"] and one["ts"] + one["dur"] <= end for one in events["range"])
+        lost = server.fetch("-o", tmp_path / "got.safetensors", "--trace", tmp_path / "none" / "trace.json")
+        assert lost.returncode == OK and "the trace cannot be written" in lost.stderr
+
+
 def test_inspecting_what_is_served(tmp_path, model):
     with serving(tmp_path, model) as server:
         told = json.loads(wherry("inspect", "--json", server.address, WHERRY_TOKEN=server.token).stdout)
