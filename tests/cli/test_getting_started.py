@@ -54,6 +54,11 @@ def test_python(tmp_path):
     assert run_ranks(tmp_path, sys.executable, "start.py") == ["", "the last weight is 42.0 at step 7\n"]
 
 
+def test_the_lane_in_the_guide_is_the_one_that_is_tested():
+    (block,) = re.findall(r"^```c\n(.*?)^```", (ROOT / "docs/writing-a-lane.md").read_text(), re.M | re.S)
+    assert block == (ROOT / "tests/conformance/lane_peek.c").read_text()
+
+
 def test_every_document_is_reached_and_every_link_leads_somewhere():
     documents = {path.name for path in (ROOT / "docs").glob("*.md")}
     for path in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]:
