@@ -56,14 +56,14 @@ static wherry_status ask_token(char token[WH_TOKEN_MAX], wherry_error *error) {
                              "there is no token: give the one that `wherry serve` has printed by --token-file or in "
                              "WHERRY_TOKEN");
     }
-    fputs("Token: ", terminal);
-    fflush(terminal);
     bool hidden = tcgetattr(fileno(terminal), &before) == 0;
     if (hidden) {
         struct termios silent = before;
         silent.c_lflag &= ~(tcflag_t)ECHO;
-        tcsetattr(fileno(terminal), TCSAFLUSH, &silent);
+        tcsetattr(fileno(terminal), TCSAFLUSH, &silent); /* before the question, so that no answer to it is lost */
     }
+    fputs("Token: ", terminal);
+    fflush(terminal);
     wherry_status status = take_line(terminal, "what was typed", token, error);
     if (hidden) {
         tcsetattr(fileno(terminal), TCSAFLUSH, &before);
