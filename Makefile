@@ -61,7 +61,7 @@ fuzz: ## Run each fuzzer FUZZ_RUNS times (5000000)
 	@scripts/run-fuzzers build-fuzz
 
 bench: ## Build for speed and measure
-	@scripts/install-deps build
+	@scripts/install-deps build files
 	@scripts/configure build-release $(RELEASE)
 	@ninja -C build-release
 	@bench/run build-release

@@ -247,11 +247,15 @@ void wherry_file_writer_destroy(wherry_file_writer *writer) {
         return;
     }
     bool keep = writer->options.flags & WHERRY_FILE_KEEP_PART;
-    for (size_t i = writer->moved; i < writer->layout.file_count; i++) {
-        /* Without a mapping it is not ours: another process writes it. */
-        if (writer->layout.files[i].mapping && !keep) {
-            unlink(writer->layout.files[i].part);
+    for (size_t i = 0; i < writer->layout.file_count; i++) {
+        const wh_layout_file *file = writer->layout.files + i;
+        if (!file->mapping) {
+            continue; /* not ours: another process writes it */
         }
+        if (i >= writer->moved && !keep) {
+            unlink(file->part);
+        }
+        wh_part_unlock(file->mapping->fd); /* states that outlive the writer keep the file open */
     }
     wherry_value_destroy(writer->target);
     wh_layout_destroy(&writer->layout);

@@ -65,6 +65,10 @@ wherry_status wh_part_open(const char *part, uint32_t mode, int *fd_p, uint64_t 
     return result > 0 ? WHERRY_OK : status;
 }
 
+void wh_part_unlock(int fd) {
+    flock(fd, LOCK_UN);
+}
+
 /** Room on the disk. File systems that cannot promise it are taken as they are. */
 static int reserve(int fd, uint64_t offset, uint64_t size) {
     int result = 0;

@@ -11,6 +11,9 @@
  */
 wherry_status wh_part_open(const char *part, uint32_t mode, int *fd_p, uint64_t *size_p, wherry_error *error);
 
+/** Lets others write it. */
+void wh_part_unlock(int fd);
+
 /**
  * Empties it, gives it its length, and takes room on the disk for what will be written, so that writing to the mapping cannot fail. What lies between
  * takes none.

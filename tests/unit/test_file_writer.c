@@ -156,6 +156,9 @@ static void test_resumed(void **state) {
     wherry_file_writer *writer = begin(path, source, WHERRY_FILE_KEEP_PART);
     assert_false(wherry_file_writer_resumed(writer));
     memcpy(data_of(wherry_file_writer_target(writer), "a"), data_of(source, "a"), LARGE / 2);
+    wherry_value *kept;
+    must(wherry_value_copy(wherry_file_writer_target(writer), &kept,
+                           &error)); /* which does not keep others from writing */
     wherry_file_writer_destroy(writer);
     assert_int_equal(scratch_count(&folder), 1);
     assert_int_equal(access(path, F_OK), -1);
@@ -164,6 +167,7 @@ static void test_resumed(void **state) {
     assert_true(wherry_file_writer_resumed(writer));
     assert_memory_equal(data_of(wherry_file_writer_target(writer), "a"), data_of(source, "a"), LARGE / 2);
     wherry_file_writer_destroy(writer);
+    wherry_value_destroy(kept);
 
     landing l = {path, with_flags(WHERRY_FILE_RESUME), NULL};
     uint64_t moved = receive_file(source, &l, WHERRY_RECV_COMPARE);
