@@ -87,23 +87,33 @@ static wherry_status refuse(int result, const char *doing, wherry_error *error) 
     return wh_fail(error, WHERRY_REFUSED, "%s", reason.message);
 }
 
+/** What the driver says of the size of an allocation, from an address in it on; 0: nothing. */
+static uint64_t size_behind(const wh_cuda_driver *driver, uint64_t address) {
+    uint64_t base = 0;
+    size_t size = 0;
+    int result = driver->address_range(&base, &size, address);
+    if (result != WH_CU_OK) {
+        result = driver->pointer_attribute(&base, WH_CU_POINTER_RANGE_START, address);
+        result = result == WH_CU_OK ? driver->pointer_attribute(&size, WH_CU_POINTER_RANGE_SIZE, address) : result;
+    }
+    return result == WH_CU_OK && base <= address && address - base <= size ? size - (address - base) : 0;
+}
+
 static wherry_status open_plain(const wh_cuda_driver *driver, const wh_cuda_allocation *allocation,
                                 wh_cuda_import *import, wherry_error *error) {
     wh_cu_ipc_handle handle;
     uint64_t address = 0;
-    uint64_t base = 0;
-    size_t size = 0;
     memcpy(handle.bytes, allocation->handle, sizeof(handle.bytes));
     int result = driver->ipc_open(&address, handle, WH_CU_IPC_LAZY_PEER);
     if (result != WH_CU_OK) {
         return refuse(result, "CUDA does not open the other process's memory", error);
     }
-    result = driver->address_range(&base, &size, address);
-    if (result != WH_CU_OK || base > address || size - (address - base) < allocation->size) {
+    uint64_t size = size_behind(driver, address);
+    if (size < allocation->size) {
         driver->ipc_close(address);
         return wh_fail(error, WHERRY_OUT_OF_BOUNDS,
-                       "the other process's allocation has %zu bytes, and not %llu as it says", size,
-                       (unsigned long long)allocation->size);
+                       "the other process's allocation has %llu bytes, and not %llu as it says",
+                       (unsigned long long)size, (unsigned long long)allocation->size);
     }
     import->data = (void *)(uintptr_t)address;
     return WHERRY_OK;
