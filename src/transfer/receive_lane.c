@@ -166,6 +166,9 @@ static wherry_status choose(wh_receive *receive, size_t *next, wherry_error *err
     for (; *next < lanes->count; (*next)++) {
         wherry_error refusal = {.status = WHERRY_OK};
         wherry_status status = WHERRY_OK;
+        if (!receive->leg.device && lanes->lanes[*next]->traits & WH_LANE_DEVICE && !lanes->ordered) {
+            continue; /* nobody expects it to take part */
+        }
         receive->lane = lanes->lanes[*next];
         const wh_offered_lane *offered = find_offer(receive, receive->lane);
         if (offered && check_lane(receive, &refusal) == WHERRY_OK) {

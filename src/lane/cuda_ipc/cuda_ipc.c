@@ -83,13 +83,13 @@ static wherry_status ipc_offer(const wh_lane_site *site, wh_string *text, wherry
                    : wh_fail(error, WHERRY_UNSUPPORTED, "the state has no memory of a CUDA device");
     }
     wh_ipc_offer offer = {.keeps = shared->keeps, .allocation_count = shared->count + 1};
-    wherry_status status = wh_ipc_identify(&offer.identity, error);
     offer.allocations = wh_alloc_array(offer.allocation_count, sizeof(*offer.allocations));
-    if (status == WHERRY_OK && !offer.allocations) {
-        status = wh_fail_memory(error, "an offer");
+    if (!offer.allocations) {
+        return wh_fail_memory(error, "an offer");
     }
+    memcpy(offer.allocations + 1, shared->items, shared->count * sizeof(*shared->items));
+    wherry_status status = wh_ipc_identify(&offer.identity, error);
     if (status == WHERRY_OK) {
-        memcpy(offer.allocations + 1, shared->items, shared->count * sizeof(*shared->items));
         status = describe_nonce(shared->items[0].device, &offer, offer.allocations, error);
     }
     if (status == WHERRY_OK) {
@@ -237,33 +237,39 @@ static wherry_status check_place(const wh_lane_site *site, const wh_ipc_offer *o
     return status == WHERRY_OK ? wh_cuda_check(error) : status;
 }
 
+/** An end with room for all windows; NULL where there is no memory. */
+static wh_ipc_end *make_end(const wh_lane_site *site, const wh_ipc_offer *offer) {
+    wh_ipc_end *end = wh_alloc_zeroed(1, sizeof(*end));
+    wh_ipc_window *windows = wh_alloc_zeroed(offer->allocation_count, sizeof(*windows));
+    if (!end || !windows) {
+        wh_free(end);
+        wh_free(windows);
+        return NULL;
+    }
+    *end = (wh_ipc_end){.base.workers = (uint32_t)wh_min(site->threads, WORKERS), .site = site, .windows = windows};
+    end->device = find_device(offer, offer->allocations[offer->allocation_count - 1].device);
+    return end;
+}
+
 static wherry_status ipc_probe(const wh_lane_site *site, const void *bytes, size_t size, wh_string *request,
                                bool *assist_p, wh_lane_end **end_p, wherry_error *error) {
     wh_ipc_offer offer = {.allocations = NULL};
-    wh_ipc_end *end = NULL;
     (void)request;
     *assist_p = false;
     wherry_status status = wh_ipc_parse_offer(bytes, size, &offer, error);
     if (status == WHERRY_OK) {
         status = check_place(site, &offer, error);
     }
-    if (status == WHERRY_OK) {
-        end = wh_alloc_zeroed(1, sizeof(*end));
-        status = end ? WHERRY_OK : wh_fail_memory(error, "the end of a lane");
+    wh_ipc_end *end = status == WHERRY_OK ? make_end(site, &offer) : NULL;
+    if (!end) {
+        wh_free(offer.allocations);
+        return status == WHERRY_OK ? wh_fail_memory(error, "the end of a lane") : status;
     }
-    if (status == WHERRY_OK) {
-        *end = (wh_ipc_end){.base.workers = (uint32_t)wh_min(site->threads, WORKERS), .site = site};
-        end->device = find_device(&offer, offer.allocations[offer.allocation_count - 1].device);
-        end->windows = wh_alloc_zeroed(offer.allocation_count, sizeof(*end->windows));
-        status = end->windows ? WHERRY_OK : wh_fail_memory(error, "the end of a lane");
-    }
-    if (status == WHERRY_OK) {
-        wh_ipc_evict(&offer);
-        status = open_all(end, &offer, error);
-    }
+    wh_ipc_evict(&offer);
+    status = open_all(end, &offer, error);
     wh_free(offer.allocations);
     if (status != WHERRY_OK) {
-        ipc_close(end ? &end->base : NULL);
+        ipc_close(&end->base);
         return status;
     }
     *end_p = &end->base;

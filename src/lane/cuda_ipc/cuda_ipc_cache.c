@@ -71,14 +71,12 @@ wherry_status wh_ipc_open(const wh_ipc_offer *offer, const wh_cuda_allocation *a
                           wh_ipc_window *window_p, wherry_error *error) {
     pthread_mutex_lock(&lock);
     wh_ipc_open_entry *entry = fd < 0 ? find(offer->identity.process, allocation, device) : NULL;
-    wherry_status status = WHERRY_OK;
-    if (!entry) {
-        status = make(offer, allocation, fd, device, &entry, error);
-    } else if (entry->import.size < allocation->size) {
+    wherry_status status = entry ? WHERRY_OK : make(offer, allocation, fd, device, &entry, error);
+    if (status == WHERRY_OK && entry && entry->import.size < allocation->size) {
         status = wh_fail(error, WHERRY_OUT_OF_BOUNDS, "the source's allocation has %llu bytes, and not %llu as it says",
                          (unsigned long long)entry->import.size, (unsigned long long)allocation->size);
     }
-    if (status == WHERRY_OK) {
+    if (status == WHERRY_OK && entry) {
         entry->keeps = offer->keeps && !entry->mapped;
         entry->users++;
         *window_p = (wh_ipc_window){allocation->base, allocation->size, entry->import.data, entry};
