@@ -7,6 +7,7 @@
 #include "cargo.h"
 #include "command.h"
 #include "interrupt.h"
+#include "json_out.h"
 #include "leaves.h"
 #include "show.h"
 #include "visit.h"
@@ -81,6 +82,7 @@ const wh_command wh_command_send = {
             "and size come "
             "from the launcher (torchrun, Slurm, Open MPI), or stand in the address of the group.",
     .options = send_options,
+    .json = true,
     .examples = "# rank 0 of a job, by any launcher:\n"
                 "wherry send model.safetensors --to 1,2,3\n"
                 "# without one:\n"
@@ -149,6 +151,34 @@ static void show_send(void *context, const wherry_progress *progress) {
     wh_bar_show(context, progress->bytes, progress->total, progress->rate, progress->lane);
 }
 
+static void tell_outcomes(const wherry_outcome *outcomes, size_t count) {
+    for (size_t i = 0; i < count; i++) {
+        char size[WH_SIZE_TEXT_MAX];
+        if (outcomes[i].status == WHERRY_OK) {
+            printf("rank %d has %s over %s\n", (int)outcomes[i].rank, wh_size_text(outcomes[i].stats.bytes_moved, size),
+                   *outcomes[i].stats.lane ? outcomes[i].stats.lane : "nothing");
+        } else {
+            printf("rank %d failed: %s\n", (int)outcomes[i].rank, outcomes[i].error.message);
+        }
+    }
+}
+
+static void print_outcomes(const wherry_outcome *outcomes, size_t count) {
+    wh_json json = {.out = stdout};
+    wh_json_open(&json, NULL, '[');
+    for (size_t i = 0; i < count; i++) {
+        wh_json_open(&json, NULL, '{');
+        wh_json_number(&json, "rank", outcomes[i].rank);
+        wh_json_text(&json, "status", wherry_status_name(outcomes[i].status));
+        wh_json_text(&json, "error", outcomes[i].status == WHERRY_OK ? "" : outcomes[i].error.message);
+        wh_json_text(&json, "lane", outcomes[i].stats.lane);
+        wh_json_count(&json, "bytes_moved", outcomes[i].stats.bytes_moved);
+        wh_json_real(&json, "seconds", outcomes[i].stats.total_seconds);
+        wh_json_close(&json, '}');
+    }
+    wh_json_close(&json, ']');
+}
+
 static wherry_status send_cargo(const convoy_options *options, const wh_cargo *cargo, wherry_group *group,
                                 wherry_transport *transport, wherry_error *error) {
     static int32_t ranks[RANKS_MAX];
@@ -170,14 +200,10 @@ static wherry_status send_cargo(const convoy_options *options, const wh_cargo *c
     transfer.progress_context = &bar;
     status = wherry_checkpoint_send(transport, ranks, count, cargo->state, &transfer, outcomes, error);
     wh_bar_end(&bar);
-    for (size_t i = 0; i < count && !options->common.quiet; i++) {
-        char size[WH_SIZE_TEXT_MAX];
-        if (outcomes[i].status == WHERRY_OK) {
-            printf("rank %d has %s over %s\n", (int)ranks[i], wh_size_text(outcomes[i].stats.bytes_moved, size),
-                   *outcomes[i].stats.lane ? outcomes[i].stats.lane : "nothing");
-        } else {
-            printf("rank %d failed: %s\n", (int)ranks[i], outcomes[i].error.message);
-        }
+    if (options->common.json) {
+        print_outcomes(outcomes, count);
+    } else if (!options->common.quiet) {
+        tell_outcomes(outcomes, count);
     }
     free(outcomes);
     return status;

@@ -356,6 +356,11 @@ def test_send_and_recv(tmp_path, model):
         assert (tmp_path / folder / "other.safetensors").read_bytes() == other.read_bytes()
     assert len(json.loads(outputs[2][0])["files"]) == 2
     assert re.search(r"rank 1 has .* over \w+", outputs[0][0])
+    codes, outputs = send_and_receive(tmp_path, [model, "--json"], [["-o", tmp_path / "three.safetensors", "--trace", tmp_path / "trace.json"]])
+    assert codes == [OK] * 2, outputs
+    (told,) = json.loads(outputs[0][0])
+    assert (told["rank"], told["status"], told["error"]) == (1, "WHERRY_OK", "") and told["bytes_moved"] >= model.stat().st_size
+    assert any(one["name"] == "chunk" for one in json.loads((tmp_path / "trace.json").read_text())["traceEvents"])
 
 
 def test_send_to_some(tmp_path, model):
