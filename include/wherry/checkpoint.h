@@ -215,7 +215,8 @@ typedef struct wherry_outcome {
  * While the call runs, the state and the bytes of its tensors must not change. Once it has returned, in whatever way, they may: a receiver that was not
  * finished can only fail (WHERRY_REVOKED), never take what it has for good.
  *
- * A rank that dies during the call is reported at once; one that was known to be dead when the call began is waited for, since it may be on its way back.
+ * A rank that dies during the call is reported at once; one that was known to be dead when the call began is waited for, since it may be on its way back
+ * (not in a group to which nobody comes back, such as one over MPI).
  *
  * @param ranks     distinct, of the group; the own rank is allowed where another thread receives.
  * @param state     borrowed during the call.

@@ -5,9 +5,9 @@
  * everything that Wherry does. The program fills a table of functions; the library cuts its messages to size, puts them
  * together again, and tells the incarnations of a rank apart. docs/groups.md has an example.
  *
- * The library starts no thread for such a group: the table's functions are called by whoever is inside a call of the
- * library that waits for a message or sends one. A rank that is in no call reads nothing, and others wait for it. All
- * since 0.1.
+ * The library starts no thread for such a group, unless WHERRY_GROUP_OPS_BACKGROUND asks for one: the table's functions are
+ * called by whoever is inside a call of the library that waits for a message or sends one. A rank that is in no call reads
+ * nothing, and others wait for it. All since 0.1.
  */
 #ifndef WHERRY_GROUP_OPS_H
 #define WHERRY_GROUP_OPS_H
@@ -33,7 +33,13 @@ enum {
     WHERRY_GROUP_OPS_DEATH = 2, /**< A rank's death is noticed: receive answers WHERRY_PEER_LOST, soon. Without it
                                           whoever waits on a dead rank waits until its timeout, unless a send to that rank
                                           fails. */
-    WHERRY_GROUP_OPS_FLAGS = 3  /**< All of them. */
+    WHERRY_GROUP_OPS_FIXED = 4, /**< All ranks are there from the beginning, and one that has left, or was lost, never
+                                          comes back, as in MPI: a checkpoint that is to be sent to it fails at once,
+                                          instead of waiting for its return. */
+    WHERRY_GROUP_OPS_BACKGROUND = 8, /**< The library starts a thread that calls receive all the time, so that messages
+                                          arrive while the program is in no call. Only with
+                                          WHERRY_GROUP_OPS_CONCURRENT. */
+    WHERRY_GROUP_OPS_FLAGS = 15      /**< All of them. */
 };
 
 /** Channels of blocks, see wherry_group_ops.put, have numbers from 0 to this. */
@@ -132,6 +138,15 @@ typedef struct wherry_group_ops {
      * Must return soon, whatever the other rank does.
      */
     void (*abandon)(void *context, void *operation);
+
+    /**
+     * Whether the calling thread may use the table now. Asked first by each call on the group, or on a transport of it, that
+     * would: so that a thread which must not, by the rules of what is behind the table, is refused before anything has
+     * begun, and the group stays as it is for the others. Asked by wherry_group_leave too, which cannot fail: it says the
+     * reason in the log, tells nobody, and calls destroy all the same. May be NULL, the default: any thread may.
+     * @return WHERRY_OK; anything else is what the call answers.
+     */
+    wherry_status (*permit)(void *context, wherry_error *error);
 } wherry_group_ops;
 
 /** Fills the defaults. */
@@ -146,10 +161,10 @@ WHERRY_API void wherry_group_ops_init(wherry_group_ops *ops);
  *                 first tells the other ranks, for a tenth of a second at most.
  * @param group_p  belongs to the caller: wherry_group_leave.
  * Blocks no longer than `send` does with a timeout of 0. Any thread.
- * @return WHERRY_OK; WHERRY_INVALID_ARGUMENT for a table that is not filled; WHERRY_NO_MEMORY. On failure destroy is not
- * called.
+ * @return WHERRY_OK; WHERRY_INVALID_ARGUMENT for a table that is not filled; WHERRY_NO_MEMORY; WHERRY_SYSTEM where
+ * WHERRY_GROUP_OPS_BACKGROUND has no thread; what `permit` answers. On failure destroy is not called.
  *
- * What wherry_group_send answers beyond its own list is what `send` of the table did.
+ * What wherry_group_send answers beyond its own list is what `send` of the table did; any call, what `permit` did.
  */
 WHERRY_API wherry_status wherry_group_from_ops(const wherry_group_ops *ops, void *context, wherry_group **group_p,
                                                wherry_error *error);

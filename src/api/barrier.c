@@ -147,6 +147,10 @@ wherry_status wherry_group_barrier(wherry_group *group, uint64_t number, uint32_
     if (!group) {
         return wh_fail(error, WHERRY_INVALID_ARGUMENT, "group is NULL");
     }
+    wherry_status status = wh_group_permit(group->inner, error);
+    if (status != WHERRY_OK) {
+        return status;
+    }
     if (atomic_flag_test_and_set(&group->in_barrier)) {
         return wh_fail(error, WHERRY_INVALID_ARGUMENT,
                        "another thread of this process is in a barrier of the group; let one thread do that");
@@ -154,7 +158,6 @@ wherry_status wherry_group_barrier(wherry_group *group, uint64_t number, uint32_
     wh_group *inner = group->inner;
     barrier b = {group, inner, number, wh_deadline_in_ms(timeout_ms), NULL};
     b.told = wh_alloc_zeroed((size_t)inner->size, sizeof(*b.told));
-    wherry_status status;
     if (!b.told) {
         status = wh_fail_memory(error, "a barrier");
     } else {

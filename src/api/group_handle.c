@@ -147,6 +147,10 @@ wherry_status wherry_group_send(wherry_group *group, int32_t rank, uint32_t tag,
                        "group is NULL, or a message of %zu bytes is longer than %d; send it in parts, or as a state",
                        size, WHERRY_GROUP_MESSAGE_MAX);
     }
+    wherry_status status = wh_group_permit(group->inner, error);
+    if (status != WHERRY_OK) {
+        return status;
+    }
     return wh_group_send(group->inner, rank, WH_TAG_PROGRAM | tag, bytes, size, wh_deadline_in_ms(timeout_ms), error);
 }
 
@@ -156,12 +160,15 @@ wherry_status wherry_group_receive(wherry_group *group, int32_t rank, uint32_t t
         return wh_fail(error, WHERRY_INVALID_ARGUMENT, "group, bytes_p or size_p is NULL");
     }
     wh_group *inner = group->inner;
+    wherry_status status = wh_group_permit(inner, error);
+    if (status != WHERRY_OK) {
+        return status;
+    }
     if (rank >= 0 && rank < inner->size && rank != inner->rank) {
         wh_group_watch(inner, rank);
     }
     wh_message message;
-    wherry_status status =
-        wh_group_receive(inner, rank, WH_TAG_PROGRAM | tag, wh_deadline_in_ms(timeout_ms), &message, error);
+    status = wh_group_receive(inner, rank, WH_TAG_PROGRAM | tag, wh_deadline_in_ms(timeout_ms), &message, error);
     if (status != WHERRY_OK) {
         return status;
     }

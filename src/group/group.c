@@ -97,6 +97,10 @@ wherry_status wh_group_check_blocks(const wh_group *group, int32_t rank, wherry_
     return wh_group_check_rank(group, rank, error);
 }
 
+wherry_status wh_group_permit(wh_group *group, wherry_error *error) {
+    return group->ops->permit ? group->ops->permit(group, error) : WHERRY_OK;
+}
+
 void wh_group_destroy(wh_group *group) {
     if (group) {
         group->ops->destroy(group);

@@ -59,7 +59,7 @@ void wh_message_clear(wh_message *message);
 enum {
     WH_GROUP_BACKGROUND = 1, /**< Messages arrive while nobody is inside a call. */
     WH_GROUP_DEATH = 2,      /**< A rank's death ends whoever waits on it. */
-    WH_GROUP_REJOIN = 4,     /**< A rank may come back as another incarnation. */
+    WH_GROUP_REJOIN = 4,     /**< A rank may come back as another incarnation; otherwise one that is lost stays so. */
     WH_GROUP_CONCURRENT =
         8, /**< Several threads may call at once; otherwise only the one that is inside a call of the library. */
 };
@@ -122,6 +122,12 @@ typedef struct wh_group_ops {
     wherry_status (*finish)(wh_group *group, int32_t rank, void *operation, uint32_t timeout_ms, wherry_error *error);
     void (*abandon)(wh_group *group, void *operation);
 
+    /**
+     * Whether the calling thread may use the group: asked first by each call of the program that would. NULL: any thread may. Never blocks. Errors: what the
+     * call then answers.
+     */
+    wherry_status (*permit)(wh_group *group, wherry_error *error);
+
     /** Leaves the group: whoever waits is sent away, peers notice. Called once, when no thread is inside another call. */
     void (*destroy)(wh_group *group);
 } wh_group_ops;
@@ -162,6 +168,9 @@ wherry_status wh_group_meeting(wh_group *group, char *text, size_t size, wherry_
  * rank.
  */
 wherry_status wh_group_check_blocks(const wh_group *group, int32_t rank, wherry_error *error);
+
+/** As the operation; without it, WHERRY_OK. */
+wherry_status wh_group_permit(wh_group *group, wherry_error *error);
 
 /** Whether a group has a capability. */
 static inline bool wh_group_can(const wh_group *group, uint32_t capability) {

@@ -293,3 +293,14 @@ uint64_t wh_mailbox_incarnation(const wh_mailbox *mailbox, int32_t rank) {
 bool wh_mailbox_is_present(const wh_mailbox *mailbox, int32_t rank, uint64_t incarnation) {
     return wh_mailbox_incarnation(mailbox, rank) == incarnation;
 }
+
+bool wh_mailbox_is_lost(const wh_mailbox *mailbox, int32_t rank, char *reason, size_t size) {
+    wh_mailbox *unlocked = (wh_mailbox *)mailbox;
+    pthread_mutex_lock(&unlocked->lock);
+    bool lost = mailbox->residents[rank].lost;
+    if (lost) {
+        snprintf(reason, size, "%s", mailbox->residents[rank].reason);
+    }
+    pthread_mutex_unlock(&unlocked->lock);
+    return lost;
+}

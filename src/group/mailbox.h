@@ -73,4 +73,10 @@ bool wh_mailbox_is_present(const wh_mailbox *mailbox, int32_t rank, uint64_t inc
 /** The present incarnation of a rank; 0 where it is lost or was never here. */
 uint64_t wh_mailbox_incarnation(const wh_mailbox *mailbox, int32_t rank);
 
+/**
+ * Whether a rank was here and is lost now.
+ * @param reason  receives why, up to `size` bytes with the final zero, where it is.
+ */
+bool wh_mailbox_is_lost(const wh_mailbox *mailbox, int32_t rank, char *reason, size_t size);
+
 #endif

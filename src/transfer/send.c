@@ -5,6 +5,7 @@
 #include "base/alloc.h"
 #include "base/fail.h"
 #include "base/log.h"
+#include "group/mailbox.h"
 #include "transfer/cancel.h"
 #include "transfer/destination.h"
 
@@ -169,6 +170,19 @@ static bool step_all(send_call *call) {
     return working > 0;
 }
 
+/** Where nobody comes back, whoever is lost already is not waited for. */
+static void give_up_the_lost(send_call *call) {
+    const wh_group *group = call->transfer.transport->group;
+    for (size_t i = 0; i < call->count && !wh_group_can(group, WH_GROUP_REJOIN); i++) {
+        wh_destination *one = call->destinations + i;
+        char reason[128];
+        if (wh_mailbox_is_lost(group->mailbox, one->rank, reason, sizeof(reason))) {
+            wh_message gone = {WH_MESSAGE_LOST, one->rank, UINT64_MAX, 0, reason, strlen(reason), -1};
+            wh_destination_take(one, &gone);
+        }
+    }
+}
+
 /** Serves until all have ended. @return WHERRY_CLOSED where the group did; else WHERRY_OK. */
 static wherry_status serve(send_call *call, wherry_error *error) {
     uint64_t ticked = 0;
@@ -250,6 +264,7 @@ wherry_status wherry_checkpoint_send(wherry_transport *transport, const int32_t 
             wh_group_watch(transport->group, ranks[i]);
         }
         wh_transport_add_send(transport, &call.waiting);
+        give_up_the_lost(&call);
         serve(&call, error);
         wh_cancel_detach(call.transfer.options.cancel, &call.cancellable);
         wh_transport_remove_send(transport, &call.waiting);

@@ -69,6 +69,9 @@ wherry_status wh_transfer_begin(wh_transfer *transfer, wherry_transport *transpo
     }
     wherry_status status = check(&transfer->options, error);
     if (status == WHERRY_OK) {
+        status = wh_group_permit(transport->group, error);
+    }
+    if (status == WHERRY_OK) {
         status = wh_lane_choice_make(transport, transfer->options.lanes, &transfer->lanes, error);
     }
     if (!transfer->options.threads) {

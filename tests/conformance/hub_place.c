@@ -17,12 +17,12 @@ void wh_close_local_place(void *place) {
 }
 
 void *wh_open_table_place(int32_t size) {
-    static const table_hub_options options = {.flags = WHERRY_GROUP_OPS_FLAGS, .blocks = true};
+    static const table_hub_options options = {.flags = TABLE_HUB_ALL, .blocks = true};
     return table_hub_open(size, &options);
 }
 
 void *wh_open_plain_place(int32_t size) {
-    static const table_hub_options options = {.blocks = true};
+    static const table_hub_options options = {.flags = WHERRY_GROUP_OPS_FIXED, .blocks = true};
     return table_hub_open(size, &options);
 }
 

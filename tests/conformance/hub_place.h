@@ -9,7 +9,10 @@ void *wh_open_local_place(int32_t size);
 wh_group *wh_join_local_place(void *place, int32_t rank);
 void wh_close_local_place(void *place);
 
-/** Over a table that can do everything, blocks included; and over one whose calls do not overlap and that notices no death, but moves blocks. */
+/**
+ * Over a table that can do everything, blocks included; and over one whose calls do not overlap, that notices no death and to which nobody comes back, but that
+ * moves blocks.
+ */
 void *wh_open_table_place(int32_t size);
 void *wh_open_plain_place(int32_t size);
 

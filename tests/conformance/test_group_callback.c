@@ -4,7 +4,7 @@
 #include "support/table_hub.h"
 
 static void *open_hub(int32_t size) {
-    static const table_hub_options options = {.flags = WHERRY_GROUP_OPS_FLAGS};
+    static const table_hub_options options = {.flags = TABLE_HUB_ALL};
     return table_hub_open(size, &options);
 }
 

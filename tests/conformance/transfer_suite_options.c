@@ -505,6 +505,32 @@ static void test_accepted(void **state) {
     ferry_close(&world);
 }
 
+/** Where nobody comes back, a rank that has left is not waited for: neither by a call that begins behind that, nor by those to come. */
+static void test_to_a_rank_that_has_left(void **state) {
+    (void)state;
+    ferry_world world = ferry_open();
+    if (!wh_group_can(world.groups[0], WH_GROUP_REJOIN)) {
+        wherry_value *source = ferry_tensor(5000, 1);
+        wherry_transport_destroy(world.transports[2]);
+        wh_group_destroy(world.groups[2]);
+        world.transports[2] = NULL;
+        world.groups[2] = NULL;
+        for (int i = 0; i < 2; i++) {
+            ferry_call calls[] = {ferry_send(&world, 0, 2, source), ferry_receive(&world, 1, 0)};
+            calls[0].ranks[1] = 1;
+            calls[0].count = 2;
+            ferry_run(calls, 2);
+            ferry_expect_ok(calls + 1);
+            wherry_value_destroy(calls[1].received);
+            assert_int_equal(calls[0].status, WHERRY_PEER_LOST);
+            assert_int_equal(calls[0].outcomes[0].error.rank, 2);
+            assert_int_equal(calls[0].outcomes[1].status, WHERRY_OK);
+        }
+        wherry_value_destroy(source);
+    }
+    ferry_close(&world);
+}
+
 const struct CMUnitTest ferry_option_cases[] = {
     cmocka_unit_test(test_interrupted_while_waiting), cmocka_unit_test(test_asked_in_vain),
     cmocka_unit_test(test_interrupted_source),        cmocka_unit_test(test_interrupted_receiver),
@@ -512,5 +538,6 @@ const struct CMUnitTest ferry_option_cases[] = {
     cmocka_unit_test(test_ranks_as_meshes_name_them), cmocka_unit_test(test_inspected),
     cmocka_unit_test(test_only_what_differs),         cmocka_unit_test(test_what_cannot_be_compared_is_asked_for),
     cmocka_unit_test(test_ended_while_comparing),     cmocka_unit_test(test_accepted),
+    cmocka_unit_test(test_to_a_rank_that_has_left),
 };
 const size_t ferry_option_case_count = sizeof(ferry_option_cases) / sizeof(*ferry_option_cases);

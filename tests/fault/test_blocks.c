@@ -33,10 +33,10 @@ typedef struct kind {
     size_t blocks; /**< So many are the state. */
 } kind;
 
-static const kind kinds[] = {{WHERRY_GROUP_OPS_FLAGS, 0, CHUNKS},
+static const kind kinds[] = {{TABLE_HUB_ALL, 0, CHUNKS},
                              {0, LONG_MIB, LONG_BLOCKS},
                              {0, 0, CHUNKS},
-                             {WHERRY_GROUP_OPS_FLAGS, LONG_MIB, LONG_BLOCKS}};
+                             {TABLE_HUB_ALL, LONG_MIB, LONG_BLOCKS}};
 
 /** The first two have something of each, for cases that take their time. */
 enum { KINDS = 4, SOME_KINDS = 2 };
@@ -449,7 +449,7 @@ static void test_a_late_loss(void **state) {
 
 static void test_tables(void **state) {
     (void)state;
-    static const table_hub_options options = {.flags = WHERRY_GROUP_OPS_FLAGS, .blocks = true};
+    static const table_hub_options options = {.flags = TABLE_HUB_ALL, .blocks = true};
     static const wh_lane_ops *const lanes[] = {&wh_lane_blocks, &wh_lane_stream};
     table_hub *hub = table_hub_open(2, &options);
     wherry_group_ops ops;

@@ -20,6 +20,9 @@ typedef struct table_hub_options {
 
 enum { TABLE_HUB_BLOCK_MAX = 64 << 10 };
 
+/** All that a table can do by itself. */
+enum { TABLE_HUB_ALL = WHERRY_GROUP_OPS_CONCURRENT | WHERRY_GROUP_OPS_DEATH };
+
 table_hub *table_hub_open(int32_t size, const table_hub_options *options);
 
 /** All members have left. */

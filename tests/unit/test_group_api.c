@@ -454,8 +454,8 @@ static wherry_group_ops idle_table(void) {
 static void test_bad_tables(void **state) {
     (void)state;
     wherry_group *group = NULL;
-    wherry_group_ops bad[10];
-    for (size_t i = 0; i < 10; i++) {
+    wherry_group_ops bad[11];
+    for (size_t i = 0; i < 11; i++) {
         bad[i] = idle_table();
     }
     bad[0].struct_size = 0;
@@ -468,8 +468,9 @@ static void test_bad_tables(void **state) {
     bad[7].max_block = 1023;
     bad[8].flags = WHERRY_GROUP_OPS_FLAGS + 1;
     bad[9].name = NULL;
+    bad[10].flags = WHERRY_GROUP_OPS_BACKGROUND;
     destroyed = 0;
-    for (size_t i = 0; i < 10; i++) {
+    for (size_t i = 0; i < 11; i++) {
         must_fail(WHERRY_INVALID_ARGUMENT, error, wherry_group_from_ops(bad + i, NULL, &group, &error));
     }
     must_fail(WHERRY_INVALID_ARGUMENT, error, wherry_group_from_ops(NULL, NULL, &group, &error));
@@ -517,6 +518,59 @@ static void test_from_ops(void **state) {
     table_hub_close(hub);
 }
 
+/** What the thread at hand may do with a table. */
+static wherry_status permission;
+
+static wherry_status permit(void *context, wherry_error *failure) {
+    (void)context;
+    if (permission != WHERRY_OK) {
+        *failure = (wherry_error){.status = permission, .rank = -1, .offset = UINT64_MAX};
+        snprintf(failure->message, sizeof(failure->message), "not by this thread");
+    }
+    return permission;
+}
+
+/** A thread that may not use a table is refused by every call, with the table's own reason, and the group stays as it is. */
+static void test_permit(void **state) {
+    (void)state;
+    wherry_group *group = NULL;
+    wherry_transport *transport;
+    wherry_value *received;
+    wherry_value *sent = build_dict(NULL);
+    void *bytes;
+    size_t size;
+    wherry_group_ops ops = idle_table();
+    ops.permit = permit;
+    destroyed = 0;
+    permission = WHERRY_UNSUPPORTED;
+    must_fail(WHERRY_UNSUPPORTED, error, wherry_group_from_ops(&ops, NULL, &group, &error));
+    assert_string_equal(error.message, "not by this thread");
+    assert_int_equal(destroyed, 0);
+    permission = WHERRY_OK;
+    must(wherry_group_from_ops(&ops, NULL, &group, &error));
+    must(wherry_transport_create(group, NULL, &transport, &error));
+    for (int round = 0; round < 2; round++) {
+        permission = WHERRY_UNSUPPORTED;
+        must_fail(WHERRY_UNSUPPORTED, error, wherry_group_send(group, 1, 1, "x", 1, 0, &error));
+        must_fail(WHERRY_UNSUPPORTED, error, wherry_group_receive(group, 1, 1, 0, &bytes, &size, NULL, &error));
+        must_fail(WHERRY_UNSUPPORTED, error, wherry_group_barrier(group, 1, 0, &error));
+        must_fail(WHERRY_UNSUPPORTED, error, wherry_checkpoint_recv(transport, 1, NULL, &received, &error));
+        must_fail(WHERRY_UNSUPPORTED, error,
+                  wherry_checkpoint_send(transport, (int32_t[]){1}, 1, sent, NULL, NULL, &error));
+        assert_string_equal(error.message, "not by this thread");
+        permission = WHERRY_OK;
+        must(wherry_group_send(group, 1, 1, "x", 1, 0, &error));
+        must_fail(WHERRY_TIMED_OUT, error, wherry_group_receive(group, 1, 1, 0, &bytes, &size, NULL, &error));
+    }
+    wherry_transport_destroy(transport);
+    permission = WHERRY_CLOSED;
+    wherry_log_set_level(WHERRY_LOG_OFF);
+    wherry_group_leave(group);
+    wherry_log_set_level(WHERRY_LOG_WARN);
+    assert_int_equal(destroyed, 1);
+    wherry_value_destroy(sent);
+}
+
 /** Makes a group of a table and has a barrier in it, with the Nth allocation failing. */
 static void test_no_memory(void **state) {
     (void)state;
@@ -562,6 +616,7 @@ int main(void) {
         cmocka_unit_test(test_barrier_hostile),
         cmocka_unit_test(test_bad_tables),
         cmocka_unit_test(test_from_ops),
+        cmocka_unit_test(test_permit),
         cmocka_unit_test(test_no_memory),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

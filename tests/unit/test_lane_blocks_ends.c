@@ -249,7 +249,7 @@ static void test_no_memory(void **state) {
 /** A source whose blocks have another size than they must: the receiver says so, and nothing around its memory is touched. */
 static void test_hostile_size(void **state) {
     (void)state;
-    static const table_hub_options options = {.flags = WHERRY_GROUP_OPS_FLAGS, .blocks = true};
+    static const table_hub_options options = {.flags = TABLE_HUB_ALL, .blocks = true};
     for (int longer = 0; longer < 2; longer++) {
         table_hub *hub = table_hub_open(2, &options);
         wh_group *groups[2];

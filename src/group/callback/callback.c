@@ -227,13 +227,14 @@ static wherry_status callback_pump(wh_group *group, wh_deadline deadline, wherry
     return wh_callback_read((wh_callback *)group, deadline, true, error);
 }
 
-/** Tells those that know this rank that it leaves. */
+/** Tells those that know this rank that it leaves; where all are there from the beginning, everybody. */
 static void say_farewell(wh_callback *callback) {
     wh_deadline deadline = wh_deadline_in_ms(FAREWELL_MS);
+    bool all = callback->ops.flags & WHERRY_GROUP_OPS_FIXED;
     for (int32_t rank = 0; rank < callback->base.size && !callback->fenced; rank++) {
         const wh_callback_peer *peer = callback->peers + rank;
         wherry_error error;
-        if (rank != callback->base.rank && peer->incarnation && !peer->left) {
+        if (rank != callback->base.rank && (peer->incarnation || all) && !peer->left) {
             wh_callback_signal(callback, rank, WH_FRAME_BYE, (uint32_t)wh_deadline_poll_ms(deadline), &error);
         }
     }
@@ -254,8 +255,16 @@ static void dispose(wh_callback *callback) {
 }
 
 void wh_callback_abandon(wh_group *group) {
-    say_farewell((wh_callback *)group);
-    dispose((wh_callback *)group);
+    wh_callback *callback = (wh_callback *)group;
+    wherry_error error;
+    wh_callback_stop_reader(callback);
+    if (wh_group_permit(group, &error) == WHERRY_OK) {
+        say_farewell(callback);
+    } else {
+        wh_log(WHERRY_LOG_ERROR, "rank %d leaves the group %s without a word to the others: %s", (int)group->rank,
+               callback->name, error.message);
+    }
+    dispose(callback);
 }
 
 static void callback_destroy(wh_group *group) {
@@ -268,20 +277,39 @@ static void callback_destroy(wh_group *group) {
     }
 }
 
+static wherry_status callback_permit(wh_group *group, wherry_error *error) {
+    const wh_callback *callback = (const wh_callback *)group;
+    wherry_error latest;
+    wh_fail(&latest, WHERRY_OK, "%s", "");
+    wherry_status status = callback->ops.permit(callback->context, &latest);
+    if (status != WHERRY_OK) {
+        status = wh_callback_settle(callback, status, "permit", group->rank, &latest);
+        if (error) {
+            *error = latest;
+        }
+    }
+    return status;
+}
+
+static uint32_t capabilities_of(uint32_t flags) {
+    return (flags & WHERRY_GROUP_OPS_DEATH ? WH_GROUP_DEATH : 0) |
+           (flags & WHERRY_GROUP_OPS_CONCURRENT ? WH_GROUP_CONCURRENT : 0) |
+           (flags & WHERRY_GROUP_OPS_FIXED ? 0 : WH_GROUP_REJOIN) |
+           (flags & WHERRY_GROUP_OPS_BACKGROUND ? WH_GROUP_BACKGROUND : 0);
+}
+
 /** What a group over a table can do, the table says. */
 static wh_group_ops make_ops(const wherry_group_ops *ops) {
-    uint32_t flags = ops->flags;
-    uint32_t death = flags & WHERRY_GROUP_OPS_DEATH ? WH_GROUP_DEATH : 0;
-    uint32_t concurrent = flags & WHERRY_GROUP_OPS_CONCURRENT ? WH_GROUP_CONCURRENT : 0;
     return (wh_group_ops){
         .name = "callback",
-        .capabilities = WH_GROUP_REJOIN | death | concurrent,
+        .capabilities = capabilities_of(ops->flags),
         .send = callback_send,
         .pump = callback_pump,
         .put = ops->put ? wh_callback_put : NULL,
         .get = ops->put ? wh_callback_get : NULL,
         .finish = ops->put ? wh_callback_finish : NULL,
         .abandon = ops->put ? wh_callback_abandon_block : NULL,
+        .permit = ops->permit ? callback_permit : NULL,
         .destroy = callback_destroy,
     };
 }
@@ -290,6 +318,12 @@ static wherry_status check_ops(const wherry_group_ops *ops, wherry_error *error)
     if (!ops->send || !ops->receive || !ops->name || (ops->flags & ~(uint32_t)WHERRY_GROUP_OPS_FLAGS)) {
         return wh_fail(error, WHERRY_INVALID_ARGUMENT,
                        "the table of the group lacks send, receive or a name, or has a flag that is not known");
+    }
+    if ((ops->flags & WHERRY_GROUP_OPS_BACKGROUND) && !(ops->flags & WHERRY_GROUP_OPS_CONCURRENT)) {
+        return wh_fail(
+            error, WHERRY_INVALID_ARGUMENT,
+            "the table of the group is to be read in the background, which takes a thread beside those of the "
+            "program, and does not have WHERRY_GROUP_OPS_CONCURRENT");
     }
     int blocks = (ops->put != NULL) + (ops->get != NULL) + (ops->finish != NULL) + (ops->abandon != NULL);
     if (blocks != 0 && blocks != 4) {
@@ -335,6 +369,11 @@ wherry_status wh_callback_create(const wherry_group_ops *ops, void *context, wh_
     callback->ops.name = callback->name;
     pthread_mutex_init(&callback->lock, NULL);
     wh_condition_init(&callback->changed);
+    status = wh_group_permit(&callback->base, error);
+    if (status != WHERRY_OK) {
+        dispose(callback);
+        return status;
+    }
     wh_mailbox_set_pump(mailbox, &callback->base);
     wh_mailbox_admit(mailbox, chosen.rank, callback->incarnation);
     for (int32_t rank = 0; rank < chosen.size; rank++) {
@@ -342,6 +381,13 @@ wherry_status wh_callback_create(const wherry_group_ops *ops, void *context, wh_
     }
     callback->greetings = true;
     wh_callback_greet(callback);
+    if (chosen.flags & WHERRY_GROUP_OPS_BACKGROUND) {
+        status = wh_callback_start_reader(callback, error);
+    }
+    if (status != WHERRY_OK) {
+        wh_callback_abandon(&callback->base);
+        return status;
+    }
     wh_log(WHERRY_LOG_INFO, "rank %d of %d, over %s", (int)chosen.rank, (int)chosen.size, callback->name);
     *group_p = &callback->base;
     return WHERRY_OK;

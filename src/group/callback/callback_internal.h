@@ -3,6 +3,7 @@
 #define WH_GROUP_CALLBACK_INTERNAL_H
 
 #include <pthread.h>
+#include <stdatomic.h>
 
 #include "group/callback/callback.h"
 #include "group/callback/callback_frame.h"
@@ -40,11 +41,14 @@ typedef struct wh_callback {
     pthread_cond_t changed;
     uint64_t tickets; /**< Calls into the table take turns in the order of their coming: how many came, */
     uint64_t served;  /**< and how many are over. */
-    bool fenced;      /**< A newer incarnation of this rank is known to others. */
-    bool reading;     /**< A thread is the reader. */
-    bool complained;  /**< Of a block that is no frame: said aloud once. */
-    bool greetings;   /**< Some peer is to be greeted. */
-    bool faults;      /**< The reader's: some peer is at fault. */
+    pthread_t reader; /**< With WHERRY_GROUP_OPS_BACKGROUND, once has_reader is set: reads until `ending`. */
+    bool has_reader;
+    atomic_bool ending;
+    bool fenced;     /**< A newer incarnation of this rank is known to others. */
+    bool reading;    /**< A thread is the reader. */
+    bool complained; /**< Of a block that is no frame: said aloud once. */
+    bool greetings;  /**< Some peer is to be greeted. */
+    bool faults;     /**< The reader's: some peer is at fault. */
     /** The reader's: messages that are whole, and LOST where a rank said BYE, until they go to the mailbox. */
     wh_message *arrived;
     size_t arrived_count;
@@ -83,6 +87,12 @@ wherry_status wh_callback_get(wh_group *group, int32_t rank, uint32_t channel, v
 wherry_status wh_callback_finish(wh_group *group, int32_t rank, void *operation, uint32_t timeout_ms,
                                  wherry_error *error);
 void wh_callback_abandon_block(wh_group *group, void *operation);
+
+/** Starts the thread that reads in the background. @return WHERRY_OK; WHERRY_SYSTEM. */
+wherry_status wh_callback_start_reader(wh_callback *callback, wherry_error *error);
+
+/** Ends it, where there is one. */
+void wh_callback_stop_reader(wh_callback *callback);
 
 /** Sends the HELLOs that are due, where that can be done at once. */
 void wh_callback_greet(wh_callback *callback);

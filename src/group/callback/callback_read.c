@@ -203,3 +203,34 @@ wherry_status wh_callback_read(wh_callback *callback, wh_deadline deadline, bool
     }
     return status;
 }
+
+static void *read_on(void *context) {
+    wh_callback *callback = context;
+    wherry_status status = WHERRY_OK;
+    while (status == WHERRY_OK && !atomic_load(&callback->ending)) {
+        wherry_error error;
+        status = wh_callback_read(callback, wh_deadline_in_ms(WH_CALLBACK_STEP_MS), true, &error);
+        if (status != WHERRY_OK) {
+            wh_log(WHERRY_LOG_ERROR, "rank %d: the group cannot be read any more: %s", (int)callback->base.rank,
+                   error.message);
+            wh_mailbox_close(callback->base.mailbox);
+        }
+    }
+    return NULL;
+}
+
+wherry_status wh_callback_start_reader(wh_callback *callback, wherry_error *error) {
+    int errnum = pthread_create(&callback->reader, NULL, read_on, callback);
+    callback->has_reader = errnum == 0;
+    return errnum == 0
+               ? WHERRY_OK
+               : wh_fail_errno(error, WHERRY_SYSTEM, errnum, "cannot start a thread that reads in the background");
+}
+
+void wh_callback_stop_reader(wh_callback *callback) {
+    if (callback->has_reader) {
+        atomic_store(&callback->ending, true);
+        pthread_join(callback->reader, NULL);
+        callback->has_reader = false;
+    }
+}
