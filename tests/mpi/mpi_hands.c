@@ -1,0 +1,271 @@
+/* The conductor's side. */
+#include "mpi_hands.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "group/callback/callback.h"
+#include "mpi_hands_wire.h"
+
+enum { HANDS = HANDS_WORLD - 1 };
+
+/** Where the hands are found. */
+static hands_address addresses[HANDS];
+
+/** A rank of a place. */
+typedef struct member {
+    int32_t rank;
+    uint64_t table; /**< As its hands know it. */
+    uint32_t flags;
+    bool
+        leaving; /**< Its hands were told to leave, and have not answered yet: they wait a while for the others to do so too. */
+} member;
+
+/** A block that is under way. */
+typedef struct operation {
+    uint64_t number; /**< As the hands know it. */
+    void *bytes;     /**< A get: where it belongs. */
+    size_t size;
+} operation;
+
+/* ---- calls: a connection a thread ---- */
+
+static pthread_key_t connections_key;
+static pthread_once_t connections_once = PTHREAD_ONCE_INIT;
+
+static void close_connections(void *context) {
+    int *connections = context;
+    for (int i = 0; i < HANDS; i++) {
+        if (connections[i]) {
+            close(connections[i]);
+        }
+    }
+    free(connections);
+}
+
+static void make_key(void) {
+    pthread_key_create(&connections_key, close_connections);
+}
+
+static int connection_to(int32_t rank) {
+    pthread_once(&connections_once, make_key);
+    int *connections = pthread_getspecific(connections_key);
+    if (!connections) {
+        connections = calloc(HANDS, sizeof(*connections));
+        pthread_setspecific(connections_key, connections);
+    }
+    if (!connections[rank]) {
+        connections[rank] = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+        const hands_address *to = addresses + rank;
+        if (connect(connections[rank], (const struct sockaddr *)&to->name, to->length) != 0) {
+            hands_die("cannot reach the hands of a rank");
+        }
+    }
+    return connections[rank];
+}
+
+static void ask(int32_t rank, const hands_request *request, const void *bytes) {
+    int connection = connection_to(rank);
+    hands_write(connection, request, sizeof(*request));
+    hands_write(connection, bytes, request->payload);
+}
+
+/** @param bytes_p  the payload, to be freed; NULL: there is none to come. */
+static hands_answer hear(int32_t rank, void **bytes_p) {
+    hands_answer answer;
+    int connection = connection_to(rank);
+    if (!hands_read(connection, &answer, sizeof(answer))) {
+        hands_die("the hands of a rank are gone");
+    }
+    if (answer.payload) {
+        *bytes_p = malloc(answer.payload);
+        hands_read(connection, *bytes_p, answer.payload);
+    }
+    return answer;
+}
+
+static wherry_status give_back(const hands_answer *answer, wherry_error *error) {
+    if (answer->status != WHERRY_OK) {
+        *error = answer->error;
+    }
+    return answer->status;
+}
+
+/* ---- the table ---- */
+
+static wherry_status far_permit(void *context, wherry_error *error) {
+    const member *own = context;
+    hands_request request = {.kind = HANDS_PERMIT, .table = own->table};
+    ask(own->rank, &request, NULL);
+    hands_answer answer = hear(own->rank, NULL);
+    return give_back(&answer, error);
+}
+
+static wherry_status far_send(void *context, int32_t rank, const void *bytes, size_t size, uint32_t timeout_ms,
+                              wherry_error *error) {
+    const member *own = context;
+    hands_request request = {
+        .kind = HANDS_SEND, .table = own->table, .rank = rank, .timeout_ms = timeout_ms, .payload = size};
+    ask(own->rank, &request, bytes);
+    hands_answer answer = hear(own->rank, NULL);
+    return give_back(&answer, error);
+}
+
+static wherry_status far_receive(void *context, uint32_t timeout_ms, wherry_group_deliver_fn deliver, void *sink,
+                                 wherry_error *error) {
+    const member *own = context;
+    hands_request request = {.kind = HANDS_RECEIVE, .table = own->table, .timeout_ms = timeout_ms};
+    ask(own->rank, &request, NULL);
+    void *bytes = NULL;
+    hands_answer answer = hear(own->rank, &bytes);
+    for (const char *at = bytes, *end = at + answer.payload; at < end;) {
+        hands_block block;
+        memcpy(&block, at, sizeof(block));
+        deliver(sink, block.rank, at + sizeof(block), block.size);
+        at += sizeof(block) + block.size;
+    }
+    free(bytes);
+    return give_back(&answer, error);
+}
+
+static wherry_status far_begin(const member *own, const hands_request *request, void *bytes, void **operation_p,
+                               wherry_error *error) {
+    ask(own->rank, request, bytes);
+    hands_answer answer = hear(own->rank, NULL);
+    if (answer.status == WHERRY_OK) {
+        operation *one = malloc(sizeof(*one));
+        *one = (operation){answer.number, bytes, request->size};
+        *operation_p = one;
+    }
+    return give_back(&answer, error);
+}
+
+static wherry_status far_put(void *context, int32_t rank, uint32_t channel, const void *bytes, size_t size,
+                             void **operation_p, wherry_error *error) {
+    const member *own = context;
+    hands_request request = {
+        .kind = HANDS_PUT, .table = own->table, .rank = rank, .channel = channel, .size = size, .payload = size};
+    return far_begin(own, &request, (void *)bytes, operation_p, error);
+}
+
+static wherry_status far_get(void *context, int32_t rank, uint32_t channel, void *bytes, size_t size,
+                             void **operation_p, wherry_error *error) {
+    const member *own = context;
+    hands_request request = {.kind = HANDS_GET, .table = own->table, .rank = rank, .channel = channel, .size = size};
+    return far_begin(own, &request, bytes, operation_p, error);
+}
+
+static wherry_status far_finish(void *context, void *begun, uint32_t timeout_ms, wherry_error *error) {
+    const member *own = context;
+    operation *one = begun;
+    hands_request request = {
+        .kind = HANDS_FINISH, .table = own->table, .operation = one->number, .timeout_ms = timeout_ms};
+    void *bytes = NULL;
+    ask(own->rank, &request, NULL);
+    hands_answer answer = hear(own->rank, &bytes);
+    if (bytes) {
+        memcpy(one->bytes, bytes, one->size);
+    }
+    free(bytes);
+    if (answer.status != WHERRY_TIMED_OUT) {
+        free(one);
+    }
+    return give_back(&answer, error);
+}
+
+static void far_abandon(void *context, void *begun) {
+    const member *own = context;
+    operation *one = begun;
+    hands_request request = {.kind = HANDS_ABANDON, .table = own->table, .operation = one->number};
+    ask(own->rank, &request, NULL);
+    hear(own->rank, NULL);
+    free(one);
+}
+
+static void far_destroy(void *context) {
+    member *own = context;
+    hands_request request = {.kind = HANDS_DESTROY, .table = own->table};
+    ask(own->rank, &request, NULL);
+    own->leaving = true;
+}
+
+/* ---- places ---- */
+
+static void *open_place(int32_t size, uint32_t flags) {
+    if (size != HANDS) {
+        hands_die("the suite does not have the ranks that were started");
+    }
+    member *members = calloc((size_t)size, sizeof(*members));
+    hands_request request = {.kind = HANDS_OPEN, .flags = flags};
+    for (int32_t rank = 0; rank < size; rank++) { /* all first: it is collective */
+        ask(rank, &request, NULL);
+    }
+    for (int32_t rank = 0; rank < size; rank++) {
+        hands_answer answer = hear(rank, NULL);
+        if (answer.status != WHERRY_OK) {
+            hands_die(answer.error.message);
+        }
+        members[rank] = (member){rank, answer.number, answer.flags, false};
+    }
+    return members;
+}
+
+void *hands_open(int32_t size) {
+    return open_place(size, 0);
+}
+
+void *hands_open_background(int32_t size) {
+    return open_place(size, WHERRY_MPI_BACKGROUND);
+}
+
+wh_group *hands_join(void *place, int32_t rank) {
+    member *own = (member *)place + rank;
+    wh_group *group = NULL;
+    wherry_group_ops ops;
+    wherry_group_ops_init(&ops);
+    ops.flags = own->flags;
+    ops.name = "mpi";
+    ops.rank = rank;
+    ops.size = HANDS;
+    ops.permit = far_permit;
+    ops.send = far_send;
+    ops.receive = far_receive;
+    ops.put = far_put;
+    ops.get = far_get;
+    ops.finish = far_finish;
+    ops.abandon = far_abandon;
+    ops.destroy = far_destroy;
+    return wh_callback_create(&ops, own, &group, NULL) == WHERRY_OK ? group : NULL;
+}
+
+void hands_close(void *place) {
+    const member *members = place;
+    for (int32_t rank = 0; rank < HANDS; rank++) {
+        if (!members[rank].leaving) {
+            hands_die("a rank of the group was not left");
+        }
+        hear(rank, NULL);
+    }
+    free(place);
+}
+
+void hands_begin(void) {
+    for (int i = 0; i < HANDS; i++) {
+        MPI_Recv(addresses + i, sizeof(*addresses), MPI_BYTE, i + 1, 0, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
+    }
+    MPI_Comm none;
+    MPI_Comm_split(MPI_COMM_WORLD, MPI_UNDEFINED, 0, &none);
+}
+
+void hands_end(void) {
+    hands_request request = {.kind = HANDS_QUIT};
+    for (int32_t rank = 0; rank < HANDS; rank++) {
+        ask(rank, &request, NULL);
+        hear(rank, NULL);
+    }
+    close_connections(pthread_getspecific(connections_key));
+    pthread_setspecific(connections_key, NULL);
+}

@@ -1,0 +1,225 @@
+/* The hands' side. */
+#include <poll.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "mpi_hands.h"
+#include "mpi_hands_wire.h"
+
+enum { CONNECTIONS_MAX = 64, LOOK_MS = 10 };
+
+typedef struct table {
+    wherry_group_ops ops;
+    wh_mpi *context;
+} table;
+
+/** A block, in memory that is nobody else's. */
+typedef struct block {
+    void *operation;
+    size_t size;
+    bool is_get;
+    char bytes[];
+} block;
+
+static MPI_Comm own_communicator; /* of the hands alone */
+static atomic_bool over;
+
+/* ---- what is asked for ---- */
+
+static void open_table(const hands_request *request, hands_answer *answer) {
+    wherry_mpi_options options;
+    table *made = calloc(1, sizeof(*made));
+    wherry_mpi_options_init(&options);
+    options.flags = request->flags;
+    answer->status = wh_mpi_open(own_communicator, &options, &made->ops, &made->context, &answer->error);
+    if (answer->status == WHERRY_OK) {
+        answer->number = (uint64_t)(uintptr_t)made;
+        answer->flags = made->ops.flags;
+    } else {
+        free(made);
+    }
+}
+
+/** Blocks that were received, end to end. */
+typedef struct pile {
+    char *bytes;
+    size_t size;
+} pile;
+
+static void add_to_pile(void *sink, int32_t rank, const void *bytes, size_t size) {
+    pile *all = sink;
+    hands_block head = {rank, size};
+    all->bytes = realloc(all->bytes, all->size + sizeof(head) + size);
+    memcpy(all->bytes + all->size, &head, sizeof(head));
+    memcpy(all->bytes + all->size + sizeof(head), bytes, size);
+    all->size += sizeof(head) + size;
+}
+
+static void begin_block(const table *at, const hands_request *request, void *payload, hands_answer *answer) {
+    block *one = malloc(sizeof(*one) + request->size);
+    *one = (block){.size = request->size, .is_get = request->kind == HANDS_GET};
+    if (one->is_get) {
+        memset(one->bytes, 0xEE, one->size);
+        answer->status = at->ops.get(at->context, request->rank, request->channel, one->bytes, one->size,
+                                     &one->operation, &answer->error);
+    } else {
+        memcpy(one->bytes, payload, one->size);
+        answer->status = at->ops.put(at->context, request->rank, request->channel, one->bytes, one->size,
+                                     &one->operation, &answer->error);
+    }
+    answer->number = (uint64_t)(uintptr_t)one;
+    if (answer->status != WHERRY_OK) {
+        free(one);
+    }
+}
+
+/** @return what is to be freed when the answer has gone. */
+static void *finish_block(const table *at, const hands_request *request, hands_answer *answer, void **payload_p) {
+    block *one = (block *)(uintptr_t)request->operation;
+    answer->status = at->ops.finish(at->context, one->operation, request->timeout_ms, &answer->error);
+    if (answer->status == WHERRY_OK && one->is_get) {
+        *payload_p = one->bytes;
+        answer->payload = one->size;
+    }
+    return answer->status == WHERRY_TIMED_OUT ? NULL : one;
+}
+
+static void abandon_block(const table *at, const hands_request *request) {
+    block *one = (block *)(uintptr_t)request->operation;
+    at->ops.abandon(at->context, one->operation);
+    memset(one->bytes, 0xDD, one->size);
+    free(one);
+}
+
+/** Does what was asked for, and answers. */
+static void obey(int connection, const hands_request *request, void *payload) {
+    hands_answer answer = {.status = WHERRY_OK};
+    table *at = (table *)(uintptr_t)request->table;
+    pile all = {NULL, 0};
+    void *bytes = NULL;
+    void *freed = NULL;
+    switch (request->kind) {
+    case HANDS_OPEN:
+        open_table(request, &answer);
+        break;
+    case HANDS_PERMIT:
+        answer.status = at->ops.permit(at->context, &answer.error);
+        break;
+    case HANDS_SEND:
+        answer.status =
+            at->ops.send(at->context, request->rank, payload, request->payload, request->timeout_ms, &answer.error);
+        break;
+    case HANDS_RECEIVE:
+        answer.status = at->ops.receive(at->context, request->timeout_ms, add_to_pile, &all, &answer.error);
+        answer.payload = all.size;
+        bytes = freed = all.bytes;
+        break;
+    case HANDS_PUT:
+    case HANDS_GET:
+        begin_block(at, request, payload, &answer);
+        break;
+    case HANDS_FINISH:
+        freed = finish_block(at, request, &answer, &bytes);
+        break;
+    case HANDS_ABANDON:
+        abandon_block(at, request);
+        break;
+    case HANDS_DESTROY:
+        at->ops.destroy(at->context);
+        free(at);
+        break;
+    case HANDS_QUIT:
+        atomic_store(&over, true);
+        break;
+    }
+    hands_write(connection, &answer, sizeof(answer));
+    hands_write(connection, bytes, answer.payload);
+    free(freed);
+}
+
+/** Takes the next request. @return false where the connection has ended. */
+static bool serve_one(int connection) {
+    hands_request request;
+    if (!hands_read(connection, &request, sizeof(request))) {
+        close(connection);
+        return false;
+    }
+    void *payload = request.payload ? malloc(request.payload) : NULL;
+    if (request.payload && !hands_read(connection, payload, request.payload)) {
+        hands_die("half a request");
+    }
+    obey(connection, &request, payload);
+    free(payload);
+    return true;
+}
+
+/* ---- who serves ---- */
+
+static atomic_int threads;
+
+static void *serve_connection(void *context) {
+    int connection = (int)(intptr_t)context;
+    while (serve_one(connection)) {
+    }
+    atomic_fetch_sub(&threads, 1);
+    return NULL;
+}
+
+static void serve_by_threads(int listener) {
+    while (!atomic_load(&over) || atomic_load(&threads)) {
+        struct pollfd ready = {.fd = listener, .events = POLLIN};
+        if (poll(&ready, 1, LOOK_MS) == 1) {
+            pthread_t thread;
+            intptr_t connection = accept(listener, NULL, NULL);
+            atomic_fetch_add(&threads, 1);
+            if (pthread_create(&thread, NULL, serve_connection, (void *)connection) != 0) {
+                hands_die("no thread");
+            }
+            pthread_detach(thread);
+        }
+    }
+}
+
+static void serve_alone(int listener) {
+    struct pollfd ready[CONNECTIONS_MAX] = {{.fd = listener, .events = POLLIN}};
+    nfds_t count = 1;
+    while (!atomic_load(&over)) {
+        poll(ready, count, -1);
+        for (nfds_t i = count - 1; i > 0; i--) {
+            if (ready[i].revents && !serve_one(ready[i].fd)) {
+                ready[i] = ready[--count];
+            }
+        }
+        if (ready[0].revents && count < CONNECTIONS_MAX) {
+            ready[count++] = (struct pollfd){.fd = accept(listener, NULL, NULL), .events = POLLIN};
+        }
+    }
+    while (count > 1) {
+        close(ready[--count].fd);
+    }
+}
+
+void hands_serve(void) {
+    int level;
+    hands_address address = {.name.sun_family = AF_UNIX, .length = sizeof(address.name)};
+    int listener = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    /* A name of the kernel's choice, which ends with the socket. */
+    if (bind(listener, (struct sockaddr *)&address.name, sizeof(sa_family_t)) != 0 ||
+        listen(listener, SOMAXCONN) != 0 ||
+        getsockname(listener, (struct sockaddr *)&address.name, &address.length) != 0) {
+        hands_die("cannot listen");
+    }
+    MPI_Send(&address, sizeof(address), MPI_BYTE, 0, 0, MPI_COMM_WORLD);
+    MPI_Comm_split(MPI_COMM_WORLD, 1, 0, &own_communicator);
+    MPI_Query_thread(&level);
+    if (level == MPI_THREAD_MULTIPLE) {
+        serve_by_threads(listener);
+    } else {
+        serve_alone(listener);
+    }
+    close(listener);
+    MPI_Comm_free(&own_communicator);
+}

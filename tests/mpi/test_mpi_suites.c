@@ -1,0 +1,49 @@
+/* The suites that every group passes, over MPI: mpirun -n 4 test_mpi_suites LEVEL group|group-background|LANE. */
+#include <string.h>
+
+#include "conformance/transfer_suite.h"
+#include "mpi_hands.h"
+
+static int level_of(const char *name) {
+    return strcmp(name, "multiple") == 0     ? MPI_THREAD_MULTIPLE
+           : strcmp(name, "serialized") == 0 ? MPI_THREAD_SERIALIZED
+           : strcmp(name, "funneled") == 0   ? MPI_THREAD_FUNNELED
+                                             : MPI_THREAD_SINGLE;
+}
+
+static int conduct(const char *what) {
+    static const wh_group_kind kind = {"mpi", hands_open, hands_join, hands_close};
+    static const wh_group_kind background = {"mpi", hands_open_background, hands_join, hands_close};
+    if (strcmp(what, "group") == 0) {
+        return wh_group_suite_run(&kind);
+    }
+    if (strcmp(what, "group-background") == 0) {
+        return wh_group_suite_run(&background);
+    }
+    return wh_transfer_suite_run(&kind, what);
+}
+
+int main(int count, char **arguments) {
+    int level;
+    int rank;
+    int size;
+    int failed = 0;
+    if (count != 3) {
+        return 2;
+    }
+    MPI_Init_thread(&count, &arguments, level_of(arguments[1]), &level);
+    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+    MPI_Comm_size(MPI_COMM_WORLD, &size);
+    if (size != HANDS_WORLD || level != level_of(arguments[1])) {
+        MPI_Abort(MPI_COMM_WORLD, 2);
+    }
+    if (rank == 0) {
+        hands_begin();
+        failed = conduct(arguments[2]);
+        hands_end();
+    } else {
+        hands_serve();
+    }
+    MPI_Finalize();
+    return failed;
+}
