@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
 #include <sys/un.h>
 #include <unistd.h>
 
@@ -446,6 +447,20 @@ static wherry_status ask_rank(parser *p) {
                      "or set WHERRY_RANK and WHERRY_SIZE");
 }
 
+/** Whether MPICH's launcher says so. */
+static bool hydra_on_one_host(const parser *p) {
+    return variable_is(p, "MPI_LOCALNRANKS", p->address.size) && variable_is(p, "PMI_SIZE", p->address.size);
+}
+
+/** Whether the launcher says that all ranks run on one host. */
+static bool on_one_host(const parser *p) {
+    int32_t size = p->address.size;
+    return size == 1 || variable_is(p, "SLURM_NNODES", 1) ||
+           (variable_is(p, "LOCAL_WORLD_SIZE", size) && variable_is(p, "WORLD_SIZE", size)) ||
+           (variable_is(p, "OMPI_COMM_WORLD_LOCAL_SIZE", size) && variable_is(p, "OMPI_COMM_WORLD_SIZE", size)) ||
+           (hydra_on_one_host(p) && p->address.job && *p->address.job);
+}
+
 /** Slurm's id of the job, and of the step where that is the one of the ranks: not where mpiexec has started another number of them. */
 static wherry_status take_slurm_job(parser *p, const char *id) {
     bool own_step = strcmp(p->address.source, "PMI") != 0 || !variable(p, "SLURM_NTASKS") ||
@@ -474,6 +489,23 @@ static wherry_status take_torch_job(parser *p, const char *id) {
     return status;
 }
 
+/**
+ * MPICH's launcher gives no id. The ranks of a host have it from one process, which is at the other end of the socket that each was given: its number tells jobs of
+ * a host apart. Ranks on other hosts have another such process, so that this is for jobs of one host alone.
+ */
+static wherry_status take_hydra_job(parser *p) {
+    const char *value = variable(p, "PMI_FD");
+    uint32_t number = 0;
+    struct ucred launcher = {0};
+    socklen_t size = sizeof(launcher);
+    char job[32] = "";
+    if (value && hydra_on_one_host(p) && read_number(span_of(value), INT32_MAX, &number) &&
+        getsockopt((int)number, SOL_SOCKET, SO_PEERCRED, &launcher, &size) == 0 && launcher.pid > 0) {
+        snprintf(job, sizeof(job), "hydra-%d", (int)launcher.pid);
+    }
+    return take_job(p, job);
+}
+
 static wherry_status ask_job(parser *p) {
     const char *job = p->values[KEY_JOB];
     job = job ? job : variable(p, "WHERRY_JOB");
@@ -491,7 +523,7 @@ static wherry_status ask_job(parser *p) {
     if (slurm && !(mpi && variable(p, "OMPI_COMM_WORLD_RANK"))) {
         return take_slurm_job(p, slurm);
     }
-    return take_job(p, mpi ? mpi : "");
+    return mpi ? take_job(p, mpi) : take_hydra_job(p);
 }
 
 /** Reads the variable, where it is set, as a port; *port_p stays where it is not. */
@@ -549,14 +581,6 @@ static wherry_status take_master(parser *p, const char *host) {
         return refuse(p, "MASTER_PORT is 65535, which has no successor to take: set WHERRY_PORT");
     }
     return add_endpoint(p, name, ours ? ours : (uint16_t)(torch + 1));
-}
-
-/** Whether the launcher says that all ranks run on one host. */
-static bool on_one_host(const parser *p) {
-    int32_t size = p->address.size;
-    return size == 1 || variable_is(p, "SLURM_NNODES", 1) ||
-           (variable_is(p, "LOCAL_WORLD_SIZE", size) && variable_is(p, "WORLD_SIZE", size)) ||
-           (variable_is(p, "OMPI_COMM_WORLD_LOCAL_SIZE", size) && variable_is(p, "OMPI_COMM_WORLD_SIZE", size));
 }
 
 /** FNV-1a, continued from hash. The salted hash of base/index.h differs between processes, which must agree here. */

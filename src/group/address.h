@@ -53,7 +53,7 @@ typedef const char *(*wh_environment)(void *context, const char *name);
  *   OMPI_COMM_WORLD_RANK and OMPI_COMM_WORLD_SIZE, PMI_RANK and PMI_SIZE, SLURM_PROCID and SLURM_NTASKS. PMI's go before
  *   Slurm's because mpiexec's processes inherit those of the batch script.
  * - The job's id: ?job, WHERRY_JOB, TORCHELASTIC_RUN_ID, SLURM_JOB_ID.SLURM_STEP_ID, OMPI_MCA_ess_base_jobid,
- *   PMIX_NAMESPACE. A process that Open MPI's mpirun started asks for the last two before Slurm's. The step is left out where
+ *   PMIX_NAMESPACE; where MPICH's launcher says that all ranks are on one host, the process at the other end of PMI_FD. A process that Open MPI's mpirun started asks for the last two before Slurm's. The step is left out where
  *   mpiexec has started another number of ranks than the step has. torchrun's "none" is joined with MASTER_ADDR and MASTER_PORT.
  * - The meeting point: WHERRY_RENDEZVOUS (HOST:PORT[,HOST:PORT...]); MASTER_ADDR with WHERRY_PORT, else with MASTER_PORT + 1;
  *   where all ranks are known to be on one host, a Unix socket named after the job and the user.

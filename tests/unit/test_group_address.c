@@ -4,6 +4,7 @@
 
 #include <inttypes.h>
 #include <stdio.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include "base/utf8.h"
@@ -567,6 +568,34 @@ static void test_allocations_fail(void **state) {
     fail_each("env://", meet);
 }
 
+/** Jobs of MPICH's launcher on one host are told apart by its process, at the other end of a socket. */
+static void test_hydra(void **state) {
+    (void)state;
+    int ends[2];
+    char fd[32];
+    char job[32];
+    wh_group_address address;
+    assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM, 0, ends), 0);
+    snprintf(fd, sizeof(fd), "PMI_FD=%d", ends[0]);
+    snprintf(job, sizeof(job), "hydra-%d", (int)getpid());
+    const char *here[VARIABLES] = {PMI, "MPI_LOCALNRANKS=8", fd};
+    must(wh_group_address_parse("env://", look_up, (void *)here, &address, NULL));
+    assert_int_equal(address.kind, WH_ADDRESS_UNIX);
+    assert_string_equal(address.job, job);
+    assert_string_equal(address.path, socket_of("/tmp", job));
+    wh_group_address_clear(&address);
+    const char *named[VARIABLES] = {PMI, "MPI_LOCALNRANKS=8", fd, "WHERRY_JOB=own"};
+    must(wh_group_address_parse("env://", look_up, (void *)named, &address, NULL));
+    assert_string_equal(address.job, "own");
+    wh_group_address_clear(&address);
+    const char *elsewhere[VARIABLES] = {PMI, "MPI_LOCALNRANKS=4", fd};
+    must_refuse("env://", elsewhere, "where the ranks meet", "", "");
+    const char *none[VARIABLES] = {PMI, "MPI_LOCALNRANKS=8", "PMI_FD=12345"};
+    must_refuse("env://", none, "where the ranks meet", "", "");
+    close(ends[0]);
+    close(ends[1]);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_good_texts, begin, end),
@@ -575,6 +604,7 @@ int main(void) {
         cmocka_unit_test_setup_teardown(test_environment, begin, end),
         cmocka_unit_test_setup_teardown(test_bad_environments, begin, end),
         cmocka_unit_test_setup_teardown(test_on_one_host, begin, end),
+        cmocka_unit_test_setup_teardown(test_hydra, begin, end),
         cmocka_unit_test_setup_teardown(test_longest_directory, begin, end),
         cmocka_unit_test_setup_teardown(test_environment_of_the_process, begin, end),
         cmocka_unit_test_setup_teardown(test_clear, begin, end),
