@@ -221,3 +221,10 @@ wh_demo_digest wh_demo_model_train(wh_demo_model *model, int64_t step) {
 wh_demo_digest wh_demo_model_digest(const wh_demo_model *model) {
     return pass_over_all(model, false, 0);
 }
+
+void wh_demo_model_spoil(wh_demo_model *model) {
+    for (int i = 0; i < PARAMETERS * KINDS; i++) {
+        const wherry_storage *storage = model->parameters[i / KINDS].storages[i % KINDS];
+        memset(wherry_storage_data(storage), 0xFF, wherry_storage_nbytes(storage));
+    }
+}

@@ -38,6 +38,9 @@ wherry_status wh_demo_model_state(const wh_demo_model *model, int64_t step, wher
 /** Trains: changes every byte, depending on what it was and on the step. @return the digest of the result. */
 wh_demo_digest wh_demo_model_train(wh_demo_model *model, int64_t step);
 
+/** Overwrites all of it, as a fault would: what is there then is of no use. */
+void wh_demo_model_spoil(wh_demo_model *model);
+
 /** The digest of what is in memory now: as that of the last step. */
 wh_demo_digest wh_demo_model_digest(const wh_demo_model *model);
 

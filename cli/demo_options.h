@@ -6,10 +6,12 @@
 #include <stdint.h>
 
 /** The most ranks and steps that the demo takes. */
-enum { WH_DEMO_RANKS_MAX = 64, WH_DEMO_STEPS_MAX = 100000 };
+enum { WH_DEMO_RANKS_MAX = 64, WH_DEMO_STEPS_MAX = 100000, WH_DEMO_NO_RANK = -1 };
 
 typedef struct wh_demo_options {
-    int ranks;        /**< 2 to WH_DEMO_RANKS_MAX. */
+    int ranks; /**< 2 to WH_DEMO_RANKS_MAX. */
+    int rank;  /**< Of this process, where a launcher has started it; WH_DEMO_NO_RANK: the demo starts the ranks. */
+    int neighbours;   /**< How many of the ranks are on this host. */
     uint64_t size;    /**< Bytes of each rank's state. */
     const char *lane; /**< A name, or "auto". */
     int kills;        /**< 0 or more, less than steps. */

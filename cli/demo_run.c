@@ -17,6 +17,7 @@
 #include "command.h"
 #include "demo_control.h"
 #include "demo_launch.h"
+#include "demo_launched.h"
 #include "demo_options.h"
 #include "demo_run.h"
 #include "demo_show.h"
@@ -462,6 +463,9 @@ int wh_demo_command(int argc, char **argv) {
     run r = {.signals = -1};
     if (!wh_demo_options_parse(argc, argv, &r.options, &r.code)) {
         return r.code;
+    }
+    if (r.options.rank != WH_DEMO_NO_RANK) {
+        return wh_demo_launched(&r.options);
     }
     r.code = WH_EXIT_FAILED;
     r.marks = calloc((size_t)r.options.steps + 1, sizeof(*r.marks));

@@ -69,6 +69,49 @@ def test_each_rank_is_killed_and_healed(lane, verified, place):
     assert nothing_is_left(place)
 
 
+#: How torchrun, srun and mpiexec tell a process that it is a rank.
+LAUNCHERS = {
+    "torchrun": {"RANK": "{rank}", "WORLD_SIZE": "3", "LOCAL_WORLD_SIZE": "3"},
+    "srun": {"SLURM_PROCID": "{rank}", "SLURM_NTASKS": "3", "SLURM_NNODES": "1", "SLURM_STEP_ID": "0"},
+}
+
+
+def launch(place, variables, *arguments):
+    """Three ranks as a launcher starts them; what each printed, and their exit codes."""
+    ranks = []
+    for rank in range(3):
+        own = {name: value.format(rank=rank) for name, value in variables.items()}
+        ranks.append(subprocess.Popen([WHERRY, "demo", *arguments], env={**environment(place), "WHERRY_JOB": str(place), **own},
+                                      stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
+    done = [rank.communicate(timeout=50) for rank in ranks]
+    return done, [rank.returncode for rank in ranks]
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_under_a_launcher_states_are_lost_and_healed(launcher, place):
+    done, codes = launch(place, LAUNCHERS[launcher], "--size", "8M", "--steps", "8")
+    assert codes == [0, 0, 0], done
+    assert [err for _, err in done] == ["", "", ""] and done[1][0] == done[2][0] == ""
+    *timeline, verdict = done[0][0].splitlines()
+    assert re.fullmatch(r"OK: 3 ranks at step 8 with equal digests \([0-9a-f]{16}\), after 3 lost states, each healed: .*", verdict)
+    for rank in range(3):
+        assert any(f"rank {rank} lost its state" in line for line in timeline), timeline
+        assert any(f"rank {rank} healed in place from rank {(rank + 1) % 3}: 8.0 MiB" in line for line in timeline), timeline
+    assert list(place.iterdir()) == []
+
+
+def test_a_launcher_and_the_options(place):
+    done, codes = launch(place, LAUNCHERS["torchrun"], "--ranks", "2")
+    assert codes == [2, 2, 2] and "the launcher has started 3 ranks, and --ranks says 2" in done[0][1]
+    few = ["--ranks", "2", "--size", "4M", "--kills", "1", "--steps", "3", "-q"]
+    alone = {**environment(place), "RANK": "1", "WORLD_SIZE": "3"}
+    batch = {**environment(place), "SLURM_PROCID": "0", "SLURM_NTASKS": "3"}
+    for variables, arguments in ((alone, [*few, "--alone"]), (batch, few)):
+        run = subprocess.run([WHERRY, "demo", *arguments], env=variables, capture_output=True, text=True, timeout=50)
+        assert run.returncode == 0 and "1 kill and 1 heal" in run.stdout, run.stderr
+    assert nothing_is_left(place)
+
+
 def test_quiet_and_verified(place):
     done = wherry("demo", *SMALL, "--kills", "1", "--steps", "2", "--verify", "-q", place=place)
     assert done.returncode == 0, done.stderr
