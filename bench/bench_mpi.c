@@ -98,7 +98,8 @@ static const step steps[] = {
 
 enum { STEPS = sizeof(steps) / sizeof(*steps) };
 
-static double seconds[STEPS][REPEATS_MAX + 1];
+static double seconds[STEPS][REPEATS_MAX + 1]; /* of the call */
+static double data[STEPS][REPEATS_MAX + 1];    /* of moving the bytes */
 static wherry_stats stats[STEPS];
 
 static void ferry(wherry_transport *transport, const step *one, wherry_value *state, wherry_stats *receiver) {
@@ -138,6 +139,14 @@ static double measure(wherry_transport *transport, const step *one, wherry_value
     return MPI_Wtime() - begin;
 }
 
+static void print_list(const char *name, const double *values, int repeats) {
+    printf("\"%s\": [", name);
+    for (int k = 1; k <= repeats; k++) {
+        printf("%s%.6f", k > 1 ? ", " : "", values[k]);
+    }
+    printf("]");
+}
+
 static void print_results(int repeats) {
     char version[MPI_MAX_LIBRARY_VERSION_STRING];
     int length;
@@ -148,13 +157,12 @@ static void print_results(int repeats) {
     }
     printf("{\"library\": \"%s\", \"pages\": \"%s\", \"steps\": [", version, huge ? "huge" : "small");
     for (int i = 0; i < STEPS; i++) {
-        printf("%s{\"name\": \"%s\", \"bytes\": %zu, \"lane\": \"%s\", \"data\": %.6f, \"seconds\": [", i ? ", " : "",
-               steps[i].name, steps[i].small ? (size_t)SMALL * SMALL_BYTES : GIB, steps[i].lanes ? stats[i].lane : "",
-               stats[i].data_seconds);
-        for (int k = 1; k <= repeats; k++) {
-            printf("%s%.6f", k > 1 ? ", " : "", seconds[i][k]);
-        }
-        printf("]}");
+        printf("%s{\"name\": \"%s\", \"bytes\": %zu, \"lane\": \"%s\", ", i ? ", " : "", steps[i].name,
+               steps[i].small ? (size_t)SMALL * SMALL_BYTES : GIB, steps[i].lanes ? stats[i].lane : "");
+        print_list("seconds", seconds[i], repeats);
+        printf(", ");
+        print_list("data", data[i], repeats);
+        printf("}");
     }
     printf("]}\n");
 }
@@ -180,6 +188,7 @@ int main(int argc, char **argv) {
     for (int k = 0; k <= repeats; k++) {
         for (int i = 0; i < STEPS; i++) {
             seconds[i][k] = measure(transport, steps + i, states[steps[i].small], stats + i);
+            data[i][k] = stats[i].data_seconds;
         }
     }
     if (rank == 1) { /* the receiver's figures count */

@@ -14,12 +14,17 @@ enum { LEAVE_MS = 1000, MAGIC = 0x57484d50 };
 
 /* ---- errors and waits ---- */
 
+static void fill(wherry_error *error, wherry_status status, int32_t rank, const char *format, va_list arguments) {
+    *error = (wherry_error){.status = status, .rank = rank, .offset = UINT64_MAX};
+    /* NOLINTNEXTLINE(clang-analyzer-valist.Uninitialized): said of files that are compiled more than once, as this is for each MPI. */
+    vsnprintf(error->message, sizeof(error->message), format, arguments);
+}
+
 wherry_status wh_mpi_fail(wherry_error *error, wherry_status status, int32_t rank, const char *format, ...) {
     if (error) {
         va_list arguments;
-        *error = (wherry_error){.status = status, .rank = rank, .offset = UINT64_MAX};
         va_start(arguments, format);
-        vsnprintf(error->message, sizeof(error->message), format, arguments);
+        fill(error, status, rank, format, arguments);
         va_end(arguments);
     }
     return status;
@@ -285,7 +290,7 @@ static wherry_status meet(MPI_Comm communicator, wherry_status own, wherry_error
     if (own == WHERRY_OK && worst == WHERRY_NO_MEMORY) {
         own = wh_mpi_fail(error, WHERRY_ABORTED, -1, "another rank has no memory for the group");
     }
-    for (int i = 0; own == WHERRY_OK && i < size; i++) {
+    for (int i = 0; own == WHERRY_OK && all && i < size; i++) {
         if (all[i].magic != MAGIC || all[i].version != WH_MPI_VERSION || all[i].piece != WH_MPI_PIECE) {
             own = wh_mpi_fail(error, WHERRY_BAD_VERSION, i,
                               "rank %d has version %u of the group over MPI, and this one %d: give all ranks the same "
@@ -332,11 +337,11 @@ wherry_status wh_mpi_open(MPI_Comm communicator, const wherry_mpi_options *optio
         status = wh_mpi_fail(error, WHERRY_NO_MEMORY, -1, "no memory for a group over MPI");
     }
     status = meet(communicator, status, error);
-    if (status == WHERRY_OK) {
+    if (status == WHERRY_OK && mpi) {
         int code = MPI_Comm_dup(communicator, &mpi->communicator);
         status = code == MPI_SUCCESS ? WHERRY_OK : wh_mpi_fail_code(error, code, -1, "MPI_Comm_dup");
     }
-    if (status != WHERRY_OK) {
+    if (status != WHERRY_OK || !mpi) {
         if (mpi) {
             dispose(mpi);
         }
@@ -362,9 +367,9 @@ wherry_status wherry_group_from_mpi(MPI_Comm communicator, const wherry_mpi_opti
                            "that is not known");
     }
     wherry_group_ops ops;
-    wh_mpi *mpi;
+    wh_mpi *mpi = NULL;
     wherry_status status = wh_mpi_open(communicator, &chosen, &ops, &mpi, error);
-    if (status != WHERRY_OK) {
+    if (!mpi) {
         return status;
     }
     status = wherry_group_from_ops(&ops, mpi, group_p, error);

@@ -12,8 +12,11 @@ ROOT = Path(__file__).resolve().parent.parent
 
 # The core: its map, and where it is built.
 CORE = ("src/wherry.map", "src/libwherry.so")
-# Libraries beside it: {header: (map, where it is built)}.
-COMPANIONS = {"file.h": ("src/file/wherry-file.map", "src/file/libwherry-file.so")}
+# Libraries beside it: {header: (map, where it is built)}; the same once for each MPI, so several places.
+COMPANIONS = {
+    "file.h": ("src/file/wherry-file.map", "src/file/libwherry-file.so"),
+    "mpi.h": ("mpi/wherry-mpi.map", "mpi/libwherry-mpi-openmpi.so", "mpi/libwherry-mpi-mpich.so"),
+}
 
 
 def declared(headers):
@@ -46,13 +49,13 @@ def exported(library):
 
 
 def check(build, headers, places):
-    symbol_map, library = places
+    symbol_map, *libraries = places
     public, private = mapped(ROOT / symbol_map)
     lists = {
         "declared in " + (headers[0].name if len(headers) == 1 else "include/wherry/"): declared(headers) | private,
         f"named in {symbol_map}": public | private,
-        f"exported by {Path(library).name}": exported(Path(build) / library),
     }
+    lists |= {f"exported by {Path(library).name}": exported(Path(build) / library) for library in libraries}
     wrong = False
     for name in sorted(set().union(*lists.values())):
         absent = [place for place, names in lists.items() if name not in names]

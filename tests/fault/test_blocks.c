@@ -33,10 +33,8 @@ typedef struct kind {
     size_t blocks; /**< So many are the state. */
 } kind;
 
-static const kind kinds[] = {{TABLE_HUB_ALL, 0, CHUNKS},
-                             {0, LONG_MIB, LONG_BLOCKS},
-                             {0, 0, CHUNKS},
-                             {TABLE_HUB_ALL, LONG_MIB, LONG_BLOCKS}};
+static const kind kinds[] = {
+    {TABLE_HUB_ALL, 0, CHUNKS}, {0, LONG_MIB, LONG_BLOCKS}, {0, 0, CHUNKS}, {TABLE_HUB_ALL, LONG_MIB, LONG_BLOCKS}};
 
 /** The first two have something of each, for cases that take their time. */
 enum { KINDS = 4, SOME_KINDS = 2 };

@@ -80,6 +80,9 @@ static hands_answer hear(int32_t rank, void **bytes_p) {
     if (!hands_read(connection, &answer, sizeof(answer))) {
         hands_die("the hands of a rank are gone");
     }
+    if (answer.payload && !bytes_p) {
+        hands_die("bytes that nobody asked for");
+    }
     if (answer.payload) {
         *bytes_p = malloc(answer.payload);
         hands_read(connection, *bytes_p, answer.payload);

@@ -66,6 +66,9 @@ static void begin_block(const table *at, const hands_request *request, void *pay
         answer->status = at->ops.get(at->context, request->rank, request->channel, one->bytes, one->size,
                                      &one->operation, &answer->error);
     } else {
+        if (!payload || request->payload != one->size) {
+            hands_die("a put without its bytes");
+        }
         memcpy(one->bytes, payload, one->size);
         answer->status = at->ops.put(at->context, request->rank, request->channel, one->bytes, one->size,
                                      &one->operation, &answer->error);
