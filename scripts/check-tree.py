@@ -9,7 +9,7 @@ from collections import defaultdict
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-BUILT_ELSEWHERE = ("tests/install/",)
+BUILT_ELSEWHERE = ("tests/install/", "tests/mpi/mpi_keep_modules.c")
 
 
 def main(build):
