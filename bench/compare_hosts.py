@@ -187,7 +187,8 @@ def main() -> None:
         lines += rows(link, ways, sizes, measure(link, ways, list(sizes.values()), repeats))
         shares.append(others.share())
     congestion = pathlib.Path("/proc/sys/net/ipv4/tcp_congestion_control").read_text().strip()
-    machine = f"{os.cpu_count()} cores, {platform.machine()}, Linux {platform.release()}, TCP with {congestion}"
+    kernel = ".".join(platform.release().split(".")[:2])
+    machine = f"{os.cpu_count()} cores, {platform.machine()}, Linux {kernel}, TCP with {congestion}"
     machine += f"; other work took {statistics.mean(shares) * 100:.0f}% of its time meanwhile, {max(shares) * 100:.0f}% at most"
     absent = [f"`{lane}` ({reason})" for lane, reason in reasons.items() if reason]
     text = "\n".join(page(lines, absent, repeats, machine))
