@@ -114,6 +114,15 @@ def test_the_bytes_take_the_network_that_is_named(lane):
         assert world.hosts[0].sent(1) > 4 * MIB > world.hosts[0].sent(0)
 
 
+def test_ipv6():
+    with hosts.World(2) as world:
+        for host in world.hosts:
+            host.ip(f"addr add fd77::{host.number + 1}/64 dev eth0 nodad")
+        log = run_pair(world, 1, "stream", WHERRY_RENDEZVOUS="[fd77::1]:29600")
+    assert listens_at(log) == "[fd77::2]"
+    assert any(line.endswith("to rank 0, from fd77::2 to fd77::1") for line in log)
+
+
 @pytest.mark.parametrize("remedy", ["default route", "WHERRY_INTERFACE", ""])
 def test_a_host_whose_own_name_leads_to_loopback(remedy):
     """As Debian has it in /etc/hosts. All ranks are told the same name, and that of the first host means another address there."""

@@ -40,10 +40,13 @@ static void take_answer(const wh_sockets *sockets, size_t number, const wh_socke
     bool open = sockets->options.secret_size || sockets->options.allow_insecure;
     if (open && at.size && wh_is_private(&at) && !is_local_name(endpoint->host)) {
         bool turned = wh_turn_outward(&at, endpoint->port);
-        wh_log(turned ? WHERRY_LOG_INFO : WHERRY_LOG_WARN, "rank %d: the name %s leads to loopback on this host: %s",
-               (int)sockets->base.rank, endpoint->host,
-               turned ? "it is taken for the address that the host has for others"
-                      : "other hosts cannot join; give an address in numbers, or set WHERRY_INTERFACE");
+        bool known = meeting->at.size == at.size && memcmp(&meeting->at.storage, &at.storage, at.size) == 0;
+        if (!known) { /* names are asked for again and again */
+            wh_log(turned ? WHERRY_LOG_INFO : WHERRY_LOG_WARN,
+                   "rank %d: the name %s leads to loopback on this host: %s", (int)sockets->base.rank, endpoint->host,
+                   turned ? "it is taken for the address that the host has for others"
+                          : "other hosts cannot join; give an address in numbers, or set WHERRY_INTERFACE");
+        }
     }
     meeting->at = at;
 }
