@@ -110,6 +110,7 @@ class Host(Keeper):
         super().__init__(
             [kind for kind in ("net", "mount", "uts", "ipc", "pid") if kind not in (shared or {})],
             f"hostname {self.name}\n"
+            "mount -t sysfs none /sys\n"  # where UCX looks for the interfaces
             "mount -t tmpfs none /mnt\n"  # where files are this host's own
             f"echo {boot} >/mnt/boot\n"
             f"printf '{names}' >/mnt/names\n"
