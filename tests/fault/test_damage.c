@@ -15,7 +15,7 @@
 #include "conformance/transfer_world.h"
 #include "group/mailbox.h"
 
-enum { BODY = (9 << 20) + 7, TRICKLE = 150000, PATIENCE_MS = 20000, STALE_MS = 1500 };
+enum { BODY = (9 << 20) + 7, TRICKLE = 120000, PATIENCE_MS = 20000, STALE_MS = 1500 };
 
 static wherry_error error;
 
