@@ -25,7 +25,7 @@ from typing import NamedTuple
 from wherry import _core
 from wherry._link import Link
 from wherry._options import Deadline
-from wherry.errors import BadBytes, Error, InvalidArgument, Malformed, Mismatch, PeerError, SystemFailure, Timeout
+from wherry.errors import BadBytes, BadSecret, Error, InvalidArgument, Malformed, Mismatch, PeerError, SystemFailure, Timeout
 
 logger = logging.getLogger("wherry")
 
@@ -122,13 +122,17 @@ def reach(read: Callable[[], str | None], source: int, rank: int, deadline: Dead
     poll = Poll(deadline)
     patience = 0.25
     trouble: Error | None = None
+    refused: str | None = None
     while True:
         text = read()
         if text is not None:
             try:
                 return text, enter(Card.read(text), rank, deadline.slice_ms(patience))
             except (Timeout, PeerError, SystemFailure, BadBytes, Mismatch) as error:
-                trouble = error
+                # The last try may have no time to hear once more that the card has the wrong secret.
+                if not isinstance(error, Timeout) or text != refused:
+                    trouble = error
+                    refused = text if isinstance(error, BadSecret) else None
                 patience = min(patience * 2, 2.0)
         if deadline.passed:
             raise _explain(source, deadline, trouble)
