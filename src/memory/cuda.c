@@ -50,7 +50,7 @@ wherry_status wh_cuda_uuid(int32_t device, uint8_t uuid[WH_CUDA_UUID_BYTES], whe
 
 /* ---- waiting ---- */
 
-enum { SPIN_NS = 300000, NAP_FIRST_NS = 10000, NAP_MOST_NS = 100000 };
+enum { SPIN_NS = 300000, AWAKE_NS = 4000000, NAP_FIRST_NS = 10000, NAP_MOST_NS = 100000 };
 
 wherry_status wh_cuda_nap(wh_cuda_patience *patience, const wh_stop *stop, wh_deadline deadline, const char *what,
                           wherry_error *error) {
@@ -62,7 +62,7 @@ wherry_status wh_cuda_nap(wh_cuda_patience *patience, const wh_stop *stop, wh_de
     if (wh_deadline_passed(deadline)) {
         return wh_fail(error, WHERRY_TIMED_OUT, "timed out during %s", what);
     }
-    if (now - patience->begun < SPIN_NS) {
+    if (now - patience->begun < (patience->awake ? AWAKE_NS : SPIN_NS)) {
         sched_yield();
         return WHERRY_OK;
     }

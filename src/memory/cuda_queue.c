@@ -346,9 +346,9 @@ wherry_status wh_cuda_queue_passed(wh_cuda_queue *queue, uint64_t ticket, bool *
     return status;
 }
 
-wherry_status wh_cuda_queue_wait(wh_cuda_queue *queue, uint64_t ticket, const wh_stop *stop, wh_deadline deadline,
-                                 wherry_error *error) {
-    wh_cuda_patience patience = {0};
+static wherry_status await(wh_cuda_queue *queue, uint64_t ticket, bool awake, const wh_stop *stop, wh_deadline deadline,
+                           wherry_error *error) {
+    wh_cuda_patience patience = {.awake = awake};
     bool passed = false;
     wherry_status status = wh_cuda_queue_passed(queue, ticket, &passed, error);
     while (status == WHERRY_OK && !passed) {
@@ -358,4 +358,14 @@ wherry_status wh_cuda_queue_wait(wh_cuda_queue *queue, uint64_t ticket, const wh
         }
     }
     return status;
+}
+
+wherry_status wh_cuda_queue_wait(wh_cuda_queue *queue, uint64_t ticket, const wh_stop *stop, wh_deadline deadline,
+                                 wherry_error *error) {
+    return await(queue, ticket, false, stop, deadline, error);
+}
+
+wherry_status wh_cuda_queue_wait_awake(wh_cuda_queue *queue, uint64_t ticket, const wh_stop *stop, wh_deadline deadline,
+                                       wherry_error *error) {
+    return await(queue, ticket, true, stop, deadline, error);
 }

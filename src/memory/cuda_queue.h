@@ -54,4 +54,8 @@ wherry_status wh_cuda_queue_passed(wh_cuda_queue *queue, uint64_t ticket, bool *
 wherry_status wh_cuda_queue_wait(wh_cuda_queue *queue, uint64_t ticket, const wh_stop *stop, wh_deadline deadline,
                                  wherry_error *error);
 
+/** The same for what takes a few milliseconds at most: it is noticed at once, and the processor is busy meanwhile. */
+wherry_status wh_cuda_queue_wait_awake(wh_cuda_queue *queue, uint64_t ticket, const wh_stop *stop, wh_deadline deadline,
+                                       wherry_error *error);
+
 #endif

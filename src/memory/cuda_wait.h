@@ -6,6 +6,8 @@
 
 /** How long it has been waited; starts as {0}. */
 typedef struct wh_cuda_patience {
+    bool
+        awake; /**< It is about to be done: do not sleep for the first milliseconds, since a sleep takes longer than it says. */
     uint64_t begun;
     uint64_t nap;
 } wh_cuda_patience;

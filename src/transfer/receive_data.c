@@ -9,6 +9,10 @@
 
 #define MS UINT64_C(1000000)
 
+/** What one thread leaves to a device by itself, in runs of this length on average. */
+#define QUICK_BYTES (UINT64_C(4) << 30)
+#define QUICK_RUN (UINT64_C(256) << 10)
+
 /**
  * Rounds in all. What one thread moves by itself. How long a broken lane waits for the source's own account of it. How often progress is told. How long a part
  * of a round may wait.
@@ -176,6 +180,12 @@ static wherry_status pull_together(wh_receive *receive, uint32_t workers, wherry
     return status;
 }
 
+/** Whether a device copies all of it in less time than a thread takes to start and to be waited for many times over, and few runs are to be found out. */
+static bool is_quick(const wh_receive *receive) {
+    return receive->lane->traits & WH_LANE_DEVICE && receive->leg.bytes <= QUICK_BYTES &&
+           receive->leg.bytes / (receive->summary.copies + 1) >= QUICK_RUN;
+}
+
 static wherry_status pull_round(wh_receive *receive, wherry_error *error) {
     bool one_sided = receive->lane->traits & WH_LANE_ONE_SIDED;
     bool must = wh_lane_works_alone(receive->lane, receive->site.group);
@@ -184,7 +194,7 @@ static wherry_status pull_round(wh_receive *receive, wherry_error *error) {
         receive->stats.workers = 1;
         return pull_in_parts(receive, error);
     }
-    if (must || (one_sided && receive->leg.bytes <= ALONE_BYTES)) {
+    if (must || (one_sided && receive->leg.bytes <= ALONE_BYTES) || is_quick(receive)) {
         receive->stats.workers = 1;
         return pull_alone(receive, must, error);
     }

@@ -1,4 +1,7 @@
-/* Pulling: chunks are collected into batches, each a launch or a few copies on the device, so that it is busy while the next one is collected. */
+/*
+ * Pulling: chunks are collected into batches, each a launch or a few copies on the device, so that it is busy while the next one is collected. Batches go to two
+ * queues in turn, so that one fills the device while another ends.
+ */
 #include <inttypes.h>
 #include <string.h>
 
@@ -9,16 +12,17 @@
 #include "lane/site.h"
 #include "memory/cuda_queue.h"
 
-/** The first batch is small, so that the device begins at once. */
-#define FIRST_BYTES (UINT64_C(32) << 20)
+/** The first batch is small, so that the device begins at once, and each is twice as large as the one before. */
+#define FIRST_BYTES (UINT64_C(16) << 20)
 #define BATCH_BYTES (UINT64_C(256) << 20)
 
-enum { UNDER_WAY = 3, BATCH_CHUNKS = 1024, RUNS = 512 };
+enum { UNDER_WAY = 4, QUEUES = 2, BATCH_CHUNKS = 1024, RUNS = 512 };
 
 typedef struct batch {
     uint64_t chunks[BATCH_CHUNKS];
     size_t count;
     uint64_t bytes;
+    wh_cuda_queue *queue;
     uint64_t ticket;
 } batch;
 
@@ -26,7 +30,8 @@ typedef struct batch {
 typedef struct pulling {
     wh_ipc_end *end;
     const wh_sink *sink;
-    wh_cuda_queue *queue;
+    wh_cuda_queue *queues[QUEUES];
+    size_t turn; /**< Which of them is next. */
     wh_routes routes;
     size_t window; /**< Where the last route was found. */
     wh_cuda_run runs[2][RUNS];
@@ -40,8 +45,8 @@ typedef struct pulling {
 static wherry_status flush(pulling *p, int to_host, wherry_error *error) {
     size_t count = p->run_count[to_host];
     p->run_count[to_host] = 0;
-    return count ? wh_cuda_queue_copy(p->queue, to_host ? WH_CUDA_WITH_PAGEABLE : WH_CUDA_ON_DEVICES, p->runs[to_host],
-                                      count, error)
+    return count ? wh_cuda_queue_copy(p->queues[p->turn], to_host ? WH_CUDA_WITH_PAGEABLE : WH_CUDA_ON_DEVICES,
+                                      p->runs[to_host], count, error)
                  : WHERRY_OK;
 }
 
@@ -112,8 +117,10 @@ static wherry_status begin(pulling *p, batch *b, wherry_error *error) {
         status = flush(p, to_host, error);
     }
     if (status == WHERRY_OK) {
-        status = wh_cuda_queue_mark(p->queue, &b->ticket, error);
+        b->queue = p->queues[p->turn];
+        status = wh_cuda_queue_mark(b->queue, &b->ticket, error);
     }
+    p->turn = (p->turn + 1) % QUEUES;
     p->under_way += status == WHERRY_OK;
     return status;
 }
@@ -122,7 +129,7 @@ static wherry_status begin(pulling *p, batch *b, wherry_error *error) {
 static wherry_status end_oldest(pulling *p, wherry_error *error) {
     batch *b = p->batches + p->oldest;
     const wh_lane_site *site = p->end->site;
-    wherry_status status = wh_cuda_queue_wait(p->queue, b->ticket, site->stop, wh_site_patience(site), error);
+    wherry_status status = wh_cuda_queue_wait_awake(b->queue, b->ticket, site->stop, wh_site_patience(site), error);
     if (status != WHERRY_OK) {
         return wh_site_blame(site, status, error);
     }
@@ -147,7 +154,7 @@ static wherry_status pull_round(pulling *p, wherry_error *error) {
             if (more) {
                 status = begin(p, b, error);
             }
-            most = BATCH_BYTES;
+            most = wh_min(2 * most, BATCH_BYTES);
         } else {
             status = end_oldest(p, error);
         }
@@ -164,11 +171,16 @@ wherry_status wh_ipc_pull(wh_lane_end *base, uint32_t worker, const wh_sink *sin
     }
     p->end = end;
     p->sink = sink;
-    wherry_status status = wh_cuda_queue_create(end->device, &p->queue, error);
+    wherry_status status = WHERRY_OK;
+    for (size_t i = 0; i < QUEUES && status == WHERRY_OK; i++) {
+        status = wh_cuda_queue_create(end->device, p->queues + i, error);
+    }
     if (status == WHERRY_OK) {
         status = pull_round(p, error);
     }
-    wh_cuda_queue_destroy(p->queue); /* waits: nothing is written once this has returned */
+    for (size_t i = 0; i < QUEUES; i++) {
+        wh_cuda_queue_destroy(p->queues[i]); /* waits: nothing is written once this has returned */
+    }
     wh_routes_destroy(&p->routes);
     wh_free(p);
     return status;
