@@ -12,6 +12,7 @@
 #ifndef WH_LANE_STREAM_FRAME_H
 #define WH_LANE_STREAM_FRAME_H
 
+#include "lane/run_cursor.h"
 #include "lane/stream/stream_pipe.h"
 
 #define WH_FRAME_END UINT64_MAX
@@ -24,13 +25,6 @@ enum {
     WH_FRAME_RUNS = 1024,       /**< Runs of memory a system call: IOV_MAX. */
 };
 
-/** A place among the runs of a chunk. */
-typedef struct wh_run_cursor {
-    const struct iovec *at;
-    const struct iovec *end;
-    size_t skip; /**< Bytes of `at` that are behind it. */
-} wh_run_cursor;
-
 /** One worker at either side. */
 typedef struct wh_stream_worker {
     wh_pipe *pipe;
@@ -41,23 +35,6 @@ typedef struct wh_stream_worker {
     size_t header_bytes;             /**< What of it is to be written, or was read already. */
     struct iovec window[WH_FRAME_RUNS];
 } wh_stream_worker;
-
-/** From the beginning of the segments. */
-wh_run_cursor wh_run_cursor_at(const wh_segments *segments);
-
-/**
- * Collects runs from the cursor on, without moving it.
- * @param landing  where runs without a place go to: its scratch; NULL where there are none.
- * @param room     of the window.
- * @param most     bytes that are wanted.
- * @param bytes_p  how many there are; 0 at the end only.
- * @return the number of runs.
- */
-size_t wh_run_cursor_window(const wh_run_cursor *cursor, const wh_landing *landing, struct iovec *window, size_t room,
-                            size_t most, size_t *bytes_p);
-
-/** Moves it on. */
-void wh_run_cursor_advance(wh_run_cursor *cursor, size_t bytes);
 
 /** Readies the worker's digester. @return WHERRY_NO_MEMORY. */
 wherry_status wh_stream_ready_digester(wh_stream_worker *worker, wherry_error *error);
