@@ -16,6 +16,7 @@ extern "C" {
 /** Bytes of the texts in wherry_stats, their final zero included. */
 #define WHERRY_LANE_NAME_MAX 16
 #define WHERRY_LANE_REASONS_MAX 512
+#define WHERRY_LANE_DETAIL_MAX 160
 
 /** The figures of one transfer between two ranks. Seconds are of this side's clock. */
 typedef struct wherry_stats {
@@ -37,6 +38,8 @@ typedef struct wherry_stats {
     uint32_t verified;                     /**< 1 where digests were checked. */
     char lane[WHERRY_LANE_NAME_MAX];       /**< The lane that was taken; "" where no byte had to move. */
     char reasons[WHERRY_LANE_REASONS_MAX]; /**< Why others were not: "cma: Operation not permitted ...; ring: ...". */
+    char detail
+        [WHERRY_LANE_DETAIL_MAX]; /**< How the lane took the bytes, where its name does not say all: "UCX 1.13.1 over tcp/eth0". */
     uint32_t lanes_refused; /**< Receiver: how many of these should have worked, and did not: worth mending. */
     uint32_t reserved;      /**< 0. */
     uint64_t

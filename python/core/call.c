@@ -82,12 +82,12 @@ wherry_status wpy_call_inspect(void *context, const wherry_value *state) {
 
 PyObject *wpy_stats(const wherry_stats *stats) {
     return Py_BuildValue(
-        "{s:I,s:d,s:d,s:d,s:d,s:d,s:d,s:d,s:K,s:K,s:K,s:K,s:K,s:I,s:O,s:s,s:s}", "retries", (unsigned)stats->retries,
-        "prepare_seconds", stats->prepare_seconds, "offer_seconds", stats->offer_seconds, "plan_seconds",
-        stats->plan_seconds, "data_seconds", stats->data_seconds, "verify_seconds", stats->verify_seconds,
-        "release_seconds", stats->release_seconds, "total_seconds", stats->total_seconds, "tensors",
-        (unsigned long long)stats->tensors, "bytes_wanted", (unsigned long long)stats->bytes_wanted, "bytes_moved",
-        (unsigned long long)stats->bytes_moved, "chunks", (unsigned long long)stats->chunks, "messages",
+        "{s:I,s:d,s:d,s:d,s:d,s:d,s:d,s:d,s:K,s:K,s:K,s:K,s:K,s:I,s:O,s:s,s:s,s:s}", "retries",
+        (unsigned)stats->retries, "prepare_seconds", stats->prepare_seconds, "offer_seconds", stats->offer_seconds,
+        "plan_seconds", stats->plan_seconds, "data_seconds", stats->data_seconds, "verify_seconds",
+        stats->verify_seconds, "release_seconds", stats->release_seconds, "total_seconds", stats->total_seconds,
+        "tensors", (unsigned long long)stats->tensors, "bytes_wanted", (unsigned long long)stats->bytes_wanted,
+        "bytes_moved", (unsigned long long)stats->bytes_moved, "chunks", (unsigned long long)stats->chunks, "messages",
         (unsigned long long)stats->messages, "workers", (unsigned)stats->workers, "verified",
-        stats->verified ? Py_True : Py_False, "lane", stats->lane, "reasons", stats->reasons);
+        stats->verified ? Py_True : Py_False, "lane", stats->lane, "reasons", stats->reasons, "detail", stats->detail);
 }

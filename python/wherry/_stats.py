@@ -17,6 +17,8 @@ class Stats:
     lane: str = ""
     #: Why others were not: "cma: Operation not permitted ...; ring: ...".
     reasons: str = ""
+    #: How the lane took the bytes, where its name does not say all: "UCX 1.13.1 over tcp/eth0".
+    detail: str = ""
     #: Tensors that were received.
     tensors: int = 0
     #: Bytes that the receiver asked for, and bytes that came, those that came again included.

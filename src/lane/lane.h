@@ -231,7 +231,7 @@ typedef struct wh_lane_ops {
     wherry_status (*assist)(const wh_lane_site *site, const void *request, size_t size, wherry_error *error);
 
     /**
-     * SOURCE. The receiver has taken this lane. NULL for one that is one-sided. Never blocks.
+     * SOURCE. The receiver has taken this lane. NULL for one that is one-sided. Never waits for the receiver; a lane that loads a library does so here.
      * @param ready_p  set to false where channels are still to come: it is called again when the next has.
      * @param end_p    the pushing end, for `push` and `close`.
      * @return WHERRY_OK; any other status goes to the receiver as the reason, which tries the next lane.
@@ -242,7 +242,10 @@ typedef struct wh_lane_ops {
     /** RECEIVER. One worker's share of a round. */
     wherry_status (*pull)(wh_lane_end *end, uint32_t worker, const wh_sink *sink, wherry_error *error);
 
-    /** SOURCE. One worker's share of a round. NULL for one that is one-sided. */
+    /**
+     * SOURCE. One worker's share of a round. NULL for one that is one-sided. Where it finds out only here that the receiver cannot be reached, and nothing has
+     * moved, it returns WHERRY_REFUSED: the lane is refused as by accept, and the receiver tries the next.
+     */
     wherry_status (*push)(wh_lane_end *end, uint32_t worker, const wh_feed *feed, wherry_error *error);
 
     /**
@@ -258,6 +261,12 @@ typedef struct wh_lane_ops {
     wherry_status (*push_some)(wh_lane_end *end, const wh_feed *feed, uint32_t wait_ms, bool *done_p,
                                wherry_error *error);
 
+    /**
+     * Both, after a round, while no worker is at work: appends what people should know of how the bytes go, such as what a library underneath has chosen. NULL:
+     * its name says all.
+     */
+    void (*describe)(const wh_lane_end *end, wh_string *text);
+
     /** Both. No worker is at work any more. What is still under way, where the work was done in parts, ends. end may be NULL. */
     void (*close)(wh_lane_end *end);
 } wh_lane_ops;
@@ -268,6 +277,6 @@ static inline bool wh_lane_works_alone(const wh_lane_ops *lane, const wh_group *
 }
 
 /** An offer or a request has no more bytes than this; an offer of a lane for devices, which lists their memory, than that. */
-enum { WH_LANE_OFFER_MAX = 1024, WH_LANE_LONG_OFFER_MAX = 1 << 20 };
+enum { WH_LANE_OFFER_MAX = 4096, WH_LANE_LONG_OFFER_MAX = 1 << 20 };
 
 #endif

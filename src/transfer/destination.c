@@ -246,9 +246,11 @@ static void take_done(wh_destination *destination, const wh_note *note) {
     wh_destination_finish_work(destination);
     wh_destination_end_lane(destination);
     const wherry_stats *stats = &destination->outcome.stats;
-    wh_log(WHERRY_LOG_INFO, "rank %d has the checkpoint: %llu bytes over %s; waited %.3f s, planned %.3f, data %.3f",
+    wh_log(WHERRY_LOG_INFO,
+           "rank %d has the checkpoint: %llu bytes over %s%s%s%s; waited %.3f s, planned %.3f, data %.3f",
            (int)destination->rank, (unsigned long long)stats->bytes_moved, *stats->lane ? stats->lane : "no lane",
-           stats->offer_seconds, stats->plan_seconds, stats->data_seconds);
+           *stats->detail ? " (" : "", stats->detail, *stats->detail ? ")" : "", stats->offer_seconds,
+           stats->plan_seconds, stats->data_seconds);
 }
 
 static void take_abort(wh_destination *destination, const wh_note *note) {

@@ -207,13 +207,6 @@ wherry_status wh_destination_push_some(wh_destination *destination, uint32_t wai
     return status == WHERRY_CANCELLED && was_cancelled(destination) ? WHERRY_OK : status;
 }
 
-wherry_status wh_destination_work_ended(wh_destination *destination, wherry_error *error) {
-    if (!wh_crew_exists(&destination->crew) || !wh_crew_ended(&destination->crew)) {
-        return WHERRY_OK;
-    }
-    return end_work(destination, wh_crew_join(&destination->crew, error), error);
-}
-
 void wh_destination_finish_work(wh_destination *destination) {
     /* The receiver has all: what is under way is through but for a thread's turn. To give it up could end the group for others. */
     wh_deadline soon = wh_deadline_earlier(destination->transfer->deadline, wh_deadline_in_ms(FINISH_MS));
@@ -233,6 +226,9 @@ void wh_destination_end_lane(wh_destination *destination) {
     if (wh_crew_exists(&destination->crew)) {
         wh_stop_request(&destination->stop);
         wh_crew_join(&destination->crew, NULL);
+    }
+    if (destination->end) {
+        wh_transfer_describe(destination->lane, destination->end, &destination->outcome.stats);
     }
     if (destination->lane) {
         destination->lane->close(destination->end);
@@ -272,6 +268,29 @@ static wherry_status refuse_lane(wh_destination *destination, wherry_status stat
     destination->accepting = false;
     destination->state = WH_DESTINATION_OFFERED;
     return wh_destination_tell(destination, &note, error);
+}
+
+/** The lane has found out at work that it does not reach the receiver, which tries the next. The crew's failure has requested the stop: the next needs another. */
+static wherry_status refuse_work(wh_destination *destination, const wherry_error *reason, wherry_error *error) {
+    forget_digests(destination);
+    wh_stop_destroy(&destination->stop);
+    wherry_status status = wh_stop_init(&destination->stop, error);
+    return status == WHERRY_OK ? refuse_lane(destination, WHERRY_REFUSED, reason, error) : status;
+}
+
+wherry_status wh_destination_work_ended(wh_destination *destination, wherry_error *error) {
+    if (!wh_crew_exists(&destination->crew) || !wh_crew_ended(&destination->crew)) {
+        return WHERRY_OK;
+    }
+    wherry_error reason;
+    wherry_status status = wh_crew_join(&destination->crew, &reason);
+    if (status == WHERRY_REFUSED) {
+        return refuse_work(destination, &reason, error);
+    }
+    if (status != WHERRY_OK) {
+        *error = reason;
+    }
+    return end_work(destination, status, error);
 }
 
 wherry_status wh_destination_accept(wh_destination *destination, wherry_error *error) {

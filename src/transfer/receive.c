@@ -329,12 +329,14 @@ static void finish_stats(wh_receive *receive) {
 static void log_success(const wh_receive *receive) {
     const wherry_stats *stats = &receive->stats;
     double rate = stats->data_seconds > 0 ? (double)stats->bytes_moved / stats->data_seconds * 1e-9 : 0;
-    wh_log(WHERRY_LOG_INFO,
-           "received %llu tensors, %llu bytes from rank %d over %s%s in %.3f s (data %.3f s, %.2f GB/s; offer %.3f, "
-           "plan %.3f, release %.3f)",
-           (unsigned long long)stats->tensors, (unsigned long long)stats->bytes_moved, (int)receive->rank,
-           *stats->lane ? stats->lane : "no lane", stats->verified ? ", verified" : "", stats->total_seconds,
-           stats->data_seconds, rate, stats->offer_seconds, stats->plan_seconds, stats->release_seconds);
+    wh_log(
+        WHERRY_LOG_INFO,
+        "received %llu tensors, %llu bytes from rank %d over %s%s%s%s%s in %.3f s (data %.3f s, %.2f GB/s; offer %.3f, "
+        "plan %.3f, release %.3f)",
+        (unsigned long long)stats->tensors, (unsigned long long)stats->bytes_moved, (int)receive->rank,
+        *stats->lane ? stats->lane : "no lane", *stats->detail ? " (" : "", stats->detail, *stats->detail ? ")" : "",
+        stats->verified ? ", verified" : "", stats->total_seconds, stats->data_seconds, rate, stats->offer_seconds,
+        stats->plan_seconds, stats->release_seconds);
 }
 
 /** The devices that are written, a bit each. */

@@ -289,6 +289,7 @@ wherry_status wh_receive_data(wh_receive *receive, wherry_error *error) {
 }
 
 void wh_receive_end_lane(wh_receive *receive) {
+    wh_transfer_describe(receive->lane, receive->end, &receive->stats);
     if (receive->lane) {
         receive->lane->close(receive->end);
     }

@@ -156,3 +156,12 @@ wherry_status wh_transfer_await_stream(wh_transfer *transfer, uint64_t devices, 
 double wh_seconds(uint64_t from, uint64_t to) {
     return from && to > from ? (double)(to - from) * 1e-9 : 0;
 }
+
+void wh_transfer_describe(const wh_lane_ops *lane, const wh_lane_end *end, wherry_stats *stats) {
+    wh_string text = {0};
+    if (lane && lane->describe && end) {
+        lane->describe(end, &text);
+    }
+    snprintf(stats->detail, sizeof(stats->detail), "%s", text.bytes && !text.failed ? text.bytes : "");
+    wh_free(text.bytes);
+}
