@@ -140,7 +140,7 @@ typedef struct wherry_transfer_options {
     int64_t step;
 
     /**
-     * Which lanes are allowed, in the order in which they are tried: "cuda_ipc,cma,ring,blocks,stream"; or all but some: "^cma".
+     * Which lanes are allowed, in the order in which they are tried: "cuda_ipc,cma,ring,ucx,blocks,stream"; or all but some: "^cma".
      * Default NULL: WHERRY_LANES of the environment, else all, the fastest first: for many small tensors, and into memory on
      * small pages, that is "ring", else "cma".
      */

@@ -16,6 +16,14 @@ extern const wh_lane_ops wh_lane_ring;
 /** Blocks that the group moves by itself, where it does. */
 extern const wh_lane_ops wh_lane_blocks;
 
+/** UCX, loaded at run time; and what stands in its place where the library was built without UCX's headers, and says so. */
+extern const wh_lane_ops wh_lane_ucx_absent;
+#ifdef WH_HAVE_UCX
+extern const wh_lane_ops wh_lane_ucx;
+#else
+#define wh_lane_ucx wh_lane_ucx_absent
+#endif
+
 /** Channels of the group, or its messages where it has none. */
 extern const wh_lane_ops wh_lane_stream;
 

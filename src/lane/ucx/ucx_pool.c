@@ -1,0 +1,194 @@
+#include "lane/ucx/ucx_pool.h"
+
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/fail.h"
+
+/** From this minor version on UCX forgives one that is destroyed while it answers a caller who is gone; before, it ends the process. */
+enum { KEPT_MAX = 8, LINGER_MS = 60000, FORGIVING_MINOR = 14 };
+
+static pthread_once_t registered = PTHREAD_ONCE_INIT;
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static wh_ucx_station *kept; /**< The one that was used last is the first. */
+static uint32_t kept_count;
+static wh_ucx_station
+    *aside; /**< Given up while they were connecting: where one goes away then, the other side may suffer for it. */
+static uint32_t used_count;
+static bool foreign; /**< UCX was in the process before. */
+static bool exits;   /**< What is kept is released when the process ends. */
+static bool spoilt;  /**< This process was forked from one in which UCX was at work. */
+
+static void release_kept(void) {
+    while (kept) {
+        wh_ucx_station *station = kept;
+        kept = station->next;
+        kept_count--;
+        wh_ucx_station_destroy(station);
+    }
+}
+
+/** Whether one that was connecting may go: not before the other side has had time to notice; a receiver's, in old versions, never. */
+static bool may_go(const wh_ucx_station *station, bool at_once) {
+    bool forgiving = station->ucx->minor >= FORGIVING_MINOR || station->calls;
+    return forgiving && (at_once || wh_deadline_passed(station->linger));
+}
+
+/** Releases those that were put aside and may go. */
+static void release_aside(bool at_once) {
+    for (wh_ucx_station **link = &aside; *link;) {
+        wh_ucx_station *station = *link;
+        if (may_go(station, at_once)) {
+            *link = station->next;
+            wh_ucx_station_destroy(station);
+        } else {
+            link = &station->next;
+        }
+    }
+}
+
+static void before_fork(void) {
+    pthread_mutex_lock(&lock);
+    if (!used_count && !spoilt) {
+        release_kept();
+        release_aside(true);
+    }
+}
+
+static void after_fork(void) {
+    pthread_mutex_unlock(&lock);
+}
+
+/** What is left of UCX here cannot be released, since its threads are not here to answer. */
+static void after_fork_in_child(void) {
+    spoilt = spoilt || used_count || foreign || aside;
+    used_count = 0;
+    pthread_mutex_unlock(&lock);
+}
+
+static void register_fork(void) {
+    pthread_atfork(before_fork, after_fork, after_fork_in_child);
+}
+
+static void at_exit(void) {
+    pthread_mutex_lock(&lock);
+    if (!used_count && !spoilt) {
+        release_kept();
+        release_aside(true);
+    }
+    pthread_mutex_unlock(&lock);
+}
+
+/** Takes out the first that fits; NULL where none does. */
+static wh_ucx_station *take_kept(const uint8_t *peer_id) {
+    for (wh_ucx_station **link = &kept; *link; link = &(*link)->next) {
+        wh_ucx_station *station = *link;
+        if (peer_id ? station->calls && memcmp(station->peer_id, peer_id, WH_UCX_ID_BYTES) == 0 : !station->calls) {
+            *link = station->next;
+            kept_count--;
+            return station;
+        }
+    }
+    return NULL;
+}
+
+static wherry_status make(wh_ucx_station **station_p, wherry_error *error) {
+    const wh_ucx_library *ucx = wh_ucx_load(error);
+    if (!ucx) {
+        return WHERRY_UNSUPPORTED;
+    }
+    pthread_mutex_lock(&lock);
+    foreign = ucx->foreign;
+    bool first = !exits;
+    exits = true;
+    pthread_mutex_unlock(&lock);
+    if (first) {
+        atexit(at_exit); /* from now on, so that it runs before UCX's own */
+    }
+    return wh_ucx_station_create(ucx, station_p, error);
+}
+
+static void count_used(int by) {
+    pthread_mutex_lock(&lock);
+    used_count += (uint32_t)by;
+    pthread_mutex_unlock(&lock);
+}
+
+wherry_status wh_ucx_station_take(const uint8_t *peer_id, wh_ucx_station **station_p, wherry_error *error) {
+    wh_ucx_station *station;
+    pthread_once(&registered, register_fork);
+    pthread_mutex_lock(&lock);
+    if (spoilt) {
+        pthread_mutex_unlock(&lock);
+        return wh_fail(error, WHERRY_UNSUPPORTED,
+                       "this process was forked from one in which UCX was at work, and UCX does not survive that: "
+                       "start it anew, by exec or the start method \"spawn\"");
+    }
+    used_count++;
+    while ((station = take_kept(peer_id))) {
+        pthread_mutex_unlock(&lock);
+        if (wh_ucx_station_alive(station)) {
+            break;
+        }
+        wh_ucx_station_destroy(station);
+        pthread_mutex_lock(&lock);
+    }
+    wherry_status status = WHERRY_OK;
+    if (!station) {
+        pthread_mutex_unlock(&lock);
+        status = make(&station, error);
+    }
+    if (status != WHERRY_OK) {
+        count_used(-1);
+        return status;
+    }
+    station->calls = peer_id != NULL;
+    station->clean = false;
+    station->touched = station->settled = station->calls && station->peer;
+    *station_p = station;
+    return WHERRY_OK;
+}
+
+/** The one that was not used for the longest time, where there are too many. */
+static wh_ucx_station *take_oldest(void) {
+    wh_ucx_station **link = &kept;
+    if (kept_count <= KEPT_MAX) {
+        return NULL;
+    }
+    while ((*link)->next) {
+        link = &(*link)->next;
+    }
+    wh_ucx_station *oldest = *link;
+    *link = NULL;
+    kept_count--;
+    return oldest;
+}
+
+void wh_ucx_station_give(wh_ucx_station *station) {
+    if (!station) {
+        return;
+    }
+    station->message = NULL;
+    if (station->clean && !station->pending && station->lost == UCS_OK && station->peer) {
+        pthread_mutex_lock(&lock);
+        station->next = kept;
+        kept = station;
+        kept_count++;
+        station = take_oldest();
+        pthread_mutex_unlock(&lock);
+    }
+    pthread_mutex_lock(&lock);
+    if (station && station->touched && !station->settled) {
+        station->linger = wh_deadline_in_ms(LINGER_MS);
+        station->next = aside;
+        aside = station;
+        station = NULL;
+    }
+    release_aside(false);
+    pthread_mutex_unlock(&lock);
+    if (station) {
+        wh_ucx_station_destroy(station);
+    }
+    count_used(-1);
+}

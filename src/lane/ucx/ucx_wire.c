@@ -1,0 +1,136 @@
+#include "lane/ucx/ucx_wire.h"
+
+#include <string.h>
+
+#include "base/byteorder.h"
+#include "base/cursor.h"
+#include "base/fail.h"
+
+enum { TOKEN_AT = 8, CHUNK_AT = 24, BYTES_AT = 32, OFFSET_AT = 40, DIGEST_AT = 48 };
+enum { REQUEST_HEAD = 1 + WH_UCX_TOKEN_BYTES + 1, WORKERS_AT = 1 + WH_UCX_TOKEN_BYTES };
+
+/* ---- headers ---- */
+
+void wh_ucx_header_write(uint8_t bytes[WH_UCX_HEADER_BYTES], const uint8_t token[WH_UCX_TOKEN_BYTES],
+                         const wh_ucx_header *header) {
+    memset(bytes, 0, WH_UCX_HEADER_BYTES);
+    bytes[0] = (uint8_t)header->kind;
+    bytes[1] = header->flags;
+    memcpy(bytes + TOKEN_AT, token, WH_UCX_TOKEN_BYTES);
+    wh_store_be64(bytes + CHUNK_AT, header->chunk);
+    wh_store_be64(bytes + BYTES_AT, header->bytes);
+    wh_store_be64(bytes + OFFSET_AT, header->offset);
+    memcpy(bytes + DIGEST_AT, header->digest.bytes, WH_DIGEST_BYTES);
+}
+
+const char *wh_ucx_header_read(const void *bytes, size_t size, const uint8_t token[WH_UCX_TOKEN_BYTES],
+                               wh_ucx_header *header_p) {
+    static const uint8_t zeros[TOKEN_AT - 2];
+    const uint8_t *at = bytes;
+    if (size != WH_UCX_HEADER_BYTES || memcmp(at + TOKEN_AT, token, WH_UCX_TOKEN_BYTES) != 0) {
+        return "";
+    }
+    if (at[0] < WH_UCX_HELLO || at[0] > WH_UCX_ENDED) {
+        return "a message of a kind that there is not";
+    }
+    if (at[1] & ~WH_UCX_DIGEST || memcmp(at + 2, zeros, sizeof(zeros)) != 0) {
+        return "a header with bits that mean nothing";
+    }
+    *header_p = (wh_ucx_header){
+        .kind = (wh_ucx_kind)at[0],
+        .flags = at[1],
+        .chunk = wh_load_be64(at + CHUNK_AT),
+        .bytes = wh_load_be64(at + BYTES_AT),
+        .offset = wh_load_be64(at + OFFSET_AT),
+    };
+    memcpy(header_p->digest.bytes, at + DIGEST_AT, WH_DIGEST_BYTES);
+    return NULL;
+}
+
+const char *wh_ucx_piece_check(const wh_ucx_header *header, uint64_t length, uint64_t come, uint64_t bytes,
+                               bool verify) {
+    if (header->bytes != bytes) {
+        return "a chunk of another length than it has";
+    }
+    if (header->offset != come || come >= bytes) {
+        return "a piece out of turn";
+    }
+    if (length == 0 || length > WH_UCX_PIECE_MAX || length > bytes - come) {
+        return "a piece that is too long, or empty";
+    }
+    if (verify && length == bytes - come && !(header->flags & WH_UCX_DIGEST)) {
+        return "a chunk without its digest";
+    }
+    return NULL;
+}
+
+/* ---- requests ---- */
+
+/** Of what was appended from `begin` on. */
+static bool append_digest(wh_string *bytes, size_t begin) {
+    wh_digester *digester = wh_digester_create();
+    if (!digester) {
+        bytes->failed = true;
+        return false;
+    }
+    wh_digest digest = wh_digest_of(digester, &(struct iovec){bytes->bytes + begin, bytes->size - begin}, 1);
+    wh_digester_destroy(digester);
+    wh_string_append(bytes, (const char *)digest.bytes, WH_DIGEST_BYTES);
+    return true;
+}
+
+uint32_t wh_ucx_request_write(const wh_ucx_request *request, wh_string *bytes) {
+    size_t size = REQUEST_HEAD + WH_DIGEST_BYTES;
+    size_t begin = bytes->size;
+    uint32_t workers = 0;
+    while (workers < request->workers &&
+           size + WH_UCX_ID_BYTES + 2 + request->addresses[workers].size <= WH_LANE_OFFER_MAX) {
+        size += WH_UCX_ID_BYTES + 2 + request->addresses[workers++].size;
+    }
+    wh_append_number(bytes, WH_UCX_VERSION, 1);
+    wh_string_append(bytes, (const char *)request->token, WH_UCX_TOKEN_BYTES);
+    wh_append_number(bytes, workers, 1);
+    for (uint32_t i = 0; i < workers; i++) {
+        wh_string_append(bytes, (const char *)request->addresses[i].id, WH_UCX_ID_BYTES);
+        wh_append_sized(bytes, request->addresses[i].bytes, request->addresses[i].size, 2);
+    }
+    return !bytes->failed && append_digest(bytes, begin) ? workers : 0;
+}
+
+static bool digest_holds(const uint8_t *bytes, size_t size, wherry_error *error, wherry_status *status_p) {
+    wh_digester *digester = wh_digester_create();
+    if (!digester) {
+        *status_p = wh_fail_memory(error, "a digest");
+        return false;
+    }
+    wh_digest digest = wh_digest_of(digester, &(struct iovec){(void *)bytes, size - WH_DIGEST_BYTES}, 1);
+    wh_digester_destroy(digester);
+    return memcmp(digest.bytes, bytes + size - WH_DIGEST_BYTES, WH_DIGEST_BYTES) == 0;
+}
+
+wherry_status wh_ucx_request_read(const void *bytes, size_t size, int32_t peer, wh_ucx_request *request_p,
+                                  wherry_error *error) {
+    const uint8_t *at = bytes;
+    wherry_status status = WHERRY_MALFORMED;
+    if (size > REQUEST_HEAD && at[0] != WH_UCX_VERSION) {
+        return wh_fail(error, WHERRY_BAD_VERSION, "rank %d has another version of the lane ucx", (int)peer);
+    }
+    if (size >= REQUEST_HEAD + WH_DIGEST_BYTES && size <= WH_LANE_OFFER_MAX && digest_holds(at, size, error, &status)) {
+        wh_cursor cursor = wh_cursor_over(at + WORKERS_AT, size - WORKERS_AT - WH_DIGEST_BYTES);
+        wh_ucx_request request = {.workers = (uint32_t)wh_cursor_number(&cursor, 1)};
+        bool fits = request.workers >= 1 && request.workers <= WH_UCX_WORKERS_MAX;
+        for (uint32_t i = 0; fits && i < request.workers; i++) {
+            request.addresses[i].id = wh_cursor_bytes(&cursor, WH_UCX_ID_BYTES);
+            request.addresses[i].bytes = wh_cursor_sized(&cursor, 2, &request.addresses[i].size);
+            fits = request.addresses[i].bytes && request.addresses[i].size;
+        }
+        if (fits && wh_cursor_ended(&cursor)) {
+            memcpy(request.token, at + 1, WH_UCX_TOKEN_BYTES);
+            *request_p = request;
+            return WHERRY_OK;
+        }
+    }
+    return status == WHERRY_NO_MEMORY
+               ? status
+               : wh_fail(error, WHERRY_MALFORMED, "the request of rank %d for the lane ucx cannot be read", (int)peer);
+}

@@ -1,0 +1,8 @@
+/* The lane over UCX against the suite that every lane must pass. UCX_TLS says over what. */
+#include "conformance/lane_suite.h"
+#include "lane/lanes.h"
+
+int main(void) {
+    const wh_lane_place *places[] = {&wh_lane_place_unix, &wh_lane_place_local}; /* who forks comes first */
+    return wh_lane_suite_run(&wh_lane_ucx, places, sizeof(places) / sizeof(places[0]));
+}

@@ -1,0 +1,246 @@
+/*
+ * UCX is not there at one side, is too old, or was at work when the process was forked: the lane says so, and the next one is taken. What UCX does to a process
+ * that loads it, its signals and its environment, is as it was. Each case is processes of its own, since a library that was loaded stays.
+ */
+#include <dlfcn.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "lane/ucx/ucx_internal.h"
+#include "support/build.h"
+#include "support/ferry_processes.h"
+
+enum { SOURCE, RECEIVER, RANKS };
+
+/** One case: which library each side names, and what comes of it. */
+typedef struct scene {
+    const char *name;
+    const char *library[RANKS]; /**< NULL: the system's. */
+    const char *lanes;
+    wherry_status expected;
+    const char *lane;   /**< The one that is taken. */
+    const char *reason; /**< A part of why ucx was not. */
+} scene;
+
+static crowd_state sent;
+
+static wherry_transfer_options begin(crowd_rank *self) {
+    const scene *s = self->scene;
+    if (s->library[self->rank]) {
+        setenv("WHERRY_UCX_LIBRARY", s->library[self->rank], 1);
+    }
+    return crowd_options(s->lanes);
+}
+
+static void be_source(crowd_rank *self) {
+    const scene *s = self->scene;
+    wherry_transfer_options options = begin(self);
+    wherry_error error;
+    wherry_status status =
+        wherry_checkpoint_send(self->transport, (int32_t[]){RECEIVER}, 1, sent.value, &options, NULL, &error);
+    crowd_check(self, status == (s->expected == WHERRY_OK ? WHERRY_OK : WHERRY_ABORTED), "source: %s: %s",
+                wherry_status_name(status), status == WHERRY_OK ? "" : error.message);
+}
+
+static void be_receiver(crowd_rank *self) {
+    const scene *s = self->scene;
+    wherry_transfer_options options = begin(self);
+    wherry_error error = {.status = WHERRY_OK};
+    wherry_value *received;
+    wherry_stats stats;
+    options.stats = &stats;
+    wherry_status status = wherry_checkpoint_recv(self->transport, SOURCE, &options, &received, &error);
+    crowd_check(self, status == s->expected, "receiver: %s: %s", wherry_status_name(status), error.message);
+    if (status == WHERRY_OK) {
+        crowd_check(self, crowd_state_is(&sent, received), "what came is not right");
+        wherry_value_destroy(received);
+        crowd_check(self, strcmp(stats.lane, s->lane) == 0, "over %s: %s", stats.lane, stats.reasons);
+    }
+    const char *why = status == WHERRY_OK ? stats.reasons : error.message;
+    crowd_check(self, strstr(why, s->reason), "no \"%s\" in: %s", s->reason, why);
+    bool is_ucx = strcmp(stats.lane, "ucx") == 0;
+    crowd_check(self, is_ucx == (strstr(stats.detail, "UCX 1.") == stats.detail), "detail: %s", stats.detail);
+}
+
+static void run(const scene *s) {
+    crowd *all = crowd_open(s->name, RANKS, false, 0);
+    crowd_start(all, SOURCE, be_source, s, NULL);
+    crowd_start(all, RECEIVER, be_receiver, s, NULL);
+    assert_true(crowd_close(all));
+}
+
+static void test_absent(void **state) {
+    (void)state;
+    const char *old = getenv("WHERRY_TEST_OLD_UCP");
+    assert_non_null(old);
+    const scene scenes[] = {
+        {"it is there", {NULL, NULL}, "ucx,stream", WHERRY_OK, "ucx", ""},
+        {"not at the receiver",
+         {NULL, "/nowhere/libucp.so.0"},
+         "ucx,stream",
+         WHERRY_OK,
+         "stream",
+         "/nowhere/libucp.so.0"},
+        {"not at the source",
+         {"/nowhere/libucp.so.0", NULL},
+         "ucx,stream",
+         WHERRY_OK,
+         "stream",
+         "/nowhere/libucp.so.0"},
+        {"nowhere, and no other lane",
+         {NULL, "/nowhere/libucp.so.0"},
+         "ucx",
+         WHERRY_UNSUPPORTED,
+         "",
+         "WHERRY_UCX_LIBRARY"},
+        {"too old here", {NULL, old}, "ucx,stream", WHERRY_OK, "stream", "UCX 1.12.1 is here"},
+        {"too old there", {old, NULL}, "ucx,stream", WHERRY_OK, "stream", "UCX 1.12.1 is here"},
+        {"no libucp at all", {NULL, "libm.so.6"}, "ucx,stream", WHERRY_OK, "stream", "not a libucp"},
+    };
+    for (size_t i = 0; i < sizeof(scenes) / sizeof(*scenes); i++) {
+        run(scenes + i);
+    }
+}
+
+/** Settings that leave UCX nothing to talk over are a reason, too, and the environment's settings are heeded. */
+static void test_settings(void **state) {
+    (void)state;
+    const scene nothing = {"no transport", {NULL, NULL}, "ucx,stream", WHERRY_OK, "stream", "UCX"};
+    setenv("UCX_TLS", "nosuch", 1);
+    run(&nothing);
+    setenv("UCX_TLS", "posix", 1); /* which has no peers that may fail */
+    run(&nothing);
+    unsetenv("UCX_TLS");
+}
+
+/** Runs a part in a child; 0 where all is well. */
+static void in_a_child(int (*part)(void)) {
+    int result = 0;
+    fflush(stdout);
+    pid_t child = fork();
+    assert_true(child >= 0);
+    if (child == 0) {
+        alarm(30);
+        _exit(part());
+    }
+    assert_int_equal(waitpid(child, &result, 0), child);
+    assert_true(WIFEXITED(result));
+    assert_int_equal(WEXITSTATUS(result), 0);
+}
+
+static void handle(int number) {
+    (void)number;
+}
+
+/** Signals of a crash, and the hang-up, stay the program's. */
+static int load_and_compare(void) {
+    static const int numbers[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGHUP, SIGUSR1};
+    struct sigaction before[6];
+    struct sigaction after;
+    wh_ucx_station *station;
+    wherry_error error;
+    char *const *environment = environ;
+    size_t variables = 0;
+    signal(SIGBUS, handle);
+    for (int i = 0; i < 6; i++) {
+        sigaction(numbers[i], NULL, before + i);
+    }
+    while (environ[variables]) {
+        variables++;
+    }
+    if (wh_ucx_station_take(NULL, &station, &error) != WHERRY_OK) {
+        return 1;
+    }
+    for (int i = 0; i < 6; i++) {
+        sigaction(numbers[i], NULL, &after);
+        if (after.sa_handler != before[i].sa_handler) {
+            return 2 + i;
+        }
+    }
+    if (environ != environment || environ[variables] || (variables && !environ[variables - 1])) {
+        return 9;
+    }
+    wh_ucx_station_give(station);
+    return 0;
+}
+
+static void test_loading_leaves_the_process_as_it_was(void **state) {
+    (void)state;
+    in_a_child(load_and_compare);
+}
+
+static int take_one(void) {
+    wh_ucx_station *station;
+    wherry_error error;
+    wherry_status status = wh_ucx_station_take(NULL, &station, &error);
+    if (status == WHERRY_OK) {
+        wh_ucx_station_give(station);
+    }
+    return status == WHERRY_OK ? 0 : status == WHERRY_UNSUPPORTED && strstr(error.message, "forked") ? 10 : 1;
+}
+
+/** @return what a child of this process gets. */
+static int take_in_a_child(void) {
+    int result = 0;
+    pid_t child = fork();
+    if (child == 0) {
+        _exit(take_one());
+    }
+    return child > 0 && waitpid(child, &result, 0) == child && WIFEXITED(result) ? WEXITSTATUS(result) : 99;
+}
+
+static int fork_at_rest(void) {
+    return take_one() || take_in_a_child() || take_one() || take_in_a_child();
+}
+
+static int fork_at_work(void) {
+    wh_ucx_station *station;
+    wherry_error error;
+    if (wh_ucx_station_take(NULL, &station, &error) != WHERRY_OK) {
+        return 1;
+    }
+    int got = take_in_a_child();
+    wh_ucx_station_give(station);
+    return got == 10 ? take_one() : 2;
+}
+
+/** Where the program itself has loaded UCX, what it does with it is not known. */
+static int fork_with_others(void) {
+    if (!dlopen("libucp.so.0", RTLD_NOW)) {
+        return 1;
+    }
+    return take_one() || take_in_a_child() != 10 || take_one();
+}
+
+static void test_forks(void **state) {
+    (void)state;
+    in_a_child(fork_at_rest);
+    in_a_child(fork_at_work);
+    in_a_child(fork_with_others);
+}
+
+static int set_up(void **state) {
+    (void)state;
+    wherry_log_set_level(WHERRY_LOG_OFF);
+    sent = crowd_state_make(1);
+    return 0;
+}
+
+static int tear_down(void **state) {
+    (void)state;
+    crowd_state_destroy(&sent);
+    return 0;
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_absent),
+        cmocka_unit_test(test_settings),
+        cmocka_unit_test(test_loading_leaves_the_process_as_it_was),
+        cmocka_unit_test(test_forks),
+    };
+    return cmocka_run_group_tests(tests, set_up, tear_down);
+}

@@ -1,0 +1,175 @@
+/*
+ * Over UCX: a rank dies in the middle, comes back as another process, and is served again, from the same process as before. And a receiver that does not answer
+ * over UCX gets its bytes over the next lane.
+ */
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "lane/ucx/ucx_internal.h"
+#include "support/build.h"
+#include "support/ferry_processes.h"
+
+enum { SOURCE, RECEIVER, RANKS };
+
+/** What ranks say to each other. */
+enum { SENDING };
+
+enum { TIMES = 3, MEET_MS = 300 };
+
+static crowd_state sent;
+
+static void check_figures(crowd_rank *self, const wherry_stats *stats, const char *lane) {
+    crowd_check(self, strcmp(stats->lane, lane) == 0, "over %s: %s", stats->lane, stats->reasons);
+}
+
+static void receive(crowd_rank *self, const char *lanes, const char *lane) {
+    wherry_transfer_options options = crowd_options(lanes);
+    wherry_error error;
+    wherry_value *received;
+    wherry_stats stats;
+    options.stats = &stats;
+    crowd_must(self, wherry_checkpoint_recv(self->transport, SOURCE, &options, &received, &error), error);
+    crowd_check(self, crowd_state_is(&sent, received), "what came is not right");
+    wherry_value_destroy(received);
+    check_figures(self, &stats, lane);
+}
+
+static wherry_status send_state(crowd_rank *self, const char *lanes, wherry_outcome *outcome, wherry_error *error) {
+    wherry_transfer_options options = crowd_options(lanes);
+    return wherry_checkpoint_send(self->transport, (int32_t[]){RECEIVER}, 1, sent.value, &options, outcome, error);
+}
+
+/* ---- who comes back ---- */
+
+static void be_steady_source(crowd_rank *self) {
+    wherry_outcome outcome;
+    wherry_error error;
+    wherry_status status = send_state(self, "ucx", &outcome, &error);
+    crowd_check(self, status == WHERRY_PEER_LOST, "the first: %s", wherry_status_name(status));
+    for (int i = 0; i < TIMES; i++) {
+        crowd_must(self, send_state(self, "ucx", &outcome, &error), error);
+        check_figures(self, &outcome.stats, "ucx");
+    }
+}
+
+static void be_mortal_receiver(crowd_rank *self) {
+    receive(self, "ucx", "ucx"); /* it does not get that far */
+}
+
+static void be_returned_receiver(crowd_rank *self) {
+    for (int i = 0; i < TIMES; i++) {
+        receive(self, "ucx", "ucx");
+    }
+}
+
+static void be_steady_receiver(crowd_rank *self) {
+    wherry_transfer_options options = crowd_options("ucx");
+    wherry_error error;
+    wherry_value *received;
+    crowd_await(self, SENDING);
+    wherry_status status = wherry_checkpoint_recv(self->transport, SOURCE, &options, &received, &error);
+    crowd_check(self, status == WHERRY_PEER_LOST, "the first: %s", wherry_status_name(status));
+    while ((status = wherry_checkpoint_recv(self->transport, SOURCE, &options, &received, &error)) != WHERRY_OK) {
+        crowd_check(self, status == WHERRY_PEER_LOST, "before it was back: %s", wherry_status_name(status));
+        usleep(20000);
+    }
+    crowd_check(self, crowd_state_is(&sent, received), "what came is not right");
+    wherry_value_destroy(received);
+    for (int i = 1; i < TIMES; i++) {
+        receive(self, "ucx", "ucx");
+    }
+}
+
+static void be_mortal_source(crowd_rank *self) {
+    wherry_outcome outcome;
+    wherry_error error;
+    crowd_say(self, SENDING);
+    send_state(self, "ucx", &outcome, &error);
+}
+
+static void be_returned_source(crowd_rank *self) {
+    wherry_outcome outcome;
+    wherry_error error;
+    for (int i = 0; i < TIMES; i++) {
+        crowd_must(self, send_state(self, "ucx", &outcome, &error), error);
+    }
+}
+
+/** The victim dies at the point, and another process takes its place. */
+static void come_back(const char *name, int32_t victim, const char *point, crowd_part mortal, crowd_part returned,
+                      crowd_part steady) {
+    crowd *all = crowd_open(name, RANKS, true, 0);
+    crowd_strike strike = {point, 3, victim, SIGKILL};
+    int result = 0;
+    crowd_start(all, 1 - victim, steady, NULL, NULL);
+    crowd_start(all, victim, mortal, NULL, &strike);
+    assert_int_equal(waitpid(all->children[victim], &result, 0), all->children[victim]);
+    assert_true(WIFSIGNALED(result));
+    all->expendable[victim] = false;
+    crowd_start(all, victim, returned, NULL, NULL);
+    assert_true(crowd_close(all));
+}
+
+static void test_receiver_comes_back(void **state) {
+    (void)state;
+    come_back("receiver comes back", RECEIVER, "receiver closed a chunk", be_mortal_receiver, be_returned_receiver,
+              be_steady_source);
+}
+
+static void test_source_comes_back(void **state) {
+    (void)state;
+    come_back("source comes back", SOURCE, "source gathers a chunk", be_mortal_source, be_returned_source,
+              be_steady_receiver);
+}
+
+/* ---- who does not answer ---- */
+
+static void be_impatient_source(crowd_rank *self) {
+    wherry_outcome outcome;
+    wherry_error error;
+    wh_ucx_meet_ms = MEET_MS;
+    crowd_must(self, send_state(self, "ucx,stream", &outcome, &error), error);
+    check_figures(self, &outcome.stats, "stream");
+    crowd_check(self, strstr(outcome.stats.reasons, "did not answer over UCX"), "reasons: %s", outcome.stats.reasons);
+}
+
+/** It is stopped when it has asked for UCX, and goes on when the source has given that up. */
+static void be_late_receiver(crowd_rank *self) {
+    receive(self, "ucx,stream", "stream");
+}
+
+static void test_no_answer(void **state) {
+    (void)state;
+    crowd *all = crowd_open("no answer", RANKS, false, 60000);
+    crowd_strike strike = {"receiver sent the plan", 1, RECEIVER, SIGSTOP};
+    int result = 0;
+    crowd_start(all, SOURCE, be_impatient_source, NULL, NULL);
+    crowd_start(all, RECEIVER, be_late_receiver, NULL, &strike);
+    assert_int_equal(waitpid(all->children[RECEIVER], &result, WUNTRACED), all->children[RECEIVER]);
+    assert_true(WIFSTOPPED(result));
+    usleep(3 * MEET_MS * 1000);
+    kill(all->children[RECEIVER], SIGCONT);
+    assert_true(crowd_close(all));
+}
+
+static int set_up(void **state) {
+    (void)state;
+    wherry_log_set_level(WHERRY_LOG_OFF);
+    sent = crowd_state_make(1);
+    return 0;
+}
+
+static int tear_down(void **state) {
+    (void)state;
+    crowd_state_destroy(&sent);
+    return 0;
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_receiver_comes_back),
+        cmocka_unit_test(test_source_comes_back),
+        cmocka_unit_test(test_no_answer),
+    };
+    return cmocka_run_group_tests(tests, set_up, tear_down);
+}

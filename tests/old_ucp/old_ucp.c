@@ -1,0 +1,8 @@
+/* A libucp that says it is of a version before those that can be used. */
+void ucp_get_version(unsigned *major, unsigned *minor, unsigned *release);
+
+__attribute__((visibility("default"))) void ucp_get_version(unsigned *major, unsigned *minor, unsigned *release) {
+    *major = 1;
+    *minor = 12;
+    *release = 1;
+}

@@ -1,0 +1,232 @@
+/* A source that talks real UCX to a receiver of the lane, and says what it must not. */
+#include <pthread.h>
+
+#include "base/alloc.h"
+#include "conformance/hub_place.h"
+#include "conformance/lane_trial.h"
+#include "lane/lanes.h"
+#include "lane/ucx/ucx_internal.h"
+#include "support/build.h"
+
+enum { MESSAGES = 8, CHUNKS = 4, CHUNK_BYTES = 5000, SEED = 1, LONG_MS = 20000, SHORT_MS = 300 };
+
+/** One message of a script. */
+typedef struct line {
+    wh_ucx_kind kind;
+    uint64_t chunk;
+    uint64_t bytes;
+    uint64_t offset;
+    size_t size;     /**< Of the data. */
+    bool eager;      /**< Without rendezvous. */
+    uint8_t flip;    /**< XORed onto the first byte of the header, */
+    uint8_t garble;  /**< the second, */
+    uint8_t foreign; /**< and the token. */
+} line;
+
+#define HELLO                                                                                                          \
+    { .kind = WH_UCX_HELLO, .eager = true }
+#define WHOLE(number)                                                                                                  \
+    { .kind = WH_UCX_PIECE, .chunk = (number), .bytes = CHUNK_BYTES, .size = CHUNK_BYTES }
+#define END(count)                                                                                                     \
+    { .kind = WH_UCX_END, .chunk = (count), .eager = true }
+
+typedef struct script {
+    const char *name;
+    wherry_status expected;
+    const char *text; /**< Part of the message. */
+    bool verify;
+    line lines[MESSAGES];
+} script;
+
+static const script scripts[] = {
+    {"what it should", WHERRY_OK, "", false, {HELLO, WHOLE(0), WHOLE(1), WHOLE(2), WHOLE(3), END(4)}},
+    {"chunks in another order", WHERRY_OK, "", false, {HELLO, WHOLE(2), WHOLE(1), WHOLE(3), WHOLE(0), END(4)}},
+    {"what is of another transfer goes nowhere",
+     WHERRY_OK,
+     "",
+     false,
+     {HELLO,
+      {.kind = WH_UCX_PIECE, .chunk = 77, .size = 9, .foreign = 1},
+      WHOLE(0),
+      WHOLE(1),
+      WHOLE(2),
+      WHOLE(3),
+      {.kind = WH_UCX_END, .eager = true, .foreign = 9},
+      END(4)}},
+    {"a piece and no greeting", WHERRY_MALFORMED, "before it was welcome", false, {WHOLE(0)}},
+    {"two greetings", WHERRY_MALFORMED, "greeting", false, {HELLO, HELLO}},
+    {"bytes without rendezvous",
+     WHERRY_MALFORMED,
+     "before it was welcome",
+     false,
+     {HELLO, {.kind = WH_UCX_PIECE, .bytes = CHUNK_BYTES, .size = CHUNK_BYTES, .eager = true}}},
+    {"a chunk that is not awaited", WHERRY_MALFORMED, "not", false, {HELLO, WHOLE(CHUNKS)}},
+    {"a chunk twice", WHERRY_MALFORMED, "not", false, {HELLO, WHOLE(1), WHOLE(1)}},
+    {"a chunk of another length",
+     WHERRY_MALFORMED,
+     "another length",
+     false,
+     {HELLO, {.kind = WH_UCX_PIECE, .bytes = CHUNK_BYTES + 1, .size = CHUNK_BYTES}}},
+    {"a chunk that does not begin",
+     WHERRY_MALFORMED,
+     "out of turn",
+     false,
+     {HELLO, {.kind = WH_UCX_PIECE, .bytes = CHUNK_BYTES, .offset = 1, .size = 1}}},
+    {"a piece over the end",
+     WHERRY_MALFORMED,
+     "too long",
+     false,
+     {HELLO, {.kind = WH_UCX_PIECE, .bytes = CHUNK_BYTES, .size = CHUNK_BYTES + 1}}},
+    {"two chunks at once",
+     WHERRY_MALFORMED,
+     "another chunk",
+     false,
+     {HELLO, {.kind = WH_UCX_PIECE, .bytes = CHUNK_BYTES, .size = 9}, WHOLE(1)}},
+    {"a chunk without its digest", WHERRY_MALFORMED, "without its digest", true, {HELLO, WHOLE(0)}},
+    {"a welcome", WHERRY_MALFORMED, "out of turn", false, {HELLO, {.kind = WH_UCX_WELCOME, .eager = true}}},
+    {"two ends", WHERRY_MALFORMED, "out of turn", false, {HELLO, END(4), END(4)}},
+    {"a piece after the end", WHERRY_MALFORMED, "after the end", false, {HELLO, END(4), WHOLE(0)}},
+    {"an end too early", WHERRY_TIMED_OUT, "timed out", false, {HELLO, WHOLE(0), END(2)}},
+    {"more than the end says", WHERRY_MALFORMED, "more chunks", false, {HELLO, WHOLE(0), WHOLE(1), END(1)}},
+    {"a kind that there is not",
+     WHERRY_MALFORMED,
+     "a kind that there is not",
+     false,
+     {HELLO, {.kind = WH_UCX_END, .eager = true, .flip = 0x40}}},
+    {"bits that mean nothing",
+     WHERRY_MALFORMED,
+     "mean nothing",
+     false,
+     {HELLO, {.kind = WH_UCX_END, .eager = true, .garble = 0x80}}},
+};
+
+enum { SCRIPTS = sizeof(scripts) / sizeof(*scripts) };
+
+/** A receiver at its work. */
+typedef struct stage {
+    lane_world world;
+    lane_trial trial;
+    lane_data *data;
+    wherry_status status;
+    atomic_bool over;
+} stage;
+
+static void *pull(void *context) {
+    stage *s = context;
+    wh_sink sink = lane_data_sink(s->data);
+    s->status = wh_lane_ucx.pull(s->trial.receiver.end, 0, &sink, &s->trial.receiver.error);
+    atomic_store(&s->over, true);
+    return NULL;
+}
+
+static void open_stage(stage *s, bool verify, uint32_t no_progress_ms, wh_string *request) {
+    static const wh_group_kind kind = {"local", wh_open_local_place, wh_join_local_place, wh_close_local_place};
+    static const lane_shape shape = {
+        .chunks = CHUNKS, .pieces = 5, .shortest = CHUNK_BYTES / 5, .longest = CHUNK_BYTES / 5, .target_gap = 9};
+    wherry_error error;
+    bool assist;
+    wh_string offer = {0};
+    *s = (stage){.world = lane_world_open(&kind), .data = lane_data_create(&shape, SEED, verify)};
+    s->trial = lane_trial_of(&wh_lane_ucx, s->data);
+    s->trial.receiver_threads = 1;
+    s->trial.no_progress_ms = no_progress_ms;
+    lane_side_begin(&s->trial.source, &s->trial, s->world.source, true);
+    lane_side_begin(&s->trial.receiver, &s->trial, s->world.receiver, false);
+    s->data->sink_stop = &s->trial.receiver.stop;
+    lane_data_begin_sink(s->data, (lane_round){1, 0});
+    must(wh_lane_ucx.offer(&s->trial.source.site, &offer, &error));
+    must(wh_lane_ucx.probe(&s->trial.receiver.site, offer.bytes, offer.size, request, &assist, &s->trial.receiver.end,
+                           &error));
+    wh_free(offer.bytes);
+}
+
+static void close_stage(stage *s) {
+    lane_side_finish(&s->trial.receiver, &wh_lane_ucx);
+    lane_side_finish(&s->trial.source, &wh_lane_ucx);
+    lane_data_destroy(s->data);
+    lane_world_close(&s->world);
+}
+
+/** Says a script to a receiver until that one has ended. */
+static void say(wh_ucx_station *station, const stage *s, const wh_ucx_request *request, const line *lines) {
+    static uint8_t data[CHUNK_BYTES + 1];
+    uint8_t headers[MESSAGES][WH_UCX_HEADER_BYTES];
+    wh_ucx_operation operations[MESSAGES];
+    uint8_t card[4096];
+    memcpy(card, station->id, WH_UCX_ID_BYTES);
+    memcpy(card + WH_UCX_ID_BYTES, station->address, station->address_size);
+    for (size_t i = 0; i < MESSAGES && lines[i].kind; i++) {
+        const line *one = lines + i;
+        bool hello = one->kind == WH_UCX_HELLO;
+        wh_ucx_header_write(
+            headers[i], request->token,
+            &(wh_ucx_header){.kind = one->kind, .chunk = one->chunk, .bytes = one->bytes, .offset = one->offset});
+        headers[i][0] ^= one->flip;
+        headers[i][1] ^= one->garble;
+        headers[i][8] ^= one->foreign;
+        wh_ucx_send(station, operations + i, headers[i], hello ? card : data,
+                    hello ? WH_UCX_ID_BYTES + station->address_size : one->size, !one->eager);
+    }
+    while (!atomic_load(&s->over)) {
+        wh_ucx_turn(station, &s->trial.source.stop);
+    }
+    wh_ucx_station_disconnect(station);
+}
+
+static void play(const script *what) {
+    stage s;
+    wh_string bytes = {0};
+    wh_ucx_request request;
+    wh_ucx_station *station;
+    wherry_error error;
+    pthread_t thread;
+    open_stage(&s, what->verify, what->expected == WHERRY_TIMED_OUT ? SHORT_MS : LONG_MS, &bytes);
+    must(wh_ucx_request_read(bytes.bytes, bytes.size, 1, &request, &error));
+    must(wh_ucx_station_take(request.addresses[0].id, &station, &error));
+    must(wh_ucx_station_connect(station, request.addresses[0].id, request.addresses[0].bytes, 1, &error));
+    assert_int_equal(pthread_create(&thread, NULL, pull, &s), 0);
+    say(station, &s, &request, what->lines);
+    pthread_join(thread, NULL);
+    wh_ucx_station_give(station);
+    if (s.status != what->expected || (s.status != WHERRY_OK && !strstr(s.trial.receiver.error.message, what->text))) {
+        fail_msg("%s: %s: %s", what->name, wherry_status_name(s.status), s.trial.receiver.error.message);
+    }
+    assert_true(s.data->wrong == NULL || s.status != WHERRY_OK);
+    wh_free(bytes.bytes);
+    close_stage(&s);
+}
+
+static void test_scripts(void **state) {
+    (void)state;
+    for (size_t i = 0; i < SCRIPTS; i++) {
+        play(scripts + i);
+    }
+}
+
+/** However many pieces are announced, a receiver keeps no more than a few. */
+static void test_too_many_pieces(void **state) {
+    (void)state;
+    stage s;
+    wh_string bytes = {0};
+    uint8_t header[WH_UCX_HEADER_BYTES];
+    open_stage(&s, false, LONG_MS, &bytes);
+    wh_ucx_end *end = (void *)s.trial.receiver.end;
+    uint8_t card[WH_UCX_ID_BYTES + 9] = {0};
+    wh_ucx_header_write(header, end->token, &(wh_ucx_header){.kind = WH_UCX_HELLO});
+    assert_false(wh_ucx_pull_message(end->workers, header, sizeof(header), card, sizeof(card), false));
+    wh_ucx_header_write(header, end->token, &(wh_ucx_header){.kind = WH_UCX_PIECE, .bytes = CHUNK_BYTES});
+    for (int i = 0; i < WH_UCX_QUEUE; i++) {
+        assert_true(wh_ucx_pull_message(end->workers, header, sizeof(header), card, 1, true));
+        assert_null(end->workers->pull->wrong);
+    }
+    assert_false(wh_ucx_pull_message(end->workers, header, sizeof(header), card, 1, true));
+    assert_non_null(strstr(end->workers->pull->wrong, "more pieces"));
+    wh_free(bytes.bytes);
+    close_stage(&s);
+}
+
+int main(void) {
+    wherry_log_set_level(WHERRY_LOG_OFF);
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_scripts), cmocka_unit_test(test_too_many_pieces)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,202 @@
+/* What the sides of the lane over UCX say to each other: headers, pieces, requests; and what is refused of it. */
+#include "base/alloc.h"
+#include "lane/lanes.h"
+#include "lane/ucx/ucx_wire.h"
+#include "support/build.h"
+
+static const uint8_t token[WH_UCX_TOKEN_BYTES] = "a token of sixte";
+
+static void test_header(void **state) {
+    (void)state;
+    uint8_t bytes[WH_UCX_HEADER_BYTES];
+    wh_ucx_header sent = {.kind = WH_UCX_PIECE,
+                          .flags = WH_UCX_DIGEST,
+                          .chunk = UINT64_C(0x0102030405060708),
+                          .bytes = 99,
+                          .offset = UINT64_MAX,
+                          .digest = {"a digest, sixtee"}};
+    wh_ucx_header got;
+    wh_ucx_header_write(bytes, token, &sent);
+    assert_null(wh_ucx_header_read(bytes, sizeof(bytes), token, &got));
+    assert_int_equal(got.kind, sent.kind);
+    assert_int_equal(got.flags, sent.flags);
+    assert_true(got.chunk == sent.chunk && got.bytes == sent.bytes && got.offset == sent.offset);
+    assert_true(wh_digest_equal(&got.digest, &sent.digest));
+    assert_int_equal(bytes[24], 1);
+    assert_int_equal(bytes[31], 8);
+}
+
+/** What is of another transfer is no fault of this one; what is of this one and makes no sense is. */
+static void test_hostile_headers(void **state) {
+    (void)state;
+    uint8_t bytes[WH_UCX_HEADER_BYTES + 1] = {0};
+    wh_ucx_header got;
+    wh_ucx_header_write(bytes, token, &(wh_ucx_header){.kind = WH_UCX_END});
+    for (size_t size = 0; size <= sizeof(bytes); size++) {
+        const char *wrong = wh_ucx_header_read(bytes, size, token, &got);
+        assert_true(size == WH_UCX_HEADER_BYTES ? !wrong : wrong && !*wrong);
+    }
+    assert_string_equal(wh_ucx_header_read(NULL, 0, token, &got), "");
+    for (int bit = 0; bit < WH_UCX_HEADER_BYTES * 8; bit++) {
+        uint8_t kind = bytes[0] ^ (bit < 8 ? (uint8_t)(1 << bit) : 0);
+        bool bad_kind = kind < WH_UCX_HELLO || kind > WH_UCX_ENDED;
+        bool reserved = (bit >= 8 && bit < 64 && bit != 8) || bad_kind;
+        bool foreign = bit >= 64 && bit < 192;
+        bytes[bit / 8] ^= (uint8_t)(1 << bit % 8);
+        const char *wrong = wh_ucx_header_read(bytes, WH_UCX_HEADER_BYTES, token, &got);
+        if (foreign) {
+            assert_string_equal(wrong, "");
+        } else {
+            assert_true(reserved ? wrong && *wrong : !wrong);
+        }
+        bytes[bit / 8] ^= (uint8_t)(1 << bit % 8);
+    }
+}
+
+static const char *check(uint64_t offset, uint64_t length, uint64_t come, uint64_t bytes, uint8_t flags, bool verify) {
+    wh_ucx_header header = {.kind = WH_UCX_PIECE, .bytes = 1000, .offset = offset, .flags = flags};
+    return wh_ucx_piece_check(&header, length, come, bytes, verify);
+}
+
+static void test_pieces(void **state) {
+    (void)state;
+    assert_null(check(0, 1000, 0, 1000, 0, false));
+    assert_null(check(0, 1, 0, 1000, 0, true));
+    assert_null(check(999, 1, 999, 1000, WH_UCX_DIGEST, true));
+    assert_non_null(check(0, 1000, 0, 1000, 0, true));     /* the last has no digest */
+    assert_non_null(check(0, 1000, 0, 999, 0, false));     /* another length of the chunk */
+    assert_non_null(check(1, 1, 0, 1000, 0, false));       /* a gap */
+    assert_non_null(check(0, 1, 1, 1000, 0, false));       /* again */
+    assert_non_null(check(1000, 1, 1000, 1000, 0, false)); /* behind the end */
+    assert_non_null(check(0, 0, 0, 1000, 0, false));       /* nothing */
+    assert_non_null(check(0, 1001, 0, 1000, 0, false));    /* over the end */
+    assert_non_null(check(500, 501, 500, 1000, 0, false)); /* over the end */
+    assert_non_null(check(UINT64_MAX, 1, 0, 1000, 0, false));
+    assert_non_null(check(0, UINT64_MAX, 0, 1000, 0, false));
+    wh_ucx_header huge = {.kind = WH_UCX_PIECE, .bytes = 8 * WH_UCX_PIECE_MAX};
+    assert_null(wh_ucx_piece_check(&huge, WH_UCX_PIECE_MAX, 0, huge.bytes, false));
+    assert_non_null(wh_ucx_piece_check(&huge, WH_UCX_PIECE_MAX + 1, 0, huge.bytes, false));
+}
+
+static wh_ucx_request request_of(uint32_t workers, size_t size) {
+    static const uint8_t ids[WH_UCX_WORKERS_MAX][WH_UCX_ID_BYTES] = {"one", "two", "three", "four"};
+    static const char address[WH_LANE_OFFER_MAX] = "where it is";
+    wh_ucx_request request = {.workers = workers};
+    memcpy(request.token, token, sizeof(token));
+    for (uint32_t i = 0; i < workers; i++) {
+        request.addresses[i] = (wh_ucx_address){ids[i], address, size};
+    }
+    return request;
+}
+
+static void test_requests(void **state) {
+    (void)state;
+    wherry_error error;
+    for (uint32_t workers = 1; workers <= WH_UCX_WORKERS_MAX; workers++) {
+        wh_ucx_request sent = request_of(workers, 215);
+        wh_ucx_request got;
+        wh_string bytes = {0};
+        wh_string_append(&bytes, "before", 6); /* it is appended */
+        assert_int_equal(wh_ucx_request_write(&sent, &bytes), workers);
+        must(wh_ucx_request_read(bytes.bytes + 6, bytes.size - 6, 1, &got, &error));
+        assert_int_equal(got.workers, workers);
+        assert_memory_equal(got.token, token, sizeof(token));
+        for (uint32_t i = 0; i < workers; i++) {
+            assert_int_equal(got.addresses[i].size, 215);
+            assert_memory_equal(got.addresses[i].bytes, sent.addresses[i].bytes, 215);
+            assert_memory_equal(got.addresses[i].id, sent.addresses[i].id, WH_UCX_ID_BYTES);
+        }
+        wh_free(bytes.bytes);
+    }
+}
+
+/** Machines with many devices have long addresses: then there are fewer workers, or none. */
+static void test_long_addresses(void **state) {
+    (void)state;
+    static const struct {
+        size_t size;
+        uint32_t fit;
+    } cases[] = {{900, 4}, {1300, 3}, {2000, 2}, {3000, 1}, {WH_LANE_OFFER_MAX - 40, 0}};
+    for (size_t i = 0; i < 5; i++) {
+        wh_ucx_request request = request_of(4, cases[i].size);
+        wh_string bytes = {0};
+        assert_int_equal(wh_ucx_request_write(&request, &bytes), cases[i].fit);
+        assert_true(bytes.size <= WH_LANE_OFFER_MAX);
+        wh_free(bytes.bytes);
+    }
+}
+
+static void test_hostile_requests(void **state) {
+    (void)state;
+    wh_ucx_request sent = request_of(2, 40);
+    wh_ucx_request got;
+    wh_string bytes = {0};
+    wherry_error error;
+    assert_int_equal(wh_ucx_request_write(&sent, &bytes), 2);
+    for (size_t size = 0; size < bytes.size; size++) {
+        must_fail(WHERRY_MALFORMED, error, wh_ucx_request_read(bytes.bytes, size, 1, &got, &error));
+    }
+    for (size_t bit = 8; bit < bytes.size * 8; bit++) {
+        bytes.bytes[bit / 8] ^= (char)(1 << bit % 8);
+        must_fail(WHERRY_MALFORMED, error, wh_ucx_request_read(bytes.bytes, bytes.size, 1, &got, &error));
+        bytes.bytes[bit / 8] ^= (char)(1 << bit % 8);
+    }
+    bytes.bytes[0]++;
+    must_fail(WHERRY_BAD_VERSION, error, wh_ucx_request_read(bytes.bytes, bytes.size, 1, &got, &error));
+    wh_free(bytes.bytes);
+}
+
+/** With a digest that is right: what the digest does not find, the numbers must. */
+static void test_requests_that_lie(void **state) {
+    (void)state;
+    static const struct {
+        size_t at;
+        char value;
+    } lies[] = {{17, 0}, {17, 1}, {17, 3}, {17, 5}, {34, 9}, {35, 0}, {35, 39}, {35, 41}};
+    wh_digester *digester = wh_digester_create();
+    assert_non_null(digester);
+    for (size_t i = 0; i < sizeof(lies) / sizeof(*lies); i++) {
+        wh_ucx_request sent = request_of(2, 40);
+        wh_ucx_request got;
+        wh_string bytes = {0};
+        wherry_error error;
+        assert_int_equal(wh_ucx_request_write(&sent, &bytes), 2);
+        bytes.bytes[lies[i].at] = lies[i].value;
+        wh_digest digest = wh_digest_of(digester, &(struct iovec){bytes.bytes, bytes.size - WH_DIGEST_BYTES}, 1);
+        memcpy(bytes.bytes + bytes.size - WH_DIGEST_BYTES, digest.bytes, WH_DIGEST_BYTES);
+        must_fail(WHERRY_MALFORMED, error, wh_ucx_request_read(bytes.bytes, bytes.size, 1, &got, &error));
+        wh_free(bytes.bytes);
+    }
+    wh_digester_destroy(digester);
+}
+
+/** A library that was built without UCX says so wherever it is asked. */
+static void test_absent(void **state) {
+    (void)state;
+    wh_lane_site site = {0};
+    wh_string text = {0};
+    wh_lane_end *end = NULL;
+    wherry_error error;
+    bool flag = true;
+    must_fail(WHERRY_UNSUPPORTED, error, wh_lane_ucx_absent.offer(&site, &text, &error));
+    assert_non_null(strstr(error.message, "built without UCX"));
+    must_fail(WHERRY_UNSUPPORTED, error, wh_lane_ucx_absent.probe(&site, "", 0, &text, &flag, &end, &error));
+    must_fail(WHERRY_UNSUPPORTED, error, wh_lane_ucx_absent.accept(&site, "", 0, &flag, &end, &error));
+    assert_null(end);
+    assert_int_equal(text.size, 0);
+    wh_lane_ucx_absent.close(NULL);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_header),
+        cmocka_unit_test(test_hostile_headers),
+        cmocka_unit_test(test_pieces),
+        cmocka_unit_test(test_requests),
+        cmocka_unit_test(test_long_addresses),
+        cmocka_unit_test(test_hostile_requests),
+        cmocka_unit_test(test_requests_that_lie),
+        cmocka_unit_test(test_absent),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
