@@ -15,7 +15,7 @@ RELEASE := -Dbuildtype=release -Dtests=disabled -Dprefix=$(PREFIX) $(if $(findst
 SANITIZE := $(DEV) -Db_lundef=false -Dc_args=-fno-sanitize-recover=all
 
 .NOTPARALLEL:
-.PHONY: help demo test test-gpu lint bench bench-gpu bench-torch bench-hosts bench-mpi bench-fetch docs asan tsan fuzz format install wheel clean
+.PHONY: help demo test test-gpu lint bench bench-gpu bench-torch bench-hosts bench-mpi bench-fetch bench-ucx docs asan tsan fuzz format install wheel clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -29,7 +29,7 @@ demo: ## Kill ranks of a training run, and watch their peers heal them
 test: ## Build and run all tests
 	@scripts/install-deps python
 	@scripts/make-venv $(VENV)
-	@scripts/install-deps build files test hosts mpi
+	@scripts/install-deps build files ucx test hosts mpi
 	@scripts/configure build $(DEV) -Dpython=enabled
 	@scripts/install-package build-python
 	@scripts/run-tests build
@@ -38,19 +38,19 @@ lint: ## Check format, layers, headers, symbols, documents
 	@scripts/install-deps python
 	@scripts/make-venv $(VENV)
 	@scripts/make-venv scripts/requirements.txt || true
-	@scripts/install-deps build files test lint docs mpi
+	@scripts/install-deps build files ucx test lint docs mpi
 	@scripts/configure build $(DEV) -Dpython=enabled
 	@scripts/lint build
 
 asan: ## Run the C tests, and those of the Python extension, under the address and undefined-behaviour sanitizers
 	@scripts/install-deps python
 	@scripts/make-venv $(VENV)
-	@scripts/install-deps build files test asan mpi
+	@scripts/install-deps build files ucx test asan mpi
 	@scripts/configure build-asan $(SANITIZE) -Dpython=enabled -Db_sanitize=address,undefined
 	@scripts/run-tests build-asan sanitized
 
 tsan: ## Run the C tests under the thread sanitizer
-	@scripts/install-deps build files test tsan
+	@scripts/install-deps build files ucx test tsan
 	@scripts/configure build-tsan $(SANITIZE) -Db_sanitize=thread
 	@scripts/run-tests build-tsan c-only
 
@@ -65,6 +65,12 @@ bench: ## Build for speed and measure
 	@scripts/configure build-release $(RELEASE)
 	@ninja -C build-release
 	@bench/run build-release
+
+bench-ucx: ## Measure the lane over UCX against UCX itself
+	@scripts/install-deps build ucx bench-ucx
+	@scripts/configure build-release $(RELEASE)
+	@ninja -C build-release
+	@bench/run build-release --only ucx
 
 bench-torch: ## Measure the Python package against PyTorch's PGTransport
 	@scripts/install-deps python

@@ -1,0 +1,145 @@
+/*
+ * bench_ucx TENSORS BYTES REPEATS: ferries a state between two processes over the lane `ucx`, in turn with a program that uses UCX itself: by tagged messages and
+ * by active ones, with one thread and with two. Prints a line of JSON with the seconds of every repeat. UCX_TLS and the like hold for all of them. A first round
+ * warms up and is not counted; what it received is compared with what was sent.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "bench_ucx_plain.h"
+
+enum { STEPS = 6 };
+
+typedef struct step {
+    const char *name;
+    int threads; /**< 0: the lane. */
+    plain_api api;
+    wherry_verify verify;
+} step;
+
+static const step steps[STEPS] = {
+    {.name = "lane", .verify = WHERRY_VERIFY_OFF},     {.name = "tag 1", .threads = 1, .api = PLAIN_TAG},
+    {.name = "tag 2", .threads = 2, .api = PLAIN_TAG}, {.name = "am 1", .threads = 1, .api = PLAIN_AM},
+    {.name = "am 2", .threads = 2, .api = PLAIN_AM},   {.name = "verified", .verify = WHERRY_VERIFY_ON},
+};
+
+/** What both processes share, besides the world. */
+typedef struct board {
+    plain_meeting meeting;
+    double seconds[STEPS][BENCH_REPEATS_MAX];
+    wherry_stats stats;
+} board;
+
+typedef struct run {
+    size_t tensors;
+    uint64_t bytes;
+    int repeats;
+    board *board;
+    wherry_transport *transport;
+    bench_state state;
+} run;
+
+static wherry_status give_target(void *context, const wherry_value **target_p) {
+    *target_p = context;
+    return WHERRY_OK;
+}
+
+static void ferry(run *own, bool source, wherry_verify verify, bool first) {
+    wherry_transfer_options options;
+    wherry_error error;
+    wherry_value *received;
+    wherry_transfer_options_init(&options);
+    options.lanes = "ucx";
+    options.verify = verify;
+    if (source) {
+        bench_check(wherry_checkpoint_send(own->transport, (int32_t[]){1}, 1, own->state.value, &options, NULL, &error),
+                    &error);
+        return;
+    }
+    options.target = give_target;
+    options.target_context = own->state.value;
+    options.stats = &own->board->stats;
+    bench_check(wherry_checkpoint_recv(own->transport, 0, &options, &received, &error), &error);
+    if (first) {
+        bench_state_check(received);
+    }
+    wherry_value_destroy(received);
+}
+
+static void play(bench_world *world, int32_t rank, void *context) {
+    run *own = context;
+    wherry_group *group;
+    wherry_error error;
+    char address[128];
+    bool source = rank == 0;
+    own->state = bench_state_uniform(own->tensors, own->bytes);
+    bench_state_fill(&own->state, source);
+    snprintf(address, sizeof(address), "unix:///tmp/wherry-bench-ucx-%d.sock?rank=%d&size=2", (int)getppid(),
+             (int)rank);
+    bench_check(wherry_group_join(address, NULL, &group, &error), &error);
+    bench_check(wherry_transport_create(group, NULL, &own->transport, &error), &error);
+    plain_ucx *plain = plain_create(world, &own->board->meeting, source);
+    for (int repeat = -1; repeat < own->repeats; repeat++) {
+        for (int i = 0; i < STEPS; i++) {
+            bench_line_up(world);
+            double begin = bench_now();
+            if (steps[i].threads) {
+                plain_run(plain, &own->state, steps[i].api, steps[i].threads);
+            } else {
+                ferry(own, source, steps[i].verify, repeat < 0);
+            }
+            if (!source && repeat >= 0) {
+                own->board->seconds[i][repeat] = bench_now() - begin;
+            }
+            bench_gate(world);
+        }
+    }
+    bench_gate(world);
+    plain_destroy(plain);
+    wherry_transport_destroy(own->transport);
+    wherry_group_leave(group);
+    bench_state_destroy(&own->state);
+}
+
+static void print_board(const run *own) {
+    const wherry_stats *stats = &own->board->stats;
+    printf("{\"bytes\": %llu, \"detail\": \"%s\", \"workers\": %u, \"steps\": {",
+           (unsigned long long)own->tensors * own->bytes, stats->detail, (unsigned)stats->workers);
+    for (int i = 0; i < STEPS; i++) {
+        printf("%s\"%s\": [", i ? ", " : "", steps[i].name);
+        for (int repeat = 0; repeat < own->repeats; repeat++) {
+            printf("%s%.9f", repeat ? ", " : "", own->board->seconds[i][repeat]);
+        }
+        printf("]");
+    }
+    printf("}}\n");
+}
+
+int main(int argc, char **argv) {
+    run own = {.tensors = argc == 4 ? strtoul(argv[1], NULL, 10) : 0};
+    if (argc == 4) {
+        own.bytes = strtoull(argv[2], NULL, 10);
+        own.repeats = (int)strtol(argv[3], NULL, 10);
+    }
+    if (!own.tensors || own.bytes < 64 || own.bytes % 64 || own.repeats < 1 || own.repeats > BENCH_REPEATS_MAX) {
+        fprintf(stderr, "usage: bench_ucx TENSORS BYTES REPEATS (bytes a multiple of 64, at most %d repeats)\n",
+                BENCH_REPEATS_MAX);
+        return 2;
+    }
+    own.board = mmap(NULL, sizeof(board), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (own.board == MAP_FAILED) {
+        bench_die("cannot map shared memory");
+    }
+    unsetenv("WHERRY_LANES");
+    bench_world *world = bench_world_create(2);
+    bool good = bench_world_run(world, play, &own);
+    if (good) {
+        print_board(&own);
+    }
+    bench_world_destroy(world);
+    munmap(own.board, sizeof(board));
+    return good ? EXIT_SUCCESS : EXIT_FAILURE;
+}

@@ -1,0 +1,139 @@
+"""Runs the benchmarks of the lane over UCX, side by side with UCX itself, and makes a page of them."""
+
+import json
+import os
+import shutil
+import socket
+import statistics
+import subprocess
+import time
+
+import ferry_report
+
+TENSOR = 64 << 20
+TENSORS = 16
+PAGES = 20_000
+#: Repeats in one pair of processes; then ucx_perftest has its turn.
+TURN = 3
+#: What UCX may use: with peers that may fail it needs TCP beside shared memory, for its own messages.
+SETTINGS = {"TCP loopback": "tcp", "shared memory": "tcp,sm"}
+PLAIN = ("tag 1", "tag 2", "am 1", "am 2")
+
+
+def measure(build, transports, tensors, nbytes, repeats):
+    program = [str(build / "bench" / "bench_ucx"), str(tensors), str(nbytes), str(repeats)]
+    environment = {**os.environ, "UCX_TLS": transports}
+    output = subprocess.run(program, check=True, stdout=subprocess.PIPE, text=True, env=environment).stdout
+    return json.loads(output.strip().splitlines()[-1])
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def perftest(transports):
+    """Bytes a second of `ucx_perftest -t tag_bw`, with messages as long as the tensors."""
+    environment = {**os.environ, "UCX_TLS": transports}
+    port = str(free_port())
+    server = subprocess.Popen(["ucx_perftest", "-p", port], stdout=subprocess.DEVNULL, env=environment)
+    try:
+        time.sleep(0.5)
+        client = ["ucx_perftest", "127.0.0.1", "-p", port, "-t", "tag_bw", "-f", "-v"]
+        client += ["-s", str(TENSOR), "-n", str(TENSORS), "-w", "2"]
+        output = subprocess.run(client, check=True, stdout=subprocess.PIPE, text=True, env=environment, timeout=120).stdout
+    finally:
+        server.kill()
+        server.wait()
+    # The last line of the CSV: iterations, three overheads, average and overall bandwidth in MiB/s, message rates.
+    return float(output.strip().splitlines()[-1].split(",")[-3]) * (1 << 20)
+
+
+def join(results):
+    """Several runs as one."""
+    return {**results[0], "steps": {step: [one for result in results for one in result["steps"][step]] for step in results[0]["steps"]}}
+
+
+def rate(result, step):
+    return result["bytes"] / statistics.median(result["steps"][step])
+
+
+def best_plain(result):
+    """Of the plain program: its best way, by the median."""
+    return max(PLAIN, key=lambda step: rate(result, step))
+
+
+def rates(values):
+    return f"{statistics.median(values) / 1e9:.2f} GB/s ({min(values) / 1e9:.2f}-{max(values) / 1e9:.2f})"
+
+
+def rows_of(whole, pages, perf):
+    rows = []
+    for name, result in whole.items():
+        best = best_plain(result)
+        ours = rate(result, "lane")
+        count = result["bytes"]
+        label = f"1 GiB in {TENSORS} tensors, {name}"
+        if name == "TCP loopback":
+            rows.append(
+                ferry_report.Row(label, ferry_report.rates(result["steps"]["lane"], count),
+                                 f"{ferry_report.rates(result['steps'][best], count)}, plain UCX, {best}", ours / rate(result, best), 0.95)
+            )
+        if name in perf:
+            rows.append(
+                ferry_report.Row(label, ferry_report.rates(result["steps"]["lane"], count), f"{rates(perf[name])}, ucx_perftest -t tag_bw",
+                                 ours / statistics.median(perf[name]), 1.0)
+            )
+        small = pages[name]
+        rows.append(
+            ferry_report.Row(f"{PAGES:,} tensors of 4 KiB, {name}, whole call", ferry_report.rates(small["steps"]["lane"], small["bytes"]),
+                             f"{ours / 1e9:.2f} GB/s, the same with 1 GiB", rate(small, "lane") / ours, 0.5)
+        )
+    return rows
+
+
+def all_lines(whole, pages):
+    for name in whole:
+        for label, result in ((f"1 GiB, {name}", whole[name]), (f"{PAGES:,} of 4 KiB, {name}", pages[name])):
+            yield [label, *(f"{rate(result, step) / 1e9:.2f}" for step in ("lane", "verified", *PLAIN)), result["detail"]]
+
+
+def run(build, repeats, machine, results_folder, patience):
+    """@return the lines of the page; writes it where there is a folder for it."""
+    whole, pages, perf, shares = {}, {}, {}, []
+    for name, transports in SETTINGS.items():
+        results = []
+        for _ in range(max(1, repeats // TURN)):
+            ferry_report.wait_for_quiet(patience)
+            others = ferry_report.Others()
+            results.append(measure(build, transports, TENSORS, TENSOR, TURN))
+            shares.append(others.share())
+            if "sm" in transports and shutil.which("ucx_perftest"):
+                perf.setdefault(name, []).append(perftest(transports))
+        whole[name] = join(results)
+        ferry_report.wait_for_quiet(patience)
+        pages[name] = measure(build, transports, PAGES, 4096, repeats)
+    machine += f"; other work took {statistics.mean(shares) * 100:.0f}% of its time meanwhile, {max(shares) * 100:.0f}% at most"
+    lines = [
+        "# The lane over UCX",
+        "",
+        f"`make bench-ucx`: the lane and plain UCX in one pair of processes, in turn, warm; median of {repeats} (lowest-highest).",
+        f"Machine: {machine}.",
+        "",
+        *ferry_report.table(["case", "ours", "limit", "ratio", "required", "holds"], [row.cells() for row in rows_of(whole, pages, perf)]),
+        "",
+        "Ours is the whole call of the receiver, from the question to the confirmation, without digests. The plain program links libucp, has a context and a",
+        "worker for each thread, posts all sends and all receives at once, from and into the same memory, and polls; its best way counts. UCX_TLS is the same",
+        f"for both: {', '.join(f'`{value}` ({key})' for key, value in SETTINGS.items())}.",
+        "",
+        "## Every way",
+        "",
+        "GB/s; `tag` and `am` are the plain program's, with one thread and with two.",
+        "",
+        *ferry_report.table(["case", "lane", "lane, verified", *PLAIN, "what UCX chose for the lane"], all_lines(whole, pages)),
+        "",
+    ]
+    if results_folder:
+        (results_folder / "ucx.md").write_text("\n".join(lines))
+    return lines
