@@ -20,6 +20,7 @@ enum {
     BLOCK_THREADS = 256,
     LAUNCH_FROM = 4,           /**< Fewer runs than these are as fast by the driver's own copies. */
     PINNED_RUN_MAX = 64 << 10, /**< Longer runs from or to the host are left to the device's copy engine. */
+    DEVICE_RUN_MAX = 8 << 20,  /**< Longer ones on devices are left to the driver, whose own copy is faster there. */
     IDLE_MAX = 16,             /**< Queues that are kept for the next transfer, a device. */
 };
 
@@ -276,7 +277,7 @@ static wherry_status copy_one(wh_cuda_queue *queue, const wh_cuda_driver *driver
 static wherry_status copy_all(wh_cuda_queue *queue, const wh_cuda_driver *driver, wh_cuda_way way,
                               const wh_cuda_run *runs, size_t count, wherry_error *error) {
     bool launches = queue->kernel && way != WH_CUDA_WITH_PAGEABLE && count >= LAUNCH_FROM;
-    size_t longest = way == WH_CUDA_ON_DEVICES ? SIZE_MAX : PINNED_RUN_MAX;
+    size_t longest = way == WH_CUDA_ON_DEVICES ? DEVICE_RUN_MAX : PINNED_RUN_MAX;
     batch b = {0};
     wherry_status status = WHERRY_OK;
     for (size_t i = 0; i < count && status == WHERRY_OK; i++) {

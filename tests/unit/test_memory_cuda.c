@@ -111,7 +111,7 @@ static void test_many_runs(void **state) {
 static void test_long_runs(void **state) {
     (void)state;
     enum { COUNT = 5 };
-    size_t length = (9 << 20) + 3;
+    size_t length = (5 << 20) + 3;
     wherry_storage *from = build_device_storage(0, COUNT * length, 9);
     wherry_storage *to = build_device_storage(0, COUNT * length, 1);
     wh_cuda_run runs[COUNT];
