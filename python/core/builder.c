@@ -42,6 +42,10 @@ wherry_storage *wpy_storage_add(wpy_builder *builder, PyObject *dict, PyObject *
         wherry_storage_unref(storage);
         return NULL;
     }
+    device = wherry_storage_device(storage);
+    if (device.kind == WHERRY_DEVICE_CUDA && device.index >= 0 && device.index < 64) {
+        builder->state->cuda_devices |= UINT64_C(1) << device.index;
+    }
     PyObject *address = PyLong_FromVoidPtr(storage);
     bool ok = address && PyDict_SetItem(dict, key, address) == 0 && PyList_Append(builder->state->keep, owner) == 0;
     Py_XDECREF(address);
@@ -193,6 +197,7 @@ static void clear_builder(wpy_builder *builder) {
     Py_XDECREF(builder->strided);
     Py_XDECREF(builder->storages);
     Py_XDECREF(builder->memories);
+    Py_XDECREF(builder->device_seen);
 }
 
 PyObject *wpy_build(PyObject *module, PyObject *arguments) {

@@ -144,6 +144,7 @@ typedef struct wpy_state {
     size_t leaf_capacity;
     size_t *index; /**< Leaf numbers + 1 by the address of the value; made when first asked for. */
     size_t index_size;
+    uint64_t cuda_devices; /**< A bit for each CUDA device that memory of it lies on. */
 } wpy_state;
 
 extern PyTypeObject *wpy_state_type;
@@ -179,6 +180,8 @@ typedef struct wpy_builder {
     size_t owned_capacity;
     PyTypeObject *tensor_type; /**< The last type that was found to be a tensor's, and */
     PyObject *wrapping;        /**< its name, or NULL. Both borrowed. */
+    PyObject *device_seen;     /**< The last device of a tensor that is not the host's; NULL: none yet, and */
+    wherry_device device;      /**< what it is. */
 } wpy_builder;
 
 /** A value below `step`; NULL with an exception set. */

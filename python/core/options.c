@@ -13,6 +13,7 @@ typedef enum option_kind {
     AS_VERIFY, /**< wherry_verify, from True, False and None. */
     AS_CANCEL, /**< A Cancel, or None. */
     AS_CALL,   /**< PyObject *, None: NULL; borrowed. */
+    AS_STREAM, /**< void *, from an address; 0: NULL. */
     AS_SECRET, /**< Bytes, or None: pointer and size of wherry_group_options. */
 } option_kind;
 
@@ -106,6 +107,9 @@ static bool take(const option_row *row, PyObject *value, void *options) {
         return take_text(value, place);
     case AS_CANCEL:
         return take_cancel(value, place);
+    case AS_STREAM:
+        *(void **)place = PyLong_AsVoidPtr(value);
+        return !PyErr_Occurred();
     case AS_CALL:
         *(PyObject **)place = value == Py_None ? NULL : value;
         return true;
@@ -160,6 +164,8 @@ bool wpy_transfer_options(PyObject *dict, wherry_transfer_options *options, wpy_
         {"any_device", AS_FLAG, IN(flags), WHERRY_RECV_ANY_DEVICE},
         {"any_box", AS_FLAG, IN(flags), WHERRY_RECV_ANY_BOX},
         {"keep_ptracer", AS_FLAG, IN(flags), WHERRY_KEEP_PTRACER},
+        {"keep_open", AS_FLAG, IN(flags), WHERRY_KEEPS_MEMORY},
+        {"stream", AS_STREAM, IN(stream), 0},
         {"mesh_rank", AS_I64, IN(rank), 0},
         {"progress", AS_CALL, offsetof(transfer_extra, progress), 0},
         {"cancel", AS_CANCEL, IN(cancel), 0},

@@ -50,17 +50,20 @@ static void want_huge_pages(void *data, uint64_t nbytes) {
     }
 }
 
-static wherry_status keep_storage(wpy_restorer *restorer, PyObject *answer, uint64_t nbytes, wherry_device device,
+/** Takes what the codec allocated, wherever that is: the codec decides. */
+static wherry_status keep_storage(wpy_restorer *restorer, PyObject *answer, uint64_t nbytes,
                                   wherry_storage **storage_p) {
     PyObject *owner;
     PyObject *pointer;
+    PyObject *place;
     wherry_storage *storage;
+    wherry_device device;
     wherry_error error;
-    if (!PyArg_ParseTuple(answer, "OO:allocate", &owner, &pointer)) {
+    if (!PyArg_ParseTuple(answer, "OOO:allocate", &owner, &pointer, &place)) {
         return WHERRY_NO_MEMORY;
     }
     void *data = PyLong_AsVoidPtr(pointer);
-    if (PyErr_Occurred()) {
+    if (PyErr_Occurred() || !wpy_read_device(place, &device)) {
         return WHERRY_NO_MEMORY;
     }
     if (device.kind == WHERRY_DEVICE_CPU) {
@@ -86,7 +89,7 @@ wherry_status wpy_restorer_allocate(wpy_restorer *restorer, uint64_t nbytes, whe
     PyObject *size = PyLong_FromUnsignedLongLong(nbytes);
     PyObject *text = size ? device_text(restorer, device) : NULL;
     PyObject *answer = text ? PyObject_CallMethodObjArgs(restorer->codec, wpy_name.allocate, size, text, NULL) : NULL;
-    wherry_status status = answer ? keep_storage(restorer, answer, nbytes, device, storage_p) : WHERRY_NO_MEMORY;
+    wherry_status status = answer ? keep_storage(restorer, answer, nbytes, storage_p) : WHERRY_NO_MEMORY;
     Py_XDECREF(answer);
     Py_XDECREF(text);
     Py_XDECREF(size);

@@ -212,12 +212,26 @@ static PyObject *state_tensors(PyObject *self, PyObject *unused) {
     return list;
 }
 
+static PyObject *state_cuda_devices(PyObject *self, PyObject *unused) {
+    (void)unused;
+    PyObject *list = PyList_New(0);
+    for (int i = 0; list && i < 64; i++) {
+        PyObject *number = ((wpy_state *)self)->cuda_devices >> i & 1 ? PyLong_FromLong(i) : NULL;
+        if (PyErr_Occurred() || (number && PyList_Append(list, number) != 0)) {
+            Py_CLEAR(list);
+        }
+        Py_XDECREF(number);
+    }
+    return list;
+}
+
 static PyMethodDef state_methods[] = {
     {"summary", state_summary, METH_NOARGS, "Figures: tensors, storages, bytes."},
     {"text", state_text, METH_NOARGS, "The tree, a line a value."},
     {"tensors", state_tensors, METH_NOARGS,
      "(path, dtype, shape, strides, offset, number of the storage, flags) of each tensor."},
     {"storages", state_storages, METH_NOARGS, "(pointer, nbytes, device) of each unique storage."},
+    {"cuda_devices", state_cuda_devices, METH_NOARGS, "The numbers of the CUDA devices that memory of it lies on."},
     {NULL, NULL, 0, NULL},
 };
 

@@ -32,11 +32,18 @@ static bool ask_number(PyObject *object, PyObject *method, uint64_t *number_p) {
     return !PyErr_Occurred();
 }
 
-/** The device of a tensor that is not the host's. */
-static bool read_device(PyObject *tensor, wherry_device *device_p) {
+/** The device of a tensor that is not the host's: mostly that of the one before. */
+static bool read_device(wpy_builder *builder, PyObject *tensor, wherry_device *device_p) {
     PyObject *device = PyObject_GetAttr(tensor, wpy_name.device);
-    PyObject *text = device ? PyObject_Str(device) : NULL;
-    bool ok = text && wpy_read_device(text, device_p);
+    int known = device && builder->device_seen ? PyObject_RichCompareBool(device, builder->device_seen, Py_EQ) : 0;
+    PyObject *text = device && known == 0 ? PyObject_Str(device) : NULL;
+    bool ok = known > 0 || (text && wpy_read_device(text, &builder->device));
+    if (text && ok) {
+        PyObject *before = builder->device_seen;
+        builder->device_seen = Py_NewRef(device);
+        Py_XDECREF(before);
+    }
+    *device_p = builder->device;
     Py_XDECREF(text);
     Py_XDECREF(device);
     return ok;
@@ -47,7 +54,7 @@ static wherry_storage *new_storage(wpy_builder *builder, PyObject *tensor, PyObj
     uint64_t nbytes;
     wherry_device device = wherry_device_cpu();
     PyObject *on_host = PyObject_GetAttr(tensor, wpy_name.is_cpu);
-    bool ok = on_host && (on_host == Py_True || read_device(tensor, &device)) &&
+    bool ok = on_host && (on_host == Py_True || read_device(builder, tensor, &device)) &&
               ask_number(storage, wpy_name.data_ptr, &data) && ask_number(storage, wpy_name.nbytes, &nbytes);
     Py_XDECREF(on_host);
     return ok ? wpy_storage_add(builder, builder->storages, key, (void *)(uintptr_t)data, nbytes, device, storage)

@@ -258,14 +258,10 @@ SCALAR_DECODERS: dict[str, Callable[[dict[str, Any]], Decoder]] = {"numpy.scalar
 # Memory and arrays of a state that is received.
 
 
-def allocate(nbytes: int, device: str) -> tuple[Any, int]:
-    """Memory for a storage."""
-    if device != "cpu":
-        raise Unsupported(
-            f"NumPy's arrays are in the memory of the host, not on {device}: receive with wherry.torch, or ask for the host"
-        )
+def allocate(nbytes: int) -> tuple[Any, int, str]:
+    """Memory for a storage: NumPy's arrays are in that of the host."""
     owner = need_numpy().empty(nbytes, "uint8")
-    return owner, owner.__array_interface__["data"][0]
+    return owner, owner.__array_interface__["data"][0], "cpu"
 
 
 def tensor(owner: Any, dtype: int, shape: tuple[int, ...], strides: tuple[int, ...], offset: int, flags: int) -> Any:

@@ -38,7 +38,13 @@ def contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def describe(
-    root: tuple[int, int], pointer: int, dtype: int, shape: tuple[int, ...], steps: tuple[int, ...], owner: object
+    root: tuple[int, int],
+    pointer: int,
+    dtype: int,
+    shape: tuple[int, ...],
+    steps: tuple[int, ...],
+    owner: object,
+    device: str = "cpu",
 ) -> Memory | None:
     """A view, by its strides in bytes. None where a tensor cannot be that, so that it must be copied.
 
@@ -60,7 +66,7 @@ def describe(
     if pointer < begin or end > begin + nbytes or (pointer - begin) % size:
         begin, nbytes = pointer, end - pointer
     return Memory(
-        (begin, nbytes), begin, nbytes, "cpu", dtype, (pointer - begin) // size, shape, tuple(strides), 0, owner
+        (begin, nbytes), begin, nbytes, device, dtype, (pointer - begin) // size, shape, tuple(strides), 0, owner
     )
 
 
@@ -200,7 +206,8 @@ _capsule_pointer = ctypes.pythonapi.PyCapsule_GetPointer
 _capsule_pointer.argtypes = [ctypes.py_object, ctypes.c_char_p]
 _capsule_pointer.restype = ctypes.c_void_p
 
-_DL_CPU = 1
+#: CPU, CUDA, memory of the host that CUDA has pinned.
+_DL_DEVICES = {1: "cpu", 2: "cuda:{}", 3: "cpu"}
 _DL_READ_ONLY, _DL_COPIED = 1, 2
 _DL_TYPES = {(0, 8 << i): f"int{8 << i}" for i in range(4)} | {(1, 8 << i): f"uint{8 << i}" for i in range(4)}
 _DL_TYPES |= {(2, 16): "float16", (2, 32): "float32", (2, 64): "float64", (4, 16): "bfloat16", (6, 8): "bool"}
@@ -217,11 +224,15 @@ class HasDLPack(Protocol):
 
 
 def memory_of_dlpack(value: HasDLPack, target: bool) -> Memory:
-    """Of an object with DLPack in host memory. target: it is to be received into."""
-    kind = int(value.__dlpack_device__()[0])
-    if kind != _DL_CPU:
+    """Of an object with DLPack, in memory of the host or of a CUDA device. target: it is to be received into.
+
+    No stream is named: an object on a device then sees to it that what it has queued comes before the default stream.
+    """
+    kind, number = map(int, value.__dlpack_device__())
+    device = _DL_DEVICES.get(kind, "").format(number)
+    if not device:
         raise CannotTravel(
-            f"its memory is on a device (number {kind} of DLPack's) and not on the host: copy it to the host first"
+            f"its memory is on a device (number {kind} of DLPack's) that cannot be read: copy it to the host first"
         )
     try:
         capsule = value.__dlpack__(max_version=(1, 0))
@@ -239,7 +250,7 @@ def memory_of_dlpack(value: HasDLPack, target: bool) -> Memory:
     shape = tuple(tensor.shape[i] for i in range(tensor.ndim))
     strides = tuple(tensor.strides[i] for i in range(tensor.ndim)) if tensor.strides else contiguous(shape)
     pointer = (tensor.data or 0) + tensor.byte_offset
-    made = describe((0, 0), pointer, CODES[name], shape, tuple(size * stride for stride in strides), capsule)
+    made = describe((0, 0), pointer, CODES[name], shape, tuple(size * stride for stride in strides), capsule, device)
     if made is None:
         raise CannotTravel("its strides are negative: send a copy of it")
     return made

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from enum import Enum
 from typing import Any, NoReturn, TypeVar
 
@@ -17,7 +17,7 @@ from wherry._buffers import CannotTravel
 from wherry._keys import Keys
 from wherry._nodes import DTensor, Memory, Object, Sharded
 from wherry._types import Decoder, Encoder, check_arguments, expect, no_arguments
-from wherry.errors import Error, Malformed, Unsupported
+from wherry.errors import Error, InvalidArgument, Malformed, Unsupported
 
 _Self = TypeVar("_Self", bound="Codec")
 
@@ -206,9 +206,20 @@ class Codec:
             )
         return made
 
-    def allocate(self, nbytes: int, device: str) -> tuple[Any, int]:
-        """Memory for a new storage: what owns it, and its address."""
-        return _arrays.allocate(nbytes, device)
+    def new_on(self, device: Any, or_else: Any = None) -> None:
+        """Says where what a source has on an accelerator arrives, where it is new. None: on `or_else` where that can be, else on the host."""
+        if device is not None and str(device) != "cpu":
+            raise InvalidArgument(
+                f"arrays of NumPy are in the memory of the host, not on {device}: import torch, and tensors arrive there"
+            )
+
+    def stream(self, devices: Iterable[int], fixed: bool = False) -> int:
+        """The stream behind what the program has queued on these CUDA devices; 0: the default stream of each."""
+        return 0
+
+    def allocate(self, nbytes: int, device: str) -> tuple[Any, int, str]:
+        """Memory for a new storage that the source has on `device`: what owns it, its address, and where it is."""
+        return _arrays.allocate(nbytes)
 
     def tensor(
         self,

@@ -23,6 +23,8 @@ class State:
         """(path, dtype, shape, strides, offset, number of the storage, flags) of each tensor."""
     def storages(self) -> list[tuple[int, int, str]]:
         """(pointer, nbytes, device) of each unique storage."""
+    def cuda_devices(self) -> list[int]:
+        """The numbers of the CUDA devices that memory of it lies on."""
     def text(self) -> str: ...
 
 def build(value: object, codec: Any) -> State: ...

@@ -121,15 +121,19 @@ class Group:
                         raise
 
 
-def codec_for(allow_pickle: bool) -> Codec:
+def codec_for(allow_pickle: bool, new_device: object = None) -> Codec:
     """The codec of this process: with torch's types where the program has imported torch, else without."""
+    made: Codec
     if "torch" in sys.modules:
         from wherry.torch._codec import TorchCodec
 
-        return TorchCodec(allow_pickle)
-    from wherry._codec import Codec
+        made = TorchCodec(allow_pickle)
+    else:
+        from wherry._codec import Codec
 
-    return Codec(allow_pickle)
+        made = Codec(allow_pickle)
+    made.new_on(new_device)
+    return made
 
 
 def send(
@@ -162,9 +166,11 @@ def send(
     deadline = Deadline(timeout)
     ranks = ranks_of(dst, group.size, group.rank)
     options = transfer_options(step=step, lanes=lanes, threads=threads, verify=verify, cancel=cancel)
-    built = _core.build(state, codec_for(allow_pickle))
+    codec = codec_for(allow_pickle)
+    built = _core.build(state, codec)
     if not ranks:
         return []
+    options["stream"] = codec.stream(built.cuda_devices())
     with reporting(progress, "to") as report:
         options.update(timeout_ms=deadline.left_ms, progress=report)
         outcomes = group._link.send(ranks, built, options)
@@ -187,22 +193,25 @@ def recv(
     allow_pickle: bool = False,
     cancel: _core.Cancel | None = None,
     partial: bool = False,
+    new_device: object = None,
 ) -> Any:
     """Receives the state that a rank sends, into new memory, or in place into the tensors of ``into``.
 
     ``into`` has tensors at the same paths, with the same dtype and shape: the result then holds those very tensors.
     A mismatch raises Mismatch before anything is touched, and the source is told. What ``into`` lacks arrives anew.
-    ``partial``: leave alone what the source lacks, instead of raising Mismatch. The other options are those of :func:`send`.
+    ``partial``: leave alone what the source lacks, instead of raising Mismatch. ``new_device``: where tensors that the source
+    has on an accelerator arrive, where they are new: "cuda:1"; None: on the host. The other options are those of :func:`send`.
 
     In a process that has imported torch, tensors arrive as torch tensors, else as NumPy arrays.
     """
     deadline = Deadline(timeout)
     source = source_of(src, group.size, group.rank)
     options = transfer_options(
-        step=step, lanes=lanes, threads=threads, verify=verify, cancel=cancel, partial=partial, new=into is not None
+        step=step, lanes=lanes, threads=threads, verify=verify, cancel=cancel, partial=partial, new=into is not None, any_device=True
     )
-    codec = codec_for(allow_pickle)
+    codec = codec_for(allow_pickle, new_device)
     target = None if into is None else _core.build(into, codec.for_target())
+    options["stream"] = codec.stream(target.cuda_devices() if target else ())
     with reporting(progress, "from") as report:
         options.update(timeout_ms=deadline.left_ms, progress=report)
         value, stats = group._link.recv(source, target, codec, options)

@@ -118,7 +118,8 @@ class Transport(_Base[T]):
     """Sends and receives checkpoints for torchft's Manager.
 
     ``timeout`` (a timedelta or seconds) is how long :meth:`disallow_checkpoint` lets a transfer that runs go on.
-    ``state_dict``, a function that returns a state dict, makes receives go in place, into its tensors. ``host`` is the
+    ``state_dict``, a function that returns a state dict, makes receives go in place, into its tensors. New tensors arrive on the
+    host, unless ``new_device`` names a CUDA device; with ``state_dict``, what the target lacks on ``device``. ``host`` is the
     address at which the other replicas reach this process; by default the one on the way to the lighthouse. The other
     options are those of ``wherry.torch.PGTransport``.
     """
@@ -129,20 +130,24 @@ class Transport(_Base[T]):
         *,
         state_dict: Callable[[], T] | None = None,
         device: object = "cpu",
+        new_device: object = None,
         lanes: str | None = None,
         verify: bool | None = None,
         progress: ProgressOption = None,
         allow_pickle: bool = False,
         threads: int = 0,
+        keep_open: bool = False,
         host: str | None = None,
     ) -> None:
         self._seconds = seconds_of(timeout)
         self._state_dict = state_dict
         self._device = device
+        self._new_device = new_device
         self._options: dict[str, Any] = {"lanes": lanes, "verify": verify, "threads": threads}
         transfer_options(**self._options)
         self._progress = progress
         self._allow_pickle = allow_pickle
+        self._keep_open = keep_open
         self._holder = _Holder(host)
         self._finalizer = weakref.finalize(self, self._holder.close)
         #: The figures of the last receive.
@@ -162,13 +167,15 @@ class Transport(_Base[T]):
         Until that has returned neither the state nor its tensors may change. Whoever asks for another step is told so. A
         second call ends the first.
         """
-        options = transfer_options(step=step, mesh_rank=_mesh_rank(), **self._options)
+        options = transfer_options(step=step, mesh_rank=_mesh_rank(), keep_open=self._keep_open, **self._options)
         seconds = seconds_of(timeout)
         options["timeout_ms"] = Deadline(seconds).left_ms
         link = self._holder.find_harbour().link
         with self._holder.turn:
             self._holder.end_serving()
-            built = _core.build(state_dict, codec_for(self._allow_pickle))
+            codec = codec_for(self._allow_pickle)
+            built = _core.build(state_dict, codec)
+            options["stream"] = codec.stream(built.cuda_devices(), fixed=True)
             self._holder.serving = Serving(link, built, options, self._seconds)
         logger.info("offering step %d to %s", step, sorted(dst_ranks))
 
@@ -188,10 +195,12 @@ class Transport(_Base[T]):
         with _about(src_rank, step):
             card = _read_card(metadata)
         codec = codec_for(self._allow_pickle)
+        codec.new_on(self._new_device, None if self._state_dict is None else self._device)
         target = None if self._state_dict is None else _core.build(self._state_dict(), codec.for_target())
         options = transfer_options(
-            step=step, new=target is not None, mesh_rank=_mesh_rank(), **self._options
+            step=step, new=target is not None, any_device=True, mesh_rank=_mesh_rank(), **self._options
         )
+        options["stream"] = codec.stream(target.cuda_devices() if target else ())
         with reporting(self._progress, "from") as report, _about(src_rank, step):
             options["progress"] = report
             value: T

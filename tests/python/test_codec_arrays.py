@@ -8,6 +8,7 @@ import re
 
 import numpy as np
 import pytest
+import wherry
 from random_state import SIMPLE
 from same_state import assert_same
 from test_codec import run_without, there_and_back
@@ -315,7 +316,7 @@ def test_dlpack_keeps_its_memory():
 def test_dlpack_elsewhere():
     class Device:
         def __dlpack_device__(self):
-            return (2, 0)
+            return (8, 0)  # Metal
 
         def __dlpack__(self, **options):
             raise AssertionError("asked for memory of a device")
@@ -371,7 +372,7 @@ def test_types_of_ml_dtypes():
 
 def test_flags_of_torch():
     codec = Codec()
-    owner, _ = codec.allocate(16, "cpu")
+    owner, *_ = codec.allocate(16, "cpu")
     owner.view("complex64")[:] = [1 + 2j, 3 - 4j]
     made = [codec.tensor(owner, "cpu", 14, (2,), (1,), 0, flags) for flags in (0, 1, 2, 4, 6)]
     expected = [[1 + 2j, 3 - 4j], [1 + 2j, 3 - 4j], [1 - 2j, 3 + 4j], [-1 - 2j, -3 + 4j], [-1 + 2j, -3 - 4j]]
@@ -379,5 +380,9 @@ def test_flags_of_torch():
 
 
 def test_other_devices():
-    with pytest.raises(Unsupported, match="wherry.torch"):
-        Codec().allocate(16, "cuda:0")
+    codec = Codec()
+    assert codec.allocate(16, "cuda:0")[2] == "cpu"  # arrives on the host
+    with pytest.raises(wherry.InvalidArgument, match="import torch"):
+        codec.new_on("cuda:0")
+    codec.new_on("cpu")
+    assert codec.stream([0, 1]) == 0

@@ -471,7 +471,7 @@ def test_hostile(watched):  # noqa: F811
 
 def test_hostile_flags_and_memory():
     codec = TorchCodec()
-    owner, _ = codec.allocate(16, "cpu")
+    owner, *_ = codec.allocate(16, "cpu")
     with pytest.raises(Malformed):
         codec.tensor(owner, "cpu", _core.DTYPES["int32"][0], (2,), (1,), 0, 1)  # integers have no gradient
     with pytest.raises(wherry.NoMemory):
@@ -479,3 +479,14 @@ def test_hostile_flags_and_memory():
     with pytest.raises(Unsupported):
         codec.tensor(owner, "cpu", _core.DTYPES["qint8"][0], (2,), (1,), 0, 0)
     assert raw(codec.tensor(None, "cpu", 11, (0, 1 << 40), (1 << 40, 1), 0, 0)) == b""
+
+
+def test_memory_of_devices_arrives_on_the_host():
+    codec = TorchCodec()
+    owner, _, place = codec.allocate(16, "cuda:3")
+    assert (owner.device.type, place) == ("cpu", "cpu")
+    assert codec.tensor(None, "cuda:3", 11, (0,), (1,), 0, 0).device.type == "cpu"
+    codec.new_on(None, "cuda")  # which this machine may lack
+    assert codec.allocate(16, "cpu")[2] == "cpu"
+    with pytest.raises(wherry.InvalidArgument, match="cpu or cuda"):
+        codec.new_on("meta")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -13,8 +13,8 @@ from wherry import _arrays, _core
 from wherry._codec import Codec
 from wherry._nodes import TENSOR_CONJ, TENSOR_NEG, TENSOR_REQUIRES_GRAD, DTensor, Sharded
 from wherry._types import Decoder, Encoder
-from wherry.errors import Malformed, NoMemory, Unsupported
-from wherry.torch import _small, _tensors
+from wherry.errors import InvalidArgument, Malformed, NoMemory, Unsupported
+from wherry.torch import _small, _streams, _tensors
 
 #: A quantized tensor is more than its elements, so that these are not read as they are.
 _QUANTIZED = ("qint8", "quint8", "qint32", "quint4x2", "quint2x4")
@@ -39,6 +39,7 @@ class TorchCodec(Codec):
     tensor_types = {torch.Tensor: None, nn.Parameter: "torch.Parameter"}
     dtypes = DTYPES
     strided = torch.strided
+    _device = "cpu"  # of what the source has on an accelerator and is new here
 
     def _start(self) -> None:
         super()._start()
@@ -86,18 +87,38 @@ class TorchCodec(Codec):
         if made is None or not isinstance(made, torch.Tensor):
             return super().to_array(made)
         dtype = _arrays.numpy_dtype(DTYPES[made.dtype])
-        tensor = made.detach().resolve_conj().resolve_neg()
+        tensor = made.detach().cpu().resolve_conj().resolve_neg()
         if dtype.name in _arrays.NATIVE:
             return tensor.numpy()
         return tensor.view(torch.uint8 if dtype.itemsize == 1 else torch.int16).numpy().view(dtype)
 
-    def allocate(self, nbytes: int, device: str) -> tuple[Any, int]:
+    def new_on(self, device: Any, or_else: Any = None) -> None:
+        """What the source has on the host arrives there in any case."""
+        found = torch.device("cpu" if device is None else device)
+        if found.type not in ("cpu", "cuda"):
+            raise InvalidArgument(f"new tensors arrive on cpu or cuda, not on {found}: move them there afterwards")
+        if device is None and or_else is not None and torch.device(or_else).type == "cuda" and torch.cuda.is_available():
+            found = torch.device(or_else)
+        if found.type == "cuda" and found.index is None:
+            found = torch.device("cuda", torch.cuda.current_device())
+        self._device = str(found)
+
+    def stream(self, devices: Iterable[int], fixed: bool = False) -> int:
+        """Behind what this thread's current streams have queued."""
+        own = set() if self._device == "cpu" else {torch.device(self._device).index}
+        return _streams.joined(sorted(own | set(devices)), fixed)
+
+    def _place(self, device: str) -> str:
+        return device if device == "cpu" else self._device
+
+    def allocate(self, nbytes: int, device: str) -> tuple[Any, int, str]:
         """Memory for a new storage, from torch's allocator."""
+        place = self._place(device)
         try:
-            owner = _new_storage(nbytes) if device == "cpu" else _new_storage(nbytes, device=torch.device(device))
+            owner = _new_storage(nbytes) if place == "cpu" else _new_storage(nbytes, device=torch.device(place))
         except RuntimeError as error:
-            raise NoMemory(f"torch has no {nbytes} bytes on {device}: {error}") from error
-        return owner, owner.data_ptr()
+            raise NoMemory(f"torch has no {nbytes} bytes on {place}: {error}") from error
+        return owner, owner.data_ptr(), place
 
     def tensor(
         self,
@@ -110,6 +131,8 @@ class TorchCodec(Codec):
         flags: int,
     ) -> Any:
         """A tensor over what allocate gave; owner is None for a storage without bytes."""
+        if owner is None:
+            device = self._place(device)
         empty = _EMPTY.get((dtype, device))
         if empty is None:
             empty = _EMPTY[dtype, device] = _new_empty(dtype, device)

@@ -16,7 +16,7 @@ from wherry._options import Deadline, Duration, ranks_of, seconds_of, source_of,
 from wherry._progress import ProgressOption, reporting
 from wherry._report import raise_first, tell_received, tell_sent
 from wherry._stats import Outcome, Stats
-from wherry.errors import Closed, Error
+from wherry.errors import Closed, Error, InvalidArgument
 from wherry.torch import _pg
 from wherry.torch._codec import TorchCodec
 from wherry.torch._meeting import find_way
@@ -48,8 +48,12 @@ class PGTransport:
 
     ``pg`` is a process group of any backend, or a wrapper of one, such as torchft's. The ranks meet through its store;
     bytes take the fastest lane that reaches the other rank, not the group. ``timeout`` (a timedelta or seconds) is that of
-    a whole call. ``device`` is a device or its name. With ``state_dict``, a function that returns a state dict, states
-    are received in place, into its tensors; without it new tensors arrive on the CPU.
+    a whole call. With ``state_dict``, a function that returns a state dict, states are received in place, into its
+    tensors, wherever they are; without it new tensors arrive on the CPU. ``device`` is a device or its name: what the
+    target lacks, and the source has on an accelerator, arrives there.
+
+    Tensors on CUDA devices are sent and received where they are. What is queued on torch's current stream of each device
+    before the call is waited for; what was received is there when the call returns.
 
     Options, all by keyword:
 
@@ -60,6 +64,9 @@ class PGTransport:
     - ``progress``: True for a tqdm bar, or a function that is given a ``wherry.Progress``.
     - ``allow_pickle``: pickle what cannot travel otherwise, and unpickle what comes so. Both sides must say it.
     - ``threads`` that move bytes; 0: as many as there are processors.
+    - ``new_device``: where new tensors arrive that the source has on an accelerator: "cuda:1". None: as said above.
+    - ``keep_open``: a source's promise that torch does not give its CUDA memory back to the system (empty_cache) before the next
+      send, so that receivers of the same host keep it open, and the next transfer need not open it again.
     - ``address``: where the ranks meet, instead of the store: "tcp://HOST:PORT" or "unix:///PATH", the same on all.
 
     Ranks are those of ``pg``, as ``pg.send`` has them. Any thread may call, several at once. ``close()``, the end of a
@@ -80,6 +87,8 @@ class PGTransport:
         progress: ProgressOption = None,
         allow_pickle: bool = False,
         threads: int = 0,
+        new_device: torch.device | str | None = None,
+        keep_open: bool = False,
         address: str | None = None,
     ) -> None:
         seconds_of(timeout)
@@ -94,6 +103,10 @@ class PGTransport:
         transfer_options(step=step, **self._options)
         self._progress = progress
         self._codec = TorchCodec(allow_pickle)
+        self._new_device = None if new_device is None else torch.device(new_device)
+        if self._new_device is not None and self._new_device.type not in ("cpu", "cuda"):
+            raise InvalidArgument(f"new_device is cpu or cuda, not {new_device}: move the tensors there afterwards")
+        self._keep_open = keep_open
         self._address = address
         self._holder = _Holder()
         self._finalizer = weakref.finalize(self, self._holder.give_back)
@@ -121,6 +134,7 @@ class PGTransport:
         built = _core.build(state_dict, self._codec)
         with reporting(self._progress, "to") as report, way.serving(ranks, deadline) as berth:
             options.update(timeout_ms=deadline.left_ms, progress=report, mesh_rank=_pg.own_rank(way.pg))
+            options.update(stream=self._codec.stream(built.cuda_devices()), keep_open=self._keep_open)
             berth.outcomes = berth.link.send(berth.ranks, built, options, again=True)
         outcomes = [dataclasses.replace(one, rank=rank) for rank, one in zip(ranks, berth.outcomes)]
         self.last_outcomes = outcomes
@@ -147,11 +161,14 @@ class PGTransport:
             step=self._step if step is None else step,
             partial=self._partial,
             new=self._state_dict is not None,
+            any_device=True,
             mesh_rank=own,
             **self._options_over(way),
         )
         self._codec.rank = own
+        self._codec.new_on(self._new_device, None if self._state_dict is None else self._device)
         target = None if self._state_dict is None else _core.build(self._state_dict(), self._codec.for_target())
+        options["stream"] = self._codec.stream(target.cuda_devices() if target else ())
         with reporting(self._progress, "from") as report:
             options["progress"] = report
             value, stats = self._receive(way, source, target, options, deadline)
