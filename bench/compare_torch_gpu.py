@@ -1,0 +1,222 @@
+#!/usr/bin/env python3
+"""Torch's PGTransport over gloo and Wherry's drop-in with tensors on one GPU: two processes, in turn, with the same data, which is checked.
+
+python bench/compare_torch_gpu.py [--only CASE] [--quick] [--device cpu]: prints a table and writes bench/results/gpu-torch.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import datetime
+import json
+import os
+import pathlib
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+from torch.distributed.checkpoint._pg_transport import PGTransport as TorchTransport
+
+sys.dont_write_bytecode = True  # the source tree stays as it is
+import ferry_report  # noqa: E402
+
+from wherry.torch import PGTransport  # noqa: E402
+
+HERE = pathlib.Path(__file__).resolve().parent
+TIMEOUT = datetime.timedelta(minutes=2)
+OURS, THEIRS = 9, 3  # repeats
+State = dict[str, torch.Tensor]
+
+
+def seven_b(device: str) -> State:
+    """Eight layers of a model of 7 billion parameters, in bf16: about 3 GiB."""
+    shapes = {
+        "q": (4096, 4096), "k": (4096, 4096), "v": (4096, 4096), "o": (4096, 4096),
+        "gate": (11008, 4096), "up": (11008, 4096), "down": (4096, 11008), "norm1": (4096,), "norm2": (4096,),
+    }  # fmt: skip
+    layers = range(8 if device != "cpu" else 1)
+    return {f"layers.{i}.{name}": torch.empty(shape, dtype=torch.bfloat16, device=device) for i in layers for name, shape in shapes.items()}
+
+
+def pages(device: str) -> State:
+    return {f"layers.{i}.bias": torch.empty(1024, device=device) for i in range(20_000)}
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    label: str
+    make: Callable[[str], State]
+    times: float | None = None  # at least so many times as fast as torch's, for the whole call
+    rate: float | None = None  # at least so many GB/s, while bytes move
+    in_place: bool = True
+    options: dict[str, object] = dataclasses.field(default_factory=dict)
+
+
+CASES = {
+    "layers": Case("3 GiB, 8 layers of a 7B model in bf16, memory kept open", seven_b, times=300, options={"keep_open": True}),
+    "layers-opened": Case("the same, memory opened each time", seven_b, times=1),
+    "layers-data": Case("the same, memory kept open, data phase", seven_b, rate=1900, options={"keep_open": True}),
+    "pages": Case("20,000 tensors of 4 KiB", pages, times=50, options={"keep_open": True}),
+    "staged": Case("3 GiB, IPC forbidden: staged through the host, data phase", seven_b, rate=20, options={"lanes": "^cuda_ipc"}),
+}
+
+
+def words(tensor: torch.Tensor) -> torch.Tensor:
+    """The bytes of a tensor as 64-bit integers."""
+    return tensor.reshape(-1).view(torch.int64)
+
+
+def pattern(tensor: torch.Tensor, number: int) -> torch.Tensor:
+    """What the words of a tensor hold: each place, and each tensor, something else."""
+    return torch.arange(words(tensor).numel(), device=tensor.device).mul_(2 * number + 3)
+
+
+def is_right(state: State) -> bool:
+    wrong = torch.zeros((), dtype=torch.int64, device=next(iter(state.values())).device)
+    for number, tensor in enumerate(state.values()):
+        wrong += (words(tensor) != pattern(tensor, number)).sum()
+    return int(wrong) == 0
+
+
+class Rank:
+    """One process of a case."""
+
+    def __init__(self, case: Case, rank: int, device: str) -> None:
+        self.case, self.rank, self.device = case, rank, device
+        self.state = case.make(device)
+        if rank == 0:
+            for number, tensor in enumerate(self.state.values()):
+                words(tensor).copy_(pattern(tensor, number))
+        group = dist.distributed_c10d._get_default_group()
+        self.ours = PGTransport(group, TIMEOUT, device, state_dict=lambda: self.state, **case.options)
+        self.theirs = TorchTransport(group, TIMEOUT, torch.device(device), state_dict=lambda: self.state)
+
+    def synchronize(self) -> None:
+        if self.device != "cpu":
+            torch.cuda.synchronize()
+
+    def transfer(self, transport: PGTransport | TorchTransport) -> float:
+        """Seconds from the common beginning until the last rank is done."""
+        for tensor in self.state.values() if self.rank else ():
+            tensor.zero_()
+        self.synchronize()
+        dist.barrier()
+        begin = time.perf_counter()
+        if self.rank:
+            received = transport.recv_checkpoint(0)
+        else:
+            transport.send_checkpoint([1], self.state)
+        self.synchronize()
+        seconds = torch.tensor([time.perf_counter() - begin], dtype=torch.float64)
+        if self.rank:
+            del received
+            if not is_right(self.state):
+                raise SystemExit(f"{self.case.label}: {type(transport).__module__} has brought other bytes than were sent")
+        dist.all_reduce(seconds, dist.ReduceOp.MAX)
+        return float(seconds)
+
+    def run(self, quick: bool) -> dict:
+        result: dict = {"first": self.transfer(self.ours), "ours": [], "data": [], "theirs": []}
+        for _ in range(3 if quick else OURS):
+            result["ours"].append(self.transfer(self.ours))
+            stats = self.ours.last_stats
+            result["data"].append(stats.data_seconds)
+        result.update(lane=stats.lane, bytes=stats.bytes_moved, stats=dataclasses.asdict(stats))
+        if self.case.times is not None:
+            self.transfer(self.theirs)
+            result["theirs"] = [self.transfer(self.theirs) for _ in range(1 if quick else THEIRS)]
+        return result
+
+
+def run_rank(arguments: argparse.Namespace) -> None:
+    place = arguments.place
+    dist.init_process_group("gloo", init_method=f"file://{place}/store", rank=arguments.rank, world_size=2, timeout=TIMEOUT)
+    one = Rank(CASES[arguments.only], arguments.rank, arguments.device)
+    result = one.run(arguments.quick)
+    if arguments.rank == 1:
+        pathlib.Path(place, "results").write_text(json.dumps(result))
+    dist.barrier()
+    del one
+    dist.destroy_process_group()
+
+
+def measure(name: str, arguments: argparse.Namespace) -> dict:
+    with tempfile.TemporaryDirectory(prefix="wherry-bench-") as place:
+        command = [sys.executable, __file__, "--only", name, "--device", arguments.device, "--place", place]
+        command += ["--quick"] if arguments.quick else []
+        ranks = [subprocess.Popen([*command, "--rank", str(rank)]) for rank in range(2)]
+        try:
+            codes = [rank.wait(timeout=120) for rank in ranks]
+        finally:
+            for rank in ranks:
+                rank.kill()
+        if any(codes):
+            raise SystemExit(f"{name}: the ranks ended with {codes}")
+        return json.loads(pathlib.Path(place, "results").read_text())
+
+
+def row(case: Case, result: dict) -> ferry_report.Row:
+    first = f"; the first {result['first'] * 1e3:.0f} ms"
+    if case.rate is not None:
+        rate = result["bytes"] / statistics.median(result["data"]) / 1e9
+        ours = f"{ferry_report.times(result['data'], 'ms', 1e3)}, {result['lane']}{first}"
+        return ferry_report.Row(case.label, ours, "GB/s", rate, case.rate)
+    ours = f"{ferry_report.times(result['ours'], 'ms', 1e3)}, {result['lane']}{first}"
+    ratio = statistics.median(result["theirs"]) / statistics.median(result["ours"])
+    return ferry_report.Row(case.label, ours, ferry_report.times(result["theirs"], "ms", 1e3), ratio, case.times or 0)
+
+
+def page(rows: list[ferry_report.Row], machine: str) -> list[str]:
+    return [
+        "# Against PyTorch's PGTransport, on one GPU",
+        "",
+        "`python bench/compare_torch_gpu.py`: two processes on one GPU, in place, whole calls from a common beginning until both have returned and the",
+        f"device is idle, the reading of the state dicts included; the data checked after each. Medians of {OURS} and of {THEIRS} (lowest-highest); the first",
+        "call of Wherry's, which opens and pins, is apart. `data phase`: while bytes move, in GB/s.",
+        f"Machine: {machine}.",
+        "",
+        *ferry_report.table(
+            ["case", "Wherry, its lane", "PGTransport over gloo", "times faster, or GB/s", "required", "holds"], [one.cells() for one in rows]
+        ),
+        "",
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", choices=CASES, help="this case alone; nothing is written")
+    parser.add_argument("--quick", action="store_true", help="fewer repeats: the results are not kept")
+    parser.add_argument("--device", default="cuda:0", help="cpu: to try the benchmark itself; nothing is written")
+    parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--place", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.rank is not None:
+        return run_rank(arguments)
+    if arguments.device != "cpu" and not torch.cuda.is_available():
+        print("skipped: torch finds no CUDA device here; run it on a machine with one")
+        return None
+    rows = []
+    for name, case in CASES.items():
+        if arguments.only in (None, name):
+            result = measure(name, arguments)
+            rows.append(row(case, result))
+            print("| " + " | ".join(rows[-1].cells()) + " |", flush=True)
+            print("   " + ", ".join(f"{key} {value}" for key, value in result["stats"].items() if value), flush=True)
+    gpu = torch.cuda.get_device_name() if arguments.device != "cpu" else "no GPU"
+    machine = f"{gpu}, {os.cpu_count()} cores, Python {platform.python_version()}, torch {torch.__version__}"
+    lines = page(rows, machine)
+    print("\n" + "\n".join(lines))
+    if not arguments.only and not arguments.quick and arguments.device != "cpu":
+        (HERE / "results" / "gpu-torch.md").write_text("\n".join(lines))
+    return None
+
+
+if __name__ == "__main__":
+    main()
