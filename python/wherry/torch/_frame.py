@@ -18,6 +18,7 @@ from wherry._options import Deadline
 from wherry.errors import Malformed, PeerLost, Timeout
 from wherry.torch._pg import condition_of
 from wherry.torch._table import Operation
+from wherry.torch._turns import abort, finish
 
 FRAME_BYTES = 4096
 _MAGIC = b"WHERRYCARD1\n"
@@ -100,6 +101,8 @@ class Frames:
     def _finish(self, work: Any, frame: torch.Tensor, rank: int, what: str, deadline: Deadline) -> None:
         """Waits in another thread: a wait in torch cannot be interrupted. Whoever gives up ends that thread too."""
         operation = Operation(work, frame, rank, timedelta(seconds=max(0.001, min(deadline.left, 1e8))))
+        if frame.device.type != "cpu":
+            return self._look(operation, what, deadline)
         waiter = threading.Thread(target=operation.wait, name="wherry-card", daemon=True)
         try:
             waiter.start()
@@ -113,6 +116,23 @@ class Frames:
                 operation.end()
             if waiter.is_alive():
                 waiter.join(_WAKING)
+        self._judge(operation, what, deadline)
+
+    def _look(self, operation: Operation, what: str, deadline: Deadline) -> None:
+        """Waits in this thread: an operation on an accelerator can be looked at. Whoever gives up ends the group."""
+        try:
+            finish(operation.work, operation.tensor, operation.limit, lambda: False)
+        except Exception as error:
+            operation.trouble = error
+            abort(self._pg)
+        except BaseException:
+            self._condition.broken = f"a wait for rank {operation.rank} was interrupted"
+            abort(self._pg)
+            raise
+        self._judge(operation, what, deadline)
+
+    def _judge(self, operation: Operation, what: str, deadline: Deadline) -> None:
+        rank = operation.rank
         if operation.trouble and deadline.passed:
             self._condition.broken = f"rank {rank} was not done with {what} in time"
             raise Timeout(

@@ -3,7 +3,8 @@
 A session lasts for one call, with the ranks that take part in it. Messages go in frames of one size, and what does not fit
 there in a second tensor behind it, of the size that the frame says; through a thread a rank each way, since a wait inside
 torch cannot be looked at from outside. Bytes go straight from and into the memory of tensors over gloo, which heeds tags and
-lets go of memory that is given up; over other backends they are messages too.
+lets go of memory that is given up; over other backends they are messages too. Over backends that carry the memory of an
+accelerator alone, the ranks take turns: see _turns.
 
 Whoever ends a session in order says so with a last frame, and both sides read up to that one: so nothing is left in the
 group for the next call to find. Where that cannot be, after a timeout, a cancel or a death, the group is broken: gloo closes
@@ -26,6 +27,7 @@ import torch
 
 from wherry import _core
 from wherry.errors import Closed, PeerLost
+from wherry.torch._turns import TurnPeer, abort
 
 FRAME_BYTES = 4 << 10
 _HEAD = 5  # the length, and whether it is the last
@@ -54,6 +56,11 @@ def carries_blocks(pg: Any) -> bool:
         return str(pg.name()).lower() == "gloo"
     except (AttributeError, RuntimeError):
         return False
+
+
+def takes_turns(device: torch.device) -> bool:
+    """Whether a backend that carries memory of this device can do one thing at a time between two ranks."""
+    return device.type != "cpu"
 
 
 def _words(error: Exception) -> str:
@@ -274,14 +281,17 @@ class PgSession:
 
     def __init__(self, pg: Any, peers: Sequence[int], timeout: timedelta, device: torch.device | None = None) -> None:
         self._pg = pg
-        self._limit = timeout + _MARGIN
+        self.own = int(pg.rank())
+        self.longest = _BLOCK
+        self.limit = timeout + _MARGIN
         self.device = device or torch.device("cpu")
         self.broken = ""
         self._incoming: queue.SimpleQueue[tuple[int, bytes | Exception]] = queue.SimpleQueue()
-        self.peers: dict[int, Peer] = {}
+        self.peers: dict[int, Peer | TurnPeer] = {}
+        self._in_turns = takes_turns(self.device)
         try:
             for rank in peers:
-                self.peers[rank] = Peer(self, rank)
+                self.peers[rank] = TurnPeer(self, rank) if self._in_turns else Peer(self, rank)
             self.group = self._join(pg)
         except BaseException:
             self.broken = self.broken or "a transfer over it could not begin"
@@ -289,13 +299,16 @@ class PgSession:
             raise
 
     def _join(self, pg: Any) -> _core.Group:
-        table = _TableWithBlocks(self) if carries_blocks(pg) and self.device.type == "cpu" else _Table(self)
+        table = _TableWithBlocks(self) if carries_blocks(pg) and not self._in_turns else _Table(self)
         return _core.Group.from_table(table, "torch", pg.rank(), pg.size(), _BLOCK, True)
 
     # ---- for the peers and the table ----
 
     def begin(self, what: str, tensor: torch.Tensor, rank: int, tag: int, limit: timedelta | None = None) -> Operation:
-        return Operation(getattr(self._pg, what)([tensor], rank, tag), tensor, rank, limit or self._limit)
+        return Operation(getattr(self._pg, what)([tensor], rank, tag), tensor, rank, limit or self.limit)
+
+    def start(self, what: str, tensor: torch.Tensor, rank: int) -> Any:
+        return getattr(self._pg, what)([tensor], rank, _TAG)
 
     def begin_block(self, what: str, rank: int, channel: int, pointer: int, size: int) -> Operation:
         self.check()
@@ -304,7 +317,9 @@ class PgSession:
             operation = self.begin(what, torch.frombuffer(memory, dtype=torch.uint8), rank, _TAG + 1 + channel, _BLOCK_LIMIT)
         except RuntimeError as error:
             raise PeerLost(f"the process group says: {_words(error)}", rank=rank) from error
-        self.peers[rank].blocks.put(operation)
+        peer = self.peers[rank]
+        assert isinstance(peer, Peer)  # those that take turns have no blocks
+        peer.blocks.put(operation)
         return operation
 
     def deliver(self, rank: int, block: bytes | None) -> None:
@@ -357,6 +372,8 @@ class PgSession:
         if self.broken:
             for peer in self.peers.values():
                 peer.end()
+            if self.device.type != "cpu":
+                abort(self._pg)
             for peer in self.peers.values():
                 peer.join(1)
         for peer in self.peers.values():
