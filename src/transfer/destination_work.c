@@ -222,7 +222,8 @@ void wh_destination_finish_work(wh_destination *destination) {
     }
 }
 
-void wh_destination_end_lane(wh_destination *destination) {
+/** Ends the lane, but for channels that no lane has taken. */
+static void end_lane(wh_destination *destination) {
     if (wh_crew_exists(&destination->crew)) {
         wh_stop_request(&destination->stop);
         wh_crew_join(&destination->crew, NULL);
@@ -235,17 +236,32 @@ void wh_destination_end_lane(wh_destination *destination) {
     }
     destination->end = NULL;
     destination->in_parts = false;
+    wh_fetch_destroy(&destination->fetch);
+    forget_digests(destination);
+    wh_free(destination->request.bytes);
+    destination->request = (wh_string){0};
+    wh_chunk_list_destroy(&destination->list);
+}
+
+void wh_destination_end_lane(wh_destination *destination) {
+    end_lane(destination);
     for (size_t i = 0; i < destination->site.channel_count; i++) {
         if (destination->channels[i] >= 0) {
             close(destination->channels[i]);
         }
     }
     destination->site.channel_count = 0;
-    wh_fetch_destroy(&destination->fetch);
-    forget_digests(destination);
-    wh_free(destination->request.bytes);
-    destination->request = (wh_string){0};
-    wh_chunk_list_destroy(&destination->list);
+}
+
+/** Leaves those that are still to be taken: a receiver opens the channels of its next lane before it sends the plan for it. */
+static void forget_taken_channels(wh_destination *destination) {
+    size_t kept = 0;
+    for (size_t i = 0; i < destination->site.channel_count; i++) {
+        if (destination->channels[i] >= 0) {
+            destination->channels[kept++] = destination->channels[i];
+        }
+    }
+    destination->site.channel_count = kept;
 }
 
 /* ---- the lane ---- */
@@ -361,7 +377,8 @@ static wherry_status end_leg(wh_destination *destination, wherry_error *error) {
     wherry_status status = end_round(destination, error);
     if (status == WHERRY_OK) {
         wh_stats_add_lane(&destination->outcome.stats, destination->lane->name);
-        wh_destination_end_lane(destination);
+        end_lane(destination);
+        forget_taken_channels(destination);
         destination->lane = NULL;
         destination->state = WH_DESTINATION_OFFERED;
     }
