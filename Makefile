@@ -102,11 +102,13 @@ docs: ## Write the API reference from the headers into build-docs/
 	@scripts/install-deps docs
 	@scripts/make-docs build-docs
 
-test-gpu: ## Run the GPU tests on this machine's GPU, with what scripts/pack-gpu-tests has built
+test-gpu: ## Run the GPU tests on this machine's GPU, with what scripts/pack-gpu-* have built
 	@scripts/run-gpu test
+	@scripts/run-gpu-python build-gpu-python test
 
 bench-gpu: ## Measure on this machine's GPU, likewise
 	@scripts/run-gpu bench
+	@scripts/run-gpu-python build-gpu-python bench
 
 format: ## Rewrite the C files in the project's format
 	@scripts/install-deps lint
@@ -125,4 +127,4 @@ wheel: ## Build the Python package into dist/: one wheel for CPython 3.10 and ne
 	@ls -1 dist/*.whl
 
 clean: ## Remove what was built
-	rm -rf build build-asan build-clang build-tsan build-fuzz build-release build-gpu build-python build-docs dist
+	rm -rf build build-asan build-clang build-tsan build-fuzz build-release build-gpu build-gpu-release build-gpu-python build-python build-docs dist

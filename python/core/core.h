@@ -51,6 +51,7 @@
     X(strided)                                                                                                         \
     X(tensor)                                                                                                          \
     X(tensor_types)                                                                                                    \
+    X(to_host)                                                                                                         \
     X(untyped_storage)
 
 typedef struct wpy_names {

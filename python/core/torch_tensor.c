@@ -49,16 +49,29 @@ static bool read_device(wpy_builder *builder, PyObject *tensor, wherry_device *d
     return ok;
 }
 
+/** What the library can read of a storage: itself, or of a device that it does not know a copy on the host, which is the codec's. A new reference. */
+static PyObject *readable(wpy_builder *builder, PyObject *storage, wherry_device *device) {
+    if (device->kind == WHERRY_DEVICE_CPU || device->kind == WHERRY_DEVICE_CUDA) {
+        return Py_NewRef(storage);
+    }
+    *device = wherry_device_cpu();
+    return PyObject_CallMethodObjArgs(builder->codec, wpy_name.to_host, storage, NULL);
+}
+
 static wherry_storage *new_storage(wpy_builder *builder, PyObject *tensor, PyObject *storage, PyObject *key) {
     uint64_t data;
     uint64_t nbytes;
+    wherry_storage *made = NULL;
     wherry_device device = wherry_device_cpu();
     PyObject *on_host = PyObject_GetAttr(tensor, wpy_name.is_cpu);
-    bool ok = on_host && (on_host == Py_True || read_device(builder, tensor, &device)) &&
-              ask_number(storage, wpy_name.data_ptr, &data) && ask_number(storage, wpy_name.nbytes, &nbytes);
+    bool known = on_host && (on_host == Py_True || read_device(builder, tensor, &device));
+    PyObject *memory = known ? readable(builder, storage, &device) : NULL;
+    if (memory && ask_number(memory, wpy_name.data_ptr, &data) && ask_number(memory, wpy_name.nbytes, &nbytes)) {
+        made = wpy_storage_add(builder, builder->storages, key, (void *)(uintptr_t)data, nbytes, device, memory);
+    }
+    Py_XDECREF(memory);
     Py_XDECREF(on_host);
-    return ok ? wpy_storage_add(builder, builder->storages, key, (void *)(uintptr_t)data, nbytes, device, storage)
-              : NULL;
+    return made;
 }
 
 static wherry_storage *read_storage(wpy_builder *builder, PyObject *tensor) {

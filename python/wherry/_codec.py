@@ -213,6 +213,13 @@ class Codec:
                 f"arrays of NumPy are in the memory of the host, not on {device}: import torch, and tensors arrive there"
             )
 
+    def to_host(self, storage: Any) -> Any:
+        """A copy on the host of a storage on a device that the library does not know."""
+        raise Unsupported("its memory cannot be read")
+
+    def bring_back(self) -> None:
+        """Copies what was received into such copies to where it belongs."""
+
     def stream(self, devices: Iterable[int], fixed: bool = False) -> int:
         """The stream behind what the program has queued on these CUDA devices; 0: the default stream of each."""
         return 0

@@ -210,10 +210,12 @@ def recv(
         step=step, lanes=lanes, threads=threads, verify=verify, cancel=cancel, partial=partial, new=into is not None, any_device=True
     )
     codec = codec_for(allow_pickle, new_device)
-    target = None if into is None else _core.build(into, codec.for_target())
+    aim = codec.for_target()
+    target = None if into is None else _core.build(into, aim)
     options["stream"] = codec.stream(target.cuda_devices() if target else ())
     with reporting(progress, "from") as report:
         options.update(timeout_ms=deadline.left_ms, progress=report)
         value, stats = group._link.recv(source, target, codec, options)
+    aim.bring_back()
     tell_received(source, stats)
     return value

@@ -196,7 +196,8 @@ class Transport(_Base[T]):
             card = _read_card(metadata)
         codec = codec_for(self._allow_pickle)
         codec.new_on(self._new_device, None if self._state_dict is None else self._device)
-        target = None if self._state_dict is None else _core.build(self._state_dict(), codec.for_target())
+        aim = codec.for_target()
+        target = None if self._state_dict is None else _core.build(self._state_dict(), aim)
         options = transfer_options(
             step=step, new=target is not None, any_device=True, mesh_rank=_mesh_rank(), **self._options
         )
@@ -205,6 +206,7 @@ class Transport(_Base[T]):
             options["progress"] = report
             value: T
             value, self.last_stats = _fetch(card, target, codec, options, deadline)
+        aim.bring_back()
         tell_received(src_rank, self.last_stats)
         return value
 

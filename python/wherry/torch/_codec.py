@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -32,6 +33,8 @@ _CODE_NAMES = {code: name for name, (code, _) in _core.DTYPES.items()}
 _EMPTY: dict[tuple[int, str], torch.Tensor] = {}
 _new_storage: Any = torch.UntypedStorage
 
+logger = logging.getLogger("wherry")
+
 
 class TorchCodec(Codec):
     """Tensors of torch, of every dtype, and torch's other types; everything else as without torch."""
@@ -43,6 +46,7 @@ class TorchCodec(Codec):
 
     def _start(self) -> None:
         super()._start()
+        self._staged: list[tuple[Any, Any]] = []  # of a target: storages on other devices, and their copies on the host
         self._encoders.update(_small.ENCODERS)
 
     def _has_no_text(self, cls: type) -> bool:
@@ -102,6 +106,22 @@ class TorchCodec(Codec):
         if found.type == "cuda" and found.index is None:
             found = torch.device("cuda", torch.cuda.current_device())
         self._device = str(found)
+
+    def to_host(self, storage: Any) -> Any:
+        """By torch itself: so whatever accelerator torch knows can be sent from and received into, an XPU say."""
+        if storage.device.type == "meta":
+            raise Unsupported("it has no memory, being on the device meta")
+        host = storage.cpu()
+        logger.info("%d bytes on %s go by way of host memory, copied by torch", host.nbytes(), storage.device)
+        if self._target:
+            self._staged.append((storage, host))
+        return host
+
+    def bring_back(self) -> None:
+        """Whole storages: what was not received is in the copies as it was."""
+        for storage, host in self._staged:
+            storage.copy_(host)
+        self._staged.clear()
 
     def stream(self, devices: Iterable[int], fixed: bool = False) -> int:
         """Behind what this thread's current streams have queued."""

@@ -17,7 +17,8 @@ def joined(devices: Iterable[int], fixed: bool) -> int:
 
     fixed: what is queued later does not count, so that the stream may be waited for at any time.
     """
-    if not torch.cuda.is_initialized():  # memory of somebody else's: torch has queued nothing
+    # Else it is memory of somebody else's: torch has queued nothing.
+    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call, unused-ignore]
         return 0
     current = [torch.cuda.current_stream(device) for device in devices]
     if not current or (not fixed and all(stream.cuda_stream == 0 for stream in current)):

@@ -167,11 +167,13 @@ class PGTransport:
         )
         self._codec.rank = own
         self._codec.new_on(self._new_device, None if self._state_dict is None else self._device)
-        target = None if self._state_dict is None else _core.build(self._state_dict(), self._codec.for_target())
+        aim = self._codec.for_target()
+        target = None if self._state_dict is None else _core.build(self._state_dict(), aim)
         options["stream"] = self._codec.stream(target.cuda_devices() if target else ())
         with reporting(self._progress, "from") as report:
             options["progress"] = report
             value, stats = self._receive(way, source, target, options, deadline)
+        aim.bring_back()
         self.last_stats = stats
         tell_received(source, stats)
         return value
