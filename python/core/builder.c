@@ -177,14 +177,13 @@ static bool read_codec(wpy_builder *builder, PyObject *codec) {
     builder->codec = codec;
     builder->tensor_types = PyObject_GetAttr(codec, wpy_name.tensor_types);
     builder->dtypes = builder->tensor_types ? PyObject_GetAttr(codec, wpy_name.dtypes) : NULL;
-    builder->strided = builder->dtypes ? PyObject_GetAttr(codec, wpy_name.strided) : NULL;
     builder->storages = PyDict_New();
     builder->memories = PyDict_New();
-    if (builder->strided && (!PyDict_Check(builder->tensor_types) || !PyDict_Check(builder->dtypes))) {
+    if (builder->dtypes && (!PyDict_Check(builder->tensor_types) || !PyDict_Check(builder->dtypes))) {
         PyErr_SetString(PyExc_TypeError, "tensor_types and dtypes of a codec are dicts");
         return false;
     }
-    return builder->strided && builder->storages && builder->memories;
+    return builder->dtypes && builder->storages && builder->memories;
 }
 
 static void clear_builder(wpy_builder *builder) {
@@ -194,7 +193,6 @@ static void clear_builder(wpy_builder *builder) {
     free(builder->owned);
     Py_XDECREF(builder->tensor_types);
     Py_XDECREF(builder->dtypes);
-    Py_XDECREF(builder->strided);
     Py_XDECREF(builder->storages);
     Py_XDECREF(builder->memories);
     Py_XDECREF(builder->device_seen);
@@ -209,10 +207,15 @@ PyObject *wpy_build(PyObject *module, PyObject *arguments) {
     }
     wpy_builder builder = {.state = wpy_state_new()};
     wpy_step root = {0};
+    /* Thousands of objects are made, none of them garbage: the collector would look through all of the program's again and again. */
+    int collects = PyGC_Disable();
     if (builder.state && read_codec(&builder, codec)) {
         builder.state->root = wpy_build_value(&builder, value, &root);
     }
     clear_builder(&builder);
+    if (collects) {
+        PyGC_Enable();
+    }
     if (builder.state && !builder.state->root) {
         Py_CLEAR(builder.state);
     }

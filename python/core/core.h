@@ -35,9 +35,7 @@
     X(encode)                                                                                                          \
     X(get)                                                                                                             \
     X(is_conj)                                                                                                         \
-    X(is_cpu)                                                                                                          \
     X(is_neg)                                                                                                          \
-    X(layout)                                                                                                          \
     X(nbytes)                                                                                                          \
     X(path)                                                                                                            \
     X(put)                                                                                                             \
@@ -48,7 +46,6 @@
     X(stats)                                                                                                           \
     X(storage_offset)                                                                                                  \
     X(stride)                                                                                                          \
-    X(strided)                                                                                                         \
     X(tensor)                                                                                                          \
     X(tensor_types)                                                                                                    \
     X(to_host)                                                                                                         \
@@ -173,7 +170,6 @@ typedef struct wpy_builder {
     PyObject *codec;
     PyObject *tensor_types;
     PyObject *dtypes;
-    PyObject *strided;
     PyObject *storages; /**< A dict: what identifies a storage, to the address of the wherry_storage. */
     PyObject *memories; /**< The same for those that a codec describes. */
     wherry_storage **owned;
@@ -181,7 +177,7 @@ typedef struct wpy_builder {
     size_t owned_capacity;
     PyTypeObject *tensor_type; /**< The last type that was found to be a tensor's, and */
     PyObject *wrapping;        /**< its name, or NULL. Both borrowed. */
-    PyObject *device_seen;     /**< The last device of a tensor that is not the host's; NULL: none yet, and */
+    PyObject *device_seen;     /**< The last device of a tensor; NULL: none yet, and */
     wherry_device device;      /**< what it is. */
 } wpy_builder;
 

@@ -360,5 +360,10 @@ static PyObject *restore(wpy_restorer *restorer, const wherry_value *value, cons
 
 PyObject *wpy_restore(wpy_restorer *restorer, const wherry_value *state) {
     wpy_step root = {0};
-    return restore(restorer, state, restorer->target ? restorer->target->root : NULL, &root);
+    int collects = PyGC_Disable(); /* as while a state is read */
+    PyObject *made = restore(restorer, state, restorer->target ? restorer->target->root : NULL, &root);
+    if (collects) {
+        PyGC_Enable();
+    }
+    return made;
 }

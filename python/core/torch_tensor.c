@@ -32,7 +32,7 @@ static bool ask_number(PyObject *object, PyObject *method, uint64_t *number_p) {
     return !PyErr_Occurred();
 }
 
-/** The device of a tensor that is not the host's: mostly that of the one before. */
+/** The device of a tensor: mostly that of the one before. */
 static bool read_device(wpy_builder *builder, PyObject *tensor, wherry_device *device_p) {
     PyObject *device = PyObject_GetAttr(tensor, wpy_name.device);
     int known = device && builder->device_seen ? PyObject_RichCompareBool(device, builder->device_seen, Py_EQ) : 0;
@@ -63,14 +63,11 @@ static wherry_storage *new_storage(wpy_builder *builder, PyObject *tensor, PyObj
     uint64_t nbytes;
     wherry_storage *made = NULL;
     wherry_device device = wherry_device_cpu();
-    PyObject *on_host = PyObject_GetAttr(tensor, wpy_name.is_cpu);
-    bool known = on_host && (on_host == Py_True || read_device(builder, tensor, &device));
-    PyObject *memory = known ? readable(builder, storage, &device) : NULL;
+    PyObject *memory = read_device(builder, tensor, &device) ? readable(builder, storage, &device) : NULL;
     if (memory && ask_number(memory, wpy_name.data_ptr, &data) && ask_number(memory, wpy_name.nbytes, &nbytes)) {
         made = wpy_storage_add(builder, builder->storages, key, (void *)(uintptr_t)data, nbytes, device, memory);
     }
     Py_XDECREF(memory);
-    Py_XDECREF(on_host);
     return made;
 }
 
@@ -175,16 +172,7 @@ static wherry_value *ask_codec(wpy_builder *builder, PyObject *object, const wpy
 
 wherry_value *wpy_build_torch(wpy_builder *builder, PyObject *object, bool plain, const wpy_step *step) {
     PyObject *wrapping = plain ? NULL : builder->wrapping;
-    PyObject *layout = PyObject_GetAttr(object, wpy_name.layout);
-    bool strided = layout == builder->strided;
-    Py_XDECREF(layout);
-    if (!layout) {
-        return NULL;
-    }
-    if (!strided) {
-        return wpy_build_encoded(builder, object, step);
-    }
-    wherry_value *value = read_tensor(builder, object);
+    wherry_value *value = read_tensor(builder, object); /* one that is not strided has no storage */
     if (!value && !plain) {
         return ask_codec(builder, object, step);
     }

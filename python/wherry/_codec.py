@@ -32,7 +32,6 @@ class Codec:
 
     tensor_types: dict[type, str | None] = {}
     dtypes: dict[Any, int] = {}
-    strided: object = None
 
     def __init__(self, allow_pickle: bool = False, *, rank: int | None = None) -> None:
         self.allow_pickle = allow_pickle

@@ -72,6 +72,7 @@ def case_plain_arrives_on_the_host():
 
 def case_new_on_the_device():
     """New tensors are torch's own: of its caching allocator, which gets them back."""
+    gc.collect()
     before = torch.cuda.memory_allocated() if ON_GPU else 0
     state = plain_state(2, mib=64)
     received, stats = one_way(state, new_device=DEVICE)

@@ -41,7 +41,6 @@ class TorchCodec(Codec):
 
     tensor_types = {torch.Tensor: None, nn.Parameter: "torch.Parameter"}
     dtypes = DTYPES
-    strided = torch.strided
     _device = "cpu"  # of what the source has on an accelerator and is new here
 
     def _start(self) -> None:
