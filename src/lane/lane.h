@@ -63,12 +63,12 @@ typedef struct wh_landing {
 
 void wh_landing_destroy(wh_landing *landing);
 
-/** A run of bytes from an address of the source's to one of this process, either of which may be a device's. */
+/** A run of bytes that come from the source and go to an address of this process, which may be a device's. */
 typedef struct wh_route {
-    uint64_t from;
+    uint64_t from; /**< An address of the source's; over a lane that has a push, a position: see wh_routes.span. */
     void *to;
     uint64_t length;
-    bool to_host;
+    int32_t device; /**< Of `to`; -1: it is the host's. */
 } wh_route;
 
 /** Starts as {0}; reused from batch to batch. */
@@ -77,6 +77,7 @@ typedef struct wh_routes {
     size_t count;
     size_t capacity;
     uint64_t bytes;     /**< All lengths together. */
+    uint64_t span;      /**< Of all chunks that were opened, which lie end to end there: positions are within it. */
     wh_segments origin; /**< The sink's own, as the next two. */
     uint64_t *begins;
     size_t begin_capacity;
@@ -126,8 +127,9 @@ typedef struct wh_sink {
     uint64_t (*continues)(void *context, uint64_t chunk);
 
     /**
-     * Opens a chunk for a lane that copies by address and knows device memory (WH_LANE_DEVICE): adds where each byte that is wanted lies at the source and where
-     * it goes, the last route lengthened where one goes on there. Instead of `open`; errors as its. May be NULL for lanes without that trait.
+     * Opens a chunk for a lane that knows device memory (WH_LANE_DEVICE): adds where each byte that is wanted comes from and where it goes, the last route
+     * lengthened where one goes on there. Routes may come in any order, and several from one place. Instead of `open`; errors as its. May be NULL for lanes
+     * without that trait.
      */
     wherry_status (*route)(void *context, uint64_t chunk, wh_routes *routes, wherry_error *error);
 
@@ -185,6 +187,8 @@ typedef struct wh_lane_site {
         channels; /**< SOURCE, accept: the channels that this receiver has opened; what accept takes over it owns, and sets to -1. */
     size_t channel_count;
     const wh_shared_memory *shared; /**< SOURCE, offer; NULL: nobody has asked for it. */
+    int32_t device; /**< The CUDA device that the memory is on, or most likely goes to; -1: none that is known. */
+    bool ordered;   /**< The user has named the lanes: one that works need not give way to others that are faster. */
 } wh_lane_site;
 
 /** One end of a lane between two ranks. Each lane has its own struct that begins with this. */

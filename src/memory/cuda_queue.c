@@ -337,6 +337,17 @@ wherry_status wh_cuda_queue_mark(wh_cuda_queue *queue, uint64_t *ticket_p, wherr
     return status;
 }
 
+wherry_status wh_cuda_queue_lend(wh_cuda_queue *queue, wh_cuda_work work, void *context, int *answer_p,
+                                 wherry_error *error) {
+    const wh_cuda_driver *driver;
+    wherry_status status = enter(queue, &driver, error);
+    if (status == WHERRY_OK) {
+        *answer_p = work(context, queue->stream);
+        leave(queue, driver);
+    }
+    return status;
+}
+
 wherry_status wh_cuda_queue_passed(wh_cuda_queue *queue, uint64_t ticket, bool *passed_p, wherry_error *error) {
     const wh_cuda_driver *driver;
     wherry_status status = enter(queue, &driver, error);

@@ -27,6 +27,12 @@ typedef enum wh_cuda_way {
     WH_CUDA_ON_DEVICES,    /**< Devices alone. */
 } wh_cuda_way;
 
+/**
+ * So many runs, of 64 MiB in all, can be queued behind each of three things that may never be done, such as a message of a peer. More may wait for these, and
+ * do not look at a stop meanwhile.
+ */
+enum { WH_CUDA_QUEUE_LIGHT = 256 };
+
 /** @return WHERRY_OK; WHERRY_INVALID_ARGUMENT for a device that there is not; WHERRY_UNSUPPORTED, WHERRY_NO_MEMORY, WHERRY_SYSTEM. */
 wherry_status wh_cuda_queue_create(int32_t device, wh_cuda_queue **queue_p, wherry_error *error);
 
@@ -46,6 +52,13 @@ wherry_status wh_cuda_queue_clear(wh_cuda_queue *queue, void *data, size_t size,
 
 /** A ticket for all that was queued so far; they ascend. @return WHERRY_OK; WHERRY_SYSTEM. */
 wherry_status wh_cuda_queue_mark(wh_cuda_queue *queue, uint64_t *ticket_p, wherry_error *error);
+
+/** What another library queues: `stream` is a CUstream, and the device's context is current. @return its own answer. */
+typedef int (*wh_cuda_work)(void *context, void *stream);
+
+/** Calls `work` with the queue's stream, so that what it queues there is in order with the rest. @return WHERRY_OK; as wh_cuda_queue_create. */
+wherry_status wh_cuda_queue_lend(wh_cuda_queue *queue, wh_cuda_work work, void *context, int *answer_p,
+                                 wherry_error *error);
 
 /** Whether a ticket has passed. @return WHERRY_OK; WHERRY_SYSTEM where a copy failed. Never blocks. */
 wherry_status wh_cuda_queue_passed(wh_cuda_queue *queue, uint64_t ticket, bool *passed_p, wherry_error *error);

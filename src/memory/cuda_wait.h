@@ -1,4 +1,4 @@
-/** @file cuda_wait.h  Inside memory/: waiting for a device, which tells only when it is asked. */
+/** @file cuda_wait.h  Waiting for a device, or a library that works on it, which tells only when it is asked. */
 #ifndef WH_MEMORY_CUDA_WAIT_H
 #define WH_MEMORY_CUDA_WAIT_H
 

@@ -208,10 +208,11 @@ wherry_status wh_destination_push_some(wh_destination *destination, uint32_t wai
 }
 
 void wh_destination_finish_work(wh_destination *destination) {
-    /* The receiver has all: what is under way is through but for a thread's turn. To give it up could end the group for others. */
+    /* The receiver has all: what is under way is through but for a thread's turn. To give it up could end the group for others, or what a lane keeps for the next. */
     wh_deadline soon = wh_deadline_earlier(destination->transfer->deadline, wh_deadline_in_ms(FINISH_MS));
     wherry_error error;
-    if (!destination->lane || !destination->lane->push_some) {
+    const wh_lane_ops *lane = destination->lane;
+    if (!lane || !(lane->push_some || lane->traits & WH_LANE_DEVICE)) {
         return; /* what such a lane has sent needs no further call */
     }
     while (destination->in_parts && !wh_deadline_passed(soon)) {

@@ -250,7 +250,7 @@ static wherry_status retry(wh_receive *receive, const wh_round_result *result, w
 
 wherry_status wh_receive_data(wh_receive *receive, wherry_error *error) {
     const wh_leg *leg = &receive->leg;
-    receive->sink.bases = receive->offer.addresses.bytes;
+    receive->sink.bases = receive->lane->traits & WH_LANE_ONE_SIDED ? receive->offer.addresses.bytes : NULL;
     if (!wh_chunk_sink_begin(&receive->sink, leg->intervals, leg->count, receive->verify,
                              receive->lane->traits & WH_LANE_DIGESTS)) {
         return wh_fail_memory(error, "a receive");

@@ -34,7 +34,7 @@ typedef bool (*wh_tick_fn)(void *context);
 /** Starts as {0}. */
 typedef struct wh_chunk_sink {
     const wherry_plan *plan;
-    const void *bases; /**< Addresses of the source's storages: wh_origin_gather. */
+    const void *bases; /**< Addresses of the source's storages: wh_origin_gather. NULL: nobody reads there. */
     const wh_stop *stop;
     bool verify;
     bool in_band;             /**< The lane carries digests. */

@@ -172,21 +172,21 @@ wherry_status wh_chunk_sink_close_slot(wh_chunk_sink *sink, wh_landing *landing,
 /** The routes of a chunk, which the origin's segments lead to. */
 typedef struct routing {
     wh_routes *routes;
+    bool by_position; /**< Nobody asks for addresses: a chunk's bytes come in their order. */
     bool failed;
 } routing;
 
-static bool add_route(wh_routes *routes, uint64_t from, char *to, uint64_t length, bool to_host) {
+static bool add_route(wh_routes *routes, uint64_t from, char *to, uint64_t length, int32_t device) {
     wh_route *last = routes->count ? routes->items + routes->count - 1 : NULL;
     routes->bytes += length;
-    if (last && last->to_host == to_host && last->from + last->length == from &&
-        (char *)last->to + last->length == to) {
+    if (last && last->device == device && last->from + last->length == from && (char *)last->to + last->length == to) {
         last->length += length;
         return true;
     }
     if (!WH_GROW(routes->items, routes->capacity, routes->count)) {
         return false;
     }
-    routes->items[routes->count++] = (wh_route){from, to, length, to_host};
+    routes->items[routes->count++] = (wh_route){from, to, length, device};
     return true;
 }
 
@@ -209,27 +209,29 @@ static int route_copy(void *context, const wherry_copy *copy) {
     routing *r = context;
     const wh_segments *origin = &r->routes->origin;
     char *to = (char *)wherry_storage_data(copy->storage) + copy->storage_offset;
-    bool to_host = !on_device(copy->storage);
+    int32_t device = on_device(copy->storage) ? wherry_storage_device(copy->storage).index : -1;
     for (uint64_t i = 0; i < copy->count && !r->failed; i++) {
         uint64_t position = copy->chunk_offset + i * copy->chunk_stride;
+        if (r->by_position) {
+            r->failed =
+                !add_route(r->routes, r->routes->span + position, to + i * copy->storage_stride, copy->length, device);
+            continue;
+        }
         size_t at = find_segment(r->routes, position);
         for (uint64_t done = 0; done < copy->length && !r->failed; at++) {
             uint64_t into = position + done - r->routes->begins[at];
             uint64_t part = wh_min(copy->length - done, origin->items[at].iov_len - into);
             uint64_t from = (uint64_t)(uintptr_t)origin->items[at].iov_base + into;
-            r->failed = !add_route(r->routes, from, to + i * copy->storage_stride + done, part, to_host);
+            r->failed = !add_route(r->routes, from, to + i * copy->storage_stride + done, part, device);
             done += part;
         }
     }
     return r->failed;
 }
 
-wherry_status wh_chunk_sink_route(void *context, uint64_t chunk, wh_routes *routes, wherry_error *error) {
-    wh_chunk_sink *sink = context;
-    wherry_status status = wh_chunk_sink_admit(sink, chunk, error);
-    if (status == WHERRY_OK) {
-        status = wh_origin_gather(sink->plan->prepared, sink->bases, chunk, &routes->origin, error);
-    }
+/** Where the runs of a chunk lie at the source, and at which of its bytes each begins. */
+static wherry_status find_origin(const wh_chunk_sink *sink, uint64_t chunk, wh_routes *routes, wherry_error *error) {
+    wherry_status status = wh_origin_gather(sink->plan->prepared, sink->bases, chunk, &routes->origin, error);
     if (status != WHERRY_OK) {
         return status;
     }
@@ -241,8 +243,24 @@ wherry_status wh_chunk_sink_route(void *context, uint64_t chunk, wh_routes *rout
         routes->begins[i] = begin;
         begin += routes->origin.items[i].iov_len;
     }
-    routing r = {routes, false};
+    return WHERRY_OK;
+}
+
+wherry_status wh_chunk_sink_route(void *context, uint64_t chunk, wh_routes *routes, wherry_error *error) {
+    wh_chunk_sink *sink = context;
+    uint64_t begin_there;
+    uint64_t length;
+    wherry_status status = wh_chunk_sink_admit(sink, chunk, error);
+    if (status == WHERRY_OK && sink->bases) {
+        status = find_origin(sink, chunk, routes, error);
+    }
+    if (status != WHERRY_OK) {
+        return status;
+    }
+    wherry_prepared_chunk(sink->plan->prepared, chunk, &begin_there, &length);
+    routing r = {routes, !sink->bases, false};
     wherry_plan_visit_chunk(sink->plan, chunk, route_copy, &r);
+    routes->span += length;
     return r.failed ? wh_fail_memory(error, "the routes of a chunk") : WHERRY_OK;
 }
 

@@ -72,6 +72,7 @@ static const wh_ipc_window *find_window(pulling *p, uint64_t address) {
 
 static wherry_status add_route(pulling *p, const wh_route *route, wherry_error *error) {
     wherry_status status = WHERRY_OK;
+    int to_host = route->device < 0;
     for (uint64_t done = 0, part; done < route->length && status == WHERRY_OK; done += part) {
         uint64_t from = route->from + done;
         const wh_ipc_window *window = find_window(p, from);
@@ -80,11 +81,11 @@ static wherry_status add_route(pulling *p, const wh_route *route, wherry_error *
                            p->end->site->peer, from);
         }
         part = wh_min(route->length - done, window->size - (from - window->base));
-        if (p->run_count[route->to_host] == RUNS) {
-            status = flush(p, route->to_host, error);
+        if (p->run_count[to_host] == RUNS) {
+            status = flush(p, to_host, error);
         }
         if (status == WHERRY_OK) {
-            p->runs[route->to_host][p->run_count[route->to_host]++] =
+            p->runs[to_host][p->run_count[to_host]++] =
                 (wh_cuda_run){window->data + (from - window->base), (char *)route->to + done, part};
         }
     }
@@ -99,6 +100,7 @@ static wherry_status collect(pulling *p, batch *b, uint64_t most, wherry_error *
     b->bytes = 0;
     p->routes.count = 0;
     p->routes.bytes = 0;
+    p->routes.span = 0;
     while (status == WHERRY_OK && b->count < BATCH_CHUNKS && p->routes.bytes < most &&
            !wh_stop_requested(p->end->site->stop) && p->sink->next(p->sink->context, &chunk)) {
         status = p->sink->route(p->sink->context, chunk, &p->routes, error);
