@@ -67,7 +67,8 @@ WHERRY_API const char *wherry_transport_lane(const wherry_transport *transport, 
 
 /** Whether bytes are checked by their digests. */
 typedef enum wherry_verify {
-    WHERRY_VERIFY_DEFAULT = 0, /**< Where they cross a network; not where they are copied in memory. */
+    WHERRY_VERIFY_DEFAULT =
+        0, /**< Where they cross a network; not where they are copied in memory, or go over `nccl`. */
     WHERRY_VERIFY_ON = 1,
     WHERRY_VERIFY_OFF = 2,
 } wherry_verify;
@@ -140,7 +141,7 @@ typedef struct wherry_transfer_options {
     int64_t step;
 
     /**
-     * Which lanes are allowed, in the order in which they are tried: "cuda_ipc,cma,ring,ucx,blocks,stream"; or all but some: "^cma".
+     * Which lanes are allowed, in the order in which they are tried: "cuda_ipc,nccl,cma,ring,ucx,blocks,stream"; or all but some: "^cma".
      * Default NULL: WHERRY_LANES of the environment, else all, the fastest first: for many small tensors, and into memory on
      * small pages, that is "ring", else "cma".
      */

@@ -10,7 +10,7 @@
 enum { NUMBER_MAX = 65535 };
 
 /** The fastest first. */
-static const wh_lane_ops *const lanes[] = {&wh_lane_cuda_ipc, &wh_lane_cma,    &wh_lane_ring,
+static const wh_lane_ops *const lanes[] = {&wh_lane_cuda_ipc, &wh_lane_nccl,   &wh_lane_cma,   &wh_lane_ring,
                                            &wh_lane_ucx,      &wh_lane_blocks, &wh_lane_stream};
 
 void wherry_transport_options_init(wherry_transport_options *options) {

@@ -7,6 +7,9 @@
 /** Same host, memory of CUDA devices: the driver opens it in the receiver's process. */
 extern const wh_lane_ops wh_lane_cuda_ipc;
 
+/** Between hosts, memory of CUDA devices: a communicator of NCCL. */
+extern const wh_lane_ops wh_lane_nccl;
+
 /** Same host: process_vm_readv. */
 extern const wh_lane_ops wh_lane_cma;
 

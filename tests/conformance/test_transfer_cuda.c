@@ -242,7 +242,7 @@ int main(int count, char **arguments) {
     bool blocks = strcmp(arguments[1], "blocks") == 0;
     ferry_kind = blocks ? &table : strcmp(arguments[1], "ring") == 0 ? &near : &local;
     ferry_lane = device_lane = arguments[1];
-    is_straight = strcmp(device_lane, "cuda_ipc") == 0;
+    is_straight = strcmp(device_lane, "cuda_ipc") == 0 || strcmp(device_lane, "nccl") == 0;
     wherry_log_set_level(WHERRY_LOG_OFF);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_large_state),      cmocka_unit_test(test_mixed_state),

@@ -329,7 +329,7 @@ static void test_arguments(void **state) {
     must_fail(WHERRY_INVALID_ARGUMENT, error,
               wherry_checkpoint_recv(world.transports[0], -1, &options, &received, &error));
     must_fail(WHERRY_INVALID_ARGUMENT, error, wherry_checkpoint_recv(world.transports[0], 1, &options, NULL, &error));
-    const char *lanes[] = {"boat", "cma,", "^cma,ring", ",", "^cuda_ipc,^cma,^ring,^ucx,^blocks,^stream"};
+    const char *lanes[] = {"boat", "cma,", "^cma,ring", ",", "^cuda_ipc,^nccl,^cma,^ring,^ucx,^blocks,^stream"};
     for (size_t i = 0; i < sizeof(lanes) / sizeof(*lanes); i++) {
         options.lanes = lanes[i];
         must_fail(WHERRY_INVALID_ARGUMENT, error,

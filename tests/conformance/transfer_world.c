@@ -21,7 +21,7 @@ static void *join_group(void *context) {
 }
 
 ferry_world ferry_open(void) {
-    static const wh_lane_ops *const lanes[] = {&wh_lane_cuda_ipc, &wh_lane_cma,    &wh_lane_ring,
+    static const wh_lane_ops *const lanes[] = {&wh_lane_cuda_ipc, &wh_lane_nccl,   &wh_lane_cma,   &wh_lane_ring,
                                                &wh_lane_ucx,      &wh_lane_blocks, &wh_lane_stream};
     ferry_world world = {.place = ferry_kind->open(FERRY_RANKS)};
     joining all[FERRY_RANKS];

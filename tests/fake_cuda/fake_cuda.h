@@ -37,6 +37,9 @@ void fake_cuda_forget_peak(void);
 void fake_cuda_shut_gate(void *stream);
 void fake_cuda_open_gate(void);
 
+/** Work of another library on a stream: called in its turn, by the stream's thread. For tests/fake_nccl/. */
+void fake_cuda_put(void *stream, void (*call)(void *context), void *context);
+
 /** Breaks the contexts, as a fault in a kernel does; 0 mends them. */
 void fake_cuda_break(int result);
 

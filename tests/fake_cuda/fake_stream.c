@@ -17,7 +17,7 @@ typedef struct fake_event {
 
 static pthread_mutex_t events_lock = PTHREAD_MUTEX_INITIALIZER;
 
-typedef enum work_kind { COPY, CLEAR, MARK, LAUNCH, GATE, QUIT } work_kind;
+typedef enum work_kind { COPY, CLEAR, MARK, LAUNCH, GATE, CALL, QUIT } work_kind;
 
 typedef struct work {
     work_kind kind;
@@ -26,6 +26,8 @@ typedef struct work {
     size_t size;
     unsigned count;
     fake_event *event;
+    void (*call)(void *context);
+    void *context;
     struct work *next;
 } work;
 
@@ -124,6 +126,8 @@ static void do_work(const work *one) {
         reach(one->event);
     } else if (one->kind == GATE) {
         wait_at_gate();
+    } else if (one->kind == CALL) {
+        one->call(one->context);
     } else if (!fake_faulted() && one->kind == COPY) {
         copy_on_device(one->to, one->from, one->size, one->count);
     } else if (!fake_faulted() && one->kind == CLEAR) {
@@ -218,6 +222,10 @@ void fake_cuda_open_gate(void) {
     gate_shut = false;
     pthread_cond_broadcast(&gate_opened);
     pthread_mutex_unlock(&gate_lock);
+}
+
+void fake_cuda_put(void *stream, void (*call)(void *context), void *context) {
+    put(stream_of(stream, fake_current_device()), (work){.kind = CALL, .call = call, .context = context});
 }
 
 /* ---- the calls ---- */

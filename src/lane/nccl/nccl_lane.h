@@ -1,0 +1,55 @@
+/**
+ * @file nccl_lane.h  Inside the nccl lane: what the two sides tell each other, and an end.
+ *
+ * An offer: a version (1 byte), the boot id (36), the process (16), how many communicators with the receiver the source has kept (1) and the id of each (8). A
+ * request, also the one to assist: a version (1), the receiver's process (16), the id of the communicator (8), the version of NCCL (4), how many bytes a message
+ * shall have, in MiB (1), and how to meet (128; of a communicator that there is, zeros). Big endian.
+ *
+ * The chunks of a round, in their order, are a stream of bytes, cut into messages: each has as many chunks as it takes to reach the length that was agreed on.
+ * So both sides know all lengths, and nothing but bytes travels.
+ */
+#ifndef WH_LANE_NCCL_NCCL_LANE_H
+#define WH_LANE_NCCL_NCCL_LANE_H
+
+#include "base/boot.h"
+#include "lane/nccl/nccl_comm.h"
+
+enum { WH_NCCL_VERSION = 1, WH_NCCL_MESSAGE_MIB = 32, WH_NCCL_MESSAGE_MIB_MAX = 64 };
+
+typedef struct wh_nccl_offer {
+    char boot[WH_BOOT_BYTES];
+    uint8_t process[WH_NCCL_PROCESS_BYTES];
+    size_t count;
+    uint64_t ids[WH_NCCL_KEPT_MAX];
+} wh_nccl_offer;
+
+typedef struct wh_nccl_request {
+    uint8_t process[WH_NCCL_PROCESS_BYTES];
+    uint64_t id;
+    uint32_t library; /**< Its version. */
+    uint8_t message_mib;
+    wh_nccl_unique unique;
+} wh_nccl_request;
+
+void wh_nccl_append_offer(wh_string *string, const wh_nccl_offer *offer);
+void wh_nccl_append_request(wh_string *string, const wh_nccl_request *request);
+
+/** @return WHERRY_OK; WHERRY_MALFORMED, WHERRY_BAD_VERSION. */
+wherry_status wh_nccl_parse_offer(const void *bytes, size_t size, wh_nccl_offer *offer_p, wherry_error *error);
+wherry_status wh_nccl_parse_request(const void *bytes, size_t size, wh_nccl_request *request_p, wherry_error *error);
+
+typedef struct wh_nccl_end {
+    wh_lane_end base;
+    const wh_lane_site *site;
+    wh_nccl_comm *comm;
+    uint64_t message_bytes;
+} wh_nccl_end;
+
+static inline wh_nccl_end *wh_nccl_end_of(wh_lane_end *end) {
+    return (wh_nccl_end *)(void *)end;
+}
+
+wherry_status wh_nccl_pull(wh_lane_end *end, uint32_t worker, const wh_sink *sink, wherry_error *error);
+wherry_status wh_nccl_push(wh_lane_end *end, uint32_t worker, const wh_feed *feed, wherry_error *error);
+
+#endif

@@ -1,0 +1,360 @@
+/* Moving: messages of packed chunks, all on one stream, so that packing, sending and unpacking are in order without anybody waiting in between. */
+#include <string.h>
+
+#include "base/alloc.h"
+#include "base/checked.h"
+#include "base/fail.h"
+#include "lane/nccl/nccl_lane.h"
+#include "lane/site.h"
+#include "memory/cuda_wait.h"
+#include "memory/memory.h"
+
+/** Messages that are queued before the oldest is waited for. How long a wait goes on before NCCL is asked for faults, and how long one about the peer waits for a better reason. */
+enum { UNDER_WAY = 3, LOOK_MS = 20, REASON_MS = 600 };
+
+typedef struct message {
+    uint64_t *chunks; /**< RECEIVER. */
+    size_t count;
+    size_t capacity;
+    uint64_t bytes;
+    uint64_t ticket;
+} message;
+
+typedef struct runs {
+    wh_cuda_run *items;
+    size_t count;
+    size_t capacity;
+} runs;
+
+/** One side's share of a round. */
+typedef struct moving {
+    wh_nccl_end *end;
+    wh_nccl_comm *comm;
+    const wh_sink *sink; /**< RECEIVER. */
+    const wh_feed *feed; /**< SOURCE. */
+    void *
+        packing; /**< On the device: what does not lie in one piece is packed there. Used anew by each message, in the stream's order. */
+    uint64_t packing_bytes;
+    wh_segments chunk; /**< SOURCE: the chunk that is added. */
+    wh_segments whole; /**< SOURCE: the message. */
+    wh_routes routes;  /**< RECEIVER. */
+    runs near;         /**< Copies on the communicator's device; */
+    runs far;          /**< from or to another; */
+    runs host;         /**< to the host. */
+    message messages[UNDER_WAY];
+    size_t oldest;
+    size_t under_way;
+} moving;
+
+/* ---- waiting ---- */
+
+/** Waits for a ticket as long as the peer is given, and looks whether NCCL has found a fault. */
+static wherry_status await_ticket(moving *m, uint64_t ticket, wherry_error *error) {
+    const wh_lane_site *site = m->end->site;
+    wh_deadline patience = wh_site_patience(site);
+    for (;;) {
+        wh_deadline look = wh_deadline_earlier(patience, wh_deadline_in_ms(LOOK_MS));
+        wherry_status status = wh_cuda_queue_wait(m->comm->queue, ticket, site->stop, look, error);
+        if (status != WHERRY_TIMED_OUT) {
+            return wh_site_blame(site, status, error);
+        }
+        if (wh_deadline_passed(patience)) {
+            return wh_site_timed_out(site, error);
+        }
+        status = wh_nccl_check(m->comm, error);
+        if (status != WHERRY_OK) {
+            return wh_site_blame(site, status, error);
+        }
+    }
+}
+
+/** Waits for NCCL to have taken over what it was told. */
+static wherry_status await_ready(moving *m, wherry_error *error) {
+    const wh_lane_site *site = m->end->site;
+    wherry_status status =
+        wh_nccl_await(m->comm, site->stop, wh_site_patience(site), "moving memory of CUDA devices", error);
+    return status == WHERRY_TIMED_OUT ? wh_site_timed_out(site, error) : wh_site_blame(site, status, error);
+}
+
+/** Waits for the oldest message, and tells of its bytes. */
+static wherry_status end_oldest(moving *m, wherry_error *error) {
+    message *one = m->messages + m->oldest;
+    wherry_status status = await_ticket(m, one->ticket, error);
+    if (status != WHERRY_OK) {
+        return status;
+    }
+    m->oldest = (m->oldest + 1) % UNDER_WAY;
+    m->under_way--;
+    if (m->sink) {
+        m->sink->moved(m->sink->context, one->bytes);
+    } else {
+        m->feed->moved(m->feed->context, one->bytes);
+    }
+    for (size_t i = 0; m->sink && i < one->count && status == WHERRY_OK; i++) {
+        status = m->sink->arrived(m->sink->context, one->chunks[i], error);
+    }
+    return status;
+}
+
+static wherry_status end_all(moving *m, wherry_error *error) {
+    wherry_status status = WHERRY_OK;
+    while (status == WHERRY_OK && m->under_way) {
+        status = end_oldest(m, error);
+    }
+    return status;
+}
+
+/* ---- copies ---- */
+
+static wherry_status add_run(runs *list, const void *from, void *to, uint64_t length, wherry_error *error) {
+    if (!WH_GROW(list->items, list->capacity, list->count)) {
+        return wh_fail_memory(error, "a list of memory to copy");
+    }
+    list->items[list->count++] = (wh_cuda_run){from, to, length};
+    return WHERRY_OK;
+}
+
+static wherry_status copy(moving *m, runs *list, wh_cuda_way way, wherry_error *error) {
+    size_t count = list->count;
+    list->count = 0;
+    return count ? wh_cuda_queue_copy(m->comm->queue, way, list->items, count, error) : WHERRY_OK;
+}
+
+static bool is_heavy(const moving *m) {
+    return m->near.count + m->far.count > WH_CUDA_QUEUE_LIGHT;
+}
+
+/** Queues the copies on devices. Those of other devices are left to the driver, since this one need not reach them by itself. */
+static wherry_status copy_on_devices(moving *m, wherry_error *error) {
+    wherry_status status = WHERRY_OK;
+    if (is_heavy(m)) {
+        status = end_all(m, error); /* or the queue would wait for the peer, which it cannot give up */
+    }
+    if (status == WHERRY_OK) {
+        status = copy(m, &m->near, WH_CUDA_ON_DEVICES, error);
+    }
+    return status == WHERRY_OK ? copy(m, &m->far, WH_CUDA_WITH_PAGEABLE, error) : status;
+}
+
+static void release_packing(moving *m) {
+    if (m->packing) {
+        wh_memory_cuda.release(m->packing, m->packing_bytes);
+    }
+    m->packing = NULL;
+    m->packing_bytes = 0;
+}
+
+/** Makes room for a message. The first is as long as those that follow, but for the last. */
+static wherry_status reserve_packing(moving *m, uint64_t bytes, wherry_error *error) {
+    if (bytes <= m->packing_bytes) {
+        return WHERRY_OK;
+    }
+    wherry_status status = end_all(m, error);
+    if (status != WHERRY_OK) {
+        return status;
+    }
+    release_packing(m);
+    wherry_device device = {WHERRY_DEVICE_CUDA, m->comm->pair.device};
+    status = wh_memory_cuda.allocate(bytes, device, &m->packing, error);
+    m->packing_bytes = status == WHERRY_OK ? bytes : 0;
+    m->packing = status == WHERRY_OK ? m->packing : NULL;
+    return status;
+}
+
+/* ---- messages ---- */
+
+typedef struct operation {
+    moving *m;
+    void *data;
+    uint64_t bytes;
+} operation;
+
+static int queue_send(void *context, void *stream) {
+    const operation *o = context;
+    return wh_nccl_find(NULL)->send(o->data, o->bytes, WH_NCCL_INT8, 0, o->m->comm->handle, stream);
+}
+
+static int queue_receive(void *context, void *stream) {
+    const operation *o = context;
+    return wh_nccl_find(NULL)->receive(o->data, o->bytes, WH_NCCL_INT8, 1, o->m->comm->handle, stream);
+}
+
+/** Queues a message, and waits until NCCL has put it on the stream: what is queued next is behind it only then. */
+static wherry_status queue_message(moving *m, void *data, uint64_t bytes, wherry_error *error) {
+    operation o = {m, data, bytes};
+    int answer = WH_NCCL_OK;
+    wherry_status status = wh_cuda_queue_lend(m->comm->queue, m->sink ? queue_receive : queue_send, &o, &answer, error);
+    if (status == WHERRY_OK && answer != WH_NCCL_OK && answer != WH_NCCL_IN_PROGRESS) {
+        status = wh_nccl_fail(error, answer, m->comm->handle, m->sink ? "cannot receive" : "cannot send");
+        return wh_site_blame(m->end->site, status, error);
+    }
+    return status == WHERRY_OK && answer == WH_NCCL_IN_PROGRESS ? await_ready(m, error) : status;
+}
+
+/** Closes a message: it is done when its ticket has passed. */
+static wherry_status mark(moving *m, message *one, wherry_error *error) {
+    wherry_status status = wh_cuda_queue_mark(m->comm->queue, &one->ticket, error);
+    m->under_way += status == WHERRY_OK;
+    return status;
+}
+
+/* ---- the source ---- */
+
+static bool is_near(const moving *m, const void *data) {
+    int32_t device;
+    return wh_cuda_device_count() == 1 ||
+           (wh_cuda_device_of(data, &device, NULL) == WHERRY_OK && device == m->comm->pair.device);
+}
+
+static wherry_status collect_from_feed(moving *m, message *one, wherry_error *error) {
+    wherry_status status = WHERRY_OK;
+    uint64_t chunk;
+    wh_segments_clear(&m->whole);
+    while (status == WHERRY_OK && m->whole.bytes < m->end->message_bytes && m->feed->next(m->feed->context, &chunk)) {
+        status = m->feed->gather(m->feed->context, chunk, &m->chunk, error);
+        for (size_t i = 0; i < m->chunk.count && status == WHERRY_OK; i++) {
+            const struct iovec *run = m->chunk.items + i;
+            if (!wh_segments_add(&m->whole, run->iov_base, run->iov_len)) {
+                status = wh_fail_memory(error, "a message");
+            }
+        }
+    }
+    one->bytes = m->whole.bytes;
+    return status;
+}
+
+static wherry_status pack(moving *m, const message *one, wherry_error *error) {
+    wherry_status status = reserve_packing(m, one->bytes, error);
+    char *to = m->packing;
+    for (size_t i = 0; i < m->whole.count && status == WHERRY_OK; i++) {
+        const struct iovec *run = m->whole.items + i;
+        status = add_run(is_near(m, run->iov_base) ? &m->near : &m->far, run->iov_base, to, run->iov_len, error);
+        to += run->iov_len;
+    }
+    return status == WHERRY_OK ? copy_on_devices(m, error) : status;
+}
+
+static wherry_status send_message(moving *m, message *one, wherry_error *error) {
+    bool whole = m->whole.count == 1 && is_near(m, m->whole.items[0].iov_base);
+    wherry_status status = whole ? WHERRY_OK : pack(m, one, error);
+    if (status == WHERRY_OK) {
+        status = queue_message(m, whole ? m->whole.items[0].iov_base : m->packing, one->bytes, error);
+    }
+    return status == WHERRY_OK ? mark(m, one, error) : status;
+}
+
+/* ---- the receiver ---- */
+
+static wherry_status collect_from_sink(moving *m, message *one, wherry_error *error) {
+    wherry_status status = WHERRY_OK;
+    uint64_t chunk;
+    one->count = 0;
+    m->routes.count = 0;
+    m->routes.bytes = m->routes.span = 0;
+    while (status == WHERRY_OK && m->routes.span < m->end->message_bytes && m->sink->next(m->sink->context, &chunk)) {
+        if (!WH_GROW(one->chunks, one->capacity, one->count)) {
+            return wh_fail_memory(error, "a message");
+        }
+        one->chunks[one->count++] = chunk;
+        status = m->sink->route(m->sink->context, chunk, &m->routes, error);
+    }
+    one->bytes = m->routes.span;
+    return status;
+}
+
+/** What came goes where it belongs. To the host once it is here: such a copy waits for what is ahead of it, without looking at the stop. */
+static wherry_status unpack(moving *m, message *one, wherry_error *error) {
+    wherry_status status = WHERRY_OK;
+    for (size_t i = 0; i < m->routes.count && status == WHERRY_OK; i++) {
+        const wh_route *route = m->routes.items + i;
+        runs *list = route->device < 0 ? &m->host : route->device == m->comm->pair.device ? &m->near : &m->far;
+        status = add_run(list, (char *)m->packing + route->from, route->to, route->length, error);
+    }
+    if (status == WHERRY_OK && (m->host.count || is_heavy(m))) {
+        status = wh_cuda_queue_mark(m->comm->queue, &one->ticket, error);
+        if (status == WHERRY_OK) {
+            status = await_ticket(m, one->ticket, error);
+        }
+    }
+    if (status == WHERRY_OK) {
+        status = copy_on_devices(m, error);
+    }
+    return status == WHERRY_OK ? copy(m, &m->host, WH_CUDA_WITH_PAGEABLE, error) : status;
+}
+
+static wherry_status receive_message(moving *m, message *one, wherry_error *error) {
+    const wh_route *first = m->routes.items;
+    bool whole = m->routes.count == 1 && first->length == one->bytes && first->device == m->comm->pair.device;
+    wherry_status status = whole ? WHERRY_OK : reserve_packing(m, one->bytes, error);
+    if (status == WHERRY_OK) {
+        status = queue_message(m, whole ? first->to : m->packing, one->bytes, error);
+    }
+    if (status == WHERRY_OK && !whole) {
+        status = unpack(m, one, error);
+    }
+    return status == WHERRY_OK ? mark(m, one, error) : status;
+}
+
+/* ---- a round ---- */
+
+static wherry_status move_round(moving *m, wherry_error *error) {
+    wherry_status status = await_ready(m, error);
+    bool more = true;
+    while (status == WHERRY_OK && more) {
+        message *one = m->messages + (m->oldest + m->under_way) % UNDER_WAY;
+        status = m->sink ? collect_from_sink(m, one, error) : collect_from_feed(m, one, error);
+        more = one->bytes > 0;
+        if (status == WHERRY_OK && more) {
+            status = m->sink ? receive_message(m, one, error) : send_message(m, one, error);
+        }
+        if (status == WHERRY_OK && m->under_way == UNDER_WAY) {
+            status = end_oldest(m, error);
+        }
+    }
+    if (status == WHERRY_OK && wh_stop_requested(m->end->site->stop)) {
+        status = wh_site_cancelled(error);
+    }
+    return status == WHERRY_OK ? end_all(m, error) : status;
+}
+
+/** NCCL knows only that the peer has given up. The conversation knows why, or will in a moment, and then requests the stop. */
+static void await_reason(const wh_lane_site *site) {
+    wh_cuda_patience patience = {0};
+    wh_deadline soon = wh_deadline_earlier(site->deadline, wh_deadline_in_ms(REASON_MS));
+    while (wh_cuda_nap(&patience, site->stop, soon, "waiting", NULL) == WHERRY_OK) {
+    }
+}
+
+static wherry_status move(wh_nccl_end *end, const wh_sink *sink, const wh_feed *feed, wherry_error *error) {
+    moving m = {.end = end, .comm = end->comm, .sink = sink, .feed = feed};
+    wherry_status status =
+        m.comm->handle ? move_round(&m, error) : wh_fail(error, WHERRY_SYSTEM, "the communicator was given up before");
+    if (status != WHERRY_OK) {
+        wh_nccl_abort(
+            m.comm); /* the peer's half may wait for this one for ever, and this one's messages for the peer */
+    }
+    release_packing(&m);
+    if (status == WHERRY_PEER_LOST) {
+        await_reason(end->site);
+    }
+    wh_segments_destroy(&m.chunk);
+    wh_segments_destroy(&m.whole);
+    wh_routes_destroy(&m.routes);
+    wh_free(m.near.items);
+    wh_free(m.far.items);
+    wh_free(m.host.items);
+    for (size_t i = 0; i < UNDER_WAY; i++) {
+        wh_free(m.messages[i].chunks);
+    }
+    return status;
+}
+
+wherry_status wh_nccl_pull(wh_lane_end *end, uint32_t worker, const wh_sink *sink, wherry_error *error) {
+    (void)worker;
+    return move(wh_nccl_end_of(end), sink, NULL, error);
+}
+
+wherry_status wh_nccl_push(wh_lane_end *end, uint32_t worker, const wh_feed *feed, wherry_error *error) {
+    (void)worker;
+    return move(wh_nccl_end_of(end), NULL, feed, error);
+}

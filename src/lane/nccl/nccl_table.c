@@ -1,0 +1,375 @@
+/* The communicators that this process has. */
+#include <errno.h>
+#include <pthread.h>
+#include <string.h>
+#include <sys/random.h>
+#include <unistd.h>
+
+#include "base/alloc.h"
+#include "base/fail.h"
+#include "lane/nccl/nccl_comm.h"
+
+#define SECOND UINT64_C(1000000000)
+
+/**
+ * A question that nobody has come back to for so long is asked again with the same unique id, whose listening thread NCCL keeps until it is used. So long may a source's
+ * half be in the making, and so long is a failure remembered, in seconds.
+ */
+enum { ASKED_S = 2, MEETING_S = 60, FAILED_S = 300 };
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static wh_nccl_comm *comms; /**< The latest first. */
+static uint8_t own_process[WH_NCCL_PROCESS_BYTES];
+static pid_t owner; /**< A fork has none of it, and cannot end what its parent has. */
+
+/** Under the lock. */
+static wherry_status know_process(wherry_error *error) {
+    if (owner == getpid()) {
+        return WHERRY_OK;
+    }
+    if (getrandom(own_process, sizeof(own_process), 0) != (ssize_t)sizeof(own_process)) {
+        return wh_fail_errno(error, WHERRY_SYSTEM, errno, "cannot name this process");
+    }
+    comms = NULL;
+    owner = getpid();
+    return WHERRY_OK;
+}
+
+wherry_status wh_nccl_process(uint8_t process[WH_NCCL_PROCESS_BYTES], wherry_error *error) {
+    pthread_mutex_lock(&lock);
+    wherry_status status = know_process(error);
+    memcpy(process, own_process, sizeof(own_process));
+    pthread_mutex_unlock(&lock);
+    return status;
+}
+
+static bool is_of(const wh_nccl_comm *comm, const wh_nccl_pair *pair) {
+    return comm->pair.is_source == pair->is_source && comm->pair.device == pair->device &&
+           memcmp(comm->pair.process, pair->process, sizeof(pair->process)) == 0;
+}
+
+static bool is_in(const wh_nccl_comm *comm, unsigned states) {
+    return states >> comm->state & 1;
+}
+
+/* ---- the list, under the lock ---- */
+
+static void add(wh_nccl_comm *comm, wh_nccl_state state) {
+    comm->state = state;
+    comm->since = wh_clock_now();
+    comm->next = comms;
+    comms = comm;
+}
+
+static void unlink_comm(wh_nccl_comm *comm) {
+    wh_nccl_comm **at = &comms;
+    while (*at && *at != comm) {
+        at = &(*at)->next;
+    }
+    if (*at) {
+        *at = comm->next;
+    }
+    comm->next = NULL;
+}
+
+/** Takes out of the list what `unwanted` says, for destroy_all once the lock is open: ending one takes time. */
+static wh_nccl_comm *take_out(bool (*unwanted)(const wh_nccl_comm *comm, const void *context), const void *context) {
+    wh_nccl_comm *out = NULL;
+    for (wh_nccl_comm **at = &comms; *at;) {
+        wh_nccl_comm *comm = *at;
+        if (unwanted(comm, context)) {
+            *at = comm->next;
+            comm->next = out;
+            out = comm;
+        } else {
+            at = &comm->next;
+        }
+    }
+    return out;
+}
+
+static void destroy_all(wh_nccl_comm *list) {
+    for (wh_nccl_comm *comm = list, *next; comm; comm = next) {
+        next = comm->next;
+        wh_nccl_abort(comm);
+        wh_free(comm);
+    }
+}
+
+static wh_nccl_comm *make_busy(wh_nccl_comm *comm) {
+    if (comm) {
+        comm->state = WH_NCCL_BUSY;
+    }
+    return comm;
+}
+
+/** What is of no more use: a half whose other never came, old notes, and what NCCL itself has found broken. */
+static bool is_stale(const wh_nccl_comm *comm, const void *context) {
+    const uint64_t *now = context;
+    uint64_t age = *now - comm->since;
+    switch (comm->state) {
+    case WH_NCCL_MEETING:
+        return age > MEETING_S * SECOND || wh_nccl_check(comm, NULL) != WHERRY_OK;
+    case WH_NCCL_IDLE:
+        return wh_nccl_check(comm, NULL) != WHERRY_OK;
+    case WH_NCCL_FAILED:
+        return age > FAILED_S * SECOND;
+    default:
+        return false;
+    }
+}
+
+static wh_nccl_comm *take_stale(void) {
+    uint64_t now = wh_clock_now();
+    return take_out(is_stale, &now);
+}
+
+/* ---- finding ---- */
+
+wh_nccl_comm *wh_nccl_take(const wh_nccl_pair *pair, uint64_t id, unsigned states) {
+    pthread_mutex_lock(&lock);
+    wh_nccl_comm *comm = know_process(NULL) == WHERRY_OK ? comms : NULL;
+    while (comm && !(is_of(comm, pair) && comm->id == id && is_in(comm, states))) {
+        comm = comm->next;
+    }
+    make_busy(comm);
+    pthread_mutex_unlock(&lock);
+    return comm;
+}
+
+wh_nccl_comm *wh_nccl_take_asked(const wh_nccl_pair *pair, uint64_t tag) {
+    pthread_mutex_lock(&lock);
+    wh_nccl_comm *comm = know_process(NULL) == WHERRY_OK ? comms : NULL;
+    while (comm && !(is_of(comm, pair) && comm->state == WH_NCCL_ASKED && comm->tag == tag)) {
+        comm = comm->next;
+    }
+    make_busy(comm);
+    pthread_mutex_unlock(&lock);
+    return comm;
+}
+
+bool wh_nccl_was_refused(const wh_nccl_pair *pair, wherry_error *error) {
+    pthread_mutex_lock(&lock);
+    wh_nccl_comm *stale = know_process(NULL) == WHERRY_OK ? take_stale() : NULL;
+    const wh_nccl_comm *comm = comms;
+    while (comm && !(is_of(comm, pair) && comm->state == WH_NCCL_FAILED)) {
+        comm = comm->next;
+    }
+    if (comm) {
+        wh_fail(error, WHERRY_UNSUPPORTED, "it was tried %llu s ago and failed (it is tried again after %d s): %s",
+                (unsigned long long)((wh_clock_now() - comm->since) / SECOND), FAILED_S, comm->reason.message);
+    }
+    pthread_mutex_unlock(&lock);
+    destroy_all(stale);
+    return comm != NULL;
+}
+
+size_t wh_nccl_kept(int32_t rank, int32_t device, uint64_t *ids, size_t most) {
+    size_t count = 0;
+    pthread_mutex_lock(&lock);
+    wh_nccl_comm *stale = know_process(NULL) == WHERRY_OK ? take_stale() : NULL;
+    for (const wh_nccl_comm *comm = comms; comm && count < most; comm = comm->next) {
+        if (comm->state == WH_NCCL_IDLE && comm->pair.is_source && comm->pair.rank == rank &&
+            comm->pair.device == device) {
+            ids[count++] = comm->id;
+        }
+    }
+    pthread_mutex_unlock(&lock);
+    destroy_all(stale);
+    return count;
+}
+
+/* ---- making ---- */
+
+/** The question of a pair that came to nothing, or is another transfer's; under the lock. */
+static wh_nccl_comm *find_question(const wh_nccl_pair *pair) {
+    wh_nccl_comm *comm = comms;
+    while (comm && !(is_of(comm, pair) && comm->state == WH_NCCL_ASKED)) {
+        comm = comm->next;
+    }
+    return comm;
+}
+
+/** NULL where there is no memory. */
+static wh_nccl_comm *new_comm(const wh_nccl_pair *pair) {
+    wh_nccl_comm *comm = wh_alloc_zeroed(1, sizeof(*comm));
+    if (comm) {
+        comm->pair = *pair;
+    }
+    return comm;
+}
+
+/** NULL with the reason in error. */
+static wh_nccl_comm *new_question(const wh_nccl_pair *pair, wherry_error *error) {
+    wh_nccl_comm *comm = new_comm(pair);
+    if (!comm) {
+        wh_fail_memory(error, "a communicator");
+        return NULL;
+    }
+    int result = wh_nccl_find(NULL)->get_unique(&comm->unique);
+    if (result == WH_NCCL_OK && getrandom(&comm->id, sizeof(comm->id), 0) == (ssize_t)sizeof(comm->id)) {
+        return comm;
+    }
+    if (result != WH_NCCL_OK) {
+        wh_nccl_fail(error, result, NULL, "cannot listen for the source");
+    } else {
+        wh_fail_errno(error, WHERRY_SYSTEM, errno, "cannot name a communicator");
+    }
+    wh_free(comm);
+    return NULL;
+}
+
+/** The question of a pair that a transfer may ask; NULL with the reason in error. Under the lock. */
+static wh_nccl_comm *take_question(const wh_nccl_pair *pair, wherry_error *error) {
+    wh_nccl_comm *comm = find_question(pair);
+    if (!comm) {
+        return new_question(pair, error);
+    }
+    if (wh_clock_now() - comm->since < ASKED_S * SECOND) {
+        wh_fail(error, WHERRY_UNSUPPORTED, "another transfer is asking rank %d for a communicator", (int)pair->rank);
+        return NULL;
+    }
+    unlink_comm(comm);
+    return comm;
+}
+
+wherry_status wh_nccl_ask(const wh_nccl_pair *pair, uint64_t tag, wh_nccl_comm *comm_p, wherry_error *error) {
+    pthread_mutex_lock(&lock);
+    wherry_status status = know_process(error);
+    wh_nccl_comm *comm = status == WHERRY_OK ? take_question(pair, error) : NULL;
+    if (comm) {
+        comm->tag = tag;
+        comm->pair = *pair;
+        add(comm, WH_NCCL_ASKED);
+        *comm_p = *comm;
+    }
+    pthread_mutex_unlock(&lock);
+    return comm ? WHERRY_OK : error->status;
+}
+
+/** Whether a receiver may have another made; under the lock. */
+static wherry_status check_meeting(uint64_t id, int32_t rank, wherry_error *error) {
+    size_t meeting = 0;
+    for (const wh_nccl_comm *comm = comms; comm; comm = comm->next) {
+        meeting += comm->state == WH_NCCL_MEETING;
+        if (comm->pair.is_source && comm->id == id) {
+            return wh_fail(error, WHERRY_MALFORMED, "rank %d asks twice for a communicator", (int)rank);
+        }
+    }
+    return meeting < WH_NCCL_MEETING_MAX
+               ? WHERRY_OK
+               : wh_fail(error, WHERRY_LIMIT, "%d communicators are in the making", WH_NCCL_MEETING_MAX);
+}
+
+wherry_status wh_nccl_meet(const wh_nccl_pair *pair, uint64_t id, const wh_nccl_unique *unique, wherry_error *error) {
+    wh_nccl_comm *comm = NULL;
+    wh_nccl_comm *stale = NULL;
+    pthread_mutex_lock(&lock);
+    wherry_status status = know_process(error);
+    if (status == WHERRY_OK) {
+        stale = take_stale();
+        status = check_meeting(id, pair->rank, error);
+    }
+    if (status == WHERRY_OK && (comm = new_comm(pair))) {
+        comm->id = id;
+        comm->unique = *unique;
+        add(comm, WH_NCCL_BUSY);
+    }
+    pthread_mutex_unlock(&lock);
+    destroy_all(stale);
+    if (!comm) {
+        return status == WHERRY_OK ? wh_fail_memory(error, "a communicator") : status;
+    }
+    status = wh_nccl_begin(comm, error);
+    pthread_mutex_lock(&lock);
+    if (status == WHERRY_OK) {
+        comm->state = WH_NCCL_MEETING;
+    } else {
+        unlink_comm(comm);
+        wh_free(comm);
+    }
+    pthread_mutex_unlock(&lock);
+    return status;
+}
+
+/* ---- giving back ---- */
+
+typedef struct dropping {
+    const wh_nccl_pair *pair;
+    const uint64_t *ids;
+    size_t count;
+} dropping;
+
+static bool is_dropped(const wh_nccl_comm *comm, const void *context) {
+    const dropping *d = context;
+    bool earlier = comm->pair.is_source == d->pair->is_source && comm->pair.rank == d->pair->rank &&
+                   memcmp(comm->pair.process, d->pair->process, sizeof(comm->pair.process)) != 0;
+    bool named = false;
+    for (size_t i = 0; i < d->count; i++) {
+        named = named || d->ids[i] == comm->id;
+    }
+    return comm->state == WH_NCCL_IDLE && (earlier || (is_of(comm, d->pair) && !named));
+}
+
+void wh_nccl_drop(const wh_nccl_pair *pair, const uint64_t *ids, size_t count) {
+    dropping d = {pair, ids, count};
+    pthread_mutex_lock(&lock);
+    wh_nccl_comm *dropped = know_process(NULL) == WHERRY_OK ? take_out(is_dropped, &d) : NULL;
+    pthread_mutex_unlock(&lock);
+    destroy_all(dropped);
+}
+
+/** The list has the latest first; under the lock. */
+static bool is_beyond(const wh_nccl_comm *comm, const void *context) {
+    size_t before = 0;
+    (void)context;
+    for (const wh_nccl_comm *one = comms; one != comm; one = one->next) {
+        before += one->state == WH_NCCL_IDLE;
+    }
+    return comm->state == WH_NCCL_IDLE && before >= WH_NCCL_KEPT_MAX;
+}
+
+void wh_nccl_give(wh_nccl_comm *comm) {
+    wh_nccl_comm *beyond = NULL;
+    pthread_mutex_lock(&lock);
+    unlink_comm(comm);
+    if (comm->handle) {
+        add(comm, WH_NCCL_IDLE);
+        beyond = take_out(is_beyond, NULL);
+    } else {
+        wh_free(comm);
+    }
+    pthread_mutex_unlock(&lock);
+    destroy_all(beyond);
+}
+
+void wh_nccl_give_failed(wh_nccl_comm *comm, const wherry_error *reason) {
+    wh_nccl_abort(comm);
+    pthread_mutex_lock(&lock);
+    unlink_comm(comm);
+    comm->reason = *reason;
+    add(comm, WH_NCCL_FAILED);
+    pthread_mutex_unlock(&lock);
+}
+
+size_t wh_nccl_count(unsigned states) {
+    size_t count = 0;
+    pthread_mutex_lock(&lock);
+    for (const wh_nccl_comm *comm = owner == getpid() ? comms : NULL; comm; comm = comm->next) {
+        count += is_in(comm, states);
+    }
+    pthread_mutex_unlock(&lock);
+    return count;
+}
+
+static bool is_not_busy(const wh_nccl_comm *comm, const void *context) {
+    (void)context;
+    return comm->state != WH_NCCL_BUSY;
+}
+
+void wh_nccl_forget(void) {
+    pthread_mutex_lock(&lock);
+    wh_nccl_comm *all = owner == getpid() ? take_out(is_not_busy, NULL) : NULL;
+    pthread_mutex_unlock(&lock);
+    destroy_all(all);
+}

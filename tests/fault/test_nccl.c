@@ -1,0 +1,440 @@
+/*
+ * The lane nccl when something goes wrong, on the fake driver and the fake NCCL: every call failing in turn, communicators that do not come about, peers that stall, a
+ * cancel; what is kept, how much memory is taken, and words of a peer that are none.
+ */
+#include <stdio.h>
+#include <unistd.h>
+
+#include "base/alloc.h"
+#include "conformance/hub_place.h"
+#include "conformance/transfer_world.h"
+#include "lane/nccl/nccl_lane.h"
+#include "memory/cuda.h"
+#include "support/device_memory.h"
+#include "support/device_state.h"
+#include "support/fake_driver.h"
+#include "support/fake_library.h"
+
+#define MS UINT64_C(1000000)
+#define BIT(state) (1U << (state))
+
+enum { SOON_MS = 6000, LARGE = 44 << 20, SMALL = 300, PACKED_MAX = (32 + 4 + 1) << 20 };
+
+static wherry_error error;
+static fake_driver driver;
+static fake_nccl nccl;
+
+static wherry_device all_on_device(size_t number) {
+    (void)number;
+    return (wherry_device){WHERRY_DEVICE_CUDA, 0};
+}
+
+/** Some messages: one tensor of many chunks, where `small` is not said, and small ones. */
+static wherry_value *make_state(uint8_t seed, bool small) {
+    wherry_value *list = build_list(NULL);
+    for (int i = 0; i < SMALL; i++) {
+        int64_t bytes = 1 + i % 700;
+        must(wherry_sequence_append(
+            list, build_tensor(build_storage((uint64_t)bytes, (uint8_t)(seed + i)), WHERRY_U8, 0, 1, &bytes, NULL),
+            &error));
+    }
+    int64_t large = small ? 1000 : LARGE;
+    return build_dict("small", list, "large",
+                      build_tensor(build_storage((uint64_t)large, seed), WHERRY_U8, 0, 1, &large, NULL), NULL);
+}
+
+static wherry_value *make_device_state(uint8_t seed, bool small) {
+    wherry_value *state = make_state(seed, small);
+    move_state(state, all_on_device);
+    return state;
+}
+
+/** One transfer of `source`, which must succeed and be `host`. @return the lane that was taken, and why not others. */
+static wherry_stats must_ferry(ferry_world *world, const wherry_value *source, const wherry_value *host,
+                               const char *lanes) {
+    ferry_call calls[] = {ferry_send(world, 0, 1, source), ferry_receive(world, 1, 0)};
+    calls[0].options.lanes = calls[1].options.lanes = lanes;
+    calls[1].options.verify = WHERRY_VERIFY_OFF;
+    ferry_run(calls, 2);
+    ferry_expect_ok(calls);
+    ferry_expect_ok(calls + 1);
+    move_state(calls[1].received, to_host);
+    must(wherry_value_compare(host, calls[1].received, WHERRY_COMPARE_ALL, &error));
+    wherry_value_destroy(calls[1].received);
+    return calls[1].stats;
+}
+
+/** Everything is given back, and the next transfer goes over the lane. */
+static void must_be_usable(ferry_world *world, const wherry_value *source, const wherry_value *host) {
+    assert_int_equal(wh_nccl_count(BIT(WH_NCCL_BUSY)), 0);
+    wh_nccl_forget();
+    assert_int_equal(wh_nccl_count(~0U), 0);
+    assert_string_equal(must_ferry(world, source, host, "nccl").lane, "nccl");
+}
+
+/** A communicator is made once for many transfers, and ended when it is not kept any more. */
+static void test_kept(void **state) {
+    (void)state;
+    ferry_world world = ferry_open();
+    wherry_value *host = make_state(3, true);
+    wherry_value *source = make_device_state(3, true);
+    uint64_t before = nccl.begun();
+    for (int i = 0; i < 5; i++) {
+        assert_string_equal(must_ferry(&world, source, host, "nccl").lane, "nccl");
+    }
+    assert_int_equal(nccl.begun() - before, 2);
+    assert_int_equal(wh_nccl_count(BIT(WH_NCCL_IDLE)), 2);
+    uint64_t aborted = nccl.aborted();
+    wh_nccl_forget();
+    assert_int_equal(nccl.aborted() - aborted, 2);
+    must_be_usable(&world, source, host);
+    wherry_value_destroy(source);
+    wherry_value_destroy(host);
+    ferry_close(&world);
+}
+
+/** One side has lost what the other has kept: they make a new one, and the old one is ended. */
+static void test_kept_by_one(void **state) {
+    (void)state;
+    ferry_world world = ferry_open();
+    wherry_value *host = make_state(3, true);
+    wherry_value *source = make_device_state(3, true);
+    for (int is_source = 0; is_source < 2; is_source++) {
+        wh_nccl_forget();
+        must_ferry(&world, source, host, "nccl");
+        wh_nccl_pair pair = {.rank = is_source ? 1 : 0, .is_source = is_source};
+        must(wh_nccl_process(pair.process, &error));
+        wh_nccl_drop(&pair, NULL, 0);
+        assert_int_equal(wh_nccl_count(BIT(WH_NCCL_IDLE)), 1);
+        assert_string_equal(must_ferry(&world, source, host, "nccl").lane, "nccl");
+        assert_int_equal(wh_nccl_count(BIT(WH_NCCL_IDLE)), 2);
+    }
+    wherry_value_destroy(source);
+    wherry_value_destroy(host);
+    ferry_close(&world);
+}
+
+/** A tensor in one piece needs no memory beyond itself; what is packed needs that of one message. */
+static void test_memory(void **state) {
+    (void)state;
+    ferry_world world = ferry_open();
+    for (int packed = 0; packed < 2; packed++) {
+        int64_t shape[] = {LARGE / 1024, 1024};
+        int64_t apart[] = {2048, 1};
+        wherry_storage *bytes = build_device_storage(0, LARGE, 3);
+        wherry_value *host = build_tensor(build_storage(LARGE, 3), WHERRY_U8, 0, 2, shape, NULL);
+        wherry_value *source = build_tensor(bytes, WHERRY_U8, 0, 2, shape, NULL);
+        wherry_value *target = build_tensor(build_device_storage(0, (uint64_t)LARGE * (packed ? 2 : 1), 9), WHERRY_U8,
+                                            0, 2, shape, packed ? apart : NULL);
+        ferry_call calls[] = {ferry_send(&world, 0, 1, source), ferry_receive(&world, 1, 0)};
+        calls[1].options.target = ferry_target;
+        calls[1].options.target_context = target;
+        driver.forget_peak();
+        size_t before = driver.device_bytes();
+        ferry_run(calls, 2);
+        ferry_expect_ok(calls);
+        ferry_expect_ok(calls + 1);
+        size_t beyond = driver.device_peak() - before;
+        assert_true(packed ? beyond > 0 && beyond <= PACKED_MAX : beyond == 0);
+        assert_true(driver.device_bytes() == before);
+        move_state(calls[1].received, to_host);
+        if (!packed) {
+            must(wherry_value_compare(host, calls[1].received, WHERRY_COMPARE_ALL, &error));
+        }
+        wherry_value_destroy(calls[1].received);
+        wherry_value_destroy(target);
+        wherry_value_destroy(source);
+        wherry_value_destroy(host);
+    }
+    ferry_close(&world);
+}
+
+/** Every call of NCCL fails in turn: the transfer succeeds, perhaps by another lane, or both sides fail soon; then all is as before. */
+static void test_every_call_fails(void **state) {
+    (void)state;
+    ferry_world world = ferry_open();
+    wherry_value *host = make_state(3, false);
+    wherry_value *source = make_device_state(3, false);
+    uint64_t fallen = 0;
+    uint64_t failed = 0;
+    for (uint64_t number = 1;; number++) {
+        wh_nccl_forget();
+        ferry_call calls[] = {ferry_send(&world, 0, 1, source), ferry_receive(&world, 1, 0)};
+        calls[0].options.lanes = calls[1].options.lanes = "nccl,stream";
+        calls[1].options.verify = WHERRY_VERIFY_OFF;
+        calls[0].options.no_progress_ms = calls[1].options.no_progress_ms = SOON_MS;
+        nccl.fail_at(number, number % 2 ? 2 : 6);
+        uint64_t begin = wh_clock_now();
+        ferry_run(calls, 2);
+        bool reached = nccl.calls() >= number;
+        nccl.fail_at(0, 0);
+        assert_true(wh_clock_now() - begin < 2 * SOON_MS * MS);
+        if (calls[1].status == WHERRY_OK) {
+            fallen += strcmp(calls[1].stats.lane, "stream") == 0;
+            move_state(calls[1].received, to_host);
+            must(wherry_value_compare(host, calls[1].received, WHERRY_COMPARE_ALL, &error));
+            wherry_value_destroy(calls[1].received);
+        } else {
+            failed++;
+            assert_true(calls[0].status != WHERRY_OK);
+            assert_non_null(strstr(
+                strstr(calls[1].error.message, "NCCL") ? calls[1].error.message : calls[0].error.message, "NCCL"));
+        }
+        assert_int_equal(wh_nccl_count(BIT(WH_NCCL_BUSY)), 0);
+        if (!reached || number > 60) {
+            break;
+        }
+    }
+    assert_true(fallen > 0 && failed > 0);
+    must_be_usable(&world, source, host);
+    wherry_value_destroy(source);
+    wherry_value_destroy(host);
+    ferry_close(&world);
+}
+
+/** The same of the driver's calls, which are many: some of them. */
+static void test_driver_fails(void **state) {
+    (void)state;
+    ferry_world world = ferry_open();
+    wherry_value *host = make_state(3, true);
+    wherry_value *source = make_device_state(3, true);
+    bool reached = true;
+    for (uint64_t number = 4; reached && number < 300; number += number < 30 ? 3 : 17) {
+        wh_nccl_forget();
+        ferry_call calls[] = {ferry_send(&world, 0, 1, source), ferry_receive(&world, 1, 0)};
+        calls[0].options.lanes = calls[1].options.lanes = "nccl";
+        calls[1].options.verify = WHERRY_VERIFY_OFF;
+        calls[0].options.no_progress_ms = calls[1].options.no_progress_ms = SOON_MS;
+        calls[0].options.timeout_ms = calls[1].options.timeout_ms =
+            1000; /* where the source fails before it is asked */
+        driver.fail_at(number, 999);
+        uint64_t begin = wh_clock_now();
+        ferry_run(calls, 2);
+        reached = driver.calls() >= number;
+        driver.fail_at(0, 0);
+        assert_true(wh_clock_now() - begin < 2 * SOON_MS * MS);
+        if (calls[1].status == WHERRY_OK) {
+            wherry_value_destroy(calls[1].received);
+        }
+        assert_int_equal(wh_nccl_count(BIT(WH_NCCL_BUSY)), 0);
+    }
+    must_be_usable(&world, source, host);
+    wherry_value_destroy(source);
+    wherry_value_destroy(host);
+    ferry_close(&world);
+}
+
+/** The two do not become a communicator: the next lane is taken, with NCCL's own reason, and it is not tried each time. */
+static void test_refused(void **state) {
+    (void)state;
+    ferry_world world = ferry_open();
+    wherry_value *host = make_state(3, true);
+    wherry_value *source = make_device_state(3, true);
+    wh_nccl_forget();
+    setenv("FAKE_NCCL_REFUSE", "1", 1);
+    wherry_stats stats = must_ferry(&world, source, host, "nccl,stream");
+    assert_string_equal(stats.lane, "stream");
+    assert_non_null(strstr(stats.reasons, "Duplicate GPU detected"));
+    uint64_t begun = nccl.begun();
+    stats = must_ferry(&world, source, host, "nccl,stream");
+    assert_string_equal(stats.lane, "stream");
+    assert_non_null(strstr(stats.reasons, "it was tried"));
+    assert_true(nccl.begun() == begun);
+    unsetenv("FAKE_NCCL_REFUSE");
+    must_be_usable(&world, source, host);
+    wherry_value_destroy(source);
+    wherry_value_destroy(host);
+    ferry_close(&world);
+}
+
+/** They never hear of each other: that is waited for half as long as the source waits for a word. */
+static void test_deaf(void **state) {
+    (void)state;
+    ferry_world world = ferry_open();
+    wherry_value *host = make_state(3, true);
+    wherry_value *source = make_device_state(3, true);
+    wh_nccl_forget();
+    setenv("FAKE_NCCL_DEAF", "1", 1);
+    ferry_call calls[] = {ferry_send(&world, 0, 1, source), ferry_receive(&world, 1, 0)};
+    calls[0].options.lanes = calls[1].options.lanes = "nccl,stream";
+    calls[0].options.no_progress_ms = calls[1].options.no_progress_ms = 1000;
+    uint64_t begin = wh_clock_now();
+    ferry_run(calls, 2);
+    unsetenv("FAKE_NCCL_DEAF");
+    ferry_expect_ok(calls);
+    ferry_expect_ok(calls + 1);
+    assert_true(wh_clock_now() - begin < SOON_MS * MS);
+    assert_string_equal(calls[1].stats.lane, "stream");
+    assert_non_null(strstr(calls[1].stats.reasons, "timed out"));
+    wherry_value_destroy(calls[1].received);
+    must_be_usable(&world, source, host);
+    wherry_value_destroy(source);
+    wherry_value_destroy(host);
+    ferry_close(&world);
+}
+
+/** Messages stop in the middle: both sides give up after their limit, or when one of them is cancelled. */
+static void stall(bool cancelled, bool small) {
+    ferry_world world = ferry_open();
+    wherry_value *host = make_state(3, small);
+    wherry_value *source = make_device_state(3, small);
+    wherry_cancel *cancel;
+    must(wherry_cancel_create(&cancel, &error));
+    wh_nccl_forget();
+    char messages[32];
+    snprintf(messages, sizeof(messages), "%llu", (unsigned long long)nccl.messages() + (small ? 0 : 2));
+    setenv("FAKE_NCCL_STALL", messages, 1);
+    ferry_call calls[] = {ferry_send(&world, 0, 1, source), ferry_receive(&world, 1, 0)};
+    calls[0].options.lanes = calls[1].options.lanes = "nccl";
+    calls[0].options.no_progress_ms = calls[1].options.no_progress_ms = cancelled ? 20000 : 800;
+    calls[1].options.cancel = cancel;
+    uint64_t begin = wh_clock_now();
+    ferry_start(calls);
+    ferry_start(calls + 1);
+    if (cancelled) {
+        usleep(400000);
+        wherry_cancel_request(cancel);
+    }
+    ferry_join(calls + 1);
+    ferry_join(calls);
+    unsetenv("FAKE_NCCL_STALL");
+    assert_true(wh_clock_now() - begin < SOON_MS * MS);
+    assert_int_equal(calls[1].status, cancelled ? WHERRY_CANCELLED : calls[1].status);
+    assert_true(calls[1].status != WHERRY_OK && calls[0].status != WHERRY_OK);
+    assert_true(cancelled || strstr(calls[1].error.message, "timed out"));
+    wherry_cancel_destroy(cancel);
+    must_be_usable(&world, source, host);
+    wherry_value_destroy(source);
+    wherry_value_destroy(host);
+    ferry_close(&world);
+}
+
+static void test_stalled(void **state) {
+    (void)state;
+    stall(false, false);
+    stall(false, true);
+}
+
+static void test_cancelled(void **state) {
+    (void)state;
+    stall(true, false);
+    stall(true, true);
+}
+
+/** On one host it gives way to lanes that are faster there, unless it is named. From another, the source is asked for its half. */
+static void test_same_host(void **state) {
+    (void)state;
+    ferry_world world = ferry_open();
+    wherry_value *host = make_state(3, true);
+    wherry_value *source = make_device_state(3, true);
+    wherry_stats stats = must_ferry(&world, source, host, "^cuda_ipc");
+    assert_true(strcmp(stats.lane, "nccl") != 0);
+    assert_non_null(strstr(stats.reasons, "is on this host, where other lanes are faster"));
+    wh_nccl_forget();
+    wh_lane_site site = {.peer = 0, .device = 0, .no_progress_ms = 1000, .tag = 5};
+    wh_string offer = {0};
+    wh_string request = {0};
+    wh_lane_end *end;
+    bool may_assist = false;
+    must(wh_lane_nccl.offer(&site, &offer, &error));
+    offer.bytes[1] ^= 1; /* of the boot id: now it is another host */
+    must_fail(WHERRY_REFUSED, error,
+              wh_lane_nccl.probe(&site, offer.bytes, offer.size, &request, &may_assist, &end, &error));
+    assert_true(may_assist && request.size > WH_NCCL_ID_BYTES);
+    wh_nccl_forget();
+    wh_free(offer.bytes);
+    wh_free(request.bytes);
+    wherry_value_destroy(source);
+    wherry_value_destroy(host);
+    ferry_close(&world);
+}
+
+/** Offers and requests that are cut off, or say what cannot be. */
+static void test_hostile_words(void **state) {
+    (void)state;
+    wh_nccl_offer offer = {.count = 2, .ids = {1, 2}};
+    wh_nccl_request request = {.id = 7, .library = 22707, .message_mib = 32};
+    wh_string words[2] = {{0}, {0}};
+    wh_nccl_append_offer(words, &offer);
+    wh_nccl_append_request(words + 1, &request);
+    must(wh_nccl_parse_offer(words[0].bytes, words[0].size, &offer, &error));
+    must(wh_nccl_parse_request(words[1].bytes, words[1].size, &request, &error));
+    assert_true(offer.count == 2 && offer.ids[1] == 2 && request.id == 7 && request.library == 22707);
+    for (size_t size = 0; size < words[0].size; size++) {
+        must_fail(WHERRY_MALFORMED, error, wh_nccl_parse_offer(words[0].bytes, size, &offer, &error));
+    }
+    for (size_t size = 0; size < words[1].size; size++) {
+        must_fail(WHERRY_MALFORMED, error, wh_nccl_parse_request(words[1].bytes, size, &request, &error));
+    }
+    words[1].bytes[1 + 16 + 8 + 4] = 65; /* MiB */
+    must_fail(WHERRY_MALFORMED, error, wh_nccl_parse_request(words[1].bytes, words[1].size, &request, &error));
+    words[0].bytes[1 + 36 + 16] = 5; /* kept */
+    must_fail(WHERRY_MALFORMED, error, wh_nccl_parse_offer(words[0].bytes, words[0].size, &offer, &error));
+    words[0].bytes[0] = words[1].bytes[0] = 9;
+    must_fail(WHERRY_BAD_VERSION, error, wh_nccl_parse_offer(words[0].bytes, words[0].size, &offer, &error));
+    must_fail(WHERRY_BAD_VERSION, error, wh_nccl_parse_request(words[1].bytes, words[1].size, &request, &error));
+    wh_free(words[0].bytes);
+    wh_free(words[1].bytes);
+}
+
+/** A receiver that names a communicator which there is not, has another version, asks twice or too often. */
+static void test_hostile_receiver(void **state) {
+    (void)state;
+    wh_lane_site site = {.peer = 4, .device = 0, .no_progress_ms = 1000};
+    wh_nccl_request request = {.id = 7, .library = 22707, .message_mib = 32, .unique = {"nowhere"}};
+    wh_string words = {0};
+    wh_lane_end *end;
+    bool ready;
+    wh_nccl_append_request(&words, &request);
+    must_fail(WHERRY_REFUSED, error, wh_lane_nccl.accept(&site, words.bytes, words.size, &ready, &end, &error));
+    wh_nccl_forget();
+    must(wh_lane_nccl.assist(&site, words.bytes, words.size, &error));
+    must_fail(WHERRY_MALFORMED, error, wh_lane_nccl.assist(&site, words.bytes, words.size, &error));
+    for (uint64_t i = 1; i <= WH_NCCL_MEETING_MAX; i++) {
+        words.size = 0;
+        request.id = 7 + i;
+        wh_nccl_append_request(&words, &request);
+        wherry_status expected = i < WH_NCCL_MEETING_MAX ? WHERRY_OK : WHERRY_LIMIT;
+        assert_int_equal(wh_lane_nccl.assist(&site, words.bytes, words.size, &error), expected);
+    }
+    words.size = 0;
+    request.library = 22000;
+    wh_nccl_append_request(&words, &request);
+    must_fail(WHERRY_UNSUPPORTED, error, wh_lane_nccl.assist(&site, words.bytes, words.size, &error));
+    assert_non_null(strstr(error.message, "22000"));
+    site.device = -1;
+    wh_string none = {0};
+    must_fail(WHERRY_UNSUPPORTED, error, wh_lane_nccl.offer(&site, &none, &error));
+    wh_nccl_forget();
+    assert_int_equal(wh_nccl_count(~0U), 0);
+    wh_free(none.bytes);
+    wh_free(words.bytes);
+}
+
+int main(void) {
+    if (wh_cuda_check(&error) != WHERRY_OK || !wh_nccl_find(&error)) {
+        fprintf(stderr, "%s\n", error.message);
+        return 1;
+    }
+    driver = fake_driver_find();
+    nccl = fake_nccl_find();
+    if (!driver.shadow || !nccl.fail_at) {
+        printf("1..0 # SKIP needs the fake driver and the fake NCCL\n");
+        return 0;
+    }
+    static const wh_group_kind local = {"local", wh_open_local_place, wh_join_local_place, wh_close_local_place};
+    ferry_kind = &local;
+    ferry_lane = "nccl";
+    wherry_log_set_level(WHERRY_LOG_OFF);
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_kept),          cmocka_unit_test(test_kept_by_one),
+        cmocka_unit_test(test_memory),        cmocka_unit_test(test_every_call_fails),
+        cmocka_unit_test(test_driver_fails),  cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_deaf),          cmocka_unit_test(test_stalled),
+        cmocka_unit_test(test_cancelled),     cmocka_unit_test(test_same_host),
+        cmocka_unit_test(test_hostile_words), cmocka_unit_test(test_hostile_receiver),
+    };
+    int failed = cmocka_run_group_tests(tests, NULL, NULL);
+    wh_nccl_forget();
+    return failed;
+}

@@ -1,0 +1,321 @@
+/*
+ * The lane nccl between processes: sending and receiving, on a real device and the real NCCL where these are, else on the fakes; either side killed or stopped in the
+ * middle; a side without NCCL, or with another version of it.
+ *
+ * Two processes on one device are refused by NCCL unless they say that they are on different hosts, so that each rank says so by itself before NCCL is loaded.
+ */
+#include <stdio.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "lane/nccl/nccl_comm.h"
+#include "memory/cuda.h"
+#include "support/build.h"
+#include "support/device_memory.h"
+#include "support/fake_library.h"
+#include "support/ferry_processes.h"
+
+enum { SOURCE, RECEIVER, RANKS };
+
+/** What ranks say to each other. */
+enum { SENDING, SURVIVED };
+
+enum { LARGE = 44 << 20, LITTLE = 5 << 20, SMALL = 300, SMALL_BYTES = 4096, DEAD_AFTER_MS = 1000 * CROWD_SLOW };
+
+/** What may pass until a survivor has noticed; making a communicator takes a real NCCL a second or two. */
+enum { MARGIN_MS = 3000 * CROWD_SLOW };
+
+typedef struct scene {
+    const char *point;
+    int count;
+    int32_t at;
+    int32_t victim;
+    int signal;
+} scene;
+
+/** As NCCL wants to see two processes that share a device. */
+static void look_remote(const crowd_rank *self) {
+    char host[32];
+    snprintf(host, sizeof(host), "wherry-%d-%d", (int)self->rank, (int)getpid());
+    setenv("NCCL_HOSTID", host, 1);
+    setenv("NCCL_SOCKET_IFNAME", "lo", 1);
+    setenv("NCCL_IB_DISABLE", "1", 0);
+}
+
+static wherry_value *make_state(uint8_t seed, int64_t large) {
+    wherry_error error;
+    wherry_value *list = build_list(NULL);
+    for (int i = 0; i < SMALL; i++) {
+        int64_t bytes = SMALL_BYTES;
+        wherry_value *one =
+            build_tensor(build_device_storage(0, SMALL_BYTES, (uint8_t)(seed + i)), WHERRY_U8, 0, 1, &bytes, NULL);
+        if (wherry_sequence_append(list, one, &error) != WHERRY_OK) {
+            abort();
+        }
+    }
+    return build_dict("small", list, "large",
+                      build_tensor(build_device_storage(0, (uint64_t)large, seed), WHERRY_U8, 0, 1, &large, NULL),
+                      NULL);
+}
+
+/** Whether a tensor's bytes are those of a seed. */
+static bool has_bytes(const wherry_value *tensor, uint64_t nbytes, uint8_t seed) {
+    uint8_t *bytes = malloc(nbytes);
+    device_copy(0, bytes, wherry_storage_data(wherry_tensor_get(tensor)->storage), nbytes);
+    bool same = true;
+    for (uint64_t i = 0; i < nbytes && same; i++) {
+        same = bytes[i] == (uint8_t)(seed + 7 * i);
+    }
+    free(bytes);
+    return same;
+}
+
+static void check_state(crowd_rank *self, const wherry_value *state, uint64_t large, uint8_t seed) {
+    const wherry_value *list = wherry_dict_get(state, "small");
+    crowd_check(self, has_bytes(wherry_dict_get(state, "large"), large, seed), "the large tensor is not right");
+    for (size_t i = 0; i < SMALL; i += 97) {
+        crowd_check(self, has_bytes(wherry_sequence_at(list, i), SMALL_BYTES, (uint8_t)(seed + i)),
+                    "small tensor %zu is not right", i);
+    }
+}
+
+static wherry_status target_of(void *context, const wherry_value **target_p) {
+    *target_p = context;
+    return WHERRY_OK;
+}
+
+static wherry_status send_to(crowd_rank *self, const wherry_value *state, const char *lanes, wherry_outcome *outcome,
+                             wherry_error *error) {
+    wherry_transfer_options options = crowd_options(lanes);
+    return wherry_checkpoint_send(self->transport, (int32_t[]){RECEIVER}, 1, state, &options, outcome, error);
+}
+
+/** @param target  NULL: into new memory. */
+static wherry_status receive(crowd_rank *self, wherry_value *target, const char *lanes, wherry_value **received_p,
+                             wherry_stats *stats, wherry_error *error) {
+    wherry_transfer_options options = crowd_options(lanes);
+    options.verify = WHERRY_VERIFY_OFF;
+    options.stats = stats;
+    if (target) {
+        options.target = target_of;
+        options.target_context = target;
+    }
+    return wherry_checkpoint_recv(self->transport, SOURCE, &options, received_p, error);
+}
+
+/* ---- going well ---- */
+
+/** What is sent on a real device tells how fast it is. */
+static int64_t good_size(void) {
+    return fake_nccl_find().fail_at ? LARGE : 512 << 20;
+}
+
+enum { TIMES = 3 };
+
+static void send_well(crowd_rank *self) {
+    wherry_error error;
+    wherry_outcome outcome;
+    look_remote(self);
+    wherry_value *state = make_state(3, good_size());
+    for (int i = 0; i < TIMES; i++) {
+        crowd_must(self, send_to(self, state, "nccl", &outcome, &error), error);
+    }
+    wherry_value_destroy(state);
+}
+
+static void receive_well(crowd_rank *self) {
+    wherry_error error;
+    look_remote(self);
+    wherry_value *target = make_state(9, good_size());
+    for (int i = 0; i < TIMES; i++) {
+        wherry_value *received;
+        wherry_stats stats;
+        crowd_must(self, receive(self, i ? target : NULL, "nccl", &received, &stats, &error), error);
+        crowd_check(self, strcmp(stats.lane, "nccl") == 0, "the lane is %s", stats.lane);
+        check_state(self, received, (uint64_t)good_size(), 3);
+        fprintf(stderr, "%s: %.1f ms, %.2f GB/s\n", i ? "in place" : "the first, into new memory",
+                stats.data_seconds * 1e3, (double)stats.bytes_moved / stats.data_seconds / 1e9);
+        wherry_value_destroy(received);
+    }
+    crowd_check(self, wh_nccl_count(1U << WH_NCCL_IDLE) == 1, "%zu communicators are kept",
+                wh_nccl_count(1U << WH_NCCL_IDLE));
+    wherry_value_destroy(target);
+}
+
+static void test_well(void **state) {
+    (void)state;
+    crowd *all = crowd_open("well", RANKS, false, 0);
+    crowd_start(all, SOURCE, send_well, NULL, NULL);
+    crowd_start(all, RECEIVER, receive_well, NULL, NULL);
+    assert_true(crowd_close(all));
+}
+
+/* ---- a victim ---- */
+
+/** The survivor: an error about the other, in time; and its device and its NCCL are of use. */
+static void survive(crowd_rank *self, wherry_status status, const wherry_error *error) {
+    const scene *s = self->scene;
+    crowd_check(self, status == WHERRY_PEER_LOST, "%s: %s", wherry_status_name(status),
+                status == WHERRY_OK ? "" : error->message);
+    crowd_check(self, error->rank == s->victim, "the error is about rank %d: %s", (int)error->rank, error->message);
+    double limit = s->signal == SIGSTOP ? DEAD_AFTER_MS + MARGIN_MS : MARGIN_MS;
+    crowd_check(self, crowd_since_strike(self->crowd) < limit, "it took %.0f ms to notice",
+                crowd_since_strike(self->crowd));
+    crowd_check(self, wh_nccl_count(1U << WH_NCCL_BUSY | 1U << WH_NCCL_IDLE) == 0, "a communicator is left");
+    wherry_storage *memory = build_device_storage(0, SMALL_BYTES, 5);
+    wherry_storage_unref(memory);
+    wh_nccl_unique unique;
+    crowd_check(self, wh_nccl_find(NULL)->get_unique(&unique) == WH_NCCL_OK, "NCCL is of no more use");
+    if (s->signal == SIGSTOP) {
+        crowd_signal(self, s->victim, SIGKILL);
+    }
+}
+
+static void send_and_see(crowd_rank *self) {
+    const scene *s = self->scene;
+    wherry_error error;
+    wherry_outcome outcome;
+    look_remote(self);
+    wherry_value *state = make_state(3, LARGE);
+    crowd_say(self, SENDING);
+    wherry_status status = send_to(self, state, "nccl", &outcome, &error);
+    if (s->victim != SOURCE) {
+        survive(self, status, &error);
+    }
+    wherry_value_destroy(state);
+}
+
+static void receive_and_see(crowd_rank *self) {
+    const scene *s = self->scene;
+    wherry_error error;
+    wherry_stats stats;
+    wherry_value *received;
+    look_remote(self);
+    wherry_value *target = make_state(9, LARGE);
+    crowd_await(self, SENDING);
+    wherry_status status = receive(self, target, "nccl", &received, &stats, &error);
+    if (s->victim != RECEIVER) {
+        survive(self, status, &error);
+    }
+    wherry_value_destroy(target);
+}
+
+static const scene scenes[] = {
+    {"receiver probed", 1, RECEIVER, SOURCE, SIGKILL},
+    {"receiver probed", 1, RECEIVER, RECEIVER, SIGKILL},
+    {"source gathers a chunk", 7, SOURCE, SOURCE, SIGKILL},
+    {"source gathers a chunk", 10, SOURCE, RECEIVER, SIGKILL},
+    {"receiver opened a chunk", 7, RECEIVER, RECEIVER, SIGKILL},
+    {"receiver closed a chunk", 5, RECEIVER, SOURCE, SIGKILL},
+    {"receiver closed a chunk", 5, RECEIVER, RECEIVER, SIGKILL},
+    {"source gathers a chunk", 10, SOURCE, SOURCE, SIGSTOP},
+    {"receiver closed a chunk", 5, RECEIVER, RECEIVER, SIGSTOP},
+};
+
+static void test_victims(void **state) {
+    (void)state;
+    bool fine = true;
+    for (size_t i = 0; i < sizeof(scenes) / sizeof(*scenes); i++) {
+        const scene *s = scenes + i;
+        char name[96];
+        snprintf(name, sizeof(name), "rank %d gets signal %d when the %s (%d)", (int)s->victim, s->signal, s->point,
+                 s->count);
+        crowd *all = crowd_open(name, RANKS, false, DEAD_AFTER_MS);
+        crowd_strike strike = {s->point, s->count, s->victim, s->signal};
+        all->expendable[s->victim] = true;
+        crowd_start(all, SOURCE, send_and_see, s, s->at == SOURCE ? &strike : NULL);
+        crowd_start(all, RECEIVER, receive_and_see, s, s->at == RECEIVER ? &strike : NULL);
+        fine = crowd_close(all) && fine;
+    }
+    assert_true(fine);
+}
+
+/* ---- a side without it ---- */
+
+/** What is amiss at one of the two, and what the receiver is told. */
+typedef struct lack {
+    int32_t at;
+    const char *name; /**< Of the environment, */
+    const char *value;
+    const char *words;
+} lack;
+
+static const lack lacks[] = {
+    {RECEIVER, "WHERRY_NCCL_LIBRARY", "/nowhere/libnccl.so.2", "there is no NCCL here"},
+    {SOURCE, "WHERRY_NCCL_LIBRARY", "/nowhere/libnccl.so.2", "there is no NCCL here"},
+    {RECEIVER, "WHERRY_NCCL_LIBRARY", "libm.so.6", "too old"},
+    {SOURCE, "FAKE_NCCL_VERSION", "22000", "both must have the same version"},
+    {RECEIVER, "FAKE_NCCL_VERSION", "21703", "is the oldest"},
+};
+
+static void be_without(const crowd_rank *self) {
+    const lack *l = self->scene;
+    look_remote(self);
+    if (self->rank == l->at) {
+        setenv(l->name, l->value, 1);
+    }
+}
+
+static void send_without(crowd_rank *self) {
+    wherry_error error;
+    wherry_outcome outcome;
+    be_without(self);
+    wherry_value *state = make_state(3, LITTLE);
+    crowd_must(self, send_to(self, state, "nccl,stream", &outcome, &error), error);
+    wherry_value_destroy(state);
+}
+
+static void receive_without(crowd_rank *self) {
+    const lack *l = self->scene;
+    wherry_error error;
+    wherry_stats stats;
+    wherry_value *received;
+    be_without(self);
+    crowd_must(self, receive(self, NULL, "nccl,stream", &received, &stats, &error), error);
+    crowd_check(self, strcmp(stats.lane, "stream") == 0, "the lane is %s", stats.lane);
+    crowd_check(self, strstr(stats.reasons, l->words), "no \"%s\" in: %s", l->words, stats.reasons);
+    check_state(self, received, LITTLE, 3);
+    wherry_value_destroy(received);
+}
+
+static void test_lacks(void **state) {
+    (void)state;
+    bool fine = true;
+    for (size_t i = 0; i < sizeof(lacks) / sizeof(*lacks); i++) {
+        if (strncmp(lacks[i].name, "FAKE", 4) == 0 && !fake_nccl_find().fail_at) {
+            continue;
+        }
+        crowd *all = crowd_open(lacks[i].words, RANKS, false, 0);
+        crowd_start(all, SOURCE, send_without, lacks + i, NULL);
+        crowd_start(all, RECEIVER, receive_without, lacks + i, NULL);
+        fine = crowd_close(all) && fine;
+    }
+    assert_true(fine);
+}
+
+/** Asked in a process of its own: one that has used CUDA must not fork. */
+static bool is_there(void) {
+    int result = 0;
+    pid_t child = fork();
+    if (child == 0) {
+        wherry_error error;
+        bool there = wh_cuda_check(&error) == WHERRY_OK && wh_nccl_find(&error);
+        fprintf(stderr, "%s\n", there ? "" : error.message);
+        _exit(!there);
+    }
+    return waitpid(child, &result, 0) == child && result == 0;
+}
+
+int main(void) {
+    if (!is_there()) {
+        printf("1..0 # SKIP needs a CUDA device and NCCL\n");
+        return 0;
+    }
+    wherry_log_set_level(WHERRY_LOG_OFF);
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_well),
+        cmocka_unit_test(test_victims),
+        cmocka_unit_test(test_lacks),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
