@@ -215,7 +215,7 @@ void wh_destination_finish_work(wh_destination *destination) {
     if (!lane || !(lane->push_some || lane->traits & WH_LANE_DEVICE)) {
         return; /* what such a lane has sent needs no further call */
     }
-    while (destination->in_parts && !wh_deadline_passed(soon)) {
+    while (lane->push_some && destination->in_parts && !wh_deadline_passed(soon)) {
         wh_destination_push_some(destination, 1, &error);
     }
     while (wh_crew_exists(&destination->crew) && !wh_crew_ended(&destination->crew) && !wh_deadline_passed(soon)) {
