@@ -28,6 +28,7 @@ typedef struct wh_callback_peer {
     bool sending;         /**< A message to it is on its way: its frames go out end to end. */
     wh_assembly assembly; /**< The reader's. */
     char fault[96];       /**< The reader's: why it is to be given up, behind what it sent before; "": it is not. */
+    bool gone;            /**< The reader's: the fault is that the table has lost it. */
 } wh_callback_peer;
 
 typedef struct wh_callback {

@@ -38,11 +38,15 @@ static bool judge(wh_callback *callback, int32_t rank, const wh_frame *frame) {
     return frame->to == 0 || frame->to == callback->incarnation;
 }
 
-static void lose(wh_callback *callback, int32_t rank, const char *reason) {
+/** Whoever waits on a rank is told. Where it is only that something of it could not be taken here, it can be waited on again at once. */
+static void lose(wh_callback *callback, int32_t rank, const char *reason, bool gone) {
     pthread_mutex_lock(&callback->lock);
     uint64_t incarnation = callback->peers[rank].incarnation;
     pthread_mutex_unlock(&callback->lock);
     wh_mailbox_lose(callback->base.mailbox, rank, incarnation, reason);
+    if (!gone) {
+        wh_mailbox_admit(callback->base.mailbox, rank, incarnation);
+    }
 }
 
 /**
@@ -129,15 +133,16 @@ static void hand_over_all(wh_callback *callback) {
         } else if (wh_mailbox_put(callback->base.mailbox, &message, &error) != WHERRY_OK) {
             wh_log(WHERRY_LOG_WARN, "rank %d is given up: %s", (int)message.rank, error.message);
             wh_message_clear(&message);
-            wh_mailbox_lose(callback->base.mailbox, message.rank, message.incarnation, error.message);
+            lose(callback, message.rank, error.message, false);
         }
     }
     callback->arrived_count = 0;
     callback->arrived_bytes = 0;
     for (int32_t rank = 0; rank < callback->base.size && callback->faults; rank++) {
         if (callback->peers[rank].fault[0]) {
-            lose(callback, rank, callback->peers[rank].fault);
+            lose(callback, rank, callback->peers[rank].fault, callback->peers[rank].gone);
             callback->peers[rank].fault[0] = '\0';
+            callback->peers[rank].gone = false;
         }
     }
     callback->faults = false;
@@ -174,6 +179,7 @@ static wherry_status receive_blocks(wh_callback *callback, wh_deadline deadline,
     if (status == WHERRY_PEER_LOST && lost >= 0 && lost < callback->base.size && lost != callback->base.rank) {
         wh_callback_settle(callback, status, "receive", lost, error);
         note_fault(callback, lost, error->message);
+        callback->peers[lost].gone = true;
         return WHERRY_OK;
     }
     if (status == WHERRY_OK || status == WHERRY_TIMED_OUT) {
