@@ -20,6 +20,7 @@ typedef struct wh_cu_function_tag *wh_cu_function;
 /** Answers of the driver that mean something here; the others are only named. */
 enum {
     WH_CU_OK = 0,
+    WH_CU_INVALID_VALUE = 1,
     WH_CU_OUT_OF_MEMORY = 2,
     WH_CU_NO_DEVICE = 100,
     WH_CU_INVALID_CONTEXT = 201,

@@ -267,10 +267,33 @@ static wherry_status add_run(wh_cuda_queue *queue, const wh_cuda_driver *driver,
     return status;
 }
 
+/** How many bytes from an address on lie in the allocation that it is in; all of them where that is not known. */
+static size_t count_within(const wh_cuda_driver *driver, uint64_t address, size_t length) {
+    uint64_t base = 0;
+    size_t size = 0;
+    bool known = driver->address_range(&base, &size, address) == WH_CU_OK && address >= base && address - base < size;
+    return known ? wh_min(length, size - (size_t)(address - base)) : length;
+}
+
+/** Where a run goes over allocations that lie end to end: the driver copies within one alone. */
+static int copy_in_parts(wh_cuda_queue *queue, const wh_cuda_driver *driver, const wh_cuda_run *run) {
+    int result = WH_CU_OK;
+    for (size_t done = 0, part; done < run->length && result == WH_CU_OK; done += part) {
+        uint64_t to = (uint64_t)(uintptr_t)run->to + done;
+        uint64_t from = (uint64_t)(uintptr_t)run->from + done;
+        part = wh_min(count_within(driver, to, run->length - done), count_within(driver, from, run->length - done));
+        result = driver->copy_async(to, from, part, queue->stream);
+    }
+    return result;
+}
+
 static wherry_status copy_one(wh_cuda_queue *queue, const wh_cuda_driver *driver, const wh_cuda_run *run,
                               wherry_error *error) {
     int result =
         driver->copy_async((uint64_t)(uintptr_t)run->to, (uint64_t)(uintptr_t)run->from, run->length, queue->stream);
+    if (result == WH_CU_INVALID_VALUE) {
+        result = copy_in_parts(queue, driver, run);
+    }
     return result == WH_CU_OK ? WHERRY_OK : fail_copy(queue, result, error);
 }
 

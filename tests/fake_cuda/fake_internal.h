@@ -67,6 +67,9 @@ void *fake_resolve(const void *address, size_t size, fake_kind *kind_p);
 /** The same for as many bytes as lie in one block: mappings may lie side by side. */
 void *fake_resolve_part(const void *address, size_t size, size_t *part_p);
 
+/** Whether a run goes beyond the allocation that it begins in, which the driver does not copy; mapped memory may. */
+bool fake_is_cut(const void *address, size_t size);
+
 /** A fault of the device: everything answers this from now on. */
 void fake_fault(int result);
 

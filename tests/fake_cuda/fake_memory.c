@@ -137,6 +137,15 @@ void *fake_resolve_part(const void *address, size_t size, size_t *part_p) {
     return found;
 }
 
+bool fake_is_cut(const void *address, size_t size) {
+    pthread_mutex_lock(&lock);
+    const fake_block *block = find(address);
+    bool cut = block && block->kind == FAKE_DEVICE && !block->mapped &&
+               (size_t)(block->address + block->size - (const char *)address) < size;
+    pthread_mutex_unlock(&lock);
+    return cut;
+}
+
 void *fake_cuda_shadow(const void *address) {
     fake_kind kind;
     void *shadow = fake_resolve(address, 1, &kind);
@@ -174,12 +183,31 @@ void fake_cuda_forget_peak(void) {
 
 /* ---- device memory ---- */
 
+/** Addresses for a block, each behind the last one: allocations lie end to end, as those of a device do. */
+static char *next_address(size_t size) {
+    enum { PAGE = 4096 };
+    static char *next;
+    static char *end;
+    const size_t room = (size_t)1 << 40;
+    pthread_mutex_lock(&lock);
+    if (!next || (size_t)(end - next) < size) {
+        next = mmap(NULL, room, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        end = next == MAP_FAILED ? next : next + room;
+    }
+    char *address = next;
+    if (address != MAP_FAILED) {
+        next += (size + PAGE - 1) / PAGE * PAGE;
+    }
+    pthread_mutex_unlock(&lock);
+    return address;
+}
+
 /** A block over a descriptor, which it takes over; at `address` where that is reserved already. */
 static fake_block *make_block(int fd, size_t size, int device, char *address) {
     fake_block *block = calloc(1, sizeof(*block));
     char *shadow = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     if (block && !address) {
-        address = mmap(NULL, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        address = next_address(size);
     }
     if (!block || shadow == MAP_FAILED || address == MAP_FAILED) {
         abort();

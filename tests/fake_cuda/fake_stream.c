@@ -272,6 +272,9 @@ int cuMemcpyAsync(uint64_t to, uint64_t from, size_t size, void *stream) {
     if (result != OK) {
         return result;
     }
+    if (fake_is_cut((void *)(uintptr_t)to, size) || fake_is_cut((void *)(uintptr_t)from, size)) {
+        return INVALID_VALUE;
+    }
     bool pageable = !fake_resolve((void *)(uintptr_t)to, 1, &kind) || !fake_resolve((void *)(uintptr_t)from, 1, &kind);
     fake_stream *own = stream_of(stream, fake_current_device());
     put(own, (work){.kind = COPY, .to = to, .from = from, .size = size, .count = pageable});

@@ -136,6 +136,43 @@ static void test_long_runs(void **state) {
     wherry_storage_unref(to);
 }
 
+/** Allocations that lie end to end: a run over two of them is copied, though the driver copies within one alone. */
+static void test_run_over_allocations(void **state) {
+    (void)state;
+    enum { COUNT = 64, BYTES = 4096 };
+    wherry_storage *storages[COUNT];
+    unsigned char got[2 * BYTES];
+    size_t pairs = 0;
+    wh_cuda_queue *queue;
+    uint64_t ticket;
+    must(wh_cuda_queue_create(0, &queue, &error));
+    for (size_t i = 0; i < COUNT; i++) {
+        storages[i] = build_device_storage(0, BYTES, (uint8_t)i);
+    }
+    for (size_t i = 0; i < COUNT; i++) {
+        for (size_t k = 0; k < COUNT; k++) {
+            char *begin = wherry_storage_data(storages[i]);
+            if ((char *)wherry_storage_data(storages[k]) != begin + BYTES) {
+                continue;
+            }
+            wh_cuda_run run = {begin, got, sizeof(got)};
+            must(wh_cuda_queue_copy(queue, WH_CUDA_WITH_PAGEABLE, &run, 1, &error));
+            must(wh_cuda_queue_mark(queue, &ticket, &error));
+            must(wh_cuda_queue_wait(queue, ticket, NULL, wh_deadline_in_ms(20000), &error));
+            for (size_t at = 0; at < sizeof(got); at++) {
+                size_t seed = at < BYTES ? i : k;
+                assert_int_equal(got[at], (unsigned char)(seed + 7 * (at % BYTES)));
+            }
+            pairs++;
+        }
+    }
+    assert_true(pairs > 0);
+    wh_cuda_queue_destroy(queue);
+    for (size_t i = 0; i < COUNT; i++) {
+        wherry_storage_unref(storages[i]);
+    }
+}
+
 /** More tickets than there are events, and each passes. */
 static void test_tickets(void **state) {
     (void)state;
@@ -261,9 +298,10 @@ int main(void) {
         return 0;
     }
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_shared),    cmocka_unit_test(test_allocated_is_zeroed), cmocka_unit_test(test_refusals),
-        cmocka_unit_test(test_many_runs), cmocka_unit_test(test_long_runs),           cmocka_unit_test(test_tickets),
-        cmocka_unit_test(test_pinned),
+        cmocka_unit_test(test_shared),    cmocka_unit_test(test_allocated_is_zeroed),
+        cmocka_unit_test(test_refusals),  cmocka_unit_test(test_many_runs),
+        cmocka_unit_test(test_long_runs), cmocka_unit_test(test_run_over_allocations),
+        cmocka_unit_test(test_tickets),   cmocka_unit_test(test_pinned),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
