@@ -12,7 +12,7 @@ enum { BYTES = 16 << 20 };
 static wherry_value *tensor_on(int advice, wh_pages *pages_p) {
     const int64_t bytes = BYTES;
     char *room = mmap(NULL, BYTES + WH_HUGE_PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    assert_true(room != MAP_FAILED); /* stays until the test ends */
+    assert_true(room && room != MAP_FAILED); /* stays until the test ends */
     char *data = room + (-(uintptr_t)room & (WH_HUGE_PAGE - 1));
     madvise(data, BYTES, advice);
     memset(data, advice, BYTES);
