@@ -71,6 +71,7 @@ void lane_side_begin(lane_side *side, const lane_trial *trial, wh_group *group, 
         .stop = &side->stop,
         .deadline = wh_deadline_in_ms(TRIAL_DEADLINE_MS),
         .no_progress_ms = trial->no_progress_ms,
+        .ordered = true, /* the suite names it */
         .channels = side->channels,
     };
     side->status = wh_stop_init(&side->stop, &side->error);

@@ -17,6 +17,9 @@
 /** Where a byte of device memory really lies, for filling and looking; NULL where it is none. */
 void *fake_cuda_shadow(const void *address);
 
+/** The same for as many bytes as lie in one allocation: those may lie end to end. */
+void *fake_cuda_shadow_part(const void *address, size_t size, size_t *part_p);
+
 /** Lets call number `number` from now on answer `result`; 0: none. Calls by which a test or the library only gives something back never fail. */
 void fake_cuda_fail_at(uint64_t number, int result);
 

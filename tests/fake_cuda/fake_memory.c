@@ -146,6 +146,10 @@ bool fake_is_cut(const void *address, size_t size) {
     return cut;
 }
 
+void *fake_cuda_shadow_part(const void *address, size_t size, size_t *part_p) {
+    return fake_cuda_shadow(address) ? fake_resolve_part(address, size, part_p) : NULL;
+}
+
 void *fake_cuda_shadow(const void *address) {
     fake_kind kind;
     void *shadow = fake_resolve(address, 1, &kind);

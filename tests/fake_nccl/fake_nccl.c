@@ -72,7 +72,7 @@ static atomic_ulong aborted;
 static atomic_ulong messages;
 
 static struct {
-    void *(*shadow)(const void *address);
+    void *(*shadow_part)(const void *address, size_t size, size_t *part_p);
     void (*put)(void *stream, void (*call)(void *context), void *context);
     int (*current)(void **context);
 } driver;
@@ -82,7 +82,7 @@ static void find_driver(void) {
     if (!library) {
         abort();
     }
-    *(void **)&driver.shadow = dlsym(library, "fake_cuda_shadow");
+    *(void **)&driver.shadow_part = dlsym(library, "fake_cuda_shadow_part");
     *(void **)&driver.put = dlsym(library, "fake_cuda_put");
     *(void **)&driver.current = dlsym(library, "cuCtxGetCurrent");
 }
@@ -323,6 +323,27 @@ static bool move_bytes(comm *c, char *data, uint64_t count, bool sends) {
     return true;
 }
 
+/** Whether all of a message lies in memory of devices. */
+static bool is_device_memory(const char *data, size_t count) {
+    size_t part = 0;
+    while (count && driver.shadow_part(data, count, &part)) {
+        data += part;
+        count -= part;
+    }
+    return count == 0;
+}
+
+/** Moves a message, an allocation after the other. */
+static bool move_message(comm *c, const char *data, size_t count, bool sends) {
+    size_t part = 0;
+    bool fine = true;
+    for (; count && fine; data += part, count -= part) {
+        char *bytes = driver.shadow_part(data, count, &part);
+        fine = bytes && move_bytes(c, bytes, part, sends);
+    }
+    return fine;
+}
+
 static bool stalls(void) {
     const char *text = getenv("FAKE_NCCL_STALL");
     return text && atomic_load(&messages) >= strtoul(text, NULL, 10);
@@ -333,13 +354,11 @@ static void work(void *context) {
     operation *o = context;
     comm *c = o->comm;
     uint64_t theirs = o->count;
-    char *bytes = driver.shadow(o->data);
-    char *last = driver.shadow(o->data + o->count - 1);
     int fault = OK;
-    if (!bytes || last != bytes + o->count - 1) {
+    if (!is_device_memory(o->data, o->count)) {
         fault = CUDA_ERROR;
     } else if (!stalls() && move_bytes(c, (char *)&theirs, sizeof(theirs), o->sends)) {
-        fault = theirs != o->count ? INVALID_USAGE : !move_bytes(c, bytes, o->count, o->sends) ? REMOTE_ERROR : OK;
+        fault = theirs != o->count ? INVALID_USAGE : !move_message(c, o->data, o->count, o->sends) ? REMOTE_ERROR : OK;
         atomic_fetch_add(&messages, fault == OK);
     } else {
         fault = stalls() ? OK : REMOTE_ERROR;

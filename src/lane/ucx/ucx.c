@@ -104,6 +104,21 @@ static wherry_status write_request(wh_ucx_end *end, wh_string *request, wherry_e
     return WHERRY_OK;
 }
 
+/** A version that may end this process where the other one dies at the wrong moment is taken by those who ask for it. */
+static wherry_status check_version(const wh_lane_site *site, wherry_error *error) {
+    const wh_ucx_library *ucx = wh_ucx_load(error);
+    if (!ucx) {
+        return WHERRY_UNSUPPORTED;
+    }
+    return ucx->minor >= WH_UCX_FORGIVING_MINOR || site->ordered
+               ? WHERRY_OK
+               : wh_fail(error, WHERRY_UNSUPPORTED,
+                         "UCX %s may end this process where rank %d dies while they connect, and 1.%d does not: "
+                         "install that, or name "
+                         "ucx in the lanes to use it all the same",
+                         ucx->ucp_get_version_string(), (int)site->peer, WH_UCX_FORGIVING_MINOR);
+}
+
 static wherry_status ucx_probe(const wh_lane_site *site, const void *offer, size_t size, wh_string *request,
                                bool *assist_p, wh_lane_end **end_p, wherry_error *error) {
     const uint8_t *bytes = offer;
@@ -113,7 +128,10 @@ static wherry_status ucx_probe(const wh_lane_site *site, const void *offer, size
         return wh_fail(error, WHERRY_MALFORMED, "the offer of rank %d for the lane ucx cannot be read",
                        (int)site->peer);
     }
-    wherry_status status = new_end(site, (uint32_t)wh_min(bytes[1], workers_here(site)), NULL, &end, error);
+    wherry_status status = check_version(site, error);
+    if (status == WHERRY_OK) {
+        status = new_end(site, (uint32_t)wh_min(bytes[1], workers_here(site)), NULL, &end, error);
+    }
     if (status != WHERRY_OK) {
         return status;
     }

@@ -6,8 +6,7 @@
 
 #include "base/fail.h"
 
-/** From this minor version on UCX forgives one that is destroyed while it answers a caller who is gone; before, it ends the process. */
-enum { KEPT_MAX = 8, LINGER_MS = 60000, FORGIVING_MINOR = 14 };
+enum { KEPT_MAX = 8, LINGER_MS = 60000 };
 
 static pthread_once_t registered = PTHREAD_ONCE_INIT;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -31,7 +30,7 @@ static void release_kept(void) {
 
 /** Whether one that was connecting may go: not before the other side has had time to notice; a receiver's, in old versions, never. */
 static bool may_go(const wh_ucx_station *station, bool at_once) {
-    bool forgiving = station->ucx->minor >= FORGIVING_MINOR || station->calls;
+    bool forgiving = station->ucx->minor >= WH_UCX_FORGIVING_MINOR || station->calls;
     return forgiving && (at_once || wh_deadline_passed(station->linger));
 }
 
