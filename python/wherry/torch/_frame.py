@@ -29,6 +29,9 @@ _TAG = 0x57_4852
 #: How long a thread may take to come back from a wait that was ended.
 _WAKING = 1.0
 
+#: How much later than the deadline torch itself would give up: which of the two ended a wait decides what it is called.
+_LATER = 1.0
+
 #: How long the end of a send may take whose frame the other side has already.
 _GRACE = 1.0
 
@@ -100,7 +103,7 @@ class Frames:
 
     def _finish(self, work: Any, frame: torch.Tensor, rank: int, what: str, deadline: Deadline) -> None:
         """Waits in another thread: a wait in torch cannot be interrupted. Whoever gives up ends that thread too."""
-        operation = Operation(work, frame, rank, timedelta(seconds=max(0.001, min(deadline.left, 1e8))))
+        operation = Operation(work, frame, rank, timedelta(seconds=min(deadline.left, 1e8) + _LATER))
         if frame.device.type != "cpu":
             return self._look(operation, what, deadline)
         waiter = threading.Thread(target=operation.wait, name="wherry-card", daemon=True)
@@ -121,7 +124,7 @@ class Frames:
     def _look(self, operation: Operation, what: str, deadline: Deadline) -> None:
         """Waits in this thread: an operation on an accelerator can be looked at. Whoever gives up ends the group."""
         try:
-            finish(operation.work, operation.tensor, operation.limit, lambda: False)
+            finish(operation.work, operation.tensor, operation.limit, lambda: deadline.passed)
         except Exception as error:
             operation.trouble = error
             abort(self._pg)
