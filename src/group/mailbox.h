@@ -75,7 +75,7 @@ uint64_t wh_mailbox_incarnation(const wh_mailbox *mailbox, int32_t rank);
 
 /**
  * Whether a rank was here and is lost now.
- * @param reason  receives why, up to `size` bytes with the final zero, where it is.
+ * @param reason  receives why, up to `size` bytes with the final zero, where it is; may be NULL where that is 0.
  */
 bool wh_mailbox_is_lost(const wh_mailbox *mailbox, int32_t rank, char *reason, size_t size);
 

@@ -79,6 +79,10 @@ def survivor_body(lane):
             assert time.monotonic() - began < LINK_SECONDS
             time.sleep(0.01)
         launch.wait_for("back")
+        began = time.monotonic()
+        while not group.alive(lost):  # it has met one of the others, who tells the rest
+            assert time.monotonic() - began < LINK_SECONDS
+            time.sleep(0.01)
         source = (lost + 1) % group.size
         if group.rank == source:
             wherry.send(group, [lost], a_state(8, 4), timeout=30, lanes=lane)

@@ -6,6 +6,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "group/mailbox.h"
 #include "group/sockets/sockets.h"
 #include "support/build.h"
 #include "support/meeting.h"
@@ -95,8 +96,44 @@ static void test_the_host_is_stopped(void **state) {
     wh_group_destroy(group);
 }
 
+/** A group of two whose silence is soon noticed. */
+static wherry_status join_wary(const wh_test_meeting *meeting, int32_t rank, wh_group **group_p) {
+    char address[128];
+    wh_sockets_options options = {.heartbeat_ms = 50, .dead_after_ms = 500};
+    snprintf(address, sizeof(address), "unix://%s/meet?rank=%d&size=2&job=test", meeting->folder, (int)rank);
+    return wh_sockets_join(address, &options, wh_deadline_in_ms(JOIN_MS), group_p, &error);
+}
+
+/** What belongs to a conversation with a rank that was lost is refused at once, also where a call to it would go unanswered; anything else is a call. */
+static void test_a_conversation_ends_with_its_rank(void **state) {
+    const wh_test_meeting *meeting = *state;
+    wh_group *group;
+    pid_t other = fork();
+    assert_true(other >= 0);
+    if (other == 0) {
+        _exit(join_wary(meeting, 0, &group) == WHERRY_OK ? pause() : 1);
+    }
+    must(join_wary(meeting, 1, &group));
+    must(wh_group_send(group, 0, WH_TAG_CONVERSATION | ASK, NULL, 0, wh_deadline_in_ms(SOON_MS), &error));
+    kill(other, SIGSTOP);
+    wh_deadline end = wh_deadline_in_ms(SOON_MS);
+    while (wh_mailbox_incarnation(group->mailbox, 0)) {
+        assert_false(wh_deadline_passed(end));
+        usleep(5000);
+    }
+    assert_int_equal(WHERRY_PEER_LOST,
+                     wh_group_send(group, 0, WH_TAG_CONVERSATION | ASK, NULL, 0, wh_deadline_in_ms(0), &error));
+    assert_int_equal(0, error.rank);
+    assert_non_null(strstr(error.message, "nothing was heard from it for too long"));
+    assert_int_equal(WHERRY_TIMED_OUT, wh_group_send(group, 0, ASK, NULL, 0, wh_deadline_in_ms(0), &error));
+    kill(other, SIGKILL);
+    waitpid(other, NULL, 0);
+    wh_group_destroy(group);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(test_a_conversation_ends_with_its_rank, wh_test_open_unix, wh_test_close),
         cmocka_unit_test_setup_teardown(test_the_host_is_stopped, wh_test_open_unix, wh_test_close),
         cmocka_unit_test_setup_teardown(test_the_host_is_stopped, wh_test_open_tcp, wh_test_close),
         cmocka_unit_test_setup_teardown(test_the_host_is_stopped, wh_test_open_near, wh_test_close),

@@ -31,9 +31,8 @@ typedef struct wh_meeting {
     uint64_t asked;        /**< now and then. */
     int listener;          /**< Where this process listens there; -1: it does not. */
     wh_name name;
-    bool shared;  /**< Somebody else listens there too, who did not answer. */
-    bool silent;  /**< Whoever listens there does not answer, or nobody does: it is to be taken over. */
-    bool dialled; /**< There is a connection to whoever listens there, or one that is being made. */
+    bool shared; /**< Somebody else listens there too, who did not answer. */
+    bool silent; /**< Whoever listens there does not answer, or nobody does: it is to be taken over. */
     uint64_t stuck_since;
     uint64_t patience; /**< How long the greeting may take. */
     uint64_t next_try;

@@ -16,9 +16,10 @@
 
 /**
  * How often a meeting point is tried again: while joining, and afterwards. How long whoever listens there may take to answer at first: a way that is
- * slow is given more time. How often a name is asked for.
+ * slow is given more time. When the next call is made beside one that is not answered yet, where it may reach somebody else. How often a name is asked
+ * for.
  */
-enum { RETRY_JOINING_MS = 20, RETRY_MS = 500, ANSWER_MS = 1000, ASK_MS = 5000 };
+enum { RETRY_JOINING_MS = 20, RETRY_MS = 500, ANSWER_MS = 1000, BESIDE_MS = 100, ASK_MS = 5000 };
 
 /** Whether a name is meant for this host alone. */
 static bool is_local_name(const char *host) {
@@ -216,9 +217,22 @@ static void dial(wh_sockets *sockets, wh_meeting *meeting, int32_t number, uint6
     wh_connection *connection = fd >= 0 ? wh_sockets_add(sockets, fd, true) : NULL;
     if (connection) {
         connection->meeting = number;
-        meeting->dialled = true;
         meeting->stuck_since = 0;
     }
+}
+
+/**
+ * Whether somebody was met there, or a call is under way. The system hands the calls to a shared port out by chance, also to a process that is stopped: one
+ * that is not answered soon does not hold up the next.
+ */
+static bool is_dialled(const wh_sockets *sockets, size_t number, uint64_t now) {
+    bool shared = sockets->meetings[number].shared;
+    const wh_connection *one = sockets->connections;
+    while (one && (one->meeting != (int32_t)number ||
+                   (shared && !wh_connection_is_up(one) && now > one->born && now - one->born > BESIDE_MS * MS))) {
+        one = one->next;
+    }
+    return one != NULL;
 }
 
 void wh_meetings_serve(wh_sockets *sockets, uint64_t now) {
@@ -234,7 +248,7 @@ void wh_meetings_serve(wh_sockets *sockets, uint64_t now) {
         if (meeting->listener >= 0 && !wh_meeting_is_ours(&sockets->address, &meeting->name)) {
             stop_listening(sockets, meeting); /* another has taken it over, and is the one to dial */
         }
-        if (!meeting->at.size || meeting->dialled) {
+        if (!meeting->at.size || is_dialled(sockets, i, now)) {
             continue;
         }
         if (meeting->listener < 0 && !sockets->options.dial_only) {

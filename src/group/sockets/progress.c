@@ -201,9 +201,6 @@ static void close_connection(wh_sockets *sockets, wh_connection **at, const wher
     *at = connection->next;
     wh_log(WHERRY_LOG_DEBUG, "rank %d: connection to rank %d ends: %s", (int)sockets->base.rank, (int)connection->rank,
            error ? error->message : "given up");
-    if (connection->meeting >= 0) {
-        sockets->meetings[connection->meeting].dialled = false;
-    }
     if (connection->hello && error) {
         heed_refusal(sockets, connection, error);
         if (connection->meeting >= 0 && error->status == WHERRY_PEER_LOST) {
@@ -273,6 +270,12 @@ static void serve_wanted(wh_sockets *sockets) {
     }
 }
 
+/** Whether something has come that nobody has read yet: this process was stopped, or had no processor. */
+static bool has_unread(const wh_connection *connection) {
+    struct pollfd at = {connection->fd, POLLIN, 0};
+    return poll(&at, 1, 0) == 1;
+}
+
 /** Whether nothing has come over a connection for too long. */
 static bool is_silent(const wh_sockets *sockets, const wh_connection *one, uint64_t now) {
     bool up = wh_connection_is_up(one);
@@ -280,7 +283,7 @@ static bool is_silent(const wh_sockets *sockets, const wh_connection *one, uint6
     if (!up && one->meeting >= 0 && sockets->meetings[one->meeting].patience < limit) {
         limit = sockets->meetings[one->meeting].patience;
     }
-    return now - (up ? one->heard : one->born) > limit;
+    return now - (up ? one->heard : one->born) > limit && !has_unread(one);
 }
 
 /** Says that this side is alive, and gives up the other where it has not for too long. */
@@ -299,7 +302,6 @@ static void watch_silence(wh_sockets *sockets) {
             continue;
         }
         if (up && one->meeting >= 0 && now - one->heard > SUSPECT_HEARTBEATS * sockets->options.heartbeat_ms * MS) {
-            sockets->meetings[one->meeting].dialled = false;
             one->meeting = -1;
         }
         if (up && now - one->said > sockets->options.heartbeat_ms * MS) {

@@ -50,9 +50,21 @@ static wherry_status fail_stopped(int32_t rank, wherry_error *error) {
                          wh_fail(error, WHERRY_CANCELLED, "rank %d: sending a message was stopped", (int)rank));
 }
 
+static wherry_status fail_lost(int32_t rank, const char *reason, wherry_error *error) {
+    return wh_fail_about(error, rank, wh_fail(error, WHERRY_PEER_LOST, "rank %d: lost: %s", (int)rank, reason));
+}
+
+/**
+ * Whether a message belongs to a conversation that ended with the loss of the rank. Where that is what its sender has not heard yet, the rank must not be
+ * dialled: over a link that swallows everything, that lasts as long as the loss took to notice.
+ */
+static bool is_over(const wh_sockets *sockets, int32_t rank, uint64_t tag) {
+    return (tag & WH_TAG_CONVERSATION) && wh_mailbox_is_lost(sockets->base.mailbox, rank, NULL, 0);
+}
+
 /** Waits until there is a connection to a rank with room in its queue. */
-static wherry_status find_way(wh_sockets *sockets, int32_t rank, wh_deadline deadline, const wh_stop *stop,
-                              wh_connection **connection_p, wherry_error *error) {
+static wherry_status find_way(wh_sockets *sockets, int32_t rank, uint64_t tag, wh_deadline deadline,
+                              const wh_stop *stop, wh_connection **connection_p, wherry_error *error) {
     wh_member *member = sockets->members + rank;
     uint64_t failures = member->failures;
     bool in_time = true;
@@ -66,9 +78,8 @@ static wherry_status find_way(wh_sockets *sockets, int32_t rank, wh_deadline dea
             *connection_p = connection;
             return WHERRY_OK;
         }
-        if (member->failures != failures) {
-            return wh_fail_about(error, rank,
-                                 wh_fail(error, WHERRY_PEER_LOST, "rank %d: lost: %s", (int)rank, member->reason));
+        if (member->failures != failures || (!connection && is_over(sockets, rank, tag))) {
+            return fail_lost(rank, member->reason, error);
         }
         if (!in_time) {
             return wh_fail_about(error, rank,
@@ -129,9 +140,7 @@ static wherry_status send_over(wh_sockets *sockets, wh_connection *connection, c
     wh_sockets_wake(sockets);
     bool stopped = message->size > SMALL && await_loan(sockets, connection, &loan, deadline, stop);
     if (loan.broken) {
-        return wh_fail_about(error, rank,
-                             wh_fail(error, WHERRY_PEER_LOST,
-                                     "rank %d: lost: the connection ended in the middle of a message", (int)rank));
+        return fail_lost(rank, "the connection ended in the middle of a message", error);
     }
     if (!loan.frames) {
         return WHERRY_OK; /* and the connection may be gone as well */
@@ -152,7 +161,7 @@ static wherry_status sockets_send(wh_group *group, int32_t rank, uint64_t tag, c
     }
     wh_connection *connection = NULL;
     pthread_mutex_lock(&sockets->lock);
-    wherry_status status = find_way(sockets, rank, deadline, stop, &connection, error);
+    wherry_status status = find_way(sockets, rank, tag, deadline, stop, &connection, error);
     if (connection) {
         status = send_over(sockets, connection, &(outgoing){rank, tag, bytes, size}, deadline, stop, error);
     }
