@@ -23,6 +23,7 @@ struct wherry_file_writer {
     wherry_value *target;
     size_t moved; /**< Files that are in place. */
     bool resumed;
+    bool begun; /**< There is a target, in which something may have been written. */
     bool finished;
 };
 
@@ -50,9 +51,9 @@ static bool has_blocks(const wh_layout *layout, size_t file, const wh_mapping *m
     return same;
 }
 
-/** Blocks go into the file last: a part that has them has its room as well. */
-static wherry_status start_anew(const wh_layout *layout, size_t file, const wh_mapping *mapping, wherry_error *error) {
-    wherry_status status = wh_part_reserve(layout, file, mapping->fd, error);
+static wherry_status write_blocks(const wh_layout *layout, size_t file, const wh_mapping *mapping,
+                                  wherry_error *error) {
+    wherry_status status = WHERRY_OK;
     for (size_t i = 0; i < layout->block_count && status == WHERRY_OK; i++) {
         const wh_block *block = layout->blocks + i;
         if (block->file == file) {
@@ -62,7 +63,7 @@ static wherry_status start_anew(const wh_layout *layout, size_t file, const wh_m
     return status;
 }
 
-static wherry_status make_file(wherry_file_writer *writer, size_t file, bool *resumed, wherry_error *error) {
+static wherry_status make_file(wherry_file_writer *writer, size_t file, wherry_error *error) {
     wh_layout_file *about = writer->layout.files + file;
     int fd;
     uint64_t size;
@@ -78,10 +79,16 @@ static wherry_status make_file(wherry_file_writer *writer, size_t file, bool *re
         close(fd);
         return status;
     }
-    *resumed = (writer->options.flags & WHERRY_FILE_RESUME) && size == about->size &&
-               has_blocks(&writer->layout, file, about->mapping);
-    if (!*resumed) {
-        status = start_anew(&writer->layout, file, about->mapping, error);
+    about->resumed = (writer->options.flags & WHERRY_FILE_RESUME) && size == about->size &&
+                     has_blocks(&writer->layout, file, about->mapping);
+    if (!about->resumed) {
+        status = wh_part_clear(about, fd, error);
+    }
+    if (status == WHERRY_OK) { /* also of one that is resumed: whoever left it may have found no room */
+        status = wh_part_reserve(&writer->layout, file, fd, error);
+    }
+    if (status == WHERRY_OK && !about->resumed) {
+        status = write_blocks(&writer->layout, file, about->mapping, error);
     }
     return status == WHERRY_OK ? wh_mapping_map(about->mapping, WH_ACCESS_WRITE, error) : status;
 }
@@ -147,12 +154,15 @@ static wherry_status begin(wherry_file_writer *writer, const char *path, const w
     wherry_status status = writer->format->lay_out(state, &writer->options, &writer->layout, error);
     bool all = true;
     for (size_t i = 0; i < writer->layout.file_count && status == WHERRY_OK; i++) {
-        bool resumed = false;
-        status = make_file(writer, i, &resumed, error);
-        all = all && resumed;
+        status = make_file(writer, i, error);
+        all = all && writer->layout.files[i].resumed;
     }
     writer->resumed = all;
-    return status == WHERRY_OK ? make_target(writer, state, error) : status;
+    if (status == WHERRY_OK) {
+        status = make_target(writer, state, error);
+    }
+    writer->begun = status == WHERRY_OK;
+    return status;
 }
 
 /** The caller's options over the defaults. */
@@ -252,7 +262,7 @@ void wherry_file_writer_destroy(wherry_file_writer *writer) {
         if (!file->mapping) {
             continue; /* not ours: another process writes it */
         }
-        if (i >= writer->moved && !keep) {
+        if (i >= writer->moved && !(keep && (writer->begun || file->resumed))) {
             unlink(file->part);
         }
         wh_part_unlock(file->mapping->fd); /* states that outlive the writer keep the file open */

@@ -21,6 +21,7 @@ typedef struct wh_layout_file {
     char *part; /**< Where it is written: `.NAME.part` beside it. */
     uint64_t size;
     wh_mapping *mapping; /**< Once it is made. */
+    bool resumed;        /**< Its part was there already, and is gone on with. */
 } wh_layout_file;
 
 /** Bytes that are known beforehand: headers. */

@@ -107,12 +107,16 @@ static int reserve_ranges(const wh_place *ranges, size_t count, size_t file, int
     return result == 0 ? reserve(fd, begin, end - begin) : result;
 }
 
-wherry_status wh_part_reserve(const wh_layout *layout, size_t file, int fd, wherry_error *error) {
-    const wh_layout_file *about = layout->files + file;
-    if (about->size > INT64_MAX || ftruncate(fd, 0) != 0 || ftruncate(fd, (off_t)about->size) != 0) {
-        return wh_file_fail_errno(error, about->size > INT64_MAX ? EFBIG : errno, about->path,
+wherry_status wh_part_clear(const wh_layout_file *file, int fd, wherry_error *error) {
+    if (file->size > INT64_MAX || ftruncate(fd, 0) != 0 || ftruncate(fd, (off_t)file->size) != 0) {
+        return wh_file_fail_errno(error, file->size > INT64_MAX ? EFBIG : errno, file->path,
                                   "cannot be made that large");
     }
+    return WHERRY_OK;
+}
+
+wherry_status wh_part_reserve(const wh_layout *layout, size_t file, int fd, wherry_error *error) {
+    const wh_layout_file *about = layout->files + file;
     const wh_place *ranges = layout->covered ? layout->covered : layout->places;
     size_t count = layout->covered ? layout->covered_count : layout->place_count;
     if (reserve_ranges(ranges, count, file, fd, about->size) != 0) {

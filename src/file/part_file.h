@@ -14,9 +14,12 @@ wherry_status wh_part_open(const char *part, uint32_t mode, int *fd_p, uint64_t 
 /** Lets others write it. */
 void wh_part_unlock(int fd);
 
+/** Empties it, and gives it its length. */
+wherry_status wh_part_clear(const wh_layout_file *file, int fd, wherry_error *error);
+
 /**
- * Empties it, gives it its length, and takes room on the disk for what will be written, so that writing to the mapping cannot fail. What lies between
- * takes none.
+ * Takes room on the disk for what will be written, where it has none yet, so that writing to the mapping cannot fail. What lies between takes
+ * none.
  */
 wherry_status wh_part_reserve(const wh_layout *layout, size_t file, int fd, wherry_error *error);
 

@@ -1,5 +1,6 @@
 /* Writing files: straight from a receive, and so that nothing half done is ever found under the name. */
 #include <errno.h>
+#include <fcntl.h>
 #include <signal.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
@@ -186,6 +187,39 @@ static void test_resumed(void **state) {
     wherry_file_writer_destroy(writer);
     assert_int_equal(scratch_count(&folder), 1);
     wherry_value_destroy(other);
+    wherry_value_destroy(source);
+}
+
+/** Whoever goes on with a part has its room, also where the one who left it found none; and a part without any is not left. */
+static void test_room_of_what_is_resumed(void **state) {
+    (void)state;
+    enum { LARGE = 1 << 20 };
+    wherry_value *source = bytes(LARGE, 1);
+    const char *path = scratch_file(&folder, "a.bin");
+    const char *part = scratch_file(&folder, ".a.bin.part");
+    wherry_file_write_options options = with_flags(WHERRY_FILE_KEEP_PART | WHERRY_FILE_RESUME);
+    wherry_file_writer *writer;
+    options.format = WHERRY_FILE_BYTES;
+    int hole = open(part, O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
+    assert_int_equal(ftruncate(hole, LARGE), 0);
+    close(hole);
+    must(wherry_file_writer_create(path, source, &options, &writer, &error));
+    assert_true(wherry_file_writer_resumed(writer));
+    struct stat info;
+    assert_int_equal(stat(part, &info), 0);
+    assert_true(info.st_blocks * 512 >= LARGE);
+    wherry_file_writer_destroy(writer);
+    assert_int_equal(scratch_count(&folder), 1);
+    unlink(part);
+
+    struct rlimit before;
+    getrlimit(RLIMIT_FSIZE, &before);
+    signal(SIGXFSZ, SIG_IGN);
+    setrlimit(RLIMIT_FSIZE, &(struct rlimit){1 << 16, before.rlim_max});
+    wherry_status status = wherry_file_writer_create(path, source, &options, &writer, &error);
+    setrlimit(RLIMIT_FSIZE, &before);
+    assert_int_equal(status, WHERRY_SYSTEM);
+    assert_int_equal(scratch_count(&folder), 0);
     wherry_value_destroy(source);
 }
 
@@ -397,6 +431,7 @@ int main(void) {
         cmocka_unit_test_setup_teardown(test_received, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_received_any_state, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_resumed, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_room_of_what_is_resumed, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_cut_while_sent, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_abandoned, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_killed, set_up, tear_down),
