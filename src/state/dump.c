@@ -6,6 +6,7 @@
 #include "base/alloc.h"
 #include "base/fail.h"
 #include "base/text.h"
+#include "base/utf8.h"
 #include "state/describe.h"
 #include "state/path.h"
 #include "state/value.h"
@@ -21,6 +22,16 @@ typedef struct dump {
     size_t capacity;
     wh_index index; /**< Of the storages. */
 } dump;
+
+/** A name that comes with a state, as it is where it can be shown, else quoted: it may be from a file of anybody's. */
+static void append_name(wh_string *text, const char *name) {
+    size_t size = strlen(name);
+    if (wh_utf8_printable(name, size)) {
+        wh_string_append(text, name, size);
+    } else {
+        wh_quoted_append(text, name, size, false);
+    }
+}
 
 static void append_numbers(wh_string *text, const int64_t *numbers, uint32_t count) {
     wh_string_append(text, "[", 1);
@@ -66,7 +77,8 @@ void wh_describe_placements(wh_string *text, const wherry_dtensor *dtensor) {
             wh_string_format(text, "strided shard %u by %lld", placement->dim, (long long)placement->split_factor);
             break;
         case WHERRY_PARTIAL:
-            wh_string_format(text, "partial %s", placement->reduce_op);
+            wh_string_append(text, "partial ", 8);
+            append_name(text, placement->reduce_op);
             break;
         }
     }
@@ -134,7 +146,8 @@ void wh_describe_leaf(wh_string *text, const wherry_value *leaf) {
         describe_text(text, leaf);
         break;
     case WHERRY_KIND_OBJECT:
-        wh_string_format(text, "object %s", leaf->as.object.type);
+        wh_string_append(text, "object ", 7);
+        append_name(text, leaf->as.object.type);
         break;
     default:
         wh_scalar_append(text, leaf);
@@ -174,7 +187,9 @@ static bool dump_value(dump *d, const wherry_value *value, unsigned depth, const
     }
     const wherry_value *inside = value;
     for (; inside->kind == WHERRY_KIND_OBJECT; inside = inside->as.object.payload) {
-        wh_string_format(&d->line, "<%s> ", inside->as.object.type);
+        wh_string_append(&d->line, "<", 1);
+        append_name(&d->line, inside->as.object.type);
+        wh_string_append(&d->line, "> ", 2);
     }
     wh_describe_leaf(&d->line, inside);
     append_storages(d, inside);

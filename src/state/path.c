@@ -9,6 +9,15 @@
 #include "base/number.h"
 #include "state/value.h"
 
+/** Whether a byte is one of a control character, which a terminal obeys: of ASCII, or of Latin-1 in UTF-8. */
+static bool is_control(const char *bytes, size_t size, size_t at) {
+    unsigned char byte = (unsigned char)bytes[at];
+    unsigned char next = at + 1 < size ? (unsigned char)bytes[at + 1] : 0;
+    bool begins = byte == 0xC2 && next >= 0x80 && next < 0xA0;
+    bool ends = byte >= 0x80 && byte < 0xA0 && at > 0 && (unsigned char)bytes[at - 1] == 0xC2;
+    return byte < 0x20 || byte == 0x7F || begins || ends;
+}
+
 void wh_quoted_append(wh_string *text, const char *bytes, size_t size, bool escape_all) {
     wh_string_append(text, "\"", 1);
     for (size_t i = 0; i < size; i++) {
@@ -21,7 +30,7 @@ void wh_quoted_append(wh_string *text, const char *bytes, size_t size, bool esca
                                             : NULL;
         if (escape) {
             wh_string_append(text, escape, 2);
-        } else if (byte < 0x20 || byte == 0x7F || (escape_all && byte >= 0x80)) {
+        } else if (is_control(bytes, size, i) || (escape_all && byte >= 0x80)) {
             wh_string_format(text, "\\x%02x", byte);
         } else {
             wh_string_append(text, bytes + i, 1);

@@ -60,6 +60,7 @@ static void test_scalars(void **state) {
     check_dump(build_bytes("\0\xFF", 2), "b\"\\x00\\xff\"\n");
     check_dump(build_string("\xC3\xA9"), "\"\xC3\xA9\"\n");
     check_dump(build_object("T", build_list(NULL)), "<T> list of 0\n");
+    check_dump(build_object("\x1B[2J", build_list(NULL)), "<\"\\x1b[2J\"> list of 0\n");
 }
 
 /** Long texts are cut between characters, and say how long they are. */

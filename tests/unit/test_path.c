@@ -80,6 +80,8 @@ static void test_more_keys(void **state) {
     check_key("[\"\xC3\xA9\"]", build_string("\xC3\xA9"));
     check_key("[\"\\x7f\"]", build_string("\x7F"));
     check_key("[\"\\x1f\"]", build_string("\x1F"));
+    check_key("[\"\\xc2\\x80\\xc2\\x9f\"]", build_string("\xC2\x80\xC2\x9F"));
+    check_key("[\"\xC2\xA0\xC4\x9B\"]", build_string("\xC2\xA0\xC4\x9B"));
     check_key("[\" \"]", build_string(" "));
     check_key("[\"]\"]", build_string("]"));
     check_key("{9223372036854775807}", build_int(INT64_MAX));
