@@ -334,10 +334,16 @@ static wherry_status fail_missing(const wh_sockets *sockets, wherry_error *error
         wh_free(list.bytes);
         return sockets->refusal.status;
     }
-    wh_fail(error, WHERRY_TIMED_OUT, "timed out at the meeting point %s: %d of %d ranks have not come: %s%s%s%s",
-            wh_meeting_text(&sockets->address, 0, place), (int)missing, (int)sockets->base.size,
-            list.bytes && !list.failed ? list.bytes : "?", missing > 8 ? ", ..." : "",
-            *sockets->seen ? "; the last call there failed: " : "", sockets->seen);
+    wh_meeting_text(&sockets->address, 0, place);
+    const char *last = *sockets->seen ? "; the last call there failed: " : "";
+    if (sockets->options.dial_only && missing == sockets->base.size - 1) { /* whom else it waits for does not matter */
+        wh_fail(error, WHERRY_TIMED_OUT, "timed out at the meeting point %s: nobody has answered%s%s", place, last,
+                sockets->seen);
+    } else {
+        wh_fail(error, WHERRY_TIMED_OUT, "timed out at the meeting point %s: %d of %d ranks have not come: %s%s%s%s",
+                place, (int)missing, (int)sockets->base.size, list.bytes && !list.failed ? list.bytes : "?",
+                missing > 8 ? ", ..." : "", last, sockets->seen);
+    }
     wh_free(list.bytes);
     return WHERRY_TIMED_OUT;
 }
