@@ -27,10 +27,20 @@ static char *path_of(const wh_arrival *arrival, const char *name, bool inside) {
     return made < 0 ? NULL : path;
 }
 
+/** Whether the output is the name of one checkpoint: not a folder, and with the ending of a format. */
+static bool is_one(const wh_arrival *arrival) {
+    return wherry_file_format_of(arrival->output) != WHERRY_FILE_AUTO && !is_folder(arrival->output);
+}
+
 /** Whether the files go into a folder, which is made where it is missing. */
 static wherry_status find_folder(const wh_arrival *arrival, size_t count, bool *inside_p, wherry_error *error) {
     size_t length = strlen(arrival->output);
     *inside_p = count > 1 || is_folder(arrival->output) || arrival->output[length - 1] == '/';
+    if (count > 1 && is_one(arrival)) {
+        return wh_fail_error(error, WHERRY_INVALID_ARGUMENT,
+                             "%zu files are offered, and %s is the name of one; give a folder, with a / at its end",
+                             count, arrival->output);
+    }
     if (*inside_p && !is_folder(arrival->output) && mkdir(arrival->output, 0777) != 0) {
         return wh_fail_error(error, WHERRY_SYSTEM, "the folder %s cannot be made for %zu files", arrival->output,
                              count);
@@ -137,7 +147,14 @@ static wherry_status lay_out(wh_arrival *arrival, const wherry_value *state, whe
     if (!bytes || !states) {
         return wh_fail_error(error, WHERRY_MALFORMED, "the other side does not send files");
     }
-    const wherry_value *from = arrival->only || wherry_dict_count(bytes) == 0 ? states : bytes;
+    /* Several files can be one checkpoint, in shards: to have it in one file takes its state. */
+    bool gathered = wherry_dict_count(bytes) > 1 && is_one(arrival);
+    if (gathered && wherry_dict_count(states) == 0) {
+        arrival->needs_states = true;
+        return wh_fail_error(error, WHERRY_UNSUPPORTED, "%zu files are offered, and one is wanted",
+                             wherry_dict_count(bytes));
+    }
+    const wherry_value *from = arrival->only || gathered || wherry_dict_count(bytes) == 0 ? states : bytes;
     parcel *parcels = calloc(wherry_dict_count(from) + 1, sizeof(*parcels));
     arrival->writers = calloc(wherry_dict_count(from) + 1, sizeof(wherry_file_writer *));
     arrival->paths = calloc(wherry_dict_count(from) + 1, sizeof(char *));
@@ -251,7 +268,8 @@ void wh_arrival_tell(const wh_arrival *arrival, const wh_common *common) {
     }
     char sizes[2][WH_SIZE_TEXT_MAX];
     for (size_t i = 0; i < arrival->count; i++) {
-        printf("%s\n", arrival->paths[i]);
+        wh_print_plain(stdout, arrival->paths[i]);
+        printf("\n");
     }
     printf("%s in %.1f s", wh_size_text(stats->bytes_moved, sizes[0]), stats->total_seconds);
     if (*stats->lane) {

@@ -65,7 +65,7 @@ extern const wh_command wh_command_reference;
 /** The command of that name; NULL where there is none. */
 const wh_command *wh_command_find(const char *name);
 
-/** Says on standard error why a command failed, as printf does, its name first. @return code. */
+/** Says on standard error why a command failed, as printf does, its name first; command is NULL where there is none. @return code. */
 __attribute__((format(printf, 3, 4))) int wh_fail_command(const wh_command *command, int code, const char *format, ...);
 
 /** The same for an error of the library. @return the exit code of its group. */

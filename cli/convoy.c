@@ -158,7 +158,9 @@ static void tell_outcomes(const wherry_outcome *outcomes, size_t count) {
             printf("rank %d has %s over %s\n", (int)outcomes[i].rank, wh_size_text(outcomes[i].stats.bytes_moved, size),
                    *outcomes[i].stats.lane ? outcomes[i].stats.lane : "nothing");
         } else {
-            printf("rank %d failed: %s\n", (int)outcomes[i].rank, outcomes[i].error.message);
+            printf("rank %d failed: ", (int)outcomes[i].rank);
+            wh_print_plain(stdout, outcomes[i].error.message);
+            printf("\n");
         }
     }
 }

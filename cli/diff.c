@@ -9,6 +9,7 @@
 #include "command.h"
 #include "json_out.h"
 #include "leaves.h"
+#include "show.h"
 
 typedef struct diff_options {
     wh_common common;
@@ -62,7 +63,13 @@ static void tell(comparison *c, char mark, const char *name, const char *one, co
         }
         wh_json_close(c->json, '}');
     } else if (!c->options->common.quiet) {
-        printf("%c %s: %s%s%s\n", mark, name, one ? one : "", one && other ? " -> " : "", other ? other : "");
+        printf("%c ", mark);
+        wh_print_plain(stdout, name);
+        printf(": ");
+        wh_print_plain(stdout, one ? one : "");
+        printf("%s", one && other ? " -> " : "");
+        wh_print_plain(stdout, other ? other : "");
+        printf("\n");
     }
 }
 
@@ -136,7 +143,9 @@ static wherry_status compare_leaf(comparison *c, const wh_leaf *one, const wh_le
     if (status == WHERRY_MISMATCH) {
         wh_leaf_text(one, texts[0], sizeof(texts[0]));
         wh_leaf_text(other, texts[1], sizeof(texts[1]));
-        tell(c, '!', one->name, texts[0], texts[1]);
+        bool same =
+            strcmp(texts[0], texts[1]) == 0; /* what is told of a long text, or of a DTensor, is not all of it */
+        tell(c, '!', one->name, same ? "what it holds differs" : texts[0], same ? NULL : texts[1]);
         status = WHERRY_OK;
     }
     return status;

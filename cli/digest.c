@@ -2,13 +2,18 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include <wherry/allocator.h>
 #include <wherry/digest.h>
+#include <wherry/dtensor.h>
 #include <wherry/file.h>
+#include <wherry/manifest.h>
+#include <wherry/sharded.h>
 #include <wherry/tensor.h>
 
 #include "command.h"
 #include "json_out.h"
 #include "leaves.h"
+#include "show.h"
 
 enum { HEX_MAX = 2 * WHERRY_DIGEST_BYTES + 1 };
 
@@ -68,27 +73,83 @@ static int by_name(const void *one, const void *other) {
     return strcmp(((const wh_leaf *)one)->name, ((const wh_leaf *)other)->name);
 }
 
-/** Digests each leaf; tells of it, and notes it for the digest of all. */
+/** One of the tensors that a leaf is made of: itself, or what is here of a DTensor or a ShardedTensor. NULL behind the last. */
+static const wherry_value *tensor_of(const wherry_value *leaf, uint32_t number) {
+    const wherry_dtensor *dtensor = wherry_dtensor_get(leaf);
+    const wherry_sharded *sharded = wherry_sharded_get(leaf);
+    if (sharded) {
+        return number < sharded->shard_count ? sharded->shards[number].tensor : NULL;
+    }
+    return number > 0 ? NULL : dtensor ? dtensor->local : wherry_tensor_get(leaf) ? leaf : NULL;
+}
+
+/** What a leaf is, besides the elements of its tensors: dtype and shape of a tensor, anything else in full. */
+static wherry_status describe(const wh_leaf *leaf, char *text, size_t size, wherry_error *error) {
+    wherry_prepared *prepared = NULL;
+    void *manifest = NULL;
+    size_t length = 0;
+    wherry_digest digest;
+    char digits[HEX_MAX];
+    if (leaf->tensor) {
+        wh_leaf_text(leaf, text, size);
+        return WHERRY_OK;
+    }
+    wherry_status status = wherry_prepare(leaf->value, NULL, &prepared, error);
+    if (status == WHERRY_OK) {
+        status = wherry_manifest_encode(prepared, &manifest, &length, error);
+    }
+    if (status == WHERRY_OK) {
+        status = digest_text(manifest, length, &digest, error);
+    }
+    if (status == WHERRY_OK) {
+        hex(&digest, digits);
+        snprintf(text, size, "%s %s", wherry_kind_name(wherry_value_kind(leaf->value)), digits);
+    }
+    wherry_free(manifest);
+    wherry_prepared_destroy(prepared);
+    return status;
+}
+
+/** Digests a tensor, tells of it, and notes it for the digest of all. */
+static wherry_status digest_tensor(const char *name, const wherry_value *tensor, const digest_options *options,
+                                   wh_json *json, FILE *all, wherry_error *error) {
+    char digits[HEX_MAX];
+    wherry_digest digest;
+    wherry_status status = wherry_tensor_digest(tensor, &digest, error);
+    if (status != WHERRY_OK) {
+        return status;
+    }
+    hex(&digest, digits);
+    if (json) {
+        wh_json_text(json, name, digits);
+    } else if (!options->common.quiet) {
+        printf("%s  ", digits);
+        wh_print_plain(stdout, name);
+        printf("\n");
+    }
+    fprintf(all, " %s", digits);
+    return WHERRY_OK;
+}
+
 static wherry_status digest_leaf(const wh_leaf *leaf, const digest_options *options, wh_json *json, FILE *all,
                                  wherry_error *error) {
-    char kind[512];
-    char digits[HEX_MAX] = "";
-    wherry_digest digest;
-    wh_leaf_text(leaf, kind, sizeof(kind));
-    if (leaf->tensor) {
-        wherry_status status = wherry_tensor_digest(leaf->value, &digest, error);
-        if (status != WHERRY_OK) {
-            return status;
-        }
-        hex(&digest, digits);
-        if (json) {
-            wh_json_text(json, leaf->name, digits);
-        } else if (!options->common.quiet) {
-            printf("%s  %s\n", digits, leaf->name);
-        }
+    char kind[2048]; /* 64 sizes of 19 digits have room */
+    wherry_status status = describe(leaf, kind, sizeof(kind), error);
+    if (status != WHERRY_OK) {
+        return status;
     }
-    fprintf(all, "%s %s %s\n", leaf->name, kind, digits);
-    return WHERRY_OK;
+    fprintf(all, "%s %s", leaf->name, kind);
+    for (uint32_t i = 0; status == WHERRY_OK && tensor_of(leaf->value, i); i++) {
+        char *name = NULL;
+        bool shard = wherry_sharded_get(leaf->value);
+        if ((shard ? asprintf(&name, "%s[%u]", leaf->name, i) : asprintf(&name, "%s", leaf->name)) < 0) {
+            return wh_fail_error(error, WHERRY_NO_MEMORY, "no memory for a name");
+        }
+        status = digest_tensor(name, tensor_of(leaf->value, i), options, json, all, error);
+        free(name);
+    }
+    fputc('\n', all);
+    return status;
 }
 
 static wherry_status digest_leaves(const char *path, wh_leaves *leaves, const digest_options *options, wh_json *json,
@@ -124,7 +185,9 @@ static wherry_status digest_leaves(const char *path, wh_leaves *leaves, const di
         wh_json_text(json, "all", status == WHERRY_OK ? digits : "");
         wh_json_close(json, '}');
     } else if (status == WHERRY_OK) {
-        printf("%s  %s\n", digits, path);
+        printf("%s  ", digits);
+        wh_print_plain(stdout, path);
+        printf("\n");
     }
     free(text);
     return status;

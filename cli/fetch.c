@@ -87,7 +87,7 @@ static int run(int argc, char **argv) {
         return code;
     }
     const char *address = operands.items[0];
-    if (!wh_is_address(address) || strchr(address, '?')) {
+    if (!wh_is_server(address)) {
         return wh_fail_command(&wh_command_fetch, WH_EXIT_USAGE,
                                "'%s' is no address; give the one that `wherry serve` has printed: tcp://HOST:PORT",
                                address);

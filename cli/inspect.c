@@ -120,7 +120,9 @@ static wherry_status describe(const about *a, const wherry_value *state, wh_json
     } else if (status == WHERRY_OK) {
         char sizes[2][WH_SIZE_TEXT_MAX];
         status = wherry_value_dump(state, stdout, error);
-        printf("\n%s: %llu tensors in %llu storages, %s", a->name, (unsigned long long)sums.tensors,
+        printf("\n");
+        wh_print_plain(stdout, a->name);
+        printf(": %llu tensors in %llu storages, %s", (unsigned long long)sums.tensors,
                (unsigned long long)sums.storages, wh_size_text(sums.bytes, sizes[0]));
         if (a->summary) {
             printf("; %s, %u file%s, %s", wherry_file_format_name(a->summary->format), a->summary->files,
@@ -180,9 +182,14 @@ static int run(int argc, char **argv) {
     wh_json *out = options.common.json ? &json : NULL;
     const char *what = operands.items[0];
     wherry_status status;
-    wh_interrupt_catch();
+    if (wh_is_address(what) && !wh_is_server(what)) {
+        return wh_fail_command(&wh_command_inspect, WH_EXIT_USAGE,
+                               "'%s' is no address; give the one that `wherry serve` has printed: tcp://HOST:PORT",
+                               what);
+    }
     if (wh_is_address(what)) {
         wherry_value *state = NULL;
+        wh_interrupt_catch();
         status = wh_visit_look(what, options.token_file, options.timeout, &options.common, &state, &error);
         if (status == WHERRY_OK) {
             status = inspect_cargo(state, out, &error);

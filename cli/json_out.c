@@ -3,16 +3,22 @@
 #include <inttypes.h>
 #include <math.h>
 
+#include "show.h"
+
+/** A text in JSON, which is UTF-8: other bytes, as file names may have them, become U+FFFD. */
 static void quote(FILE *out, const char *text) {
     fputc('"', out);
-    for (; *text; text++) {
+    for (size_t bytes; *text; text += bytes ? bytes : 1) {
         unsigned char letter = (unsigned char)*text;
-        if (letter == '"' || letter == '\\') {
+        bytes = wh_character_bytes(text);
+        if (bytes == 0) {
+            fputs("\\ufffd", out);
+        } else if (letter == '"' || letter == '\\') {
             fprintf(out, "\\%c", letter);
         } else if (letter < 0x20 || letter == 0x7f) {
             fprintf(out, "\\u%04x", letter);
         } else {
-            fputc(letter, out);
+            fwrite(text, 1, bytes, out);
         }
     }
     fputc('"', out);

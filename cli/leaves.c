@@ -28,13 +28,15 @@ wherry_status wh_fail_error(wherry_error *error, wherry_status status, const cha
 
 /* ---- names ---- */
 
-/** Adds a key to a name: a string as it is, any other as a path writes it. */
+/** Adds a key to a name: a string as it is, any other, and one with a zero in it, as a path writes it. */
 static void add_key(FILE *out, const wherry_value *key) {
     wherry_step one = {.key = key};
     wherry_path *path = NULL;
     char *text = NULL;
-    if (wherry_value_kind(key) == WHERRY_KIND_STRING) {
-        fputs(wherry_string_get(key, NULL), out);
+    size_t size = 0;
+    const char *string = wherry_string_get(key, &size);
+    if (string && strlen(string) == size) {
+        fputs(string, out);
     } else if (wherry_path_create(&one, 1, &path, NULL) == WHERRY_OK &&
                wherry_path_format(path, &text, NULL) == WHERRY_OK) {
         fputs(text, out);

@@ -1,4 +1,6 @@
 /* `wherry`: finds the sub-command and hands over to it. */
+#include <errno.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdbool.h>
 #include <stdio.h>
@@ -8,6 +10,7 @@
 #include <wherry/version.h>
 
 #include "command.h"
+#include "show.h"
 
 const wh_command *const wh_commands[] = {
 #if WH_CLI_FILES
@@ -30,11 +33,14 @@ const wh_command *wh_command_find(const char *name) {
 
 int wh_fail_command(const wh_command *command, int code, const char *format, ...) {
     va_list arguments;
-    fprintf(stderr, "wherry %s: ", command->name);
+    char *text = NULL;
     va_start(arguments, format);
-    vfprintf(stderr, format, arguments);
+    int length = vasprintf(&text, format, arguments);
     va_end(arguments);
+    fprintf(stderr, "wherry%s%s: ", command ? " " : "", command ? command->name : "");
+    wh_print_plain(stderr, length < 0 ? "no memory for an error's text" : text); /* it may quote a file, or a peer */
     fputc('\n', stderr);
+    free(length < 0 ? NULL : text);
     return code;
 }
 
@@ -80,7 +86,7 @@ static bool is_one_of(const char *text, const char *brief, const char *full) {
     return strcmp(text, brief) == 0 || strcmp(text, full) == 0;
 }
 
-int main(int argc, char **argv) {
+static int run(int argc, char **argv, const wh_command **command_p) {
     if (argc < 2) {
         print_help(stderr);
         return WH_EXIT_USAGE;
@@ -93,14 +99,27 @@ int main(int argc, char **argv) {
         printf("wherry %s\n", wherry_version());
         return WH_EXIT_OK;
     }
-    const wh_command *command = wh_command_find(argv[1]);
-    if (command) {
-        int code = command->run(argc - 1, argv + 1);
-        /* A result that nobody could be given is none. */
-        return fflush(stdout) == 0 || code ? code
-                                           : wh_fail_command(command, WH_EXIT_RESOURCE, "the output cannot be written");
+    *command_p = wh_command_find(argv[1]);
+    if (*command_p) {
+        return (*command_p)->run(argc - 1, argv + 1);
     }
-    fprintf(stderr, "wherry: %s '%s' is not known; `wherry --help` lists what is\n",
-            argv[1][0] == '-' ? "the option" : "the command", argv[1]);
-    return WH_EXIT_USAGE;
+    return wh_fail_command(NULL, WH_EXIT_USAGE, "%s '%s' is not known; `wherry --help` lists what is",
+                           argv[1][0] == '-' ? "the option" : "the command", argv[1]);
+}
+
+int main(int argc, char **argv) {
+    const wh_command *command = NULL;
+    int code = run(argc, argv, &command);
+    bool written = fflush(stdout) == 0;
+    int why = errno;
+    written = written && (code || !ferror(stdout));
+    if (written || code > WH_EXIT_FAILED) {
+        return code;
+    }
+    if (why == EPIPE && !code) { /* as it ends a command that does not mind SIGPIPE */
+        signal(SIGPIPE, SIG_DFL);
+        raise(SIGPIPE);
+    }
+    /* A result that nobody could be given is none. */
+    return wh_fail_command(command, WH_EXIT_RESOURCE, "the output cannot be written");
 }

@@ -1,11 +1,14 @@
 /* `wherry serve`: files for whoever has the token, until it is ended. */
 #include <errno.h>
 #include <fcntl.h>
+#include <netdb.h>
+#include <netinet/in.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 #include <unistd.h>
 
 #include <wherry/allocator.h>
@@ -18,7 +21,7 @@
 #include "show.h"
 #include "visit.h"
 
-enum { LISTEN_MS = 200, ANSWER_MS = 10000, GUESTS_MAX = 256 };
+enum { LISTEN_MS = 200, ANSWER_MS = 10000, GUESTS_MAX = 256, HOST_MAX = 256 };
 
 typedef struct serve_options {
     wh_common common;
@@ -110,8 +113,10 @@ static void tell_guest(server *s, const guest *g, wherry_status status, const wh
                 wh_size_text(stats->bytes_moved, size), (unsigned long long)stats->bytes_moved, stats->data_seconds,
                 *stats->lane ? stats->lane : "nothing");
     } else {
-        fprintf(stderr, "guest %d has not got it all, but %s (%llu bytes): %s\n", (int)g->rank,
-                wh_size_text(stats->bytes_moved, size), (unsigned long long)stats->bytes_moved, error->message);
+        fprintf(stderr, "guest %d has not got it all, but %s (%llu bytes): ", (int)g->rank,
+                wh_size_text(stats->bytes_moved, size), (unsigned long long)stats->bytes_moved);
+        wh_print_plain(stderr, error->message);
+        fputc('\n', stderr);
     }
     pthread_mutex_unlock(&s->lock);
 }
@@ -162,6 +167,44 @@ static void admit(server *s, int32_t rank, char wish) {
 
 /* ---- the server ---- */
 
+/** Who can reach a host that is listened at. */
+typedef enum reach {
+    REACH_HERE,   /**< This machine alone. */
+    REACH_OTHERS, /**< Others, by that name or address. */
+    REACH_ANY,    /**< It is all addresses of this machine, and none that one could dial. */
+} reach;
+
+static reach reach_of(const char *host) {
+    static const char *const local_names[] = {"localhost", "ip6-localhost", "ip6-loopback"};
+    struct addrinfo hints = {.ai_flags = AI_NUMERICHOST, .ai_socktype = SOCK_STREAM};
+    struct addrinfo *found = NULL;
+    reach result = REACH_OTHERS;
+    for (size_t i = 0; i < sizeof(local_names) / sizeof(local_names[0]); i++) {
+        result = strcasecmp(host, local_names[i]) == 0 ? REACH_HERE : result;
+    }
+    if (getaddrinfo(host, NULL, &hints, &found) != 0) {
+        return result; /* a name */
+    }
+    if (found->ai_family == AF_INET) {
+        uint32_t number = ntohl(((const struct sockaddr_in *)(void *)found->ai_addr)->sin_addr.s_addr);
+        result = number == INADDR_ANY ? REACH_ANY : number >> 24 == 127 ? REACH_HERE : REACH_OTHERS;
+    } else if (found->ai_family == AF_INET6) {
+        const struct in6_addr *six = &((const struct sockaddr_in6 *)(void *)found->ai_addr)->sin6_addr;
+        result = IN6_IS_ADDR_UNSPECIFIED(six) ? REACH_ANY : IN6_IS_ADDR_LOOPBACK(six) ? REACH_HERE : REACH_OTHERS;
+    }
+    freeaddrinfo(found);
+    return result;
+}
+
+/** Takes the brackets off an address of IPv6, where it has some. */
+static void take_brackets(const char **host, char bare[HOST_MAX]) {
+    size_t length = strlen(*host);
+    if (length > 2 && length < HOST_MAX && **host == '[' && (*host)[length - 1] == ']') {
+        snprintf(bare, HOST_MAX, "%.*s", (int)length - 2, *host + 1);
+        *host = bare;
+    }
+}
+
 static wherry_status write_token(server *s, wherry_error *error) {
     const char *path = s->options->token_file;
     if (!path) {
@@ -180,7 +223,7 @@ static wherry_status write_token(server *s, wherry_error *error) {
 static wherry_status open_meeting(server *s, wherry_error *error) {
     wherry_group_options options;
     char address[512];
-    bool six = strchr(s->options->listen, ':') && s->options->listen[0] != '[';
+    bool six = strchr(s->options->listen, ':');
     snprintf(address, sizeof(address), "tcp://%s%s%s:%d?rank=0&size=%d&job=" WH_VISIT_JOB, six ? "[" : "",
              s->options->listen, six ? "]" : "", (int)s->options->port, WH_VISIT_PLACES);
     wherry_group_options_init(&options);
@@ -199,7 +242,7 @@ static wherry_status tell_address(const server *s, wherry_error *error) {
     if (status != WHERRY_OK) {
         return status;
     }
-    bool local = strcmp(s->options->listen, "127.0.0.1") == 0;
+    bool local = reach_of(s->options->listen) == REACH_HERE;
     if (s->options->common.json) {
         wh_json json = {.out = stdout};
         wh_json_open(&json, NULL, '{');
@@ -271,9 +314,18 @@ static int run(int argc, char **argv) {
     serve_options options = {.listen = "127.0.0.1"};
     wh_operands operands;
     wherry_error error;
+    char bare[HOST_MAX];
     int code;
     if (!wh_options_parse(&wh_command_serve, argc, argv, &options, &operands, &code)) {
         return code;
+    }
+    take_brackets(&options.listen, bare);
+    if (reach_of(options.listen) == REACH_ANY) {
+        return wh_fail_command(
+            &wh_command_serve, WH_EXIT_USAGE,
+            "--listen takes the name, or one address, of this machine, at which others dial it; '%s' "
+            "is no such address",
+            options.listen);
     }
     server s = {.options = &options};
     pthread_mutex_init(&s.lock, NULL);

@@ -40,6 +40,38 @@ const char *wh_size_short(int64_t bytes, char text[WH_SIZE_TEXT_MAX]) {
     return text;
 }
 
+size_t wh_character_bytes(const char *text) {
+    const unsigned char *at = (const unsigned char *)text;
+    size_t length = *at < 0x80 ? *at > 0 : *at < 0xC2 ? 0 : *at < 0xE0 ? 2 : *at < 0xF0 ? 3 : *at < 0xF5 ? 4 : 0;
+    for (size_t i = 1; i < length; i++) { /* the zero at the end is no such byte */
+        if ((at[i] & 0xC0) != 0x80) {
+            return 0;
+        }
+    }
+    bool longer_than_needed = (*at == 0xE0 && at[1] < 0xA0) || (*at == 0xF0 && at[1] < 0x90);
+    bool no_character = (*at == 0xED && at[1] >= 0xA0) || (*at == 0xF4 && at[1] >= 0x90);
+    return longer_than_needed || no_character ? 0 : length;
+}
+
+/** Whether a terminal would do something at a character of so many bytes, rather than show it. */
+static bool is_control(const char *text, size_t bytes) {
+    unsigned char first = (unsigned char)text[0];
+    return bytes == 0 || first < 0x20 || first == 0x7F || (first == 0xC2 && (unsigned char)text[1] < 0xA0);
+}
+
+void wh_print_plain(FILE *out, const char *text) {
+    for (const char *shown = text; *shown; shown = text) {
+        size_t bytes;
+        while (!is_control(text, bytes = wh_character_bytes(text))) {
+            text += bytes;
+        }
+        fwrite(shown, 1, (size_t)(text - shown), out);
+        for (bytes = *text && !bytes ? 1 : bytes; bytes > 0; bytes--) {
+            fprintf(out, "\\x%02x", (unsigned char)*text++);
+        }
+    }
+}
+
 void wh_print_wrapped(FILE *out, const char *text, int indent, int width) {
     int column = indent;
     bool first = true;

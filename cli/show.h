@@ -19,6 +19,15 @@ const char *wh_size_text(uint64_t bytes, char text[WH_SIZE_TEXT_MAX]);
 /** Writes a round number of bytes as options have it: "512M". @return text. */
 const char *wh_size_short(int64_t bytes, char text[WH_SIZE_TEXT_MAX]);
 
+/** Bytes of the character that a text of UTF-8 begins with; 0 where it begins with none. */
+size_t wh_character_bytes(const char *text);
+
+/**
+ * Prints a text from outside, such as a name or a message, so that a terminal shows it and does nothing else: control characters, and bytes that are no
+ * UTF-8, as \\xNN.
+ */
+void wh_print_plain(FILE *out, const char *text);
+
 /** Prints a text in lines, the second and later ones indented by so many columns, where the first is already. */
 void wh_print_wrapped(FILE *out, const char *text, int indent, int width);
 

@@ -20,6 +20,16 @@ bool wh_is_address(const char *text) {
     return strncmp(text, "tcp://", 6) == 0 || strncmp(text, "unix://", 7) == 0;
 }
 
+bool wh_is_server(const char *text) {
+    size_t length = strlen(text);
+    size_t digits = 0;
+    while (digits < length && text[length - 1 - digits] >= '0' && text[length - 1 - digits] <= '9') {
+        digits++;
+    }
+    bool port = digits > 0 && digits < length && text[length - 1 - digits] == ':';
+    return wh_is_address(text) && !strchr(text, '?') && (port || strncmp(text, "tcp://", 6) != 0);
+}
+
 void wh_set_log(const wh_common *common) {
     if (common->verbose) {
         wherry_log_set_level(WHERRY_LOG_INFO);
@@ -44,7 +54,11 @@ bool wh_token_make(char token[WH_TOKEN_MAX]) {
 /** Takes a line as a token, without its end. */
 static wherry_status take_line(FILE *file, const char *from, char token[WH_TOKEN_MAX], wherry_error *error) {
     bool good = fgets(token, WH_TOKEN_MAX, file) != NULL;
-    token[good ? strcspn(token, "\r\n") : 0] = '\0';
+    size_t length = good ? strcspn(token, "\r\n") : 0;
+    if (length == WH_TOKEN_MAX - 1) {
+        return wh_fail_error(error, WHERRY_INVALID_ARGUMENT, "%s has a line that is too long for a token", from);
+    }
+    token[length] = '\0';
     return *token ? WHERRY_OK : wh_fail_error(error, WHERRY_INVALID_ARGUMENT, "there is no token in %s", from);
 }
 
@@ -85,8 +99,9 @@ static wherry_status read_token(const char *path, char token[WH_TOKEN_MAX], wher
         return status;
     }
     if (set && *set) {
-        snprintf(token, WH_TOKEN_MAX, "%s", set);
-        return WHERRY_OK;
+        return snprintf(token, WH_TOKEN_MAX, "%s", set) < WH_TOKEN_MAX
+                   ? WHERRY_OK
+                   : wh_fail_error(error, WHERRY_INVALID_ARGUMENT, "WHERRY_TOKEN is too long for a token");
     }
     return ask_token(token, error);
 }
@@ -137,9 +152,6 @@ static wherry_status ask(const wh_visit *visit, char wish, int64_t timeout_s, wh
     if (status == WHERRY_OK && size) {
         status = wh_fail_error(error, WHERRY_REFUSED, "the server refused: %.*s", (int)(size < 600 ? size : 600),
                                (const char *)answer);
-        for (char *at = error->message; *at; at++) { /* it goes to a terminal */
-            *at = (unsigned char)*at < 0x20 || *at == 0x7f ? '?' : *at;
-        }
     }
     wherry_free(answer);
     return status;

@@ -37,6 +37,9 @@ typedef struct wh_visit {
 /** Whether a text is an address rather than the name of a file. */
 bool wh_is_address(const char *text);
 
+/** Whether it is one like those that `wherry serve` prints, with a port and nothing behind it. */
+bool wh_is_server(const char *text);
+
 /** Makes a token of random letters. @return false where the system has no random numbers. */
 bool wh_token_make(char token[WH_TOKEN_MAX]);
 

@@ -3,6 +3,7 @@
 import json
 import os
 import struct
+import zlib
 
 SIZES = {"F32": 4, "I64": 8, "U8": 1, "BF16": 2}
 
@@ -31,6 +32,18 @@ def small(path, layers=4, step=7, **changed):
         dtype, shape, _ = tensors[name]
         tensors[name] = (dtype, shape, data)
     return write_safetensors(path, tensors, {"by": "a test"})
+
+
+def native(path, manifest, storages):
+    """One of Wherry's own files, of a manifest and the bytes of its storages, each shorter than a page."""
+    begin = -(-(64 + len(manifest)) // 4096) * 4096
+    data = bytearray(begin)
+    for storage in storages:
+        data += bytes(-len(data) % 64) + storage
+    head = struct.pack(">8sIIQQQQ", b"\x89WHF\r\n\x1a\n", 1, 0, len(manifest), begin, len(data), 0)
+    data[:64 + len(manifest)] = head + struct.pack(">I12x", zlib.crc32(head + manifest)) + manifest
+    path.write_bytes(data)
+    return path
 
 
 def sparse(path, tensors, nbytes):

@@ -1,13 +1,15 @@
 """`wherry inspect`, `wherry diff` and `wherry digest`."""
 
 import json
+import os
 import pathlib
 import re
+import subprocess
 import time
 
 import pytest
-from checkpoints import small, sparse, write_safetensors
-from command import BYTES, FAILED, OK, RESOURCE, USAGE, start, wherry
+from checkpoints import native, small, sparse, write_safetensors
+from command import BYTES, FAILED, OK, RESOURCE, ROOT, USAGE, WHERRY, environment, start, wherry
 
 np = pytest.importorskip("numpy")
 
@@ -49,6 +51,27 @@ def test_names_with_odd_characters(tmp_path):
     path = write_safetensors(tmp_path / "odd.safetensors", {name: ("U8", [1], b"x") for name in names})
     told = json.loads(wherry("inspect", "--json", path).stdout)
     assert [leaf["name"] for leaf in told["leaves"]] == names
+
+
+def test_nothing_from_a_file_reaches_the_terminal_as_it_is(tmp_path, model):
+    name = "\x1b[2J\x9b\r\nü"
+    path = write_safetensors(tmp_path / "evil.safetensors", {name: ("U8", [1], b"x")}, {"by": name})
+    index = tmp_path / "evil.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {"a": name}}))
+    strange = write_safetensors(tmp_path / "strange.safetensors", {"a": (name, [1], b"x")})
+    for arguments in (["inspect", path], ["digest", path], ["diff", path, model], ["inspect", index], ["inspect", strange], [name]):
+        done = wherry(*arguments)
+        told = done.stdout + done.stderr
+        assert "ü" in told and not set("\x1b\x9b\r") & set(told), (arguments, told)
+        assert len(done.stderr.splitlines()) <= 1
+
+
+def test_json_is_utf_8_whatever_the_file_is_called(tmp_path, model):
+    path = os.fsencode(tmp_path) + b"/caf\xe9.safetensors"
+    os.link(model, path)
+    done = subprocess.run([WHERRY, "inspect", "--json", path], env=environment(), stdout=subprocess.PIPE, check=True)
+    assert json.loads(done.stdout.decode("utf-8"))["name"] == f"{tmp_path}/caf\ufffd.safetensors"
+    assert "caf\\xe9.safetensors" in subprocess.run([WHERRY, "inspect", path], env=environment(), stdout=subprocess.PIPE, check=True).stdout.decode("utf-8")
 
 
 def measure(path):
@@ -125,6 +148,28 @@ def test_a_digest_does_not_depend_on_order_strides_or_format(tmp_path):
     write_safetensors(tmp_path / "c.safetensors", {"y": ("I64", [3], np.arange(3).tobytes()), "x": ("F32", [3, 4], matrix.tobytes())})
     digests = {line.split()[0] for line in wherry("digest", "-q", *(tmp_path / name for name in ("a.npz", "b.npz", "c.safetensors"))).stdout.splitlines()}
     assert len(digests) == 1
+
+
+def test_a_digest_covers_texts_to_their_end(tmp_path):
+    digests = set()
+    for end in "ab":
+        path = write_safetensors(tmp_path / f"{end}.safetensors", {"x": ("U8", [1], b"x")}, {"notes": 5000 * "." + end})
+        digests.add(wherry("digest", "-q", path).stdout.split()[0])
+    assert len(digests) == 2
+    told = wherry("diff", tmp_path / "a.safetensors", tmp_path / "b.safetensors")
+    assert told.returncode == FAILED and told.stdout == "! __metadata__.notes: what it holds differs\n"
+
+
+@pytest.mark.parametrize("manifest, storages, names", [("dtensor_2d", [16, 16, 4], ["a", "b", "c"]), ("sharded_chunk", [24], ["[0]"])])
+def test_tensors_within_tensors_are_digested(manifest, storages, names, tmp_path):
+    text = (ROOT / "tests/golden/good" / f"{manifest}.bin").read_bytes()
+    told = []
+    for fill in b"xxy":
+        path = native(tmp_path / "it.wherry", text, [bytes([fill]) * size for size in storages])
+        told.append(json.loads(wherry("digest", "--json", path).stdout)[str(path)])
+    assert list(told[0]["tensors"]) == names
+    assert told[0] == told[1]
+    assert told[0]["all"] != told[2]["all"] and all(told[0]["tensors"][name] != told[2]["tensors"][name] for name in names)
 
 
 @pytest.mark.parametrize("command", ["inspect", "digest", "diff"])

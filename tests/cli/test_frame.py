@@ -2,9 +2,11 @@
 
 import re
 import shutil
+import signal
 import subprocess
 
 import pytest
+from checkpoints import small
 from command import BUILD, ROOT, USAGE, WHERRY, wherry
 
 HELP = wherry("--help").stdout
@@ -85,7 +87,20 @@ def test_zsh_completion():
         subprocess.run(["zsh", "-n", BUILD / "cli/completions/_wherry"], check=True)
 
 
-def test_output_that_cannot_be_written():
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["doctor", "--help"], ["diff", "A", "B"], ["digest", "A"], ["inspect", "A"]])
+def test_output_that_cannot_be_written(arguments, tmp_path):
+    small(tmp_path / "A")
+    small(tmp_path / "B", step=8)
     with open("/dev/full", "w") as full:
-        done = subprocess.run([WHERRY, "doctor", "--help"], stdout=full, stderr=subprocess.PIPE, text=True)
-    assert done.returncode == 4 and "cannot be written" in done.stderr
+        done = subprocess.run([WHERRY, *arguments], stdout=full, stderr=subprocess.PIPE, text=True, cwd=tmp_path)
+    assert done.returncode == 4 and re.search("cannot (be )?writ", done.stderr)
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["inspect", "A"], ["digest", "A"], ["doctor"]])
+def test_output_that_nobody_reads_any_more(arguments, tmp_path):
+    """As with `| head`: it ends, and does not complain."""
+    small(tmp_path / "A", layers=200)
+    with subprocess.Popen([WHERRY, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path) as child:
+        child.stdout.close()
+        assert child.stderr.read() == ""
+    assert child.returncode == -signal.SIGPIPE

@@ -106,6 +106,28 @@ def test_a_sharded_checkpoint(tmp_path):
         assert server.fetch("-o", tmp_path / "one.safetensors", "--only", "st?p").returncode == OK
         told = json.loads(wherry("inspect", "--json", tmp_path / "one.safetensors").stdout)
         assert sorted(leaf["name"] for leaf in told["leaves"] if leaf["kind"] == "tensor") == ["st0p", "st1p", "st2p"]
+        for name in ("whole.safetensors", "whole.wherry", "again.safetensors.index.json"):  # the name of one checkpoint is no folder
+            assert server.fetch("-o", tmp_path / name).returncode == OK
+            assert (tmp_path / name).is_file() and wherry("diff", index, tmp_path / name).returncode == OK
+    with serving(tmp_path, index, small(tmp_path / "other.safetensors")) as server:
+        two = server.fetch("-o", tmp_path / "two.wherry")
+        assert two.returncode == ARGUMENT and "give a folder" in two.stderr and not (tmp_path / "two.wherry").exists()
+
+
+@pytest.mark.parametrize("host, address", [("localhost", "localhost"), ("127.0.0.2", "127.0.0.2"), ("::1", "[::1]"), ("[::1]", "[::1]")])
+def test_loopback_is_this_machine_alone(host, address, tmp_path, model):
+    if ":" in host and not pathlib.Path("/proc/net/if_inet6").exists():
+        pytest.skip("this machine has no IPv6")
+    with serving(tmp_path, model, "--listen", host) as server:
+        assert server.local and re.fullmatch(rf"tcp://{re.escape(address)}:\d+", server.address)
+        assert server.fetch("-o", tmp_path / "got").returncode == OK
+        assert "only this machine can reach it" in server.log
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "[::]"])
+def test_what_nobody_can_dial_is_nothing_to_listen_at(host, model):
+    done = wherry("serve", "--listen", host, model)
+    assert done.returncode == USAGE and "--listen takes the name, or one address, of this machine" in done.stderr
 
 
 def test_only_some_tensors(tmp_path, model):
