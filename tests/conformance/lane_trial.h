@@ -58,7 +58,10 @@ typedef struct lane_trial {
     lane_side receiver;
 } lane_trial;
 
-/** A trial of all chunks in one round with two threads each, to be changed. */
+/** Enough for several workers, also of a lane that has one for two threads. */
+enum { LANE_TRIAL_THREADS = 3 };
+
+/** A trial of all chunks in one round with so many threads each, to be changed. */
 lane_trial lane_trial_of(const wh_lane_ops *ops, lane_data *data);
 
 /** Makes a side ready; must succeed. And releases all that it has: its end, its channels. */

@@ -151,7 +151,7 @@ static int load_and_compare(void) {
     while (environ[variables]) {
         variables++;
     }
-    if (wh_ucx_station_take(NULL, &station, &error) != WHERRY_OK) {
+    if (wh_ucx_station_take(NULL, true, &station, &error) != WHERRY_OK) {
         return 1;
     }
     for (int i = 0; i < 6; i++) {
@@ -175,7 +175,7 @@ static void test_loading_leaves_the_process_as_it_was(void **state) {
 static int take_one(void) {
     wh_ucx_station *station;
     wherry_error error;
-    wherry_status status = wh_ucx_station_take(NULL, &station, &error);
+    wherry_status status = wh_ucx_station_take(NULL, true, &station, &error);
     if (status == WHERRY_OK) {
         wh_ucx_station_give(station);
     }
@@ -199,7 +199,7 @@ static int fork_at_rest(void) {
 static int fork_at_work(void) {
     wh_ucx_station *station;
     wherry_error error;
-    if (wh_ucx_station_take(NULL, &station, &error) != WHERRY_OK) {
+    if (wh_ucx_station_take(NULL, true, &station, &error) != WHERRY_OK) {
         return 1;
     }
     int got = take_in_a_child();

@@ -1,5 +1,6 @@
 /* A source that talks real UCX to a receiver of the lane, and says what it must not. */
 #include <pthread.h>
+#include <stdlib.h>
 
 #include "base/alloc.h"
 #include "conformance/hub_place.h"
@@ -182,7 +183,7 @@ static void play(const script *what) {
     pthread_t thread;
     open_stage(&s, what->verify, what->expected == WHERRY_TIMED_OUT ? SHORT_MS : LONG_MS, &bytes);
     must(wh_ucx_request_read(bytes.bytes, bytes.size, 1, &request, &error));
-    must(wh_ucx_station_take(request.addresses[0].id, &station, &error));
+    must(wh_ucx_station_take(request.addresses[0].id, request.long_segments, &station, &error));
     must(wh_ucx_station_connect(station, request.addresses[0].id, request.addresses[0].bytes, 1, &error));
     assert_int_equal(pthread_create(&thread, NULL, pull, &s), 0);
     say(station, &s, &request, what->lines);
@@ -225,8 +226,35 @@ static void test_too_many_pieces(void **state) {
     close_stage(&s);
 }
 
+/** What both sides have free is agreed on; what the user of either has settled is not asked for, and not taken. */
+static void test_segments(void **state) {
+    (void)state;
+    stage s;
+    wh_string bytes[2] = {{0}};
+    wh_ucx_request request;
+    wh_lane_end *end;
+    wherry_error error;
+    bool ready;
+    open_stage(&s, false, LONG_MS, bytes);
+    must(wh_ucx_request_read(bytes->bytes, bytes->size, 1, &request, &error));
+    assert_true(request.long_segments);
+    close_stage(&s);
+    setenv("UCX_TCP_RX_SEG_SIZE", "64k", 1);
+    open_stage(&s, false, LONG_MS, bytes + 1);
+    must(wh_ucx_request_read(bytes[1].bytes, bytes[1].size, 1, &request, &error));
+    assert_false(request.long_segments);
+    must_fail(WHERRY_MALFORMED, error,
+              wh_lane_ucx.accept(&s.trial.source.site, bytes->bytes, bytes->size, &ready, &end, &error));
+    assert_non_null(strstr(error.message, "long segments"));
+    unsetenv("UCX_TCP_RX_SEG_SIZE");
+    close_stage(&s);
+    wh_free(bytes[0].bytes);
+    wh_free(bytes[1].bytes);
+}
+
 int main(void) {
     wherry_log_set_level(WHERRY_LOG_OFF);
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_scripts), cmocka_unit_test(test_too_many_pieces)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_scripts), cmocka_unit_test(test_too_many_pieces),
+                                       cmocka_unit_test(test_segments)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -78,6 +78,35 @@ static void test_pieces(void **state) {
     assert_non_null(wh_ucx_piece_check(&huge, WH_UCX_PIECE_MAX + 1, 0, huge.bytes, false));
 }
 
+static void test_offers(void **state) {
+    (void)state;
+    wh_ucx_offer sent = {.workers = 3, .long_segments = true, .boot = "a host"};
+    wh_ucx_offer got;
+    wh_string bytes = {0};
+    wherry_error error;
+    wh_ucx_offer_write(&sent, &bytes);
+    must(wh_ucx_offer_read(bytes.bytes, bytes.size, 1, &got, &error));
+    assert_int_equal(got.workers, 3);
+    assert_true(got.long_segments);
+    assert_memory_equal(got.boot, sent.boot, sizeof(sent.boot));
+    for (size_t size = 0; size < bytes.size; size++) {
+        must_fail(WHERRY_MALFORMED, error, wh_ucx_offer_read(bytes.bytes, size, 1, &got, &error));
+    }
+    static const struct {
+        size_t at;
+        char value;
+        wherry_status status;
+    } lies[] = {
+        {0, 1, WHERRY_BAD_VERSION}, {1, 0, WHERRY_MALFORMED}, {1, 5, WHERRY_MALFORMED}, {2, 2, WHERRY_MALFORMED}};
+    for (size_t i = 0; i < sizeof(lies) / sizeof(*lies); i++) {
+        char before = bytes.bytes[lies[i].at];
+        bytes.bytes[lies[i].at] = lies[i].value;
+        must_fail(lies[i].status, error, wh_ucx_offer_read(bytes.bytes, bytes.size, 1, &got, &error));
+        bytes.bytes[lies[i].at] = before;
+    }
+    wh_free(bytes.bytes);
+}
+
 static wh_ucx_request request_of(uint32_t workers, size_t size) {
     static const uint8_t ids[WH_UCX_WORKERS_MAX][WH_UCX_ID_BYTES] = {"one", "two", "three", "four"};
     static const char address[WH_LANE_OFFER_MAX] = "where it is";
@@ -94,12 +123,14 @@ static void test_requests(void **state) {
     wherry_error error;
     for (uint32_t workers = 1; workers <= WH_UCX_WORKERS_MAX; workers++) {
         wh_ucx_request sent = request_of(workers, 215);
+        sent.long_segments = workers % 2;
         wh_ucx_request got;
         wh_string bytes = {0};
         wh_string_append(&bytes, "before", 6); /* it is appended */
         assert_int_equal(wh_ucx_request_write(&sent, &bytes), workers);
         must(wh_ucx_request_read(bytes.bytes + 6, bytes.size - 6, 1, &got, &error));
         assert_int_equal(got.workers, workers);
+        assert_int_equal(got.long_segments, workers % 2);
         assert_memory_equal(got.token, token, sizeof(token));
         for (uint32_t i = 0; i < workers; i++) {
             assert_int_equal(got.addresses[i].size, 215);
@@ -152,7 +183,7 @@ static void test_requests_that_lie(void **state) {
     static const struct {
         size_t at;
         char value;
-    } lies[] = {{17, 0}, {17, 1}, {17, 3}, {17, 5}, {34, 9}, {35, 0}, {35, 39}, {35, 41}};
+    } lies[] = {{17, 0}, {17, 1}, {17, 3}, {17, 5}, {18, 2}, {35, 9}, {36, 0}, {36, 39}, {36, 41}};
     wh_digester *digester = wh_digester_create();
     assert_non_null(digester);
     for (size_t i = 0; i < sizeof(lies) / sizeof(*lies); i++) {
@@ -189,13 +220,10 @@ static void test_absent(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_header),
-        cmocka_unit_test(test_hostile_headers),
-        cmocka_unit_test(test_pieces),
-        cmocka_unit_test(test_requests),
-        cmocka_unit_test(test_long_addresses),
-        cmocka_unit_test(test_hostile_requests),
-        cmocka_unit_test(test_requests_that_lie),
+        cmocka_unit_test(test_header),           cmocka_unit_test(test_hostile_headers),
+        cmocka_unit_test(test_pieces),           cmocka_unit_test(test_offers),
+        cmocka_unit_test(test_requests),         cmocka_unit_test(test_long_addresses),
+        cmocka_unit_test(test_hostile_requests), cmocka_unit_test(test_requests_that_lie),
         cmocka_unit_test(test_absent),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -39,24 +39,24 @@ static bool new_side(wh_ucx_worker *worker, bool pushes) {
     return worker->pull;
 }
 
-/** @param request  SOURCE: the receiver's, which says whom each worker is to talk to. RECEIVER: NULL. */
-static wherry_status new_end(const wh_lane_site *site, uint32_t workers, const wh_ucx_request *request,
-                             wh_ucx_end **end_p, wherry_error *error) {
-    bool pushes = request != NULL;
+/** @param request  SOURCE: the receiver's, which says whom each worker is to talk to. RECEIVER: it has no addresses. */
+static wherry_status new_end(const wh_lane_site *site, const wh_ucx_request *request, wh_ucx_end **end_p,
+                             wherry_error *error) {
+    bool pushes = request->addresses[0].id;
     wh_ucx_end *end = wh_alloc_zeroed(1, sizeof(*end));
     wherry_status status = WHERRY_OK;
     if (!end) {
         wh_fail_memory(error, "a lane");
         return WHERRY_NO_MEMORY;
     }
-    end->base.workers = workers;
+    end->base.workers = request->workers;
     end->site = site;
     end->pushes = pushes;
-    for (uint32_t i = 0; i < workers && status == WHERRY_OK; i++) {
+    for (uint32_t i = 0; i < request->workers && status == WHERRY_OK; i++) {
         wh_ucx_worker *worker = end->workers + i;
         worker->end = end;
         status = new_side(worker, pushes)
-                     ? wh_ucx_station_take(pushes ? request->addresses[i].id : NULL, &worker->station, error)
+                     ? wh_ucx_station_take(request->addresses[i].id, request->long_segments, &worker->station, error)
                      : wh_fail_memory(error, "a lane");
         if (status == WHERRY_OK) {
             worker->station->message = pushes ? wh_ucx_push_message : wh_ucx_pull_message;
@@ -71,20 +71,34 @@ static wherry_status new_end(const wh_lane_site *site, uint32_t workers, const w
     return WHERRY_OK;
 }
 
-static uint32_t workers_here(const wh_lane_site *site) {
-    return (uint32_t)wh_min(site->threads, WH_UCX_WORKERS_MAX);
+static wh_ucx_offer offer_here(const wh_lane_site *site) {
+    wh_ucx_offer offer = {.workers = (uint32_t)wh_min(site->threads, WH_UCX_WORKERS_MAX),
+                          .long_segments = wh_ucx_segments_are_free()};
+    if (wh_boot_read(offer.boot, NULL) != WHERRY_OK) {
+        memset(offer.boot, 0, sizeof(offer.boot));
+    }
+    return offer;
+}
+
+/** What a receiver wants of an offer. A worker does not sleep while bytes move: ranks of one host share its processors, and have half as many. */
+static wh_ucx_request wanted_of(const wh_lane_site *site, const wh_ucx_offer *there) {
+    wh_ucx_offer here = offer_here(site);
+    bool near = here.boot[0] && memcmp(here.boot, there->boot, sizeof(here.boot)) == 0;
+    uint32_t workers = (uint32_t)wh_min(here.workers, there->workers);
+    return (wh_ucx_request){.workers = near ? (workers + 1) / 2 : workers,
+                            .long_segments = here.long_segments && there->long_segments};
 }
 
 /** UCX is loaded when a receiver asks for it, not before: most never do. */
 static wherry_status ucx_offer(const wh_lane_site *site, wh_string *offer, wherry_error *error) {
-    const char bytes[WH_UCX_OFFER_BYTES] = {WH_UCX_VERSION, (char)workers_here(site)};
-    wh_string_append(offer, bytes, sizeof(bytes));
+    wh_ucx_offer here = offer_here(site);
+    wh_ucx_offer_write(&here, offer);
     return offer->failed ? wh_fail_memory(error, "the offer of a lane") : WHERRY_OK;
 }
 
 /** Whether the source is there is found out when it calls, which it does at once: it then refuses the lane where nobody answers. */
 static wherry_status write_request(wh_ucx_end *end, wh_string *request, wherry_error *error) {
-    wh_ucx_request message = {.workers = end->base.workers};
+    wh_ucx_request message = {.workers = end->base.workers, .long_segments = end->workers[0].station->long_segments};
     memcpy(message.token, end->token, sizeof(message.token));
     for (uint32_t i = 0; i < end->base.workers; i++) {
         const wh_ucx_station *station = end->workers[i].station;
@@ -121,16 +135,16 @@ static wherry_status check_version(const wh_lane_site *site, wherry_error *error
 
 static wherry_status ucx_probe(const wh_lane_site *site, const void *offer, size_t size, wh_string *request,
                                bool *assist_p, wh_lane_end **end_p, wherry_error *error) {
-    const uint8_t *bytes = offer;
+    wh_ucx_offer there;
     wh_ucx_end *end;
     *assist_p = false;
-    if (size != WH_UCX_OFFER_BYTES || bytes[0] != WH_UCX_VERSION || !bytes[1]) {
-        return wh_fail(error, WHERRY_MALFORMED, "the offer of rank %d for the lane ucx cannot be read",
-                       (int)site->peer);
-    }
-    wherry_status status = check_version(site, error);
+    wherry_status status = wh_ucx_offer_read(offer, size, site->peer, &there, error);
     if (status == WHERRY_OK) {
-        status = new_end(site, (uint32_t)wh_min(bytes[1], workers_here(site)), NULL, &end, error);
+        status = check_version(site, error);
+    }
+    if (status == WHERRY_OK) {
+        wh_ucx_request wanted = wanted_of(site, &there);
+        status = new_end(site, &wanted, &end, error);
     }
     if (status != WHERRY_OK) {
         return status;
@@ -157,11 +171,13 @@ static wherry_status ucx_accept(const wh_lane_site *site, const void *request, s
     if (status != WHERRY_OK) {
         return status;
     }
-    if (message.workers > workers_here(site)) {
-        return wh_fail(error, WHERRY_MALFORMED, "rank %d asked for %u workers of the lane ucx, which were not offered",
-                       (int)site->peer, (unsigned)message.workers);
+    wh_ucx_offer here = offer_here(site);
+    if (message.workers > here.workers || message.long_segments > here.long_segments) {
+        return wh_fail(error, WHERRY_MALFORMED,
+                       "rank %d asked for %u workers of the lane ucx%s, which were not offered", (int)site->peer,
+                       (unsigned)message.workers, message.long_segments ? " and long segments" : "");
     }
-    status = new_end(site, message.workers, &message, &end, error);
+    status = new_end(site, &message, &end, error);
     if (status != WHERRY_OK) {
         return status;
     }

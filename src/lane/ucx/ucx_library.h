@@ -38,6 +38,9 @@ enum { WH_UCX_MAJOR = 1, WH_UCX_MINOR = 13 };
 /** From this minor version on UCX forgives one that goes away while it connects, or answers a caller who is gone; before, it ends the process. */
 enum { WH_UCX_FORGIVING_MINOR = 14 };
 
+/** From this minor version on a setting of a transport is named as in the environment; before, without the transport. */
+enum { WH_UCX_WHOLE_NAMES_MINOR = 17 };
+
 /** libucp, by its functions' own names. */
 typedef struct wh_ucx_library {
 #define WH_UCX_MEMBER(function) __typeof__ (&(function))(function);

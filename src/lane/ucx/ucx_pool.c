@@ -80,10 +80,12 @@ static void at_exit(void) {
 }
 
 /** Takes out the first that fits; NULL where none does. */
-static wh_ucx_station *take_kept(const uint8_t *peer_id) {
+static wh_ucx_station *take_kept(const uint8_t *peer_id, bool long_segments) {
     for (wh_ucx_station **link = &kept; *link; link = &(*link)->next) {
         wh_ucx_station *station = *link;
-        if (peer_id ? station->calls && memcmp(station->peer_id, peer_id, WH_UCX_ID_BYTES) == 0 : !station->calls) {
+        bool fits =
+            peer_id ? station->calls && memcmp(station->peer_id, peer_id, WH_UCX_ID_BYTES) == 0 : !station->calls;
+        if (fits && station->long_segments == long_segments) {
             *link = station->next;
             kept_count--;
             return station;
@@ -92,7 +94,7 @@ static wh_ucx_station *take_kept(const uint8_t *peer_id) {
     return NULL;
 }
 
-static wherry_status make(wh_ucx_station **station_p, wherry_error *error) {
+static wherry_status make(bool long_segments, wh_ucx_station **station_p, wherry_error *error) {
     const wh_ucx_library *ucx = wh_ucx_load(error);
     if (!ucx) {
         return WHERRY_UNSUPPORTED;
@@ -105,7 +107,7 @@ static wherry_status make(wh_ucx_station **station_p, wherry_error *error) {
     if (first) {
         atexit(at_exit); /* from now on, so that it runs before UCX's own */
     }
-    return wh_ucx_station_create(ucx, station_p, error);
+    return wh_ucx_station_create(ucx, long_segments, station_p, error);
 }
 
 static void count_used(int by) {
@@ -114,7 +116,8 @@ static void count_used(int by) {
     pthread_mutex_unlock(&lock);
 }
 
-wherry_status wh_ucx_station_take(const uint8_t *peer_id, wh_ucx_station **station_p, wherry_error *error) {
+wherry_status wh_ucx_station_take(const uint8_t *peer_id, bool long_segments, wh_ucx_station **station_p,
+                                  wherry_error *error) {
     wh_ucx_station *station;
     pthread_once(&registered, register_fork);
     pthread_mutex_lock(&lock);
@@ -125,7 +128,7 @@ wherry_status wh_ucx_station_take(const uint8_t *peer_id, wh_ucx_station **stati
                        "start it anew, by exec or the start method \"spawn\"");
     }
     used_count++;
-    while ((station = take_kept(peer_id))) {
+    while ((station = take_kept(peer_id, long_segments))) {
         pthread_mutex_unlock(&lock);
         if (wh_ucx_station_alive(station)) {
             break;
@@ -136,7 +139,7 @@ wherry_status wh_ucx_station_take(const uint8_t *peer_id, wh_ucx_station **stati
     wherry_status status = WHERRY_OK;
     if (!station) {
         pthread_mutex_unlock(&lock);
-        status = make(&station, error);
+        status = make(long_segments, &station, error);
     }
     if (status != WHERRY_OK) {
         count_used(-1);

@@ -7,7 +7,7 @@
 #include "base/fail.h"
 
 enum { TOKEN_AT = 8, CHUNK_AT = 24, BYTES_AT = 32, OFFSET_AT = 40, DIGEST_AT = 48 };
-enum { REQUEST_HEAD = 1 + WH_UCX_TOKEN_BYTES + 1, WORKERS_AT = 1 + WH_UCX_TOKEN_BYTES };
+enum { REQUEST_HEAD = 1 + WH_UCX_TOKEN_BYTES + 2, WORKERS_AT = 1 + WH_UCX_TOKEN_BYTES };
 
 /* ---- headers ---- */
 
@@ -64,6 +64,33 @@ const char *wh_ucx_piece_check(const wh_ucx_header *header, uint64_t length, uin
     return NULL;
 }
 
+/* ---- offers ---- */
+
+void wh_ucx_offer_write(const wh_ucx_offer *offer, wh_string *bytes) {
+    wh_append_number(bytes, WH_UCX_VERSION, 1);
+    wh_append_number(bytes, offer->workers, 1);
+    wh_append_number(bytes, offer->long_segments, 1);
+    wh_string_append(bytes, offer->boot, sizeof(offer->boot));
+}
+
+static wherry_status fail_version(int32_t peer, wherry_error *error) {
+    return wh_fail(error, WHERRY_BAD_VERSION, "rank %d has another version of the lane ucx", (int)peer);
+}
+
+wherry_status wh_ucx_offer_read(const void *bytes, size_t size, int32_t peer, wh_ucx_offer *offer_p,
+                                wherry_error *error) {
+    const uint8_t *at = bytes;
+    if (size >= 1 && at[0] != WH_UCX_VERSION) {
+        return fail_version(peer, error);
+    }
+    if (size != WH_UCX_OFFER_BYTES || at[1] < 1 || at[1] > WH_UCX_WORKERS_MAX || at[2] > 1) {
+        return wh_fail(error, WHERRY_MALFORMED, "the offer of rank %d for the lane ucx cannot be read", (int)peer);
+    }
+    *offer_p = (wh_ucx_offer){.workers = at[1], .long_segments = at[2]};
+    memcpy(offer_p->boot, at + 3, sizeof(offer_p->boot));
+    return WHERRY_OK;
+}
+
 /* ---- requests ---- */
 
 /** Of what was appended from `begin` on. */
@@ -90,6 +117,7 @@ uint32_t wh_ucx_request_write(const wh_ucx_request *request, wh_string *bytes) {
     wh_append_number(bytes, WH_UCX_VERSION, 1);
     wh_string_append(bytes, (const char *)request->token, WH_UCX_TOKEN_BYTES);
     wh_append_number(bytes, workers, 1);
+    wh_append_number(bytes, request->long_segments, 1);
     for (uint32_t i = 0; i < workers; i++) {
         wh_string_append(bytes, (const char *)request->addresses[i].id, WH_UCX_ID_BYTES);
         wh_append_sized(bytes, request->addresses[i].bytes, request->addresses[i].size, 2);
@@ -113,12 +141,14 @@ wherry_status wh_ucx_request_read(const void *bytes, size_t size, int32_t peer, 
     const uint8_t *at = bytes;
     wherry_status status = WHERRY_MALFORMED;
     if (size > REQUEST_HEAD && at[0] != WH_UCX_VERSION) {
-        return wh_fail(error, WHERRY_BAD_VERSION, "rank %d has another version of the lane ucx", (int)peer);
+        return fail_version(peer, error);
     }
     if (size >= REQUEST_HEAD + WH_DIGEST_BYTES && size <= WH_LANE_OFFER_MAX && digest_holds(at, size, error, &status)) {
         wh_cursor cursor = wh_cursor_over(at + WORKERS_AT, size - WORKERS_AT - WH_DIGEST_BYTES);
         wh_ucx_request request = {.workers = (uint32_t)wh_cursor_number(&cursor, 1)};
-        bool fits = request.workers >= 1 && request.workers <= WH_UCX_WORKERS_MAX;
+        uint64_t segments = wh_cursor_number(&cursor, 1);
+        bool fits = request.workers >= 1 && request.workers <= WH_UCX_WORKERS_MAX && segments <= 1;
+        request.long_segments = segments;
         for (uint32_t i = 0; fits && i < request.workers; i++) {
             request.addresses[i].id = wh_cursor_bytes(&cursor, WH_UCX_ID_BYTES);
             request.addresses[i].bytes = wh_cursor_sized(&cursor, 2, &request.addresses[i].size);

@@ -1,9 +1,10 @@
 /**
  * @file ucx_wire.h  What the sides of the lane `ucx` say to each other. Pure: needs no UCX, and believes nothing. Numbers are big endian.
  *
- *     offer     version u8, workers u8: as many as the source would use
- *     request   version u8, token 16 bytes, workers u8; for each: id 16 bytes, length u16, the address of
- *               a worker; digest 16 bytes of all that is before it
+ *     offer     version u8, workers u8: as many as the source would use; segments u8: 1 where the source would
+ *               take long ones, 0 where its user has settled that; boot id 36 bytes, zeros where it is not known
+ *     request   version u8, token 16 bytes, workers u8, segments u8: 1 where both take long ones; for each worker:
+ *               id 16 bytes, length u16, its address; digest 16 bytes of all that is before it
  *     message   an active message of UCX with a header of 64 bytes:
  *               kind u8, flags u8, 6 bytes of zeros, token 16 bytes, chunk u64, bytes u64, offset u64, digest 16 bytes
  *
@@ -13,21 +14,24 @@
  *     END       `chunk` chunks have come from this worker in this round
  *     ENDED     receiver -> source: all of them are here. Until then the source lets UCX get on
  *
- * The digest of a request is there because UCX reads addresses without checking them: bytes that were damaged must not get that far.
+ * The digest of a request is there because UCX reads addresses without checking them: bytes that were damaged must not get that far. Segments are what UCX
+ * receives from TCP in one piece. It does not ask its peer how long they may be, and one that is longer than was expected would overwrite memory: so the sides
+ * agree on them first.
  */
 #ifndef WH_LANE_UCX_WIRE_H
 #define WH_LANE_UCX_WIRE_H
 
+#include "base/boot.h"
 #include "lane/lane.h"
 
 enum {
-    WH_UCX_VERSION = 1,
-    WH_UCX_OFFER_BYTES = 2,
+    WH_UCX_VERSION = 2,
+    WH_UCX_OFFER_BYTES = 3 + WH_BOOT_BYTES,
     WH_UCX_TOKEN_BYTES = 16,
     WH_UCX_ID_BYTES = 16,
     WH_UCX_WORKERS_MAX = 4,
     WH_UCX_HEADER_BYTES = 64,
-    WH_UCX_PIECE_MAX = 1 << 20, /**< Bytes of a piece. */
+    WH_UCX_PIECE_MAX = 2 << 20, /**< Bytes of a piece. */
 };
 
 typedef enum wh_ucx_kind {
@@ -61,6 +65,18 @@ const char *wh_ucx_header_read(const void *bytes, size_t size, const uint8_t tok
 const char *wh_ucx_piece_check(const wh_ucx_header *header, uint64_t length, uint64_t come, uint64_t bytes,
                                bool verify);
 
+typedef struct wh_ucx_offer {
+    uint32_t workers;
+    bool long_segments;
+    char boot[WH_BOOT_BYTES]; /**< Zeros: not known. */
+} wh_ucx_offer;
+
+void wh_ucx_offer_write(const wh_ucx_offer *offer, wh_string *bytes);
+
+/** @return WHERRY_OK; WHERRY_BAD_VERSION, WHERRY_MALFORMED. */
+wherry_status wh_ucx_offer_read(const void *bytes, size_t size, int32_t peer, wh_ucx_offer *offer_p,
+                                wherry_error *error);
+
 /** A worker, borrowed: a number that no other has, and UCX's address. */
 typedef struct wh_ucx_address {
     const uint8_t *id;
@@ -71,6 +87,7 @@ typedef struct wh_ucx_address {
 typedef struct wh_ucx_request {
     uint8_t token[WH_UCX_TOKEN_BYTES];
     uint32_t workers;
+    bool long_segments;
     wh_ucx_address addresses[WH_UCX_WORKERS_MAX];
 } wh_ucx_request;
 
