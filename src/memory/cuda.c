@@ -161,10 +161,14 @@ static wherry_status write_bytes(void *to, const void *from, uint64_t nbytes, wh
     return status == WHERRY_OK ? carry_out(device, to, from, nbytes, error) : status;
 }
 
+wherry_status wh_cuda_read(int32_t device, void *to, const void *from, uint64_t nbytes, wherry_error *error) {
+    return carry_out(device, to, from, nbytes, error);
+}
+
 static wherry_status read_bytes(void *to, const void *from, uint64_t nbytes, wherry_error *error) {
     int32_t device = -1;
     wherry_status status = wh_cuda_device_of(from, &device, error);
-    return status == WHERRY_OK ? carry_out(device, to, from, nbytes, error) : status;
+    return status == WHERRY_OK ? wh_cuda_read(device, to, from, nbytes, error) : status;
 }
 
 static wherry_status allocate(uint64_t nbytes, wherry_device device, void **data_p, wherry_error *error) {

@@ -33,6 +33,12 @@ int32_t wh_cuda_device_count(void);
  */
 wherry_status wh_cuda_device_of(const void *data, int32_t *device_p, wherry_error *error);
 
+/**
+ * Reads memory through a device that reaches it by itself, such as another process's that was opened for it; done when it returns.
+ * @return WHERRY_OK; WHERRY_NO_MEMORY, WHERRY_SYSTEM, WHERRY_UNSUPPORTED.
+ */
+wherry_status wh_cuda_read(int32_t device, void *to, const void *from, uint64_t nbytes, wherry_error *error);
+
 /** What tells a device from all others of all hosts. @return WHERRY_OK; WHERRY_SYSTEM, WHERRY_UNSUPPORTED. */
 enum { WH_CUDA_UUID_BYTES = 16 };
 wherry_status wh_cuda_uuid(int32_t device, uint8_t uuid[WH_CUDA_UUID_BYTES], wherry_error *error);

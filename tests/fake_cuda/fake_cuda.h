@@ -2,11 +2,11 @@
  * @file fake_cuda.h  A driver of CUDA that needs no device: what tests ask of it beyond the calls that the library makes.
  *
  * Its devices are host memory that this process cannot touch at the address that it is given: code that reads or writes device memory by itself dies. Streams
- * are threads, so that what is not waited for is not there. Copies outside an allocation, and kernels that reach host memory which is not pinned, break the
- * context, as on a device. Tests find these functions by dlsym in the library that WHERRY_CUDA_LIBRARY names.
+ * are threads, so that what is not waited for is not there. Copies outside an allocation, and kernels that reach host memory which is not pinned, or memory of
+ * another device that was not opened for theirs, break the context, as on a device. Tests find these functions by dlsym in the library that WHERRY_CUDA_LIBRARY names.
  *
- * Of the environment: FAKE_CUDA_DEVICES (2), FAKE_CUDA_NO_IPC (1: handles are refused), FAKE_CUDA_NO_KERNEL (1: modules do not load), FAKE_CUDA_DELAY_US
- * (before each piece of work, 0).
+ * Of the environment: FAKE_CUDA_DEVICES (2), FAKE_CUDA_NO_IPC (1: handles are refused), FAKE_CUDA_NO_KERNEL (1: modules do not load), FAKE_CUDA_NO_PEERS
+ * (1: no device reaches another's memory), FAKE_CUDA_DELAY_US (before each piece of work, 0).
  */
 #ifndef WH_TESTS_FAKE_CUDA_H
 #define WH_TESTS_FAKE_CUDA_H

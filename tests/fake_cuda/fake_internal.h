@@ -14,6 +14,7 @@ enum {
     OUT_OF_MEMORY = 2,
     INVALID_DEVICE = 101,
     INVALID_CONTEXT = 201,
+    NO_PEERS = 217,
     INVALID_HANDLE = 400,
     NOT_FOUND = 500,
     NOT_READY = 600,
@@ -37,9 +38,10 @@ typedef struct fake_block {
     char *shadow; /**< Where its bytes are; NULL for what is only reserved. */
     size_t size;
     int device;
-    int fd;        /**< The memory. */
-    bool imported; /**< Of another process. */
-    bool mapped;   /**< Made of a handle. */
+    int fd;         /**< The memory. */
+    bool imported;  /**< Of another process. */
+    bool mapped;    /**< Made of a handle. */
+    unsigned reach; /**< The devices that reach it by themselves, a bit each. */
     struct fake_block *next;
 } fake_block;
 
@@ -69,6 +71,9 @@ void *fake_resolve_part(const void *address, size_t size, size_t *part_p);
 
 /** Whether a run goes beyond the allocation that it begins in, which the driver does not copy; mapped memory may. */
 bool fake_is_cut(const void *address, size_t size);
+
+/** Whether a device reaches a byte by itself, as a kernel does; only what is some device's is asked for. */
+bool fake_reaches(const void *address, int device);
 
 /** A fault of the device: everything answers this from now on. */
 void fake_fault(int result);

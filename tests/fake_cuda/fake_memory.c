@@ -146,6 +146,14 @@ bool fake_is_cut(const void *address, size_t size) {
     return cut;
 }
 
+bool fake_reaches(const void *address, int device) {
+    pthread_mutex_lock(&lock);
+    const fake_block *block = find(address);
+    bool reaches = !block || block->kind != FAKE_DEVICE || (block->reach >> device & 1);
+    pthread_mutex_unlock(&lock);
+    return reaches;
+}
+
 void *fake_cuda_shadow_part(const void *address, size_t size, size_t *part_p) {
     return fake_cuda_shadow(address) ? fake_resolve_part(address, size, part_p) : NULL;
 }
@@ -221,8 +229,11 @@ static fake_block *make_block(int fd, size_t size, int device, char *address) {
     return block;
 }
 
-static int make_memory(size_t size) {
-    int fd = memfd_create("fake_cuda", MFD_CLOEXEC);
+/** Memory of a device, whose number is in its name: whoever imports it finds it there. */
+static int make_memory(size_t size, int device) {
+    char name[32];
+    snprintf(name, sizeof(name), "fake_cuda.%d", device);
+    int fd = memfd_create(name, MFD_CLOEXEC);
     if (fd >= 0 && ftruncate(fd, (off_t)size) != 0) {
         close(fd);
         fd = -1;
@@ -235,11 +246,12 @@ int cuMemAlloc_v2(uint64_t *address, size_t size) {
     if (result != OK || size == 0) {
         return result != OK ? result : INVALID_VALUE;
     }
-    int fd = size > (size_t)1 << 40 ? -1 : make_memory(size);
+    int fd = size > (size_t)1 << 40 ? -1 : make_memory(size, fake_current_device());
     if (fd < 0) {
         return OUT_OF_MEMORY;
     }
     fake_block *block = make_block(fd, size, fake_current_device(), NULL);
+    block->reach = 1U << fake_current_device();
     memset(block->shadow, 0xA5, size); /* new memory holds anything */
     add(block);
     *address = (uint64_t)(uintptr_t)block->address;
@@ -381,13 +393,15 @@ int cuIpcOpenMemHandle_v2(uint64_t *address, ipc_handle handle, unsigned flags) 
     ticket one;
     char path[64];
     struct stat file;
-    (void)flags;
     memcpy(&one, &handle, sizeof(one));
     if (result != OK) {
         return result;
     }
     if (memcmp(one.magic, "fakecuda", sizeof(one.magic)) != 0 || one.process == getpid()) {
         return memcmp(one.magic, "fakecuda", sizeof(one.magic)) != 0 ? INVALID_VALUE : INVALID_CONTEXT;
+    }
+    if (one.device != fake_current_device() && (!flags || fake_setting("FAKE_CUDA_NO_PEERS"))) {
+        return NO_PEERS;
     }
     snprintf(path, sizeof(path), "/proc/%d/fd/%d", (int)one.process, (int)one.fd);
     int fd = open(path, O_RDWR | O_CLOEXEC);
@@ -400,6 +414,7 @@ int cuIpcOpenMemHandle_v2(uint64_t *address, ipc_handle handle, unsigned flags) 
     }
     fake_block *block = make_block(fd, one.size, one.device, NULL);
     block->imported = true;
+    block->reach = 1U << fake_current_device();
     add(block);
     *address = (uint64_t)(uintptr_t)block->address;
     return OK;
@@ -436,7 +451,7 @@ static int make_handle(int fd, size_t size, int device, uint64_t *handle) {
 int cuMemCreate(uint64_t *handle, size_t size, const properties *wanted, unsigned long long flags) {
     int result = fake_call("cuMemCreate", true, true);
     (void)flags;
-    return result == OK ? make_handle(make_memory(size), size, wanted->device, handle) : result;
+    return result == OK ? make_handle(make_memory(size, wanted->device), size, wanted->device, handle) : result;
 }
 
 int cuMemRelease(uint64_t handle) {
@@ -475,16 +490,21 @@ int cuMemExportToShareableHandle(void *shared, uint64_t handle, int type, unsign
 int cuMemImportFromShareableHandle(uint64_t *handle, void *shared, int type) {
     int result = fake_call("cuMemImportFromShareableHandle", true, false);
     struct stat file;
+    char path[64];
+    char name[64] = {0};
+    int device;
     (void)type;
     if (result != OK) {
         return result;
     }
     int fd = dup((int)(intptr_t)shared);
-    if (fd < 0 || fstat(fd, &file) != 0 || !S_ISREG(file.st_mode)) {
+    snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
+    if (fd < 0 || fstat(fd, &file) != 0 || readlink(path, name, sizeof(name) - 1) < 0 ||
+        sscanf(name, "/memfd:fake_cuda.%d", &device) != 1) { /* NOLINT(cert-err34-c) */
         close(fd);
         return INVALID_VALUE;
     }
-    return make_handle(fd, (size_t)file.st_size, 0, handle);
+    return make_handle(fd, (size_t)file.st_size, device, handle);
 }
 
 int cuMemAddressReserve(uint64_t *address, size_t size, size_t alignment, uint64_t wanted, unsigned long long flags) {
@@ -530,8 +550,24 @@ int cuMemUnmap(uint64_t address, size_t size) {
     return result == OK ? end(address, FAKE_DEVICE, true, false, true) : result;
 }
 
-int cuMemSetAccess(uint64_t address, size_t size, const void *access, size_t count) {
+typedef struct access_rights {
+    int location_type;
+    int device;
+    int flags;
+} access_rights;
+
+int cuMemSetAccess(uint64_t address, size_t size, const access_rights *access, size_t count) {
     int result = fake_call("cuMemSetAccess", true, false);
-    (void)address, (void)size, (void)access, (void)count;
-    return result;
+    (void)size;
+    pthread_mutex_lock(&lock);
+    fake_block *block = find((void *)(uintptr_t)address);
+    for (size_t i = 0; block && result == OK && i < count; i++) {
+        if (access[i].device != block->device && fake_setting("FAKE_CUDA_NO_PEERS")) {
+            result = NO_PEERS;
+        } else {
+            block->reach |= 1U << access[i].device;
+        }
+    }
+    pthread_mutex_unlock(&lock);
+    return result == OK && !block ? INVALID_VALUE : result;
 }

@@ -25,6 +25,7 @@ typedef struct work {
     uint64_t from;
     size_t size;
     unsigned count;
+    int device; /**< That does it. */
     fake_event *event;
     void (*call)(void *context);
     void *context;
@@ -91,6 +92,11 @@ static void launch(const work *one) {
     fake_kind kind;
     const tile *tiles = fake_resolve((void *)(uintptr_t)one->from, one->count * sizeof(tile), &kind);
     for (unsigned i = 0; tiles && i < one->count; i++) {
+        if (!fake_reaches((void *)(uintptr_t)tiles[i].to, one->device) ||
+            !fake_reaches((void *)(uintptr_t)tiles[i].from, one->device)) {
+            fake_fault(ILLEGAL_ADDRESS);
+            return;
+        }
         copy_on_device(tiles[i].to, tiles[i].from, tiles[i].length, false);
     }
     if (!tiles) {
@@ -344,8 +350,11 @@ int cuLaunchKernel(void *function, unsigned grid_x, unsigned grid_y, unsigned gr
     }
     if (result == OK) {
         unsigned count = *(unsigned *)arguments[1];
-        put(stream_of(stream, fake_current_device()),
-            (work){.kind = LAUNCH, .from = *(uint64_t *)arguments[0], .count = count < grid_x ? count : grid_x});
+        fake_stream *own = stream_of(stream, fake_current_device());
+        put(own, (work){.kind = LAUNCH,
+                        .device = own->device,
+                        .from = *(uint64_t *)arguments[0],
+                        .count = count < grid_x ? count : grid_x});
     }
     return result;
 }

@@ -21,6 +21,10 @@ enum { READY, DONE };
 
 static const wherry_device device = {WHERRY_DEVICE_CUDA, 0};
 
+static const wh_memory_ops *memory_of(const wherry_storage *storage) {
+    return wh_memory_of(wherry_storage_device(storage).kind);
+}
+
 static void fill(crowd_rank *self, const wherry_storage *storage, uint8_t seed) {
     wherry_error error;
     uint64_t nbytes = wherry_storage_nbytes(storage);
@@ -28,7 +32,7 @@ static void fill(crowd_rank *self, const wherry_storage *storage, uint8_t seed) 
     for (uint64_t i = 0; i < nbytes; i++) {
         bytes[i] = (uint8_t)(seed + 7 * i + (i >> 13));
     }
-    crowd_must(self, wh_memory_cuda.write(wherry_storage_data(storage), bytes, nbytes, &error), error);
+    crowd_must(self, memory_of(storage)->write(wherry_storage_data(storage), bytes, nbytes, &error), error);
     free(bytes);
 }
 
@@ -36,7 +40,7 @@ static void check(crowd_rank *self, const wherry_storage *storage, uint8_t seed)
     wherry_error error;
     uint64_t nbytes = wherry_storage_nbytes(storage);
     uint8_t *bytes = malloc(nbytes);
-    crowd_must(self, wh_memory_cuda.read(bytes, wherry_storage_data(storage), nbytes, &error), error);
+    crowd_must(self, memory_of(storage)->read(bytes, wherry_storage_data(storage), nbytes, &error), error);
     for (uint64_t i = 0; i < nbytes; i++) {
         crowd_check(self, bytes[i] == (uint8_t)(seed + 7 * i + (i >> 13)), "byte %llu is wrong", (unsigned long long)i);
     }
@@ -52,14 +56,14 @@ static wherry_value *tensor_over(crowd_rank *self, wherry_storage *storage) {
     return value;
 }
 
-/** Tensors of the device; `seed` 0: zeros. */
-static wherry_value *make_state(crowd_rank *self, uint8_t seed) {
+/** Tensors of two devices in turn; `seed` 0: zeros. */
+static wherry_value *make_state_on(crowd_rank *self, uint8_t seed, wherry_device even, wherry_device odd) {
     wherry_error error;
     wherry_value *state;
     crowd_must(self, wherry_list_create(&state, &error), error);
     for (int i = 0; i < TENSORS; i++) {
         wherry_storage *storage;
-        crowd_must(self, wherry_storage_allocate(TENSOR_BYTES, device, &storage, &error), error);
+        crowd_must(self, wherry_storage_allocate(TENSOR_BYTES, i % 2 ? odd : even, &storage, &error), error);
         if (seed) {
             fill(self, storage, (uint8_t)(seed + i));
         }
@@ -67,6 +71,10 @@ static wherry_value *make_state(crowd_rank *self, uint8_t seed) {
         wherry_storage_unref(storage);
     }
     return state;
+}
+
+static wherry_value *make_state(crowd_rank *self, uint8_t seed) {
+    return make_state_on(self, seed, device, device);
 }
 
 static void check_state(crowd_rank *self, const wherry_value *state, uint8_t seed) {
@@ -137,6 +145,104 @@ static void test_opened_once(void **state) {
     crowd *all = crowd_open("opened once", RANKS, false, 0);
     crowd_start(all, SOURCE, send_times, NULL, NULL);
     crowd_start(all, RECEIVER, receive_times, NULL, NULL);
+    assert_true(crowd_close(all));
+}
+
+/* ---- other devices ---- */
+
+/** Which devices the tensors of both sides lie on, in turn; -1: the host. */
+typedef struct way {
+    int32_t from[2];
+    int32_t to[2];
+} way;
+
+static const way ways[] = {{{0, 0}, {1, 1}}, {{0, 1}, {1, 0}}, {{1, 1}, {0, 1}}, {{1, 0}, {-1, 1}}, {{1, 1}, {-1, -1}}};
+
+enum { WAYS = sizeof(ways) / sizeof(*ways) };
+
+static wherry_value *state_along(crowd_rank *self, uint8_t seed, const int32_t at[2]) {
+    wherry_device places[2];
+    for (int i = 0; i < 2; i++) {
+        places[i] = at[i] < 0 ? wherry_device_cpu()
+                              : (wherry_device){WHERRY_DEVICE_CUDA, at[i] < wh_cuda_device_count() ? at[i] : 0};
+    }
+    return make_state_on(self, seed, places[0], places[1]);
+}
+
+static void send_along(crowd_rank *self) {
+    wherry_error error;
+    for (int i = 0; i < WAYS; i++) {
+        wherry_value *state = state_along(self, 60, ways[i].from);
+        wherry_transfer_options options = crowd_options(self->scene);
+        crowd_must(self,
+                   wherry_checkpoint_send(self->transport, (int32_t[]){RECEIVER}, 1, state, &options, NULL, &error),
+                   error);
+        wherry_value_destroy(state);
+    }
+}
+
+static void receive_along(crowd_rank *self) {
+    wherry_error error;
+    for (int i = 0; i < WAYS; i++) {
+        wherry_value *received;
+        wherry_stats stats;
+        wherry_value *target = state_along(self, 0, ways[i].to);
+        wherry_transfer_options options = crowd_options(self->scene);
+        options.stats = &stats;
+        options.flags = WHERRY_RECV_ANY_DEVICE;
+        options.target = crowd_target;
+        options.target_context = target;
+        crowd_must(self, wherry_checkpoint_recv(self->transport, SOURCE, &options, &received, &error), error);
+        check_state(self, received, 60);
+        crowd_check(self, strcmp(stats.lane, "cuda_ipc") == 0, "way %d: it went by %s: %s", i, stats.lane,
+                    stats.reasons);
+        wherry_value_destroy(received);
+        wherry_value_destroy(target);
+    }
+}
+
+/** A device reaches by itself only what is its own or was opened for it. */
+static void test_other_devices(void **state) {
+    (void)state;
+    crowd *all = crowd_open("other devices", RANKS, false, 0);
+    crowd_start(all, SOURCE, send_along, "cuda_ipc", NULL);
+    crowd_start(all, RECEIVER, receive_along, "cuda_ipc", NULL);
+    assert_true(crowd_close(all));
+}
+
+static void receive_without_peers(crowd_rank *self) {
+    wherry_error error;
+    wherry_value *received;
+    wherry_stats stats;
+    setenv("FAKE_CUDA_NO_PEERS", "1", 1);
+    wherry_value *target = state_along(self, 0, (int32_t[]){1, 1});
+    wherry_transfer_options options = crowd_options("cuda_ipc,ring");
+    options.stats = &stats;
+    options.target = crowd_target;
+    options.target_context = target;
+    crowd_must(self, wherry_checkpoint_recv(self->transport, SOURCE, &options, &received, &error), error);
+    check_state(self, received, 40);
+    crowd_check(self, !fake_driver_find().count || strcmp(stats.lane, "ring") == 0, "it went by %s", stats.lane);
+    crowd_check(self, wh_ipc_open_count() == 0, "something of a lane that was not taken is open");
+    wherry_value_destroy(received);
+    wherry_value_destroy(target);
+}
+
+static void send_once(crowd_rank *self) {
+    wherry_error error;
+    wherry_value *state = make_state(self, 40);
+    wherry_transfer_options options = crowd_options("cuda_ipc,ring");
+    crowd_must(self, wherry_checkpoint_send(self->transport, (int32_t[]){RECEIVER}, 1, state, &options, NULL, &error),
+               error);
+    wherry_value_destroy(state);
+}
+
+/** Where devices do not reach each other, their memory is staged. */
+static void test_no_peers(void **state) {
+    (void)state;
+    crowd *all = crowd_open("no peers", RANKS, false, 0);
+    crowd_start(all, SOURCE, send_once, NULL, NULL);
+    crowd_start(all, RECEIVER, receive_without_peers, NULL, NULL);
     assert_true(crowd_close(all));
 }
 
@@ -324,9 +430,8 @@ int main(void) {
         return 0;
     }
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_opened_once),
-        cmocka_unit_test(test_mapped_memory),
-        cmocka_unit_test(test_killed),
+        cmocka_unit_test(test_opened_once),   cmocka_unit_test(test_other_devices), cmocka_unit_test(test_no_peers),
+        cmocka_unit_test(test_mapped_memory), cmocka_unit_test(test_killed),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -13,7 +13,8 @@ import launch  # noqa: E402
 
 from wherry.torch import PGTransport  # noqa: E402
 
-DEVICE = torch.device(os.environ.get("WHERRY_GPU_TEST_DEVICE", "cuda:0"))
+WANTED = os.environ.get("WHERRY_GPU_TEST_DEVICE", "cuda:0")
+DEVICE = torch.device(f"cuda:{launch.rank()}" if WANTED == "each" else WANTED)  # each rank its own, or all the same
 ON_GPU = DEVICE.type == "cuda"
 LIMIT = 60
 MIB = 1 << 20

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """The GPU tests of the Python package: python3 tests/gpu/run_gpu_tests.py [--device cpu] [--only PART] [CASE...]
 
-Two processes on one GPU, with nothing but torch and the package: pytest is not needed. Each case is a line; a part is a pair of
+Two processes on one GPU, and on two where there are, with nothing but torch and the package: pytest is not needed. Each case is a line; a part is a pair of
 processes that runs its cases one after the other, and is begun anew behind one that fails. Without a GPU it says so and ends.
 `--device cpu` tries the cases themselves, on a machine without one.
 """
@@ -20,6 +20,10 @@ sys.path[:0] = [str(HERE), str(HERE.parent / "python")]
 import launch  # noqa: E402
 
 EXPANDABLE = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True", "PYTORCH_ALLOC_CONF": "expandable_segments:True"}
+
+
+# What two ranks do that have a GPU each.
+PAIR = ("new_on_the_device", "mixed_in_place", "device_to_host_in_place", "views", "many_small_in_place", "ring", "every_lane", "keep_open")
 
 
 def run_cases(names):
@@ -138,7 +142,7 @@ def main():
     global VERBOSE
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--device", default="cuda:0")
-    parser.add_argument("--only", choices=("plain", "expandable", "faults", "nccl"))
+    parser.add_argument("--only", choices=("plain", "expandable", "pair", "faults", "nccl"))
     parser.add_argument("--verbose", action="store_true", help="what the receiving rank printed, too")
     parser.add_argument("cases", nargs="*")
     arguments = parser.parse_args()
@@ -158,6 +162,13 @@ def main():
         cases(report, "plain", env, names)
     if arguments.only in (None, "expandable"):
         cases(report, "expandable", {**env, **EXPANDABLE}, names)
+    if arguments.only in (None, "pair") and arguments.device != "cpu":
+        if torch.cuda.device_count() < 2:
+            print("skipped: pair: needs two GPUs, and torch finds one")
+        else:
+            pair = {**env, "WHERRY_GPU_TEST_DEVICE": "each"}
+            cases(report, "pair", pair, [name for name in names if name in PAIR])
+            cases(report, "pair, expandable", {**pair, **EXPANDABLE}, [name for name in names if name in PAIR])
     if arguments.only in (None, "faults") and not arguments.cases:
         faults(report, env)
     if arguments.only in (None, "nccl") and not arguments.cases:

@@ -117,7 +117,7 @@ static bool is_own(const wh_ipc_offer *offer) {
     return own;
 }
 
-/** The device here that is the source's; another one reaches it as a peer. */
+/** The device here that is the source's; 0 where this process does not see it: any opens its memory. */
 static int32_t find_device(const wh_ipc_offer *offer, int32_t theirs) {
     for (size_t i = 0; i < offer->device_count; i++) {
         for (int32_t here = 0; offer->devices[i] == theirs && here < wh_cuda_device_count(); here++) {
@@ -163,12 +163,12 @@ static wherry_status fetch_descriptor(const wh_lane_site *site, const wh_ipc_off
     return WHERRY_OK;
 }
 
-static wherry_status open_one(const wh_lane_site *site, const wh_ipc_offer *offer, const wh_cuda_allocation *one,
+static wherry_status open_one(const wh_ipc_end *end, const wh_ipc_offer *offer, const wh_cuda_allocation *one,
                               wh_ipc_window *window, wherry_error *error) {
     int fd = -1;
-    wherry_status status = one->fd >= 0 ? fetch_descriptor(site, offer, one->fd, &fd, error) : WHERRY_OK;
+    wherry_status status = one->fd >= 0 ? fetch_descriptor(end->site, offer, one->fd, &fd, error) : WHERRY_OK;
     if (status == WHERRY_OK) {
-        status = wh_ipc_open(offer, one, fd, find_device(offer, one->device), window, error);
+        status = wh_ipc_open(offer, one, fd, end->device, window, error);
     }
     if (fd >= 0) {
         close(fd);
@@ -177,13 +177,14 @@ static wherry_status open_one(const wh_lane_site *site, const wh_ipc_offer *offe
 }
 
 /** Reads the nonce out of the source's memory. */
-static wherry_status check_nonce(const wh_lane_site *site, const wh_ipc_offer *offer, const wh_ipc_window *window,
+static wherry_status check_nonce(const wh_ipc_end *end, const wh_ipc_offer *offer, const wh_ipc_window *window,
                                  wherry_error *error) {
     uint8_t found[WH_IPC_NONCE];
     const char *at = window->data + (offer->nonce_address - window->base);
-    wherry_status status = wh_memory_cuda.read(found, at, sizeof(found), error);
+    wherry_status status = wh_cuda_read(end->device, found, at, sizeof(found), error);
     if (status == WHERRY_OK && memcmp(found, offer->nonce, sizeof(found)) != 0) {
-        status = wh_fail(error, WHERRY_REFUSED, "what rank %d says is its memory does not hold the nonce", site->peer);
+        status =
+            wh_fail(error, WHERRY_REFUSED, "what rank %d says is its memory does not hold the nonce", end->site->peer);
     }
     return status;
 }
@@ -202,15 +203,16 @@ static wherry_status open_all(wh_ipc_end *end, const wh_ipc_offer *offer, wherry
         const wh_cuda_allocation *one = offer->allocations + i;
         wh_ipc_window *window = end->windows + end->window_count;
         if (own) {
-            *window = (wh_ipc_window){one->base, one->size, (char *)(uintptr_t)one->base, NULL};
+            *window =
+                (wh_ipc_window){one->base, one->size, (char *)(uintptr_t)one->base, one->device == end->device, NULL};
         } else {
-            status = open_one(end->site, offer, one, window, error);
+            status = open_one(end, offer, one, window, error);
         }
         if (status == WHERRY_OK) {
             end->window_count++;
         }
         if (status == WHERRY_OK && i == 0 && !own) {
-            status = check_nonce(end->site, offer, window, error);
+            status = check_nonce(end, offer, window, error);
         }
     }
     qsort(end->windows, end->window_count, sizeof(*end->windows), by_base);
@@ -247,7 +249,8 @@ static wh_ipc_end *make_end(const wh_lane_site *site, const wh_ipc_offer *offer)
         return NULL;
     }
     *end = (wh_ipc_end){.base.workers = (uint32_t)wh_min(site->threads, WORKERS), .site = site, .windows = windows};
-    end->device = find_device(offer, offer->allocations[offer->allocation_count - 1].device);
+    end->device =
+        site->device >= 0 ? site->device : find_device(offer, offer->allocations[offer->allocation_count - 1].device);
     return end;
 }
 

@@ -47,6 +47,7 @@ typedef struct wh_ipc_window {
     uint64_t base; /**< At the source. */
     uint64_t size;
     char *data;                /**< Here. */
+    bool near;                 /**< The device that copies reaches it by itself. */
     struct wh_ipc_open *entry; /**< What keeps it open; NULL: it is this process's own. */
 } wh_ipc_window;
 
@@ -71,7 +72,7 @@ size_t wh_ipc_open_count(void);
 typedef struct wh_ipc_end {
     wh_lane_end base;
     const wh_lane_site *site;
-    int32_t device;         /**< That copies. */
+    int32_t device;         /**< That copies: the destination's, for which all windows are opened. */
     wh_ipc_window *windows; /**< By address at the source. */
     size_t window_count;
 } wh_ipc_end;

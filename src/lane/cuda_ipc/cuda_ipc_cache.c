@@ -79,7 +79,7 @@ wherry_status wh_ipc_open(const wh_ipc_offer *offer, const wh_cuda_allocation *a
     if (status == WHERRY_OK && entry) {
         entry->keeps = offer->keeps && !entry->mapped;
         entry->users++;
-        *window_p = (wh_ipc_window){allocation->base, allocation->size, entry->import.data, entry};
+        *window_p = (wh_ipc_window){allocation->base, allocation->size, entry->import.data, true, entry};
     }
     pthread_mutex_unlock(&lock);
     return status;

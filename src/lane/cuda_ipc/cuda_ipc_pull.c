@@ -35,18 +35,18 @@ typedef struct pulling {
     wh_routes routes;
     size_t window; /**< Where the last route was found. */
     wh_cuda_run runs[2][RUNS];
-    size_t run_count[2]; /**< To devices, and to the host. */
+    size_t run_count[2]; /**< What the device reaches by itself, and what is left to the driver. */
     batch batches[UNDER_WAY];
     size_t oldest;
     size_t under_way;
 } pulling;
 
 /** Sends what is collected of one kind to the device. */
-static wherry_status flush(pulling *p, int to_host, wherry_error *error) {
-    size_t count = p->run_count[to_host];
-    p->run_count[to_host] = 0;
-    return count ? wh_cuda_queue_copy(p->queues[p->turn], to_host ? WH_CUDA_WITH_PAGEABLE : WH_CUDA_ON_DEVICES,
-                                      p->runs[to_host], count, error)
+static wherry_status flush(pulling *p, int far, wherry_error *error) {
+    size_t count = p->run_count[far];
+    p->run_count[far] = 0;
+    return count ? wh_cuda_queue_copy(p->queues[p->turn], far ? WH_CUDA_WITH_PAGEABLE : WH_CUDA_ON_DEVICES,
+                                      p->runs[far], count, error)
                  : WHERRY_OK;
 }
 
@@ -72,7 +72,6 @@ static const wh_ipc_window *find_window(pulling *p, uint64_t address) {
 
 static wherry_status add_route(pulling *p, const wh_route *route, wherry_error *error) {
     wherry_status status = WHERRY_OK;
-    int to_host = route->device < 0;
     for (uint64_t done = 0, part; done < route->length && status == WHERRY_OK; done += part) {
         uint64_t from = route->from + done;
         const wh_ipc_window *window = find_window(p, from);
@@ -81,11 +80,12 @@ static wherry_status add_route(pulling *p, const wh_route *route, wherry_error *
                            p->end->site->peer, from);
         }
         part = wh_min(route->length - done, window->size - (from - window->base));
-        if (p->run_count[to_host] == RUNS) {
-            status = flush(p, to_host, error);
+        int far = !window->near || route->device != p->end->device; /* another device's, or the host's */
+        if (p->run_count[far] == RUNS) {
+            status = flush(p, far, error);
         }
         if (status == WHERRY_OK) {
-            p->runs[to_host][p->run_count[to_host]++] =
+            p->runs[far][p->run_count[far]++] =
                 (wh_cuda_run){window->data + (from - window->base), (char *)route->to + done, part};
         }
     }
@@ -115,8 +115,8 @@ static wherry_status begin(pulling *p, batch *b, wherry_error *error) {
     for (size_t i = 0; i < p->routes.count && status == WHERRY_OK; i++) {
         status = add_route(p, p->routes.items + i, error);
     }
-    for (int to_host = 0; to_host < 2 && status == WHERRY_OK; to_host++) {
-        status = flush(p, to_host, error);
+    for (int far = 0; far < 2 && status == WHERRY_OK; far++) {
+        status = flush(p, far, error);
     }
     if (status == WHERRY_OK) {
         b->queue = p->queues[p->turn];
