@@ -274,6 +274,9 @@ static wherry_status confirm(wh_receive *receive, wherry_error *error) {
     receive->done_at = wh_clock_now();
     receive->answer = 0;
     wh_point("receiver has all bytes");
+    if (receive->lane && receive->lane->traits & WH_LANE_ONE_SIDED) {
+        wh_receive_end_lane(receive); /* once it is told, the source may free what this side has open */
+    }
     wh_note done = {.type = WH_DONE, .epoch = receive->offer.epoch, .bytes = atomic_load(&receive->sink.moved)};
     wherry_status status = wh_receive_tell(receive, &done, error);
     wh_point("receiver said done");

@@ -289,8 +289,8 @@ wherry_status wh_receive_data(wh_receive *receive, wherry_error *error) {
 }
 
 void wh_receive_end_lane(wh_receive *receive) {
-    wh_transfer_describe(receive->lane, receive->end, &receive->stats);
-    if (receive->lane) {
+    if (receive->end) {
+        wh_transfer_describe(receive->lane, receive->end, &receive->stats);
         receive->lane->close(receive->end);
     }
     receive->end = NULL;

@@ -6,6 +6,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "base/point.h"
 #include "lane/cuda_ipc/cuda_ipc.h"
 #include "memory/memory.h"
 #include "support/build.h"
@@ -115,8 +116,18 @@ static void send_times(crowd_rank *self) {
     wherry_value_destroy(state);
 }
 
+/** What was open when this rank told the source that it is done, after which the source may free it. */
+static size_t open_when_done;
+
+static void look_when_done(const char *name) {
+    if (strcmp(name, "receiver said done") == 0) {
+        open_when_done = wh_ipc_open_count();
+    }
+}
+
 static void receive_times(crowd_rank *self) {
     wherry_error error;
+    wh_point_hook = look_when_done;
     wherry_value *target = make_state(self, 0);
     for (int i = 0; i < TIMES; i++) {
         wherry_value *received;
@@ -135,6 +146,8 @@ static void receive_times(crowd_rank *self) {
         size_t open = wh_ipc_open_count();
         crowd_check(self, i < TIMES - 1 ? open > 0 && open <= TENSORS + 1 : open == 0,
                     "%zu allocations are open after transfer %d", open, i);
+        crowd_check(self, open_when_done == open, "%zu allocations were open at the end of transfer %d, and %zu after it",
+                    open_when_done, i, open);
         wherry_value_destroy(received);
     }
     wherry_value_destroy(target);
