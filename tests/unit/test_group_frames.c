@@ -1,5 +1,7 @@
 /* The frames of a callback group, what becomes of blocks that are none, and of tables that fail. */
 #include <pthread.h>
+#include <signal.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <unistd.h>
 
@@ -491,6 +493,40 @@ static void test_stopped_sends(void **state) {
     }
 }
 
+static wherry_status (*hub_receive)(void *context, uint32_t timeout_ms, wherry_group_deliver_fn deliver, void *sink,
+                                    wherry_error *why);
+static atomic_uint reads;
+static atomic_uint open_reads; /* by a thread that a signal of the program may reach */
+
+static wherry_status look_and_receive(void *context, uint32_t timeout_ms, wherry_group_deliver_fn deliver, void *sink,
+                                      wherry_error *why) {
+    sigset_t blocked;
+    pthread_sigmask(SIG_BLOCK, NULL, &blocked);
+    atomic_fetch_add(&open_reads, !sigismember(&blocked, SIGINT) || !sigismember(&blocked, SIGALRM));
+    atomic_fetch_add(&reads, 1);
+    return hub_receive(context, timeout_ms, deliver, sink, why);
+}
+
+/** The thread that reads in the background takes none of the program's signals. */
+static void test_reader_takes_no_signals(void **state) {
+    (void)state;
+    table_hub_options options = {.flags = TABLE_HUB_ALL | WHERRY_GROUP_OPS_BACKGROUND};
+    table_hub *hub = table_hub_open(RANKS, &options);
+    wherry_group_ops ops;
+    wh_group *group;
+    void *context = table_hub_member(hub, 0, &ops);
+    hub_receive = ops.receive;
+    ops.receive = look_and_receive;
+    must(wh_callback_create(&ops, context, &group, &error));
+    for (wh_deadline end = soon(); !atomic_load(&reads) && !wh_deadline_passed(end);) {
+        usleep(1000);
+    }
+    wh_group_destroy(group);
+    table_hub_close(hub);
+    assert_true(atomic_load(&reads) > 0);
+    assert_int_equal(atomic_load(&open_reads), 0);
+}
+
 /** The Nth allocation fails, of a message there and back: an error, or a rank that is given up, and nothing is left over. */
 static void test_no_memory(void **state) {
     (void)state;
@@ -527,15 +563,25 @@ static void test_no_memory(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_frame),           cmocka_unit_test(test_assembly),
-        cmocka_unit_test(test_foreign_blocks),  cmocka_unit_test(test_unfinished),
-        cmocka_unit_test(test_too_long),        cmocka_unit_test(test_stale),
-        cmocka_unit_test(test_unaware),         cmocka_unit_test(test_fence),
-        cmocka_unit_test(test_former_is_told),  cmocka_unit_test(test_silent_death),
-        cmocka_unit_test(test_reported_death),  cmocka_unit_test(test_failing_send),
-        cmocka_unit_test(test_failing_receive), cmocka_unit_test(test_send_calls_no_service),
-        cmocka_unit_test(test_both_send_first), cmocka_unit_test(test_nobody_reads),
-        cmocka_unit_test(test_stopped_sends),   cmocka_unit_test(test_no_memory),
+        cmocka_unit_test(test_frame),
+        cmocka_unit_test(test_assembly),
+        cmocka_unit_test(test_foreign_blocks),
+        cmocka_unit_test(test_unfinished),
+        cmocka_unit_test(test_too_long),
+        cmocka_unit_test(test_stale),
+        cmocka_unit_test(test_unaware),
+        cmocka_unit_test(test_fence),
+        cmocka_unit_test(test_former_is_told),
+        cmocka_unit_test(test_silent_death),
+        cmocka_unit_test(test_reported_death),
+        cmocka_unit_test(test_failing_send),
+        cmocka_unit_test(test_failing_receive),
+        cmocka_unit_test(test_send_calls_no_service),
+        cmocka_unit_test(test_both_send_first),
+        cmocka_unit_test(test_nobody_reads),
+        cmocka_unit_test(test_stopped_sends),
+        cmocka_unit_test(test_no_memory),
+        cmocka_unit_test(test_reader_takes_no_signals),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

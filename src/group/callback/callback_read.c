@@ -4,6 +4,7 @@
 #include "base/alloc.h"
 #include "base/fail.h"
 #include "base/log.h"
+#include "base/thread.h"
 #include "base/wait.h"
 #include "group/callback/callback_internal.h"
 
@@ -226,7 +227,7 @@ static void *read_on(void *context) {
 }
 
 wherry_status wh_callback_start_reader(wh_callback *callback, wherry_error *error) {
-    int errnum = pthread_create(&callback->reader, NULL, read_on, callback);
+    int errnum = wh_thread_start(&callback->reader, read_on, callback);
     callback->has_reader = errnum == 0;
     return errnum == 0
                ? WHERRY_OK
