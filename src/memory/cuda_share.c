@@ -10,6 +10,13 @@ _Static_assert((int)WH_CUDA_HANDLE_BYTES == (int)WH_CU_IPC_BYTES, "a handle of t
 
 enum { READ_WRITE = 3 };
 
+/** Fills an error with an answer of the driver, under a status of one's own. */
+static wherry_status refuse(wherry_error *error, wherry_status status, int result, const char *doing) {
+    wherry_error reason;
+    wh_cuda_fail(&reason, result, doing);
+    return wh_fail(error, status, "%s", reason.message);
+}
+
 /* ---- the owner ---- */
 
 static wherry_status describe_plain(const wh_cuda_driver *driver, uint64_t address, wh_cuda_allocation *allocation,
@@ -21,8 +28,7 @@ static wherry_status describe_plain(const wh_cuda_driver *driver, uint64_t addre
         result = driver->ipc_get(&handle, allocation->base);
     }
     if (result != WH_CU_OK) {
-        wh_cuda_fail(error, result, "CUDA does not let other processes reach this memory");
-        return wh_fail(error, WHERRY_UNSUPPORTED, "%s", error ? error->message : "");
+        return refuse(error, WHERRY_UNSUPPORTED, result, "CUDA does not let other processes reach this memory");
     }
     allocation->size = size;
     memcpy(allocation->handle, handle.bytes, sizeof(allocation->handle));
@@ -46,8 +52,8 @@ static wherry_status describe_mapped(const wh_cuda_driver *driver, uint64_t addr
     }
     if (result != WH_CU_OK) {
         allocation->fd = -1;
-        wh_cuda_fail(error, result, "this memory was not allocated so that other processes may reach it");
-        return wh_fail(error, WHERRY_UNSUPPORTED, "%s", error ? error->message : "");
+        return refuse(error, WHERRY_UNSUPPORTED, result,
+                      "this memory was not allocated so that other processes may reach it");
     }
     allocation->size = size;
     return WHERRY_OK;
@@ -57,8 +63,6 @@ wherry_status wh_cuda_describe(const void *data, wh_cuda_allocation *allocation_
     const wh_cuda_driver *driver;
     wh_cuda_allocation allocation = {.fd = -1};
     uint64_t address = (uint64_t)(uintptr_t)data;
-    wherry_error own;
-    error = error ? error : &own;
     wherry_status status = wh_cuda_device_of(data, &allocation.device, error);
     if (status == WHERRY_OK) {
         status = wh_cuda_enter(allocation.device, &driver, error);
@@ -81,12 +85,6 @@ wherry_status wh_cuda_describe(const void *data, wh_cuda_allocation *allocation_
 
 /* ---- the others ---- */
 
-static wherry_status refuse(int result, const char *doing, wherry_error *error) {
-    wherry_error reason;
-    wh_cuda_fail(&reason, result, doing);
-    return wh_fail(error, WHERRY_REFUSED, "%s", reason.message);
-}
-
 /** What the driver says of the size of an allocation, from an address in it on; 0: nothing. */
 static uint64_t size_behind(const wh_cuda_driver *driver, uint64_t address) {
     uint64_t base = 0;
@@ -106,7 +104,7 @@ static wherry_status open_plain(const wh_cuda_driver *driver, const wh_cuda_allo
     memcpy(handle.bytes, allocation->handle, sizeof(handle.bytes));
     int result = driver->ipc_open(&address, handle, WH_CU_IPC_LAZY_PEER);
     if (result != WH_CU_OK) {
-        return refuse(result, "CUDA does not open the other process's memory", error);
+        return refuse(error, WHERRY_REFUSED, result, "CUDA does not open the other process's memory");
     }
     uint64_t size = size_behind(driver, address);
     if (size < allocation->size) {
@@ -143,7 +141,7 @@ static wherry_status open_mapped(const wh_cuda_driver *driver, const wh_cuda_all
     uint64_t address = 0;
     int result = driver->handle_import(&handle, (void *)(intptr_t)allocation->fd, WH_CU_HANDLE_FD);
     if (result != WH_CU_OK) {
-        return refuse(result, "CUDA does not take the other process's memory over", error);
+        return refuse(error, WHERRY_REFUSED, result, "CUDA does not take the other process's memory over");
     }
     result = driver->address_reserve(&address, allocation->size, 0, 0, 0);
     if (result == WH_CU_OK) {
@@ -154,7 +152,8 @@ static wherry_status open_mapped(const wh_cuda_driver *driver, const wh_cuda_all
     }
     driver->handle_release(handle); /* the mapping holds it */
     import->data = (void *)(uintptr_t)address;
-    return result == WH_CU_OK ? WHERRY_OK : refuse(result, "CUDA does not map the other process's memory", error);
+    return result == WH_CU_OK ? WHERRY_OK
+                              : refuse(error, WHERRY_REFUSED, result, "CUDA does not map the other process's memory");
 }
 
 wherry_status wh_cuda_open(const wh_cuda_allocation *allocation, int32_t device, wh_cuda_import *import_p,

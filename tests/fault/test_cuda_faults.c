@@ -4,6 +4,7 @@
 #include "conformance/hub_place.h"
 #include "conformance/sockets_place.h"
 #include "conformance/transfer_world.h"
+#include "memory/cuda_share.h"
 #include "memory/pinned.h"
 #include "support/device_memory.h"
 #include "support/device_state.h"
@@ -267,6 +268,19 @@ static void test_small_tensors_are_launches(void **state) {
     }
 }
 
+/** Memory that cannot be shared: the reason says what was wanted, and what the driver answered. */
+static void test_why_it_is_not_shared(void **state) {
+    (void)state;
+    wherry_storage *storage = build_device_storage(0, 4096, 1);
+    wh_cuda_allocation allocation;
+    setenv("FAKE_CUDA_NO_IPC", "1", 1);
+    must_fail(WHERRY_UNSUPPORTED, error, wh_cuda_describe(wherry_storage_data(storage), &allocation, &error));
+    unsetenv("FAKE_CUDA_NO_IPC");
+    assert_non_null(strstr(error.message, "does not let other processes reach this memory"));
+    assert_non_null(strstr(error.message, "(801)"));
+    wherry_storage_unref(storage);
+}
+
 int main(void) {
     static const wh_group_kind local = {"local", wh_open_local_place, wh_join_local_place, wh_close_local_place};
     ferry_kind = &local;
@@ -280,7 +294,7 @@ int main(void) {
         cmocka_unit_test(test_small_tensors_are_launches), cmocka_unit_test(test_memory_is_bounded),
         cmocka_unit_test(test_work_on_the_callers_stream), cmocka_unit_test(test_a_stream_that_is_given),
         cmocka_unit_test(test_a_context_that_breaks),      cmocka_unit_test(test_each_call_fails_staged),
-        cmocka_unit_test(test_each_call_fails_straight),
+        cmocka_unit_test(test_each_call_fails_straight),   cmocka_unit_test(test_why_it_is_not_shared),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

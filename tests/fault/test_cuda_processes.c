@@ -329,9 +329,25 @@ static wherry_value *mapped_state(crowd_rank *self, uint8_t seed) {
     return state;
 }
 
+/** A driver that does not let mappings out: the reason says so, and what it answered. */
+static void check_refusal(crowd_rank *self, const wherry_value *state) {
+    const void *data = wherry_storage_data(wherry_tensor_get(wherry_sequence_at(state, 0))->storage);
+    wh_cuda_allocation allocation;
+    wherry_error error;
+    if (!fake_driver_find().shadow) {
+        return; /* a real one does not on demand */
+    }
+    setenv("FAKE_CUDA_NO_IPC", "1", 1);
+    crowd_check(self, wh_cuda_describe(data, &allocation, &error) == WHERRY_UNSUPPORTED, "it was described");
+    unsetenv("FAKE_CUDA_NO_IPC");
+    crowd_check(self, strstr(error.message, "was not allocated so that") && strstr(error.message, "(801)"),
+                "the reason is \"%s\"", error.message);
+}
+
 static void send_mapped(crowd_rank *self) {
     wherry_error error;
     wherry_value *state = mapped_state(self, 90);
+    check_refusal(self, state);
     for (int i = 0; i < 2; i++) {
         wherry_transfer_options options = crowd_options(i ? "ring" : "cuda_ipc");
         crowd_must(self,
