@@ -349,6 +349,70 @@ static void test_same_host(void **state) {
     ferry_close(&world);
 }
 
+/** Two ends of the lane in this process, over a communicator of their own. */
+static void connect_ends(const wh_lane_site sites[2], wh_lane_end *ends[2]) {
+    wh_string offer = {0};
+    wh_string request = {0};
+    bool flag = false;
+    must(wh_lane_nccl.offer(sites, &offer, &error));
+    must_fail(WHERRY_REFUSED, error,
+              wh_lane_nccl.probe(sites + 1, offer.bytes, offer.size, &request, &flag, ends + 1, &error));
+    assert_true(flag);
+    must(wh_lane_nccl.assist(sites, request.bytes, request.size, &error));
+    request.size = 0;
+    must(wh_lane_nccl.probe(sites + 1, offer.bytes, offer.size, &request, &flag, ends + 1, &error));
+    must(wh_lane_nccl.accept(sites, request.bytes, request.size, &flag, ends, &error));
+    wh_free(offer.bytes);
+    wh_free(request.bytes);
+}
+
+/** A feed of which a stop leaves no more than its first chunk. */
+typedef struct short_feed {
+    wh_stop stop;
+    void *data;
+    uint64_t given;
+} short_feed;
+
+static bool next_of_short(void *context, uint64_t *chunk_p) {
+    short_feed *feed = context;
+    *chunk_p = 0;
+    if (feed->given++) {
+        wh_stop_request(&feed->stop);
+    }
+    return feed->given == 1;
+}
+
+static wherry_status gather_short(void *context, uint64_t chunk, wh_segments *segments, wherry_error *why) {
+    (void)chunk, (void)why;
+    wh_segments_clear(segments);
+    assert_true(wh_segments_add(segments, ((short_feed *)context)->data, 1000));
+    return WHERRY_OK;
+}
+
+/** A stop while a message is put together: it is shorter than the receiver's, and not sent. */
+static void test_stopped_message(void **state) {
+    (void)state;
+    wh_nccl_forget();
+    wherry_storage *storage = build_device_storage(0, 4096, 1);
+    short_feed feed = {.data = wherry_storage_data(storage)};
+    must(wh_stop_init(&feed.stop, &error));
+    wh_lane_site common = {.tag = 5, .no_progress_ms = SOON_MS, .stop = &feed.stop, .ordered = true};
+    common.deadline = wh_deadline_in_ms(SOON_MS);
+    wh_lane_site sites[] = {common, common};
+    sites[0].peer = 1;
+    wh_lane_end *ends[2];
+    connect_ends(sites, ends);
+    wh_feed face = {.context = &feed, .next = next_of_short, .gather = gather_short};
+    nccl.fail_at(0, 0);
+    must_fail(WHERRY_CANCELLED, error, wh_lane_nccl.push(ends[0], 0, &face, &error));
+    assert_int_equal(nccl.calls(), 1); /* whether it is ready, and nothing more */
+    wh_lane_nccl.close(ends[0]);
+    wh_lane_nccl.close(ends[1]);
+    wh_nccl_forget();
+    wh_stop_destroy(&feed.stop);
+    wherry_storage_unref(storage);
+}
+
 /** Offers and requests that are cut off, or say what cannot be. */
 static void test_hostile_words(void **state) {
     (void)state;
@@ -427,12 +491,19 @@ int main(void) {
     ferry_lane = "nccl";
     wherry_log_set_level(WHERRY_LOG_OFF);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_kept),          cmocka_unit_test(test_kept_by_one),
-        cmocka_unit_test(test_memory),        cmocka_unit_test(test_every_call_fails),
-        cmocka_unit_test(test_driver_fails),  cmocka_unit_test(test_refused),
-        cmocka_unit_test(test_deaf),          cmocka_unit_test(test_stalled),
-        cmocka_unit_test(test_cancelled),     cmocka_unit_test(test_same_host),
-        cmocka_unit_test(test_hostile_words), cmocka_unit_test(test_hostile_receiver),
+        cmocka_unit_test(test_kept),
+        cmocka_unit_test(test_kept_by_one),
+        cmocka_unit_test(test_memory),
+        cmocka_unit_test(test_every_call_fails),
+        cmocka_unit_test(test_driver_fails),
+        cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_deaf),
+        cmocka_unit_test(test_stalled),
+        cmocka_unit_test(test_cancelled),
+        cmocka_unit_test(test_same_host),
+        cmocka_unit_test(test_hostile_words),
+        cmocka_unit_test(test_hostile_receiver),
+        cmocka_unit_test(test_stopped_message),
     };
     int failed = cmocka_run_group_tests(tests, NULL, NULL);
     wh_nccl_forget();

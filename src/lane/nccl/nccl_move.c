@@ -304,15 +304,15 @@ static wherry_status move_round(moving *m, wherry_error *error) {
         message *one = m->messages + (m->oldest + m->under_way) % UNDER_WAY;
         status = m->sink ? collect_from_sink(m, one, error) : collect_from_feed(m, one, error);
         more = one->bytes > 0;
+        if (status == WHERRY_OK && wh_stop_requested(m->end->site->stop)) {
+            status = wh_site_cancelled(error); /* the message, or the round, may be shorter for that than the peer's */
+        }
         if (status == WHERRY_OK && more) {
             status = m->sink ? receive_message(m, one, error) : send_message(m, one, error);
         }
         if (status == WHERRY_OK && m->under_way == UNDER_WAY) {
             status = end_oldest(m, error);
         }
-    }
-    if (status == WHERRY_OK && wh_stop_requested(m->end->site->stop)) {
-        status = wh_site_cancelled(error);
     }
     return status == WHERRY_OK ? end_all(m, error) : status;
 }
