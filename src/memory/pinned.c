@@ -44,17 +44,25 @@ static size_t real_size(size_t size) {
     return size < WH_PINNED_BLOCK ? WH_PINNED_BLOCK : size;
 }
 
+/** One that is kept, or room for a new one. @return false: there is neither. */
+static bool claim(size_t size, void **block_p) {
+    pthread_mutex_lock(&lock);
+    *block_p = size == WH_PINNED_BLOCK && kept_count ? kept[--kept_count] : NULL;
+    bool fits = *block_p || bytes + size <= most_bytes();
+    bytes += *block_p || !fits ? 0 : size;
+    pthread_mutex_unlock(&lock);
+    return fits;
+}
+
 wherry_status wh_pinned_take(size_t size, void **block_p, wherry_error *error) {
     size = real_size(size);
     void *block = NULL;
-    pthread_mutex_lock(&lock);
-    if (size == WH_PINNED_BLOCK && kept_count) {
-        block = kept[--kept_count];
+    bool claimed = claim(size, &block);
+    if (!claimed && size > WH_PINNED_BLOCK) {
+        wh_pinned_trim(); /* those that are kept are of no use for it */
+        claimed = claim(size, &block);
     }
-    bool full = !block && bytes + size > most_bytes();
-    bytes += block || full ? 0 : size;
-    pthread_mutex_unlock(&lock);
-    if (full) {
+    if (!claimed) {
         return wh_fail(error, WHERRY_LIMIT, "all memory that may be pinned is in use; WHERRY_PINNED_MIB says how much");
     }
     wherry_status status = block ? WHERRY_OK : pin(size, &block, error);

@@ -216,6 +216,13 @@ static void test_pinned(void **state) {
     wh_pinned_trim();
     must(wh_pinned_take(8 << 20, &large, &error));
     wh_pinned_give(large, 8 << 20);
+    must(wh_pinned_take(1, &one, &error));
+    must(wh_pinned_take(1, &two, &error));
+    must_fail(WHERRY_LIMIT, error, wh_pinned_take(8 << 20, &large, &error));
+    wh_pinned_give(two, 1);
+    wh_pinned_give(one, 1);
+    must(wh_pinned_take(8 << 20, &large, &error)); /* those that are kept give way */
+    wh_pinned_give(large, 8 << 20);
     unsetenv("WHERRY_PINNED_MIB");
     must(wh_cuda_await_stream(NULL, 1, NULL, wh_deadline_in_ms(5000), &error));
 }
