@@ -1,5 +1,5 @@
 /**
- * @file wherry/trace.h  What a receive does when: its phases, and each range of bytes by the thread that moved it. For pictures of a transfer;
+ * @file wherry/trace.h  What a receive does when: its phases, and each range of bytes, by the thread that saw it land. For pictures of a transfer;
  * `wherry fetch --trace` writes one for chrome://tracing and Perfetto. All since 0.1.
  */
 #ifndef WHERRY_TRACE_H
@@ -25,12 +25,12 @@ typedef struct wherry_trace_event {
     uint64_t chunk;    /**< Of a range: its number. WHERRY_TRACE_PHASE: it is a phase. */
     uint64_t bytes;    /**< Of a range: in it. */
     int32_t peer;      /**< The source's rank. */
-    uint32_t thread;   /**< The system's number of the thread that did it. */
+    uint32_t thread;   /**< The system's number of the thread that tells it. */
 } wherry_trace_event;
 
 /**
- * Told of each range when it has landed, by the thread that moved it, several at once, and of each phase when the receive ends. It must be quick, and must not call
- * the library.
+ * Told of each range when it has landed where it belongs, and of each phase when the receive ends. Ranges are told by the threads that move them, several at
+ * once; one that goes to a device is told by the first of them that finds it there. It must be quick, and must not call the library.
  */
 typedef void (*wherry_trace_fn)(void *context, const wherry_trace_event *event);
 

@@ -57,7 +57,6 @@ typedef struct wh_landing {
     void *scratch;        /**< For bytes that have no place of their own; the sink's. */
     size_t scratch_bytes; /**< How much room there is. */
     bool staged;          /**< The whole chunk lands in scratch, and is placed from there when it is closed. */
-    uint64_t opened;      /**< The sink's: when. */
     void *slot;           /**< The sink's: the whole chunk lands there, and goes to a device when it is closed. */
 } wh_landing;
 

@@ -33,12 +33,21 @@ static bool reserve_digests(wh_chunk_sink *sink) {
     return sink->landed && sink->claimed && sink->has_claim;
 }
 
+static bool reserve_moments(wh_chunk_sink *sink) {
+    if (!sink->opened && wh_trace_now(sink->trace)) {
+        sink->opened = wh_alloc_zeroed(sink->wanted.total, sizeof(*sink->opened));
+        return sink->opened != NULL;
+    }
+    return true;
+}
+
 bool wh_chunk_sink_begin(wh_chunk_sink *sink, const wherry_interval *intervals, size_t count, bool verify,
                          bool in_band) {
     sink->verify = verify;
     sink->in_band = in_band;
     wh_chunk_list_destroy(&sink->round);
-    if (!wh_chunk_list_init(&sink->round, intervals, count) || (verify && !reserve_digests(sink))) {
+    if (!wh_chunk_list_init(&sink->round, intervals, count) || (verify && !reserve_digests(sink)) ||
+        !reserve_moments(sink)) {
         return false;
     }
     for (uint64_t i = 0; i < sink->round.total; i++) {
@@ -59,6 +68,7 @@ void wh_chunk_sink_destroy(wh_chunk_sink *sink) {
     wh_free(sink->landed);
     wh_free(sink->claimed);
     wh_free(sink->has_claim);
+    wh_free(sink->opened);
 }
 
 static bool sink_next(void *context, uint64_t *chunk_p) {
@@ -135,12 +145,22 @@ wherry_status wh_chunk_sink_admit(wh_chunk_sink *sink, uint64_t chunk, wherry_er
         return wh_fail(error, WHERRY_MALFORMED, "chunk %" PRIu64 " came, which is not awaited", chunk);
     }
     atomic_store_explicit(&sink->current, chunk, memory_order_relaxed);
+    if (sink->opened) {
+        sink->opened[place] = wh_trace_now(sink->trace);
+    }
     wh_point("receiver opened a chunk");
     return WHERRY_OK;
 }
 
 void wh_chunk_sink_note(wh_chunk_sink *sink, uint64_t chunk, wh_chunk_state state) {
-    atomic_store(sink->states + wh_chunk_list_find(&sink->wanted, chunk), (unsigned char)state);
+    uint64_t place = wh_chunk_list_find(&sink->wanted, chunk);
+    atomic_store(sink->states + place, (unsigned char)state);
+    if (sink->opened) {
+        uint64_t begin;
+        uint64_t length;
+        wherry_prepared_chunk(wherry_plan_prepared(sink->plan), chunk, &begin, &length);
+        wh_trace_range(sink->trace, sink->opened[place], chunk, length);
+    }
     wh_point("receiver closed a chunk");
 }
 
@@ -155,7 +175,6 @@ static wherry_status sink_open(void *context, uint64_t chunk, wh_landing *landin
     wherry_prepared_chunk(wherry_plan_prepared(sink->plan), chunk, &begin, &length);
     landing->chunk = chunk;
     landing->slot = NULL;
-    landing->opened = wh_trace_now(sink->trace);
     if (wh_chunk_sink_goes_to_device(sink, chunk)) {
         return wh_chunk_sink_open_slot(sink, length, landing, error);
     }
@@ -172,7 +191,6 @@ static wherry_status sink_close(void *context, wh_landing *landing, const wh_dig
         sink->landed[wh_chunk_list_find(&sink->wanted, landing->chunk)] = *digest;
     }
     wherry_status status = WHERRY_OK;
-    uint64_t bytes = landing->segments.bytes;
     if (landing->slot) {
         status = wh_chunk_sink_close_slot(sink, landing, state, error);
     } else {
@@ -181,7 +199,6 @@ static wherry_status sink_close(void *context, wh_landing *landing, const wh_dig
         }
         wh_chunk_sink_note(sink, landing->chunk, state);
     }
-    wh_trace_range(sink->trace, landing->opened, landing->chunk, bytes);
     if (sink->tick && !sink->tick(sink->tick_context)) {
         status = wh_fail(error, WHERRY_CANCELLED, "the transfer was ended");
     }

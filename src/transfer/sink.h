@@ -53,7 +53,8 @@ typedef struct wh_chunk_sink {
     wh_slot **flying_end;     /**< and where the next is linked. */
     wh_tick_fn tick;
     void *tick_context;
-    const wh_trace *trace; /**< Told of each chunk; NULL: nobody is. */
+    const wh_trace *trace; /**< Told of each chunk, once it is known what became of it; NULL: nobody is. */
+    uint64_t *opened;      /**< Where somebody is told: when each was, by place in `wanted`. */
 } wh_chunk_sink;
 
 /**

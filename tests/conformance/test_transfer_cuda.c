@@ -1,4 +1,5 @@
 /* Sending and receiving memory of CUDA devices over each lane: test_transfer_cuda LANE. On a real device where there is, else on the fake driver. */
+#include <stdatomic.h>
 #include <stdio.h>
 #include <unistd.h>
 
@@ -218,6 +219,52 @@ static void test_other_strides(void **state) {
     ferry_close(&world);
 }
 
+enum { CHUNKS_MAX = 64 };
+
+/** What a trace has told. Several threads tell. */
+typedef struct traced {
+    atomic_uint seen[CHUNKS_MAX];
+    _Atomic uint64_t bytes;
+    atomic_uint strange;
+} traced;
+
+static void note_range(void *context, const wherry_trace_event *event) {
+    traced *t = context;
+    if (event->chunk == WHERRY_TRACE_PHASE) {
+        return;
+    }
+    bool fine = event->chunk < CHUNKS_MAX && event->begin_ns && event->end_ns >= event->begin_ns &&
+                strcmp(event->lane, device_lane) == 0;
+    atomic_fetch_add(&t->strange, !fine);
+    atomic_fetch_add(&t->bytes, event->bytes);
+    atomic_fetch_add(t->seen + event->chunk % CHUNKS_MAX, 1);
+}
+
+/** A trace has each range once, whichever way it came. */
+static void test_trace(void **state) {
+    (void)state;
+    ferry_world world = ferry_open();
+    wherry_value *host = large_state(3);
+    wherry_value *source = large_state(3);
+    traced t = {.bytes = 0};
+    move_state(source, all_on_device);
+    ferry_call calls[] = {ferry_send(&world, 0, 1, source), ferry_receive(&world, 1, 0)};
+    calls[1].options.verify = WHERRY_VERIFY_OFF;
+    calls[1].options.trace = note_range;
+    calls[1].options.trace_context = &t;
+    ferry_run(calls, 2);
+    ferry_expect_ok(calls);
+    expect_received(calls + 1, host);
+    assert_int_equal(atomic_load(&t.strange), 0);
+    assert_int_equal(atomic_load(&t.bytes), calls[1].stats.bytes_wanted);
+    for (uint64_t i = 0; i < CHUNKS_MAX; i++) {
+        assert_int_equal(atomic_load(t.seen + i), i < calls[1].stats.chunks);
+    }
+    wherry_value_destroy(source);
+    wherry_value_destroy(host);
+    ferry_close(&world);
+}
+
 /** With no memory that may be pinned, everything goes by plain memory. */
 static void test_nothing_pinned(void **state) {
     setenv("WHERRY_PINNED_MIB", "0", 1);
@@ -245,9 +292,14 @@ int main(int count, char **arguments) {
     is_straight = strcmp(device_lane, "cuda_ipc") == 0 || strcmp(device_lane, "nccl") == 0;
     wherry_log_set_level(WHERRY_LOG_OFF);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_large_state),      cmocka_unit_test(test_mixed_state),
-        cmocka_unit_test(test_to_other_devices), cmocka_unit_test(test_other_strides),
-        cmocka_unit_test(test_nothing_pinned),   cmocka_unit_test(test_random_states),
+        cmocka_unit_test(test_large_state),
+        cmocka_unit_test(test_mixed_state),
+        cmocka_unit_test(test_to_other_devices),
+        cmocka_unit_test(test_other_strides),
+        cmocka_unit_test(test_nothing_pinned),
+        cmocka_unit_test(test_random_states),
+        cmocka_unit_test(test_trace),
+
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

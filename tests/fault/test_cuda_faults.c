@@ -1,4 +1,5 @@
 /* What the fake driver can do and a real one will not on demand: each call failing in turn, work that does not end, a context that breaks, a count of memory. */
+#include <stdatomic.h>
 #include <stdlib.h>
 
 #include "conformance/hub_place.h"
@@ -268,6 +269,57 @@ static void test_small_tensors_are_launches(void **state) {
     }
 }
 
+enum { TRACED_BYTES = 21 << 20, TRACED_CHUNK = 4 << 20 };
+
+/** Where a traced receive writes, and what was not there when it was told of. */
+typedef struct watched {
+    const uint8_t *bytes; /**< As the device has them. */
+    atomic_uint told;
+    atomic_uint early;
+} watched;
+
+static void look_at_range(void *context, const wherry_trace_event *event) {
+    watched *w = context;
+    if (event->chunk == WHERRY_TRACE_PHASE) {
+        return;
+    }
+    uint64_t last = event->chunk * TRACED_CHUNK + event->bytes - 1;
+    atomic_fetch_add(&w->told, 1);
+    atomic_fetch_add(&w->early, w->bytes[last] != (uint8_t)(3 + 7 * last));
+}
+
+/** A trace tells of a range when its bytes are on the device, and not when they are on their way there. */
+static void test_traced_bytes_are_there(void **state) {
+    (void)state;
+    static const char *const lanes[] = {"stream", "cuda_ipc"};
+    setenv("FAKE_CUDA_DELAY_US", "20000", 1);
+    for (size_t i = 0; i < 2; i++) {
+        ferry_lane = lanes[i];
+        ferry_world world = ferry_open();
+        wherry_value *source = ferry_tensor(TRACED_BYTES, 3);
+        wherry_value *target = ferry_tensor(TRACED_BYTES, 9);
+        move_state(source, on_device);
+        move_state(target, on_device);
+        watched w = {fake.shadow(wherry_storage_data(wherry_tensor_get(wherry_dict_get(target, "w"))->storage)), 0, 0};
+        ferry_call calls[] = {ferry_send(&world, 0, 1, source), ferry_receive(&world, 1, 0)};
+        calls[1].options.target = ferry_target;
+        calls[1].options.target_context = target;
+        calls[1].options.verify = WHERRY_VERIFY_OFF;
+        calls[1].options.trace = look_at_range;
+        calls[1].options.trace_context = &w;
+        ferry_run(calls, 2);
+        ferry_expect_ok(calls);
+        ferry_expect_ok(calls + 1);
+        assert_int_equal(atomic_load(&w.told), calls[1].stats.chunks);
+        assert_int_equal(atomic_load(&w.early), 0);
+        wherry_value_destroy(calls[1].received);
+        wherry_value_destroy(target);
+        wherry_value_destroy(source);
+        ferry_close(&world);
+    }
+    unsetenv("FAKE_CUDA_DELAY_US");
+}
+
 /** Memory that cannot be shared: the reason says what was wanted, and what the driver answered. */
 static void test_why_it_is_not_shared(void **state) {
     (void)state;
@@ -295,6 +347,7 @@ int main(void) {
         cmocka_unit_test(test_work_on_the_callers_stream), cmocka_unit_test(test_a_stream_that_is_given),
         cmocka_unit_test(test_a_context_that_breaks),      cmocka_unit_test(test_each_call_fails_staged),
         cmocka_unit_test(test_each_call_fails_straight),   cmocka_unit_test(test_why_it_is_not_shared),
+        cmocka_unit_test(test_traced_bytes_are_there),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
