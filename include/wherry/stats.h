@@ -36,7 +36,7 @@ typedef struct wherry_stats {
     uint64_t messages;                     /**< Control messages of this side. */
     uint32_t workers;                      /**< Threads that moved bytes on this side. */
     uint32_t verified;                     /**< 1 where digests were checked. */
-    char lane[WHERRY_LANE_NAME_MAX];       /**< The lane that was taken; "" where no byte had to move. */
+    char lane[WHERRY_LANE_NAME_MAX];       /**< That was taken; "cma+cuda_ipc": by two; "" where no byte had to move. */
     char reasons[WHERRY_LANE_REASONS_MAX]; /**< Why others were not: "cma: Operation not permitted ...; ring: ...". */
     char detail
         [WHERRY_LANE_DETAIL_MAX]; /**< How the lane took the bytes, where its name does not say all: "UCX 1.13.1 over tcp/eth0". */

@@ -280,7 +280,10 @@ static wherry_status refuse_lane(wh_destination *destination, wherry_status stat
     wh_destination_note_lane(destination, destination->lane, reason->message);
     wh_note note = {.type = WH_REFUSE_LANE};
     wh_note_reason(&note, status, reason);
+    char detail[WHERRY_LANE_DETAIL_MAX]; /* of the lane before, where there was one: this one has moved nothing */
+    memcpy(detail, destination->outcome.stats.detail, sizeof(detail));
     wh_destination_end_lane(destination);
+    memcpy(destination->outcome.stats.detail, detail, sizeof(detail));
     destination->lane = NULL;
     destination->accepting = false;
     destination->state = WH_DESTINATION_OFFERED;

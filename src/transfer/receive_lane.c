@@ -255,8 +255,7 @@ static void note_lane(wh_receive *receive) {
 
 static wherry_status move_leg(wh_receive *receive, wherry_error *error) {
     size_t next = 0;
-    char before[WHERRY_LANE_NAME_MAX];
-    memcpy(before, receive->stats.lane, sizeof(before));
+    wherry_stats before = receive->stats;
     for (;; next++) {
         receive->answer = 0;
         wherry_status status = choose(receive, &next, error);
@@ -271,8 +270,9 @@ static wherry_status move_leg(wh_receive *receive, wherry_error *error) {
         if (status == WHERRY_OK || receive->answer != WH_REFUSE_LANE) {
             return status;
         }
-        memcpy(receive->stats.lane, before, sizeof(before));
         wh_receive_end_lane(receive);
+        memcpy(receive->stats.lane, before.lane, sizeof(before.lane));
+        memcpy(receive->stats.detail, before.detail, sizeof(before.detail));
         note_refusal(receive, receive->lane, &receive->reason);
     }
 }

@@ -159,9 +159,10 @@ double wh_seconds(uint64_t from, uint64_t to) {
 
 void wh_transfer_describe(const wh_lane_ops *lane, const wh_lane_end *end, wherry_stats *stats) {
     wh_string text = {0};
-    if (lane && lane->describe && end) {
-        lane->describe(end, &text);
+    if (!lane || !lane->describe || !end) {
+        return;
     }
+    lane->describe(end, &text);
     snprintf(stats->detail, sizeof(stats->detail), "%s", text.bytes && !text.failed ? text.bytes : "");
     wh_free(text.bytes);
 }

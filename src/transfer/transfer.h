@@ -42,7 +42,7 @@ bool wh_transfer_cancelled(void *transfer);
 wherry_status wh_transfer_tell(wh_transfer *transfer, int32_t rank, uint64_t tag, const wh_note *note,
                                wh_deadline deadline, wherry_error *error);
 
-/** Notes in the figures how a lane takes the bytes, and what there is to say about that. No worker is at work. */
+/** Notes in the figures how a lane takes the bytes; where its name says all, they stay as they are. No worker is at work. */
 void wh_transfer_describe(const wh_lane_ops *lane, const wh_lane_end *end, wherry_stats *stats);
 
 /** When a loop looks at everything again: soon, or at the deadline. */

@@ -3,6 +3,7 @@
 #include <stdio.h>
 #include <unistd.h>
 
+#include "base/fail.h"
 #include "conformance/hub_place.h"
 #include "conformance/sockets_place.h"
 #include "conformance/transfer_world.h"
@@ -219,6 +220,58 @@ static void test_other_strides(void **state) {
     ferry_close(&world);
 }
 
+static void say_how(const wh_lane_end *end, wh_string *text) {
+    (void)end;
+    wh_string_format(text, "as told");
+}
+
+static wherry_status refuse(const wh_lane_site *site, const void *bytes, size_t size, bool *ready_p,
+                            wh_lane_end **end_p, wherry_error *why) {
+    (void)site, (void)bytes, (void)size, (void)ready_p, (void)end_p;
+    return wh_fail(why, WHERRY_REFUSED, "not by this one");
+}
+
+/** What the lane of the host's memory has to say stays, where that of the devices' says nothing; what one says that is refused after all does not. */
+static void test_detail(void **state) {
+    (void)state;
+    static wh_lane_ops told;
+    static const wh_lane_ops *const lanes[] = {&told,        &wh_lane_cuda_ipc, &wh_lane_nccl,  &wh_lane_ring,
+                                               &wh_lane_ucx, &wh_lane_blocks,   &wh_lane_stream};
+    told = wh_lane_stream;
+    told.name = "told";
+    told.traits &= ~(uint32_t)WH_LANE_STAGES; /* so that the devices' goes by the other */
+    told.describe = say_how;
+    ferry_world world = ferry_open();
+    for (int32_t rank = 0; rank < 2; rank++) {
+        wherry_transport_destroy(world.transports[rank]);
+        must(wh_transport_create(world.groups[rank], 0, lanes, sizeof(lanes) / sizeof(*lanes), world.transports + rank,
+                                 &error));
+    }
+    wherry_value *source = large_state(5);
+    move_state(source, here_and_there);
+    for (int refused = 0; refused < 2; refused++) {
+        char order[64];
+        snprintf(order, sizeof(order), "told,%s", refused ? "stream" : device_lane);
+        told.accept = refused ? refuse : told.accept;
+        ferry_call calls[] = {ferry_send(&world, 0, 1, source), ferry_receive(&world, 1, 0)};
+        calls[0].options.lanes = calls[1].options.lanes = order;
+        calls[1].options.verify = WHERRY_VERIFY_OFF;
+        ferry_run(calls, 2);
+        ferry_expect_ok(calls);
+        ferry_expect_ok(calls + 1);
+        const wherry_stats *sides[] = {&calls[0].outcomes[0].stats, &calls[1].stats};
+        for (int i = 0; i < 2; i++) {
+            assert_int_equal(strncmp(sides[i]->lane, refused ? "stream" : "told+", 5), 0);
+            if (refused || strcmp(device_lane, "ucx") != 0) { /* which has something to say itself */
+                assert_string_equal(sides[i]->detail, refused ? "" : "as told");
+            }
+        }
+        wherry_value_destroy(calls[1].received);
+    }
+    wherry_value_destroy(source);
+    ferry_close(&world);
+}
+
 enum { CHUNKS_MAX = 64 };
 
 /** What a trace has told. Several threads tell. */
@@ -299,7 +352,7 @@ int main(int count, char **arguments) {
         cmocka_unit_test(test_nothing_pinned),
         cmocka_unit_test(test_random_states),
         cmocka_unit_test(test_trace),
-
+        cmocka_unit_test(test_detail),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
