@@ -1,6 +1,6 @@
 /*
  * The kernel that copies many runs in one launch: a block of threads a run. scripts/make-kernel compiles it to cuda_copy_ptx.h, which the library embeds, and
- * the driver translates that for the device it has. Runs are 1 byte to 1 MiB long; the caller cuts longer ones.
+ * the driver translates that for the device it has. Runs are 1 byte to 128 KiB long; the caller cuts longer ones.
  *
  * 16 bytes a thread and four of them under way at once keep the memory of a large device busy; where the two sides do not lie alike, smaller words do.
  */

@@ -15,7 +15,7 @@ typedef struct wh_memory_ops {
 
     /**
      * Zeroed memory for a tensor's bytes; pages come when they are touched. nbytes is at least 1.
-     * @return WHERRY_OK; WHERRY_NO_MEMORY. Never blocks. Any thread.
+     * @return WHERRY_OK; WHERRY_NO_MEMORY; of a device also WHERRY_SYSTEM. Blocks as long as the system or the driver takes. Any thread.
      */
     wherry_status (*allocate)(uint64_t nbytes, wherry_device device, void **data_p, wherry_error *error);
 
