@@ -131,8 +131,7 @@ static void sort_moves(wherry_plan *plan) {
     plan->move_count = kept + 1;
 }
 
-/** Adds chunks first .. last, none of which lies before what was added last begins. */
-static bool add_chunks(wh_intervals *intervals, uint64_t first, uint64_t last) {
+bool wh_intervals_add(wh_intervals *intervals, uint64_t first, uint64_t last) {
     if (intervals->count) {
         wherry_interval *before = intervals->items + intervals->count - 1;
         uint64_t behind = before->first + before->count;
@@ -178,12 +177,12 @@ bool wh_plan_finish_moves(wherry_plan *plan) {
             chunk_end = wh_space_chunk_begin(space, first + 1);
         }
         uint64_t last = move->end <= chunk_end ? first : wh_space_chunk_of(space, move->end - 1);
-        bool ok = add_chunks(&plan->wanted, first, last);
+        bool ok = wh_intervals_add(&plan->wanted, first, last);
         if (move->copy.level_count) {
-            ok = ok && add_chunks(&plan->tangled, first, last);
+            ok = ok && wh_intervals_add(&plan->tangled, first, last);
         } else if (move->copy.from < reach) {
             uint64_t shared = move->end < reach ? move->end : reach;
-            ok = ok && add_chunks(&plan->tangled, first, wh_space_chunk_of(space, shared - 1));
+            ok = ok && wh_intervals_add(&plan->tangled, first, wh_space_chunk_of(space, shared - 1));
         }
         if (!ok) {
             return false;

@@ -18,6 +18,7 @@ typedef struct wh_move {
     wherry_storage *storage;
 } wh_move;
 
+/** Chunks by number. Starts as {0}; `items` is freed by wh_free. */
 typedef struct wh_intervals {
     wherry_interval *items;
     size_t count;
@@ -76,6 +77,9 @@ uint64_t wh_plan_moved_bytes(const wherry_plan *plan);
 
 /** Sorts the moves and finds the chunks; nothing is added afterwards. @return false where there is no memory. */
 bool wh_plan_finish_moves(wherry_plan *plan);
+
+/** Adds chunks first .. last, none of which lies before what was added last begins. @return false where there is no memory. */
+bool wh_intervals_add(wh_intervals *intervals, uint64_t first, uint64_t last);
 
 /** Whether a chunk is in one of the intervals. */
 bool wh_intervals_have(const wh_intervals *intervals, uint64_t chunk);

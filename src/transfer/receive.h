@@ -83,6 +83,14 @@ wherry_status wh_receive_compare(wh_receive *receive, wherry_error *error);
 /** Takes a message if one comes until the deadline, tells how far it is, and looks whether anything gets on. */
 wherry_status wh_receive_look_around(wh_receive *receive, wh_deadline deadline, wherry_error *error);
 
+/**
+ * Has a crew at work on the receive, and looks around until `is_over` says so, or something ends the receive; then a crew that is still at work is stopped.
+ * @param result_p  what the crew came to, with its error where nothing else ended the receive.
+ * @return WHERRY_OK; as wh_crew_start; as wh_receive_look_around.
+ */
+wherry_status wh_receive_run_crew(wh_receive *receive, uint32_t workers, wh_work_fn work,
+                                  bool (*is_over)(wh_receive *receive), wherry_status *result_p, wherry_error *error);
+
 /** Makes the wanted chunks of host memory, or those of devices, ->leg. @return false where there is no memory. */
 bool wh_receive_make_leg(wh_receive *receive, bool device);
 

@@ -6,6 +6,7 @@
 #include "base/fail.h"
 #include "base/log.h"
 #include "base/point.h"
+#include "plan/plan.h"
 #include "transfer/receive.h"
 
 /** The bytes of a chunk, put together from where they would land. Belongs to one worker, which reuses it. */
@@ -98,90 +99,62 @@ static wherry_status ask_digests(wh_receive *receive, wherry_error *error) {
     return status;
 }
 
-static bool all_are_claimed(const wh_chunk_sink *sink) {
-    for (uint64_t place = 0; place < sink->wanted.total; place++) {
-        if (!sink->has_claim[place]) {
-            return false;
-        }
+static bool both_are_digested(wh_receive *receive) {
+    bool all = wh_crew_ended(&receive->crew);
+    for (uint64_t place = 0; place < receive->sink.wanted.total && all; place++) {
+        all = receive->sink.has_claim[place];
     }
-    return true;
+    return all;
 }
 
 /** Digests both sides at once, and waits until both are done. */
 static wherry_status digest_both(wh_receive *receive, wherry_error *error) {
+    wherry_status result = WHERRY_OK;
     wherry_status status = ask_digests(receive, error);
     uint32_t workers = (uint32_t)wh_min(receive->transfer.options.threads, receive->sink.wanted.total);
-    if (status == WHERRY_OK) {
-        status = wh_crew_start(&receive->crew, workers, digest_own, receive, &receive->stop, receive->inbox, error);
-    }
-    if (status != WHERRY_OK) {
-        return status;
-    }
     receive->heard = receive->told_at = receive->data_at = wh_clock_now();
-    bool done = false;
-    while (status == WHERRY_OK && !done) {
-        done = wh_crew_ended(&receive->crew) && all_are_claimed(&receive->sink);
-        if (!done) {
-            status = wh_receive_look_around(receive, wh_transfer_tick(&receive->transfer), error);
-        }
+    if (status == WHERRY_OK) {
+        status = wh_receive_run_crew(receive, workers, digest_own, both_are_digested, &result, error);
     }
-    if (status != WHERRY_OK) {
-        wh_stop_request(&receive->stop);
-    }
-    wherry_error broken;
-    wherry_status result = wh_crew_join(&receive->crew, &broken);
-    if (status == WHERRY_OK && result != WHERRY_OK) {
-        *error = broken;
-        status = result;
-    }
-    return status;
+    return status == WHERRY_OK ? result : status;
 }
 
-/** Adds the chunks of devices, which are not compared: their bytes would have to come to the host first. */
-static bool keep_devices(wh_receive *receive, wherry_interval **intervals, size_t *count, size_t *capacity) {
-    if (!wh_receive_make_leg(receive, true)) {
-        return false;
-    }
-    for (size_t i = 0; i < receive->leg.count; i++) {
-        if (!WH_GROW(*intervals, *capacity, *count)) {
-            return false;
-        }
-        (*intervals)[(*count)++] = receive->leg.intervals[i];
-    }
-    return true;
-}
-
-/** Leaves the chunks out that are equal. */
-static wherry_status keep_differing(wh_receive *receive, wherry_error *error) {
+/** Finds the chunks that differ, and those of devices, which are not compared: their bytes would have to come to the host first. */
+static bool find_differing(wh_receive *receive, wh_intervals *differing, uint64_t *held_p) {
     const wh_chunk_sink *sink = &receive->sink;
-    wherry_interval *intervals = NULL;
-    size_t count = 0;
-    size_t capacity = 0;
-    uint64_t held = 0;
-    for (uint64_t place = 0; place < sink->wanted.total; place++) {
+    bool ok = true;
+    for (uint64_t place = 0; place < sink->wanted.total && ok; place++) {
         uint64_t begin;
         uint64_t length;
         uint64_t chunk = wh_chunk_list_at(&sink->wanted, place);
         wherry_prepared_chunk(wherry_plan_prepared(receive->plan), chunk, &begin, &length);
         if (wh_chunk_sink_state(sink, place) == WH_CHUNK_LANDED &&
             wh_digest_equal(sink->landed + place, sink->claimed + place)) {
-            held += length;
-        } else if (count && intervals[count - 1].first + intervals[count - 1].count == chunk) {
-            intervals[count - 1].count++;
-        } else if (WH_GROW(intervals, capacity, count)) {
-            intervals[count++] = (wherry_interval){chunk, 1};
+            *held_p += length;
         } else {
-            wh_free(intervals);
-            return wh_fail_memory(error, "a comparison");
+            ok = wh_intervals_add(differing, chunk, chunk);
         }
     }
-    bool ok = keep_devices(receive, &intervals, &count, &capacity);
-    wh_chunk_list_destroy(&receive->wanted);
-    receive->wanted = (wh_chunk_list){0};
-    ok = ok && wh_chunk_list_init(&receive->wanted, intervals, count);
-    wh_free(intervals);
-    receive->wanted_bytes -= held;
-    receive->stats.bytes_held = held;
+    ok = ok && wh_receive_make_leg(receive, true);
+    for (size_t i = 0; ok && i < receive->leg.count; i++) {
+        const wherry_interval *one = receive->leg.intervals + i;
+        ok = wh_intervals_add(differing, one->first, one->first + one->count - 1);
+    }
+    return ok;
+}
+
+/** Leaves the chunks out that are equal. */
+static wherry_status keep_differing(wh_receive *receive, wherry_error *error) {
+    wh_intervals differing = {0};
+    uint64_t held = 0;
+    bool ok = find_differing(receive, &differing, &held);
+    if (ok) {
+        wh_chunk_list_destroy(&receive->wanted);
+        ok = wh_chunk_list_init(&receive->wanted, differing.items, differing.count);
+        receive->wanted_bytes -= held;
+        receive->stats.bytes_held = held;
+    }
+    wh_free(differing.items);
     return ok ? WHERRY_OK : wh_fail_memory(error, "a comparison");
 }
 
@@ -205,7 +178,6 @@ wherry_status wh_receive_compare(wh_receive *receive, wherry_error *error) {
     if (!receive->leg.count) {
         return WHERRY_OK;
     }
-    receive->sink = (wh_chunk_sink){0};
     wherry_status status = wh_stop_init(&receive->stop, error);
     if (status == WHERRY_OK && !begin_sink(receive)) {
         status = wh_fail_memory(error, "a comparison");
@@ -223,7 +195,6 @@ wherry_status wh_receive_compare(wh_receive *receive, wherry_error *error) {
     }
     /* Nothing was written: a failure leaves nothing behind, and data begins anew. */
     wh_chunk_sink_destroy(&receive->sink);
-    receive->sink = (wh_chunk_sink){0};
     receive->heard_bytes = 0;
     receive->stats.compare_seconds = wh_seconds(begin, wh_clock_now());
     wh_trace_phase(&receive->trace, "compare", begin, wh_clock_now());

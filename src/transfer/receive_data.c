@@ -159,25 +159,35 @@ wherry_status wh_receive_explain(wh_receive *receive, wherry_status status, wher
     return status;
 }
 
-static wherry_status pull_together(wh_receive *receive, uint32_t workers, wherry_error *error) {
-    wh_stop_set_question(&receive->stop, NULL, NULL); /* the crew asks nobody: this thread does, as it looks around */
-    wherry_status status = wh_crew_start(&receive->crew, workers, pull, receive, &receive->stop, receive->inbox, error);
+wherry_status wh_receive_run_crew(wh_receive *receive, uint32_t workers, wh_work_fn work,
+                                  bool (*is_over)(wh_receive *receive), wherry_status *result_p, wherry_error *error) {
+    wherry_status status = wh_crew_start(&receive->crew, workers, work, receive, &receive->stop, receive->inbox, error);
     if (status != WHERRY_OK) {
         return status;
     }
-    while (status == WHERRY_OK && !wh_crew_ended(&receive->crew) && receive->answer != WH_REFUSE_LANE) {
+    while (status == WHERRY_OK && !is_over(receive)) {
         status = wh_receive_look_around(receive, wh_transfer_tick(&receive->transfer), error);
     }
-    if (status != WHERRY_OK || receive->answer == WH_REFUSE_LANE) {
+    if (!wh_crew_ended(&receive->crew)) {
         wh_stop_request(&receive->stop);
     }
     wherry_error broken;
-    wherry_status result = wh_crew_join(&receive->crew, &broken);
-    if (status == WHERRY_OK && result != WHERRY_OK) {
+    *result_p = wh_crew_join(&receive->crew, &broken);
+    if (status == WHERRY_OK && *result_p != WHERRY_OK) {
         *error = broken;
-        status = wh_receive_explain(receive, result, error);
     }
     return status;
+}
+
+static bool is_pulled(wh_receive *receive) {
+    return wh_crew_ended(&receive->crew) || receive->answer == WH_REFUSE_LANE;
+}
+
+static wherry_status pull_together(wh_receive *receive, uint32_t workers, wherry_error *error) {
+    wherry_status result = WHERRY_OK;
+    wh_stop_set_question(&receive->stop, NULL, NULL); /* the crew asks nobody: this thread does, as it looks around */
+    wherry_status status = wh_receive_run_crew(receive, workers, pull, is_pulled, &result, error);
+    return status == WHERRY_OK && result != WHERRY_OK ? wh_receive_explain(receive, result, error) : status;
 }
 
 /** Whether a device copies all of it in less time than a thread takes to start and to be waited for many times over, and few runs are to be found out. */

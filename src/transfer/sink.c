@@ -7,7 +7,7 @@
 #include "base/checked.h"
 #include "base/fail.h"
 #include "base/point.h"
-#include "state/prepare.h"
+#include "plan/plan.h"
 #include "transfer/sink_device.h"
 #include "transfer/source.h"
 
@@ -69,6 +69,7 @@ void wh_chunk_sink_destroy(wh_chunk_sink *sink) {
     wh_free(sink->claimed);
     wh_free(sink->has_claim);
     wh_free(sink->opened);
+    *sink = (wh_chunk_sink){0};
 }
 
 static bool sink_next(void *context, uint64_t *chunk_p) {
@@ -257,27 +258,20 @@ wh_round_result wh_chunk_sink_judge(wh_chunk_sink *sink) {
 }
 
 bool wh_chunk_sink_retry(wh_chunk_sink *sink) {
-    wherry_interval *intervals = NULL;
-    size_t count = 0;
-    size_t capacity = 0;
-    for (uint64_t place = 0; place < sink->wanted.total; place++) {
-        if (wh_chunk_sink_state(sink, place) != WH_CHUNK_BAD) {
-            continue;
-        }
-        uint64_t chunk = wh_chunk_list_at(&sink->wanted, place);
-        atomic_store(sink->states + place, (unsigned char)WH_CHUNK_AGAIN);
-        sink->has_claim[place] = false;
-        if (count && intervals[count - 1].first + intervals[count - 1].count == chunk) {
-            intervals[count - 1].count++;
-        } else if (WH_GROW(intervals, capacity, count)) {
-            intervals[count++] = (wherry_interval){chunk, 1};
-        } else {
-            wh_free(intervals);
-            return false;
+    wh_intervals bad = {0};
+    bool ok = true;
+    for (uint64_t place = 0; place < sink->wanted.total && ok; place++) {
+        if (wh_chunk_sink_state(sink, place) == WH_CHUNK_BAD) {
+            uint64_t chunk = wh_chunk_list_at(&sink->wanted, place);
+            atomic_store(sink->states + place, (unsigned char)WH_CHUNK_AGAIN);
+            sink->has_claim[place] = false;
+            ok = wh_intervals_add(&bad, chunk, chunk);
         }
     }
-    wh_chunk_list_destroy(&sink->round);
-    bool ok = wh_chunk_list_init(&sink->round, intervals, count);
-    wh_free(intervals);
+    if (ok) {
+        wh_chunk_list_destroy(&sink->round);
+        ok = wh_chunk_list_init(&sink->round, bad.items, bad.count);
+    }
+    wh_free(bad.items);
     return ok;
 }

@@ -76,6 +76,7 @@ bool wh_chunk_sink_begin(wh_chunk_sink *sink, const wherry_interval *intervals, 
 /** Waits until what is on its way to a device has arrived; no worker is at work. @return WHERRY_OK; as wh_cuda_queue_wait. */
 wherry_status wh_chunk_sink_settle(wh_chunk_sink *sink, wherry_error *error);
 
+/** It is {0} again. */
 void wh_chunk_sink_destroy(wh_chunk_sink *sink);
 
 /** What a lane is given. Valid as long as the sink. */
