@@ -186,8 +186,8 @@ typedef struct wh_lane_site {
         channels; /**< SOURCE, accept: the channels that this receiver has opened; what accept takes over it owns, and sets to -1. */
     size_t channel_count;
     const wh_shared_memory *shared; /**< SOURCE, offer; NULL: nobody has asked for it. */
-    int32_t device; /**< The CUDA device that the memory is on, or most likely goes to; -1: none that is known. */
-    bool ordered;   /**< The user has named the lanes: one that works need not give way to others that are faster. */
+    uint64_t devices;               /**< A bit for each CUDA device that has some of the memory, or gets some. */
+    bool ordered; /**< The user has named the lanes: one that works need not give way to others that are faster. */
 } wh_lane_site;
 
 /** One end of a lane between two ranks. Each lane has its own struct that begins with this. */

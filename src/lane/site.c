@@ -2,6 +2,10 @@
 
 #include "base/fail.h"
 
+int32_t wh_site_device(const wh_lane_site *site) {
+    return site->devices ? __builtin_ctzll(site->devices) : -1;
+}
+
 wh_deadline wh_site_patience(const wh_lane_site *site) {
     return wh_deadline_earlier(site->deadline, wh_deadline_in_ms(site->no_progress_ms));
 }

@@ -1,8 +1,11 @@
-/** @file site.h  What lanes that move bytes with a peer say when it does not get on. */
+/** @file site.h  What lanes have to do with a site: which device, how long to wait, and what to say when it does not get on. */
 #ifndef WH_LANE_SITE_H
 #define WH_LANE_SITE_H
 
 #include "lane/lane.h"
+
+/** The first CUDA device that has some of the memory, or gets some; -1: none. */
+int32_t wh_site_device(const wh_lane_site *site);
 
 /** When a peer that moves no byte from now on is given up. */
 wh_deadline wh_site_patience(const wh_lane_site *site);

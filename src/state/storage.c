@@ -140,6 +140,17 @@ bool wh_storage_is_bare(const wherry_storage *storage) {
     return !storage->data && storage->nbytes > 0;
 }
 
+uint64_t wh_storages_devices(wherry_storage *const *storages, size_t count) {
+    uint64_t devices = 0;
+    for (size_t i = 0; i < count; i++) {
+        wherry_device device = storages[i]->device;
+        if (device.kind == WHERRY_DEVICE_CUDA) {
+            devices |= UINT64_C(1) << (device.index < 0 ? 0 : device.index % WH_CUDA_DEVICES_MAX);
+        }
+    }
+    return devices;
+}
+
 /** Of which storages samples are taken, and how many. */
 enum { PAGE_SAMPLES = 16, PAGE_SAMPLE_BYTES = 4 << 20 };
 

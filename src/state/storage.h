@@ -15,6 +15,9 @@ bool wh_storage_is_bare(const wherry_storage *storage);
 wherry_status wh_storage_describe(wh_pool *pool, uint64_t nbytes, wherry_device device, wherry_storage **storage_p,
                                   wherry_error *error);
 
+/** A bit for each CUDA device that has some of the storages. */
+uint64_t wh_storages_devices(wherry_storage *const *storages, size_t count);
+
 /** Whether storages lie on small pages for the most part, by samples of large ones that it can be known of. A few microseconds a sample. */
 bool wh_storages_on_small_pages(wherry_storage *const *storages, size_t count);
 

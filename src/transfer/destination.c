@@ -184,7 +184,7 @@ static void take_want(wh_destination *destination, const wh_message *message) {
         .no_progress_ms = (uint32_t)destination->transfer->options.no_progress_ms,
         .channels = destination->channels,
         .shared = &destination->source->shared,
-        .device = destination->source->devices ? __builtin_ctzll(destination->source->devices) : -1,
+        .devices = destination->source->devices,
         .ordered = destination->transfer->lanes.ordered,
     };
     if (status == WHERRY_OK) {

@@ -12,6 +12,7 @@
 #include "base/log.h"
 #include "base/point.h"
 #include "plan/plan.h"
+#include "state/storage.h"
 
 wherry_status wh_receive_tell(wh_receive *receive, const wh_note *note, wherry_error *error) {
     receive->stats.messages++;
@@ -230,6 +231,7 @@ static wherry_status make_plan(wh_receive *receive, const wherry_value *target, 
         return status;
     }
     wherry_plan_summarize(receive->plan, &receive->summary);
+    receive->devices = wh_storages_devices(receive->plan->kept, receive->plan->kept_count);
     size_t count;
     const wherry_interval *intervals = wherry_plan_intervals(receive->plan, &count);
     receive->wanted_bytes = receive->summary.chunk_bytes;
@@ -342,22 +344,10 @@ static void log_success(const wh_receive *receive) {
         stats->plan_seconds, stats->release_seconds);
 }
 
-/** The devices that are written, a bit each. */
-static uint64_t target_devices(const wherry_plan *plan) {
-    uint64_t devices = 0;
-    for (size_t i = 0; i < plan->kept_count; i++) {
-        wherry_device device = wherry_storage_device(plan->kept[i]);
-        if (device.kind == WHERRY_DEVICE_CUDA && device.index >= 0) {
-            devices |= UINT64_C(1) << device.index % WH_CUDA_DEVICES_MAX;
-        }
-    }
-    return devices;
-}
-
 static wherry_status run(wh_receive *receive, wherry_value **state_p, wherry_error *error) {
     wherry_status status = agree(receive, error);
     if (status == WHERRY_OK) {
-        status = wh_transfer_await_stream(&receive->transfer, target_devices(receive->plan), error);
+        status = wh_transfer_await_stream(&receive->transfer, receive->devices, error);
     }
     if (status == WHERRY_OK && (receive->transfer.options.flags & WHERRY_RECV_COMPARE) && receive->in_place) {
         status = wh_receive_compare(receive, error);

@@ -63,17 +63,6 @@ static wherry_status check_lane(const wh_receive *receive, wherry_error *error) 
                : WHERRY_OK;
 }
 
-/** The first CUDA device that anything goes to; -1: none. */
-static int32_t find_device(const wherry_plan *plan) {
-    for (size_t i = 0; i < plan->kept_count; i++) {
-        wherry_device device = wherry_storage_device(plan->kept[i]);
-        if (device.kind == WHERRY_DEVICE_CUDA) {
-            return device.index;
-        }
-    }
-    return -1;
-}
-
 /** A new stop and a new site: the last lane's stop may have been requested. A cancel ends a probe by it too, and the probe asks the interrupt. */
 static wherry_status new_site(wh_receive *receive, wherry_error *error) {
     wherry_cancel *cancel = receive->transfer.options.cancel;
@@ -88,7 +77,7 @@ static wherry_status new_site(wh_receive *receive, wherry_error *error) {
         .stop = &receive->stop,
         .deadline = receive->transfer.deadline,
         .no_progress_ms = (uint32_t)receive->transfer.options.no_progress_ms,
-        .device = find_device(receive->plan),
+        .devices = receive->devices,
         .ordered = receive->transfer.lanes.ordered,
     };
     wherry_status status = wh_stop_init(&receive->stop, error);

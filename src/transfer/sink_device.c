@@ -7,6 +7,7 @@
 #include "base/fail.h"
 #include "plan/plan.h"
 #include "state/prepare.h"
+#include "state/storage.h"
 #include "transfer/source.h"
 
 /** So many slots are used before whoever needs one waits for a device; elements are at most so long. */
@@ -17,9 +18,7 @@ static bool on_device(const wherry_storage *storage) {
 }
 
 void wh_chunk_sink_init_stage(wh_chunk_sink *sink, wh_deadline deadline) {
-    for (size_t i = 0; i < sink->plan->kept_count && !sink->to_device; i++) {
-        sink->to_device = on_device(sink->plan->kept[i]);
-    }
+    sink->to_device = wh_storages_devices(sink->plan->kept, sink->plan->kept_count) != 0;
     if (sink->to_device) {
         size_t slot_bytes = sink->plan->prepared->space.chunk_bytes + ELEMENT_MAX;
         pthread_mutex_init(&sink->lock, NULL);

@@ -46,10 +46,8 @@ static wherry_status check_memory(wh_source *source, const wherry_value *state, 
     for (size_t i = 0; i < source->summary.storages && all; i++) {
         const wherry_storage *storage = source->prepared->storages[i];
         all = can_be_read(storage) && !wh_storage_is_bare(storage);
-        if (all && wherry_storage_device(storage).kind == WHERRY_DEVICE_CUDA) {
-            source->devices |= UINT64_C(1) << wherry_storage_device(storage).index % WH_CUDA_DEVICES_MAX;
-        }
     }
+    source->devices = wh_storages_devices(source->prepared->storages, source->summary.storages);
     wherry_error found;
     if (all || wh_visit_tensor_leaves(state, can_be_sent, &found)) {
         return WHERRY_OK;

@@ -331,7 +331,7 @@ static void test_same_host(void **state) {
     assert_true(strcmp(stats.lane, "nccl") != 0);
     assert_non_null(strstr(stats.reasons, "is on this host, where other lanes are faster"));
     wh_nccl_forget();
-    wh_lane_site site = {.peer = 0, .device = 0, .no_progress_ms = 1000, .tag = 5};
+    wh_lane_site site = {.peer = 0, .devices = 1, .no_progress_ms = 1000, .tag = 5};
     wh_string offer = {0};
     wh_string request = {0};
     wh_lane_end *end;
@@ -396,7 +396,7 @@ static void test_stopped_message(void **state) {
     wherry_storage *storage = build_device_storage(0, 4096, 1);
     short_feed feed = {.data = wherry_storage_data(storage)};
     must(wh_stop_init(&feed.stop, &error));
-    wh_lane_site common = {.tag = 5, .no_progress_ms = SOON_MS, .stop = &feed.stop, .ordered = true};
+    wh_lane_site common = {.tag = 5, .devices = 1, .no_progress_ms = SOON_MS, .stop = &feed.stop, .ordered = true};
     common.deadline = wh_deadline_in_ms(SOON_MS);
     wh_lane_site sites[] = {common, common};
     sites[0].peer = 1;
@@ -444,7 +444,7 @@ static void test_hostile_words(void **state) {
 /** A receiver that names a communicator which there is not, has another version, asks twice or too often. */
 static void test_hostile_receiver(void **state) {
     (void)state;
-    wh_lane_site site = {.peer = 4, .device = 0, .no_progress_ms = 1000};
+    wh_lane_site site = {.peer = 4, .devices = 1, .no_progress_ms = 1000};
     wh_nccl_request request = {.id = 7, .library = 22707, .message_mib = 32, .unique = {"nowhere"}};
     wh_string words = {0};
     wh_lane_end *end;
@@ -466,7 +466,7 @@ static void test_hostile_receiver(void **state) {
     wh_nccl_append_request(&words, &request);
     must_fail(WHERRY_UNSUPPORTED, error, wh_lane_nccl.assist(&site, words.bytes, words.size, &error));
     assert_non_null(strstr(error.message, "22000"));
-    site.device = -1;
+    site.devices = 0;
     wh_string none = {0};
     must_fail(WHERRY_UNSUPPORTED, error, wh_lane_nccl.offer(&site, &none, &error));
     wh_nccl_forget();

@@ -12,6 +12,7 @@
 #include "base/checked.h"
 #include "base/fail.h"
 #include "lane/lanes.h"
+#include "lane/site.h"
 #include "memory/memory.h"
 
 /** Threads that find out what goes where: the device copies faster than one of them does that, where tensors are small. */
@@ -249,8 +250,8 @@ static wh_ipc_end *make_end(const wh_lane_site *site, const wh_ipc_offer *offer)
         return NULL;
     }
     *end = (wh_ipc_end){.base.workers = (uint32_t)wh_min(site->threads, WORKERS), .site = site, .windows = windows};
-    end->device =
-        site->device >= 0 ? site->device : find_device(offer, offer->allocations[offer->allocation_count - 1].device);
+    int32_t device = wh_site_device(site);
+    end->device = device >= 0 ? device : find_device(offer, offer->allocations[offer->allocation_count - 1].device);
     return end;
 }
 

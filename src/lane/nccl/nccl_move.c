@@ -200,9 +200,10 @@ static wherry_status mark(moving *m, message *one, wherry_error *error) {
 
 /* ---- the source ---- */
 
+/** Whether memory is on the communicator's device; the driver is asked only where the state is on several. */
 static bool is_near(const moving *m, const void *data) {
     int32_t device;
-    return wh_cuda_device_count() == 1 ||
+    return m->end->site->devices == UINT64_C(1) << m->comm->pair.device ||
            (wh_cuda_device_of(data, &device, NULL) == WHERRY_OK && device == m->comm->pair.device);
 }
 
