@@ -11,7 +11,6 @@
 typedef struct wh_ipc_open {
     uint64_t process;
     uint8_t handle[WH_CUDA_HANDLE_BYTES];
-    bool mapped; /**< It has no handle: nobody else finds it. */
     bool keeps;
     size_t users;
     wh_cuda_import import;
@@ -20,11 +19,11 @@ typedef struct wh_ipc_open {
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static wh_ipc_open_entry *entries;
-static size_t entry_count;
 
+/** One with a handle; nobody else finds what is mapped. */
 static wh_ipc_open_entry *find(uint64_t process, const wh_cuda_allocation *allocation, int32_t device) {
     wh_ipc_open_entry *entry = entries;
-    while (entry && (entry->mapped || entry->process != process || entry->import.device != device ||
+    while (entry && (entry->import.mapped || entry->process != process || entry->import.device != device ||
                      memcmp(entry->handle, allocation->handle, sizeof(entry->handle)) != 0)) {
         entry = entry->next;
     }
@@ -47,10 +46,8 @@ static wherry_status make(const wh_ipc_offer *offer, const wh_cuda_allocation *a
     }
     entry->process = offer->identity.process;
     memcpy(entry->handle, allocation->handle, sizeof(entry->handle));
-    entry->mapped = fd >= 0;
     entry->next = entries;
     entries = entry;
-    entry_count++;
     *entry_p = entry;
     return WHERRY_OK;
 }
@@ -62,7 +59,6 @@ static void destroy(wh_ipc_open_entry *entry) {
         at = &(*at)->next;
     }
     *at = entry->next;
-    entry_count--;
     wh_cuda_close(&entry->import);
     wh_free(entry);
 }
@@ -77,7 +73,7 @@ wherry_status wh_ipc_open(const wh_ipc_offer *offer, const wh_cuda_allocation *a
                          (unsigned long long)entry->import.size, (unsigned long long)allocation->size);
     }
     if (status == WHERRY_OK && entry) {
-        entry->keeps = offer->keeps && !entry->mapped;
+        entry->keeps = offer->keeps && !entry->import.mapped;
         entry->users++;
         *window_p = (wh_ipc_window){allocation->base, allocation->size, entry->import.data, true, entry};
     }
@@ -121,7 +117,10 @@ void wh_ipc_evict(const wh_ipc_offer *offer) {
 
 size_t wh_ipc_open_count(void) {
     pthread_mutex_lock(&lock);
-    size_t count = entry_count;
+    size_t count = 0;
+    for (const wh_ipc_open_entry *entry = entries; entry; entry = entry->next) {
+        count++;
+    }
     pthread_mutex_unlock(&lock);
     return count;
 }
