@@ -2,6 +2,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -31,4 +32,23 @@ wherry_status wh_network_read(uint8_t network[WH_NETWORK_BYTES], wherry_error *e
     wh_store_be64(network, at.st_dev);
     wh_store_be64(network + 8, at.st_ino);
     return WHERRY_OK;
+}
+
+wherry_status wh_identity_read(wh_identity *identity_p, wherry_error *error) {
+    wh_identity own = {.process = (uint64_t)getpid()};
+    struct stat at;
+    if (stat("/proc/self/ns/pid", &at) == 0) {
+        own.namespace_device = at.st_dev;
+        own.namespace_inode = at.st_ino;
+    }
+    wherry_status status = wh_boot_read(own.boot, error);
+    if (status == WHERRY_OK) {
+        *identity_p = own;
+    }
+    return status;
+}
+
+bool wh_identity_same_numbers(const wh_identity *one, const wh_identity *other) {
+    return one->namespace_inode && one->namespace_inode == other->namespace_inode &&
+           one->namespace_device == other->namespace_device && memcmp(one->boot, other->boot, sizeof(one->boot)) == 0;
 }

@@ -2,6 +2,7 @@
 #ifndef WH_BASE_BOOT_H
 #define WH_BASE_BOOT_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #include <wherry/error.h>
@@ -16,5 +17,19 @@ wherry_status wh_boot_read(void *boot, wherry_error *error);
 
 /** Reads which network namespace the process is in. @return as wh_boot_read. */
 wherry_status wh_network_read(uint8_t network[WH_NETWORK_BYTES], wherry_error *error);
+
+/** Which process, of which pid namespace, since which start of which machine. A process number means something only where the rest is equal. */
+typedef struct wh_identity {
+    uint64_t process;
+    uint64_t namespace_device;
+    uint64_t namespace_inode; /**< 0: the kernel does not tell the namespace. */
+    char boot[WH_BOOT_BYTES];
+} wh_identity;
+
+/** Who this process is. @return as wh_boot_read. */
+wherry_status wh_identity_read(wh_identity *identity_p, wherry_error *error);
+
+/** Whether a process number of one means the same to the other. */
+bool wh_identity_same_numbers(const wh_identity *one, const wh_identity *other);
 
 #endif

@@ -1,5 +1,7 @@
 #include "base/cursor.h"
 
+#include <string.h>
+
 const uint8_t *wh_cursor_bytes(wh_cursor *cursor, size_t size) {
     const uint8_t *bytes = cursor->at;
     if (cursor->failed || size > cursor->left) {
@@ -9,6 +11,13 @@ const uint8_t *wh_cursor_bytes(wh_cursor *cursor, size_t size) {
     cursor->at += size;
     cursor->left -= size;
     return bytes;
+}
+
+void wh_cursor_copy(wh_cursor *cursor, void *to, size_t size) {
+    const uint8_t *bytes = wh_cursor_bytes(cursor, size);
+    if (bytes) {
+        memcpy(to, bytes, size);
+    }
 }
 
 uint64_t wh_cursor_number(wh_cursor *cursor, size_t width) {

@@ -22,6 +22,9 @@ static inline wh_cursor wh_cursor_over(const void *bytes, size_t size) {
 /** The next bytes, borrowed; NULL where there are not so many. */
 const uint8_t *wh_cursor_bytes(wh_cursor *cursor, size_t size);
 
+/** Copies the next bytes; where there are not so many, nothing. */
+void wh_cursor_copy(wh_cursor *cursor, void *to, size_t size);
+
 /** A number of `width` bytes, at most 8. */
 uint64_t wh_cursor_number(wh_cursor *cursor, size_t width);
 

@@ -568,7 +568,7 @@ static void write_file(const char *path, const char *text, size_t size) {
 
 /** The kernel here need not have Yama: what it would say lies in a /proc/sys/kernel of this process's own. */
 static void fake_yama(void) {
-    char boot[WH_CMA_BOOT];
+    char boot[WH_BOOT_BYTES];
     int file = open("/proc/sys/kernel/random/boot_id", O_RDONLY | O_CLOEXEC);
     if (!get(file, boot, sizeof(boot)) || unshare(CLONE_NEWNS) || mount("none", "/", NULL, MS_REC | MS_PRIVATE, NULL) ||
         mount("none", "/proc/sys/kernel", "tmpfs", 0, NULL) || mkdir("/proc/sys/kernel/random", 0755) ||

@@ -26,14 +26,14 @@ static void test_offer_and_request_travel(void **state) {
                           .address = UINT64_C(0x7fff12345678)};
     wh_cma_offer back;
     wh_string bytes = {0};
-    memset(offer.identity.boot, 'b', WH_CMA_BOOT);
+    memset(offer.identity.boot, 'b', WH_BOOT_BYTES);
     memset(offer.nonce, 0x5A, WH_CMA_NONCE);
     wh_cma_append_offer(&bytes, &offer);
     assert_int_equal(bytes.size, WH_CMA_OFFER_BYTES);
     must(wh_cma_parse_offer(bytes.bytes, bytes.size, &back, &error));
     assert_int_equal(back.identity.process, 4711);
     assert_true(back.address == offer.address);
-    assert_true(wh_cma_same_numbers(&back.identity, &offer.identity));
+    assert_true(wh_identity_same_numbers(&back.identity, &offer.identity));
     assert_memory_equal(back.nonce, offer.nonce, WH_CMA_NONCE);
     must_fail(WHERRY_MALFORMED, error, wh_cma_parse_request(bytes.bytes, bytes.size, &back.identity, &error));
     must(wh_cma_parse_request(bytes.bytes, WH_CMA_REQUEST_BYTES, &back.identity, &error));
@@ -50,19 +50,19 @@ static void test_offer_and_request_travel(void **state) {
 
 static void test_numbers_mean_the_same(void **state) {
     (void)state;
-    wh_cma_identity own;
-    must(wh_cma_identify(&own, &error));
+    wh_identity own;
+    must(wh_identity_read(&own, &error));
     assert_int_equal(own.process, getpid());
-    wh_cma_identity other = own;
-    assert_true(wh_cma_same_numbers(&own, &other));
+    wh_identity other = own;
+    assert_true(wh_identity_same_numbers(&own, &other));
     other.namespace_inode++;
-    assert_false(wh_cma_same_numbers(&own, &other));
+    assert_false(wh_identity_same_numbers(&own, &other));
     other = own;
     other.namespace_device++;
-    assert_false(wh_cma_same_numbers(&own, &other));
+    assert_false(wh_identity_same_numbers(&own, &other));
     other = own;
-    other.boot[WH_CMA_BOOT - 1] ^= 1;
-    assert_false(wh_cma_same_numbers(&own, &other));
+    other.boot[WH_BOOT_BYTES - 1] ^= 1;
+    assert_false(wh_identity_same_numbers(&own, &other));
 }
 
 /** The nonce stays as it is, and a fork has another. */
@@ -229,9 +229,9 @@ static void test_assist(void **state) {
     wh_group group = {.ops = &group_ops, .size = 2};
     wh_lane_site site = {.group = &group, .peer = 1, .threads = 1};
     bool yama = prctl(PR_SET_PTRACER, PR_SET_PTRACER_ANY, 0, 0, 0) == 0;
-    wh_cma_identity own;
+    wh_identity own;
     wh_string request = {0};
-    must(wh_cma_identify(&own, &error));
+    must(wh_identity_read(&own, &error));
     wh_cma_append_request(&request, &own);
     wherry_status status = wh_lane_cma.assist(&site, request.bytes, request.size, &error);
     assert_int_equal(status, yama ? WHERRY_OK : WHERRY_UNSUPPORTED);

@@ -18,7 +18,7 @@ static wherry_status cma_offer(const wh_lane_site *site, wh_string *offer, wherr
     (void)site;
     wh_cma_offer own;
     const uint8_t *nonce;
-    wherry_status status = wh_cma_identify(&own.identity, error);
+    wherry_status status = wh_identity_read(&own.identity, error);
     if (status == WHERRY_OK) {
         status = wh_cma_nonce(&nonce, error);
     }
@@ -32,14 +32,14 @@ static wherry_status cma_offer(const wh_lane_site *site, wh_string *offer, wherr
 }
 
 /** The source's process as this one knows it: by the kernel's word, else by the source's own where its numbers mean the same here. */
-static wherry_status find_process(const wh_lane_site *site, const wh_cma_identity *own, const wh_cma_offer *offer,
+static wherry_status find_process(const wh_lane_site *site, const wh_identity *own, const wh_cma_offer *offer,
                                   int32_t *process_p, wherry_error *error) {
     int32_t process = wh_group_process(site->group, site->peer);
     if (process == 0) {
-        if (memcmp(own->boot, offer->identity.boot, WH_CMA_BOOT) != 0) {
+        if (memcmp(own->boot, offer->identity.boot, WH_BOOT_BYTES) != 0) {
             return wh_fail(error, WHERRY_UNSUPPORTED, "rank %d is on another host", site->peer);
         }
-        if (!wh_cma_same_numbers(own, &offer->identity)) {
+        if (!wh_identity_same_numbers(own, &offer->identity)) {
             return wh_fail(error, WHERRY_UNSUPPORTED,
                            "rank %d is in another pid namespace: start both in one container, or let them share it "
                            "(docker run --pid, shareProcessNamespace)",
@@ -103,13 +103,13 @@ static wherry_status try_peer(wh_cma_peer *peer, const wh_cma_offer *offer, bool
 static wherry_status cma_probe(const wh_lane_site *site, const void *bytes, size_t size, wh_string *request,
                                bool *assist_p, wh_lane_end **end_p, wherry_error *error) {
     wh_cma_offer offer;
-    wh_cma_identity own;
+    wh_identity own;
     wh_cma_peer peer = {.pidfd = -1, .memory = -1};
     int32_t process = 0;
     bool assist = false;
     wherry_status status = wh_cma_parse_offer(bytes, size, &offer, error);
     if (status == WHERRY_OK) {
-        status = wh_cma_identify(&own, error);
+        status = wh_identity_read(&own, error);
     }
     if (status == WHERRY_OK) {
         status = find_process(site, &own, &offer, &process, error);
@@ -147,8 +147,8 @@ uint64_t wh_cma_choose_ptracer(_Atomic uint64_t *slot, uint64_t process) {
 
 static wherry_status cma_assist(const wh_lane_site *site, const void *request, size_t size, wherry_error *error) {
     static _Atomic uint64_t slot;
-    wh_cma_identity receiver;
-    wh_cma_identity own;
+    wh_identity receiver;
+    wh_identity own;
     wherry_status status = wh_cma_parse_request(request, size, &receiver, error);
     if (status == WHERRY_OK && site->keep_ptracer) {
         status = wh_fail(error, WHERRY_REFUSED,
@@ -156,14 +156,14 @@ static wherry_status cma_assist(const wh_lane_site *site, const void *request, s
                          "/proc/sys/kernel/yama/ptrace_scope to 0");
     }
     if (status == WHERRY_OK) {
-        status = wh_cma_identify(&own, error);
+        status = wh_identity_read(&own, error);
     }
     if (status != WHERRY_OK) {
         return status;
     }
     uint64_t process = (uint64_t)wh_group_process(site->group, site->peer);
     if (process == 0) {
-        process = wh_cma_same_numbers(&own, &receiver) ? receiver.process : WH_CMA_ANYONE;
+        process = wh_identity_same_numbers(&own, &receiver) ? receiver.process : WH_CMA_ANYONE;
     }
     uint64_t named = wh_cma_choose_ptracer(&slot, process);
     wh_log(WHERRY_LOG_INFO, "cma: rank %d may not read this process: naming %s its ptracer", site->peer,

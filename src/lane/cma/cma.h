@@ -13,41 +13,26 @@
 enum {
     WH_CMA_VERSION = 1,
     WH_CMA_NONCE = 32,
-    WH_CMA_BOOT = WH_BOOT_BYTES,
-    WH_CMA_IDENTITY_BYTES = 24 + WH_CMA_BOOT,
+    WH_CMA_IDENTITY_BYTES = 24 + WH_BOOT_BYTES,
     WH_CMA_REQUEST_BYTES = 1 + WH_CMA_IDENTITY_BYTES,
     WH_CMA_OFFER_BYTES = WH_CMA_REQUEST_BYTES + 8 + WH_CMA_NONCE,
 };
 
-/** Which process, of which pid namespace, since which start of which machine. A process number means something only where the rest is equal. */
-typedef struct wh_cma_identity {
-    uint64_t process;
-    uint64_t namespace_device;
-    uint64_t namespace_inode;
-    char boot[WH_CMA_BOOT];
-} wh_cma_identity;
-
 typedef struct wh_cma_offer {
-    wh_cma_identity identity;
+    wh_identity identity;
     uint64_t address; /**< Of the nonce, in the source's memory. */
     uint8_t nonce[WH_CMA_NONCE];
 } wh_cma_offer;
-
-/** @return WHERRY_OK; WHERRY_UNSUPPORTED where /proc does not say. */
-wherry_status wh_cma_identify(wh_cma_identity *identity_p, wherry_error *error);
-
-/** Whether a process number of one means the same to the other. */
-bool wh_cma_same_numbers(const wh_cma_identity *one, const wh_cma_identity *other);
 
 /** This process's nonce, which lives as long as the process and is not inherited by a fork. @return WHERRY_OK; WHERRY_SYSTEM. */
 wherry_status wh_cma_nonce(const uint8_t **nonce_p, wherry_error *error);
 
 void wh_cma_append_offer(wh_string *string, const wh_cma_offer *offer);
-void wh_cma_append_request(wh_string *string, const wh_cma_identity *identity);
+void wh_cma_append_request(wh_string *string, const wh_identity *identity);
 
 /** @return WHERRY_OK; WHERRY_MALFORMED; WHERRY_BAD_VERSION. */
 wherry_status wh_cma_parse_offer(const void *bytes, size_t size, wh_cma_offer *offer_p, wherry_error *error);
-wherry_status wh_cma_parse_request(const void *bytes, size_t size, wh_cma_identity *identity_p, wherry_error *error);
+wherry_status wh_cma_parse_request(const void *bytes, size_t size, wh_identity *identity_p, wherry_error *error);
 
 /** A process whose memory is read. */
 typedef struct wh_cma_peer {

@@ -1,40 +1,14 @@
 #include <errno.h>
-#include <fcntl.h>
 #include <inttypes.h>
 #include <stdatomic.h>
-#include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/random.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 #include "base/byteorder.h"
 #include "base/cursor.h"
 #include "base/fail.h"
 #include "lane/cma/cma.h"
-
-wherry_status wh_cma_identify(wh_cma_identity *identity_p, wherry_error *error) {
-    static const char namespace_path[] = "/proc/self/ns/pid";
-    wh_cma_identity own = {.process = (uint64_t)getpid()};
-    struct stat at;
-    if (stat(namespace_path, &at) != 0) {
-        return wh_fail_errno(error, WHERRY_UNSUPPORTED, errno, "cannot tell the pid namespace, mount /proc: %s",
-                             namespace_path);
-    }
-    own.namespace_device = at.st_dev;
-    own.namespace_inode = at.st_ino;
-    wherry_status status = wh_boot_read(own.boot, error);
-    if (status == WHERRY_OK) {
-        *identity_p = own;
-    }
-    return status;
-}
-
-bool wh_cma_same_numbers(const wh_cma_identity *one, const wh_cma_identity *other) {
-    return one->namespace_device == other->namespace_device && one->namespace_inode == other->namespace_inode &&
-           memcmp(one->boot, other->boot, WH_CMA_BOOT) == 0;
-}
 
 /** What lies in the page of the nonce. A fork finds zeros there. */
 typedef struct nonce_page {
@@ -80,7 +54,7 @@ wherry_status wh_cma_nonce(const uint8_t **nonce_p, wherry_error *error) {
     return WHERRY_OK;
 }
 
-void wh_cma_append_request(wh_string *string, const wh_cma_identity *identity) {
+void wh_cma_append_request(wh_string *string, const wh_identity *identity) {
     wh_append_number(string, WH_CMA_VERSION, 1);
     wh_append_number(string, identity->process, 8);
     wh_append_number(string, identity->namespace_device, 8);
@@ -95,7 +69,7 @@ void wh_cma_append_offer(wh_string *string, const wh_cma_offer *offer) {
 }
 
 /** What offers and requests begin with, in bytes of which there are `wanted`. */
-static wherry_status parse_identity(const uint8_t *bytes, size_t size, size_t wanted, wh_cma_identity *identity_p,
+static wherry_status parse_identity(const uint8_t *bytes, size_t size, size_t wanted, wh_identity *identity_p,
                                     wherry_error *error) {
     if (size > 0 && bytes[0] != WH_CMA_VERSION) {
         return wh_fail(error, WHERRY_BAD_VERSION, "cma: the other side speaks version %u of this lane, this one %d",
@@ -111,7 +85,7 @@ static wherry_status parse_identity(const uint8_t *bytes, size_t size, size_t wa
     identity_p->process = process;
     identity_p->namespace_device = wh_load_be64(bytes + 9);
     identity_p->namespace_inode = wh_load_be64(bytes + 17);
-    memcpy(identity_p->boot, bytes + 25, WH_CMA_BOOT);
+    memcpy(identity_p->boot, bytes + 25, WH_BOOT_BYTES);
     return WHERRY_OK;
 }
 
@@ -125,6 +99,6 @@ wherry_status wh_cma_parse_offer(const void *bytes, size_t size, wh_cma_offer *o
     return status;
 }
 
-wherry_status wh_cma_parse_request(const void *bytes, size_t size, wh_cma_identity *identity_p, wherry_error *error) {
+wherry_status wh_cma_parse_request(const void *bytes, size_t size, wh_identity *identity_p, wherry_error *error) {
     return parse_identity(bytes, size, WH_CMA_REQUEST_BYTES, identity_p, error);
 }

@@ -89,7 +89,7 @@ static wherry_status ipc_offer(const wh_lane_site *site, wh_string *text, wherry
         return wh_fail_memory(error, "an offer");
     }
     memcpy(offer.allocations + 1, shared->items, shared->count * sizeof(*shared->items));
-    wherry_status status = wh_ipc_identify(&offer.identity, error);
+    wherry_status status = wh_identity_read(&offer.identity, error);
     if (status == WHERRY_OK) {
         status = describe_nonce(shared->items[0].device, &offer, offer.allocations, error);
     }
@@ -131,45 +131,54 @@ static int32_t find_device(const wh_ipc_offer *offer, int32_t theirs) {
     return 0;
 }
 
-/** A descriptor of the source's, as one of this process. */
-static wherry_status fetch_descriptor(const wh_lane_site *site, const wh_ipc_offer *offer, int theirs, int *fd_p,
-                                      wherry_error *error) {
-    wh_ipc_identity own;
-    wherry_status status = wh_ipc_identify(&own, error);
-    if (status != WHERRY_OK) {
-        return status;
+/** The source, while its memory is opened. */
+typedef struct origin {
+    const wh_ipc_end *end; /**< That is to read it. */
+    const wh_ipc_offer *offer;
+    const wh_identity *here; /**< Who is opening it. */
+    int32_t process;
+    int pidfd; /**< Of the process; -1: no mapped memory was to be fetched so far. */
+} origin;
+
+static wherry_status fail_fetch(const origin *from, int errnum, wherry_error *error) {
+    return wh_fail_errno(error, WHERRY_REFUSED, errnum,
+                         "the mapped memory of rank %d (expandable segments) cannot be fetched from process %d",
+                         from->end->site->peer, from->process);
+}
+
+static wherry_status find_process(origin *from, wherry_error *error) {
+    const wh_lane_site *site = from->end->site;
+    from->process = wh_group_process(site->group, site->peer);
+    if (!from->process && wh_identity_same_numbers(from->here, &from->offer->identity)) {
+        from->process = (int32_t)from->offer->identity.process;
     }
-    int32_t process = wh_group_process(site->group, site->peer);
-    bool same_numbers = own.namespace_inode && own.namespace_inode == offer->identity.namespace_inode &&
-                        own.namespace_device == offer->identity.namespace_device;
-    if (!process && same_numbers) {
-        process = (int32_t)offer->identity.process;
-    }
-    if (process <= 0) {
+    if (from->process <= 0) {
         return wh_fail(error, WHERRY_UNSUPPORTED,
                        "rank %d is in another pid namespace, from where mapped memory cannot be fetched", site->peer);
     }
-    int pidfd = (int)syscall(SYS_pidfd_open, process, 0);
-    int fd = pidfd >= 0 ? (int)syscall(SYS_pidfd_getfd, pidfd, theirs, 0) : -1;
-    int errnum = errno;
-    if (pidfd >= 0) {
-        close(pidfd);
+    from->pidfd = (int)syscall(SYS_pidfd_open, from->process, 0);
+    return from->pidfd >= 0 ? WHERRY_OK : fail_fetch(from, errno, error);
+}
+
+/** A descriptor of the source's, as one of this process. */
+static wherry_status fetch_descriptor(origin *from, int theirs, int *fd_p, wherry_error *error) {
+    wherry_status status = from->pidfd < 0 ? find_process(from, error) : WHERRY_OK;
+    if (status != WHERRY_OK) {
+        return status;
     }
+    int fd = (int)syscall(SYS_pidfd_getfd, from->pidfd, theirs, 0);
     if (fd < 0) {
-        return wh_fail_errno(error, WHERRY_REFUSED, errnum,
-                             "the mapped memory of rank %d (expandable segments) cannot be fetched from process %d",
-                             site->peer, process);
+        return fail_fetch(from, errno, error);
     }
     *fd_p = fd;
     return WHERRY_OK;
 }
 
-static wherry_status open_one(const wh_ipc_end *end, const wh_ipc_offer *offer, const wh_cuda_allocation *one,
-                              wh_ipc_window *window, wherry_error *error) {
+static wherry_status open_one(origin *from, const wh_cuda_allocation *one, wh_ipc_window *window, wherry_error *error) {
     int fd = -1;
-    wherry_status status = one->fd >= 0 ? fetch_descriptor(end->site, offer, one->fd, &fd, error) : WHERRY_OK;
+    wherry_status status = one->fd >= 0 ? fetch_descriptor(from, one->fd, &fd, error) : WHERRY_OK;
     if (status == WHERRY_OK) {
-        status = wh_ipc_open(offer, one, fd, end->device, window, error);
+        status = wh_ipc_open(from->offer, one, fd, from->end->device, window, error);
     }
     if (fd >= 0) {
         close(fd);
@@ -197,7 +206,9 @@ static int by_base(const void *one, const void *other) {
 }
 
 /** Opens all that is offered, the one with the nonce first. */
-static wherry_status open_all(wh_ipc_end *end, const wh_ipc_offer *offer, wherry_error *error) {
+static wherry_status open_all(wh_ipc_end *end, const wh_ipc_offer *offer, const wh_identity *here,
+                              wherry_error *error) {
+    origin from = {.end = end, .offer = offer, .here = here, .pidfd = -1};
     bool own = is_own(offer);
     wherry_status status = WHERRY_OK;
     for (size_t i = 0; i < offer->allocation_count && status == WHERRY_OK; i++) {
@@ -207,7 +218,7 @@ static wherry_status open_all(wh_ipc_end *end, const wh_ipc_offer *offer, wherry
             *window =
                 (wh_ipc_window){one->base, one->size, (char *)(uintptr_t)one->base, one->device == end->device, NULL};
         } else {
-            status = open_one(end, offer, one, window, error);
+            status = open_one(&from, one, window, error);
         }
         if (status == WHERRY_OK) {
             end->window_count++;
@@ -215,6 +226,9 @@ static wherry_status open_all(wh_ipc_end *end, const wh_ipc_offer *offer, wherry
         if (status == WHERRY_OK && i == 0 && !own) {
             status = check_nonce(end, offer, window, error);
         }
+    }
+    if (from.pidfd >= 0) {
+        close(from.pidfd);
     }
     qsort(end->windows, end->window_count, sizeof(*end->windows), by_base);
     return status;
@@ -231,10 +245,10 @@ static void ipc_close(wh_lane_end *base) {
     }
 }
 
-static wherry_status check_place(const wh_lane_site *site, const wh_ipc_offer *offer, wherry_error *error) {
-    wh_ipc_identity own;
-    wherry_status status = wh_ipc_identify(&own, error);
-    if (status == WHERRY_OK && memcmp(own.boot, offer->identity.boot, sizeof(own.boot)) != 0) {
+static wherry_status check_place(const wh_lane_site *site, const wh_ipc_offer *offer, wh_identity *here,
+                                 wherry_error *error) {
+    wherry_status status = wh_identity_read(here, error);
+    if (status == WHERRY_OK && memcmp(here->boot, offer->identity.boot, sizeof(here->boot)) != 0) {
         status = wh_fail(error, WHERRY_UNSUPPORTED, "rank %d is on another host", site->peer);
     }
     return status == WHERRY_OK ? wh_cuda_check(error) : status;
@@ -258,11 +272,12 @@ static wh_ipc_end *make_end(const wh_lane_site *site, const wh_ipc_offer *offer)
 static wherry_status ipc_probe(const wh_lane_site *site, const void *bytes, size_t size, wh_string *request,
                                bool *assist_p, wh_lane_end **end_p, wherry_error *error) {
     wh_ipc_offer offer = {.allocations = NULL};
+    wh_identity here;
     (void)request;
     *assist_p = false;
     wherry_status status = wh_ipc_parse_offer(bytes, size, &offer, error);
     if (status == WHERRY_OK) {
-        status = check_place(site, &offer, error);
+        status = check_place(site, &offer, &here, error);
     }
     wh_ipc_end *end = status == WHERRY_OK ? make_end(site, &offer) : NULL;
     if (!end) {
@@ -270,7 +285,7 @@ static wherry_status ipc_probe(const wh_lane_site *site, const void *bytes, size
         return status == WHERRY_OK ? wh_fail_memory(error, "the end of a lane") : status;
     }
     wh_ipc_evict(&offer);
-    status = open_all(end, &offer, error);
+    status = open_all(end, &offer, &here, error);
     wh_free(offer.allocations);
     if (status != WHERRY_OK) {
         ipc_close(&end->base);

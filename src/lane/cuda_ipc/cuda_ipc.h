@@ -15,16 +15,8 @@
 
 enum { WH_IPC_VERSION = 1, WH_IPC_NONCE = 32, WH_IPC_KEEPS = 1, WH_IPC_PLAIN = 0, WH_IPC_MAPPED = 1 };
 
-/** Which process, of which pid namespace, since which start of which machine. */
-typedef struct wh_ipc_identity {
-    char boot[WH_BOOT_BYTES];
-    uint64_t process;
-    uint64_t namespace_device;
-    uint64_t namespace_inode;
-} wh_ipc_identity;
-
 typedef struct wh_ipc_offer {
-    wh_ipc_identity identity;
+    wh_identity identity;
     bool keeps; /**< The source's memory stays: what was opened may stay open. */
     uint8_t nonce[WH_IPC_NONCE];
     uint64_t nonce_address;
@@ -34,8 +26,6 @@ typedef struct wh_ipc_offer {
     wh_cuda_allocation *allocations; /**< `fd` is a number of the source's. */
     size_t allocation_count;
 } wh_ipc_offer;
-
-wherry_status wh_ipc_identify(wh_ipc_identity *identity_p, wherry_error *error);
 
 void wh_ipc_append_offer(wh_string *string, const wh_ipc_offer *offer);
 

@@ -1,27 +1,9 @@
-#include <errno.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
 #include "base/alloc.h"
 #include "base/cursor.h"
 #include "base/fail.h"
 #include "lane/cuda_ipc/cuda_ipc.h"
 
 enum { ALLOCATION_BYTES = 18 + WH_CUDA_HANDLE_BYTES };
-
-wherry_status wh_ipc_identify(wh_ipc_identity *identity_p, wherry_error *error) {
-    wh_ipc_identity own = {.process = (uint64_t)getpid()};
-    struct stat at;
-    if (stat("/proc/self/ns/pid", &at) == 0) { /* without, mappings cannot be fetched, and all else can */
-        own.namespace_device = at.st_dev;
-        own.namespace_inode = at.st_ino;
-    }
-    wherry_status status = wh_boot_read(own.boot, error);
-    if (status == WHERRY_OK) {
-        *identity_p = own;
-    }
-    return status;
-}
 
 static void append_allocation(wh_string *string, const wh_cuda_allocation *one) {
     uint8_t handle[WH_CUDA_HANDLE_BYTES] = {0};
@@ -58,19 +40,12 @@ void wh_ipc_append_offer(wh_string *string, const wh_ipc_offer *offer) {
     }
 }
 
-static void take_bytes(wh_cursor *cursor, void *to, size_t size) {
-    const uint8_t *bytes = wh_cursor_bytes(cursor, size);
-    if (bytes) {
-        memcpy(to, bytes, size);
-    }
-}
-
 static void take_allocation(wh_cursor *cursor, wh_cuda_allocation *one) {
     *one = (wh_cuda_allocation){.base = wh_cursor_number(cursor, 8), .fd = -1};
     one->size = wh_cursor_number(cursor, 8);
     one->device = (int32_t)wh_cursor_number(cursor, 1);
     uint64_t kind = wh_cursor_number(cursor, 1);
-    take_bytes(cursor, one->handle, sizeof(one->handle));
+    wh_cursor_copy(cursor, one->handle, sizeof(one->handle));
     if (kind == WH_IPC_MAPPED) {
         wh_cursor number = wh_cursor_over(one->handle, 4);
         one->fd = (int)(wh_cursor_number(&number, 4) & INT32_MAX);
@@ -81,17 +56,17 @@ static void take_allocation(wh_cursor *cursor, wh_cuda_allocation *one) {
 static void take_head(wh_cursor *cursor, wh_ipc_offer *offer) {
     uint64_t flags = wh_cursor_number(cursor, 1);
     offer->keeps = flags & WH_IPC_KEEPS;
-    take_bytes(cursor, offer->identity.boot, sizeof(offer->identity.boot));
+    wh_cursor_copy(cursor, offer->identity.boot, sizeof(offer->identity.boot));
     offer->identity.process = wh_cursor_number(cursor, 8);
     offer->identity.namespace_device = wh_cursor_number(cursor, 8);
     offer->identity.namespace_inode = wh_cursor_number(cursor, 8);
-    take_bytes(cursor, offer->nonce, sizeof(offer->nonce));
+    wh_cursor_copy(cursor, offer->nonce, sizeof(offer->nonce));
     offer->nonce_address = wh_cursor_number(cursor, 8);
     offer->device_count = (size_t)wh_cursor_number(cursor, 1);
     cursor->failed = cursor->failed || flags > WH_IPC_KEEPS || offer->device_count > WH_CUDA_DEVICES_MAX;
     for (size_t i = 0; i < offer->device_count && !cursor->failed; i++) {
         offer->devices[i] = (int32_t)wh_cursor_number(cursor, 1);
-        take_bytes(cursor, offer->uuids[i], WH_CUDA_UUID_BYTES);
+        wh_cursor_copy(cursor, offer->uuids[i], WH_CUDA_UUID_BYTES);
     }
     offer->allocation_count = (size_t)wh_cursor_number(cursor, 4);
 }

@@ -1,16 +1,7 @@
 /* What the two sides of the nccl lane tell each other. */
-#include <string.h>
-
 #include "base/cursor.h"
 #include "base/fail.h"
 #include "lane/nccl/nccl_lane.h"
-
-static void take_bytes(wh_cursor *cursor, void *to, size_t size) {
-    const uint8_t *bytes = wh_cursor_bytes(cursor, size);
-    if (bytes) {
-        memcpy(to, bytes, size);
-    }
-}
 
 static wherry_status check_version(wh_cursor *cursor, wherry_error *error) {
     uint64_t version = wh_cursor_number(cursor, 1);
@@ -37,8 +28,8 @@ wherry_status wh_nccl_parse_offer(const void *bytes, size_t size, wh_nccl_offer 
     if (status != WHERRY_OK) {
         return status;
     }
-    take_bytes(&cursor, offer.boot, sizeof(offer.boot));
-    take_bytes(&cursor, offer.process, sizeof(offer.process));
+    wh_cursor_copy(&cursor, offer.boot, sizeof(offer.boot));
+    wh_cursor_copy(&cursor, offer.process, sizeof(offer.process));
     offer.count = (size_t)wh_cursor_number(&cursor, 1);
     cursor.failed = cursor.failed || offer.count > WH_NCCL_KEPT_MAX;
     for (size_t i = 0; i < offer.count && !cursor.failed; i++) {
@@ -67,11 +58,11 @@ wherry_status wh_nccl_parse_request(const void *bytes, size_t size, wh_nccl_requ
     if (status != WHERRY_OK) {
         return status;
     }
-    take_bytes(&cursor, request.process, sizeof(request.process));
+    wh_cursor_copy(&cursor, request.process, sizeof(request.process));
     request.id = wh_cursor_number(&cursor, 8);
     request.library = (uint32_t)wh_cursor_number(&cursor, 4);
     request.message_mib = (uint8_t)wh_cursor_number(&cursor, 1);
-    take_bytes(&cursor, request.unique.bytes, sizeof(request.unique.bytes));
+    wh_cursor_copy(&cursor, request.unique.bytes, sizeof(request.unique.bytes));
     bool sane = request.message_mib > 0 && request.message_mib <= WH_NCCL_MESSAGE_MIB_MAX;
     if (!wh_cursor_ended(&cursor) || !sane) {
         return wh_fail(error, WHERRY_MALFORMED, "a request of %zu bytes is none of the lane nccl", size);
