@@ -41,14 +41,18 @@ wherry_status wh_nccl_begin(wh_nccl_comm *comm, wherry_error *error) {
     return status;
 }
 
+/** What NCCL says of it now. */
+static int ask(const wh_nccl_comm *comm) {
+    int result = WH_NCCL_OK;
+    int answer = wh_nccl_find(NULL)->async_error(comm->handle, &result);
+    return answer == WH_NCCL_OK ? result : answer;
+}
+
 wherry_status wh_nccl_await(const wh_nccl_comm *comm, const wh_stop *stop, wh_deadline deadline, const char *what,
                             wherry_error *error) {
-    const wh_nccl_library *library = wh_nccl_find(NULL);
     wh_cuda_patience patience = {0};
     for (;;) {
-        int result = WH_NCCL_OK;
-        int answer = library->async_error(comm->handle, &result);
-        result = answer == WH_NCCL_OK ? result : answer;
+        int result = ask(comm);
         if (result != WH_NCCL_IN_PROGRESS) {
             return result == WH_NCCL_OK ? WHERRY_OK : wh_nccl_fail(error, result, comm->handle, what);
         }
@@ -60,9 +64,7 @@ wherry_status wh_nccl_await(const wh_nccl_comm *comm, const wh_stop *stop, wh_de
 }
 
 wherry_status wh_nccl_check(const wh_nccl_comm *comm, wherry_error *error) {
-    int result = WH_NCCL_OK;
-    int answer = wh_nccl_find(NULL)->async_error(comm->handle, &result);
-    result = answer == WH_NCCL_OK ? result : answer;
+    int result = ask(comm);
     return result == WH_NCCL_OK || result == WH_NCCL_IN_PROGRESS
                ? WHERRY_OK
                : wh_nccl_fail(error, result, comm->handle, "the communicator is broken");

@@ -10,6 +10,7 @@
 #include "lane/nccl/nccl_comm.h"
 
 #define SECOND UINT64_C(1000000000)
+#define BIT(state) (1U << (state))
 
 /**
  * A question that nobody has come back to for so long is asked again with the same unique id, whose listening thread NCCL keeps until it is used. So long may a source's
@@ -96,13 +97,6 @@ static void destroy_all(wh_nccl_comm *list) {
     }
 }
 
-static wh_nccl_comm *make_busy(wh_nccl_comm *comm) {
-    if (comm) {
-        comm->state = WH_NCCL_BUSY;
-    }
-    return comm;
-}
-
 /** What is of no more use: a half whose other never came, old notes, and what NCCL itself has found broken. */
 static bool is_stale(const wh_nccl_comm *comm, const void *context) {
     const uint64_t *now = context;
@@ -126,35 +120,39 @@ static wh_nccl_comm *take_stale(void) {
 
 /* ---- finding ---- */
 
-wh_nccl_comm *wh_nccl_take(const wh_nccl_pair *pair, uint64_t id, unsigned states) {
-    pthread_mutex_lock(&lock);
-    wh_nccl_comm *comm = know_process(NULL) == WHERRY_OK ? comms : NULL;
-    while (comm && !(is_of(comm, pair) && comm->id == id && is_in(comm, states))) {
+/** The latest of a pair in one of these states (bits). @param id, tag  that it has; NULL: any. Under the lock. */
+static wh_nccl_comm *find(const wh_nccl_pair *pair, unsigned states, const uint64_t *id, const uint64_t *tag) {
+    wh_nccl_comm *comm = comms;
+    while (comm &&
+           !(is_of(comm, pair) && is_in(comm, states) && (!id || comm->id == *id) && (!tag || comm->tag == *tag))) {
         comm = comm->next;
     }
-    make_busy(comm);
+    return comm;
+}
+
+/** As find, and makes it BUSY. */
+static wh_nccl_comm *take(const wh_nccl_pair *pair, unsigned states, const uint64_t *id, const uint64_t *tag) {
+    pthread_mutex_lock(&lock);
+    wh_nccl_comm *comm = know_process(NULL) == WHERRY_OK ? find(pair, states, id, tag) : NULL;
+    if (comm) {
+        comm->state = WH_NCCL_BUSY;
+    }
     pthread_mutex_unlock(&lock);
     return comm;
 }
 
+wh_nccl_comm *wh_nccl_take(const wh_nccl_pair *pair, uint64_t id, unsigned states) {
+    return take(pair, states, &id, NULL);
+}
+
 wh_nccl_comm *wh_nccl_take_asked(const wh_nccl_pair *pair, uint64_t tag) {
-    pthread_mutex_lock(&lock);
-    wh_nccl_comm *comm = know_process(NULL) == WHERRY_OK ? comms : NULL;
-    while (comm && !(is_of(comm, pair) && comm->state == WH_NCCL_ASKED && comm->tag == tag)) {
-        comm = comm->next;
-    }
-    make_busy(comm);
-    pthread_mutex_unlock(&lock);
-    return comm;
+    return take(pair, BIT(WH_NCCL_ASKED), NULL, &tag);
 }
 
 bool wh_nccl_was_refused(const wh_nccl_pair *pair, wherry_error *error) {
     pthread_mutex_lock(&lock);
     wh_nccl_comm *stale = know_process(NULL) == WHERRY_OK ? take_stale() : NULL;
-    const wh_nccl_comm *comm = comms;
-    while (comm && !(is_of(comm, pair) && comm->state == WH_NCCL_FAILED)) {
-        comm = comm->next;
-    }
+    const wh_nccl_comm *comm = find(pair, BIT(WH_NCCL_FAILED), NULL, NULL);
     if (comm) {
         wh_fail(error, WHERRY_UNSUPPORTED, "it was tried %llu s ago and failed (it is tried again after %d s): %s",
                 (unsigned long long)((wh_clock_now() - comm->since) / SECOND), FAILED_S, comm->reason.message);
@@ -180,15 +178,6 @@ size_t wh_nccl_kept(int32_t rank, int32_t device, uint64_t *ids, size_t most) {
 }
 
 /* ---- making ---- */
-
-/** The question of a pair that came to nothing, or is another transfer's; under the lock. */
-static wh_nccl_comm *find_question(const wh_nccl_pair *pair) {
-    wh_nccl_comm *comm = comms;
-    while (comm && !(is_of(comm, pair) && comm->state == WH_NCCL_ASKED)) {
-        comm = comm->next;
-    }
-    return comm;
-}
 
 /** NULL where there is no memory. */
 static wh_nccl_comm *new_comm(const wh_nccl_pair *pair) {
@@ -221,7 +210,7 @@ static wh_nccl_comm *new_question(const wh_nccl_pair *pair, wherry_error *error)
 
 /** The question of a pair that a transfer may ask; NULL with the reason in error. Under the lock. */
 static wh_nccl_comm *take_question(const wh_nccl_pair *pair, wherry_error *error) {
-    wh_nccl_comm *comm = find_question(pair);
+    wh_nccl_comm *comm = find(pair, BIT(WH_NCCL_ASKED), NULL, NULL); /* it came to nothing, or is another transfer's */
     if (!comm) {
         return new_question(pair, error);
     }
