@@ -8,6 +8,7 @@
 #include "base/checked.h"
 #include "base/fail.h"
 #include "lane/blocks/blocks_internal.h"
+#include "lane/run_cursor.h"
 #include "lane/site.h"
 
 /** Progress is told in steps of so many bytes. */
@@ -82,13 +83,6 @@ static bool use_scratch(wh_block *block) {
 
 /* ---- the source ---- */
 
-static void pack(const wh_segments *segments, uint8_t *to) {
-    for (size_t i = 0; i < segments->count; i++) {
-        memcpy(to, segments->items[i].iov_base, segments->items[i].iov_len);
-        to += segments->items[i].iov_len;
-    }
-}
-
 static wherry_status add_put(wh_blocks_end *own, const void *what, wh_block *block, uint64_t chunk,
                              wherry_error *error) {
     const wh_feed *feed = what;
@@ -117,7 +111,8 @@ static wherry_status begin_put(wh_blocks_end *own, wh_block *block, wherry_error
         if (!use_scratch(block)) {
             return wh_fail_memory(error, "a block");
         }
-        pack(&own->segments, block->scratch);
+        wh_run_cursor cursor = wh_run_cursor_at(&own->segments);
+        wh_run_cursor_pack(&cursor, block->scratch, block->size);
     }
     return wh_site_blame(
         own->site,
@@ -139,16 +134,6 @@ static wherry_status end_put(wh_blocks_end *own, const void *what, wh_block *blo
 }
 
 /* ---- the receiver ---- */
-
-/** Puts bytes to where they belong; those that have no place are dropped. */
-static void unpack(const uint8_t *from, const wh_segments *segments) {
-    for (size_t i = 0; i < segments->count; i++) {
-        if (segments->items[i].iov_base) {
-            memcpy(segments->items[i].iov_base, from, segments->items[i].iov_len);
-        }
-        from += segments->items[i].iov_len;
-    }
-}
 
 static wherry_status add_get(wh_blocks_end *own, const void *what, wh_block *block, uint64_t chunk,
                              wherry_error *error) {
@@ -192,7 +177,8 @@ static wherry_status end_get(wh_blocks_end *own, const void *what, wh_block *blo
         struct iovec whole = {from, landing->segments.bytes}; /* in scratch it is in the cache, and one run */
         wh_digest digest;
         if (!block->in_place) {
-            unpack(from, &landing->segments);
+            wh_run_cursor cursor = wh_run_cursor_at(&landing->segments);
+            wh_run_cursor_unpack(&cursor, from, whole.iov_len);
         }
         if (sink->verify) {
             digest = wh_digest_of(own->digester, &whole, 1);
