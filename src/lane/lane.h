@@ -82,6 +82,9 @@ typedef struct wh_routes {
     size_t begin_capacity;
 } wh_routes;
 
+/** Forgets the routes, and keeps the room for the next. */
+void wh_routes_clear(wh_routes *routes);
+
 void wh_routes_destroy(wh_routes *routes);
 
 /** A receiver's side of the data: made by the transfer, filled by a lane. Functions may be called by several threads at once. */

@@ -25,6 +25,12 @@ void wh_segments_destroy(wh_segments *segments) {
     *segments = (wh_segments){0};
 }
 
+void wh_routes_clear(wh_routes *routes) {
+    routes->count = 0;
+    routes->bytes = 0;
+    routes->span = 0;
+}
+
 void wh_routes_destroy(wh_routes *routes) {
     wh_segments_destroy(&routes->origin);
     wh_free(routes->begins);

@@ -98,9 +98,7 @@ static wherry_status collect(pulling *p, batch *b, uint64_t most, wherry_error *
     uint64_t chunk;
     b->count = 0;
     b->bytes = 0;
-    p->routes.count = 0;
-    p->routes.bytes = 0;
-    p->routes.span = 0;
+    wh_routes_clear(&p->routes);
     while (status == WHERRY_OK && b->count < BATCH_CHUNKS && p->routes.bytes < most &&
            !wh_stop_requested(p->end->site->stop) && p->sink->next(p->sink->context, &chunk)) {
         status = p->sink->route(p->sink->context, chunk, &p->routes, error);

@@ -250,8 +250,7 @@ static wherry_status collect_from_sink(moving *m, message *one, wherry_error *er
     wherry_status status = WHERRY_OK;
     uint64_t chunk;
     one->count = 0;
-    m->routes.count = 0;
-    m->routes.bytes = m->routes.span = 0;
+    wh_routes_clear(&m->routes);
     while (status == WHERRY_OK && m->routes.span < m->end->message_bytes && m->sink->next(m->sink->context, &chunk)) {
         if (!WH_GROW(one->chunks, one->capacity, one->count)) {
             return wh_fail_memory(error, "a message");
