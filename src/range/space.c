@@ -110,6 +110,10 @@ static size_t place_of(const wh_space *space, uint64_t position) {
     return low;
 }
 
+uint64_t wh_space_chunk_max(const wh_space *space) {
+    return space->chunk_bytes + ELEMENT_MAX;
+}
+
 uint64_t wh_space_chunk_begin(const wh_space *space, uint64_t chunk) {
     uint64_t position;
     uint64_t base = chunk < space->first_chunks ? 0 : space->first_bytes;

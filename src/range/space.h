@@ -62,6 +62,9 @@ const wherry_extent *wh_space_extents(const wh_space *space, size_t storage, siz
 
 uint64_t wh_space_chunk_count(const wh_space *space);
 
+/** No chunk has more bytes than this. */
+uint64_t wh_space_chunk_max(const wh_space *space);
+
 /** Where a chunk begins; the end of the space for the number behind the last one. */
 uint64_t wh_space_chunk_begin(const wh_space *space, uint64_t chunk);
 

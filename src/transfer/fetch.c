@@ -5,7 +5,7 @@
 #include "base/fail.h"
 #include "state/prepare.h"
 
-enum { AHEAD_MIN = 8, AHEAD_MAX = 24, ELEMENT_MAX = 16 };
+enum { AHEAD_MIN = 8, AHEAD_MAX = 24 };
 
 wherry_status wh_fetch_init(wh_fetch *fetch, const wh_source *source, const wh_chunk_list *list, uint32_t workers,
                             const wh_stop *stop, wh_deadline deadline, wherry_error *error) {
@@ -16,7 +16,7 @@ wherry_status wh_fetch_init(wh_fetch *fetch, const wh_source *source, const wh_c
     }
     fetch->ahead = wh_min(wh_max(2 * (uint64_t)workers, AHEAD_MIN), AHEAD_MAX);
     pthread_mutex_init(&fetch->lock, NULL);
-    wh_stage_init(&fetch->stage, source->prepared->space.chunk_bytes + ELEMENT_MAX, stop, deadline);
+    wh_stage_init(&fetch->stage, wh_space_chunk_max(&source->prepared->space), stop, deadline);
     return WHERRY_OK;
 }
 

@@ -10,8 +10,8 @@
 #include "state/storage.h"
 #include "transfer/source.h"
 
-/** So many slots are used before whoever needs one waits for a device; elements are at most so long. */
-enum { USUAL_SLOTS = 24, ELEMENT_MAX = 16 };
+/** So many slots are used before whoever needs one waits for a device. */
+enum { USUAL_SLOTS = 24 };
 
 static bool on_device(const wherry_storage *storage) {
     return wherry_storage_device(storage).kind != WHERRY_DEVICE_CPU;
@@ -20,9 +20,8 @@ static bool on_device(const wherry_storage *storage) {
 void wh_chunk_sink_init_stage(wh_chunk_sink *sink, wh_deadline deadline) {
     sink->to_device = wh_storages_devices(sink->plan->kept, sink->plan->kept_count) != 0;
     if (sink->to_device) {
-        size_t slot_bytes = sink->plan->prepared->space.chunk_bytes + ELEMENT_MAX;
         pthread_mutex_init(&sink->lock, NULL);
-        wh_stage_init(&sink->stage, slot_bytes, sink->stop, deadline);
+        wh_stage_init(&sink->stage, wh_space_chunk_max(&sink->plan->prepared->space), sink->stop, deadline);
         sink->flying_end = &sink->flying;
     }
 }
