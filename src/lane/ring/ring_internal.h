@@ -127,6 +127,9 @@ wherry_status wh_ring_memory_open(wh_ring_end *end, int fd, wherry_error *error)
 
 void wh_ring_memory_close(wh_ring_end *end);
 
+/** Workers are kept nowhere. */
+void wh_ring_forget_processors(wh_ring_end *end);
+
 /** Workers of both sides take turns, in pairs, on processors[]. Before the first frame, at both ends. */
 void wh_ring_pair(wh_ring_end *end);
 

@@ -125,12 +125,6 @@ static void choose_processors(wh_ring_end *end, request_message *request) {
     }
 }
 
-static void forget_processors(wh_ring_end *end) {
-    for (uint32_t i = 0; i < WH_RING_WORKERS_MAX; i++) {
-        end->processors[i] = WH_RING_ANYWHERE;
-    }
-}
-
 /* Whether this side's workers can be kept where the receiver would keep its own. */
 static bool take_processors(wh_ring_end *end, const request_message *request) {
     bool all = true;
@@ -139,7 +133,7 @@ static bool take_processors(wh_ring_end *end, const request_message *request) {
         all = all && wh_cpu_allows(end->processors[i]);
     }
     if (!all) {
-        forget_processors(end);
+        wh_ring_forget_processors(end);
     }
     return all;
 }
@@ -274,7 +268,7 @@ static bool agree(wh_ring_end *end, bool in_pairs) {
     if (in_pairs) {
         wh_ring_pair(end);
     } else {
-        forget_processors(end);
+        wh_ring_forget_processors(end);
     }
     return true;
 }

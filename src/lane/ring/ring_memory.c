@@ -46,6 +46,12 @@ void wh_ring_pair(wh_ring_end *end) {
     end->slots = 1;
 }
 
+void wh_ring_forget_processors(wh_ring_end *end) {
+    for (uint32_t i = 0; i < WH_RING_WORKERS_MAX; i++) {
+        end->processors[i] = WH_RING_ANYWHERE;
+    }
+}
+
 wh_ring_end *wh_ring_end_create(const wh_lane_site *site, uint32_t workers, bool pushes) {
     wh_ring_end *end = wh_alloc_zeroed(1, sizeof(*end));
     if (end) {
@@ -54,7 +60,7 @@ wh_ring_end *wh_ring_end_create(const wh_lane_site *site, uint32_t workers, bool
         end->pushes = pushes;
         end->slot_bytes = WH_RING_SLOT_BYTES;
         end->slots = WH_RING_SLOTS;
-        memset(end->processors, 0xFF, sizeof(end->processors)); /* WH_RING_ANYWHERE */
+        wh_ring_forget_processors(end);
         end->socket = -1;
         pthread_mutex_init(&end->lock, NULL);
     }
