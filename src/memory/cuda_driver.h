@@ -23,11 +23,9 @@ enum {
     WH_CU_INVALID_VALUE = 1,
     WH_CU_OUT_OF_MEMORY = 2,
     WH_CU_NO_DEVICE = 100,
-    WH_CU_INVALID_CONTEXT = 201,
     WH_CU_NOT_READY = 600,
     WH_CU_BROKEN_FIRST = 700, /**< From here on, but for 701, 704, 705 and 711 to 713: the context is of no more use. */
     WH_CU_BROKEN_LAST = 719,
-    WH_CU_NOT_SUPPORTED = 801,
 };
 
 /** Constants of the driver. */

@@ -110,8 +110,8 @@ static void offer_lanes(wh_destination *destination, wh_note *offer, wh_string t
     for (size_t i = 0; i < lanes->count; i++) {
         wherry_error error;
         wh_string *text = texts + offer->lane_count;
-        if (!destination->source->devices && lanes->lanes[i]->traits & WH_LANE_DEVICE && !lanes->ordered) {
-            continue; /* nobody expects it to take part */
+        if (wh_lane_choice_passes(lanes, lanes->lanes[i], destination->source->devices != 0)) {
+            continue;
         }
         wherry_status status = lanes->lanes[i]->offer(&destination->site, text, &error);
         if (status != WHERRY_OK || text->failed) {

@@ -25,6 +25,10 @@ bool wh_lane_choice_has(const wh_lane_choice *choice, uint32_t trait) {
     return has;
 }
 
+bool wh_lane_choice_passes(const wh_lane_choice *choice, const wh_lane_ops *lane, bool devices) {
+    return !devices && lane->traits & WH_LANE_DEVICE && !choice->ordered;
+}
+
 static wherry_status fail_unknown(const wh_lane_choice *all, const char *text, wherry_error *error) {
     wh_string names = {0};
     for (size_t i = 0; i < all->count; i++) {

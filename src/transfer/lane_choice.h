@@ -26,6 +26,9 @@ void wh_lane_choice_order(wh_lane_choice *choice, uint64_t bytes, uint64_t runs)
 /** Whether one of the lanes has a trait: WH_LANE_*. */
 bool wh_lane_choice_has(const wh_lane_choice *choice, uint32_t trait);
 
+/** Whether a lane is passed over without a word, since nobody expects it to take part: one for devices that was not named, where none of them are concerned. */
+bool wh_lane_choice_passes(const wh_lane_choice *choice, const wh_lane_ops *lane, bool devices);
+
 /** The lane of a name; NULL where it is not one of the choice. */
 const wh_lane_ops *wh_lane_choice_find(const wh_lane_choice *choice, const void *name, size_t size);
 

@@ -168,8 +168,8 @@ static wherry_status choose(wh_receive *receive, size_t *next, wherry_error *err
     for (; *next < lanes->count; (*next)++) {
         wherry_error refusal = {.status = WHERRY_OK};
         wherry_status status = WHERRY_OK;
-        if (!receive->leg.device && lanes->lanes[*next]->traits & WH_LANE_DEVICE && !lanes->ordered) {
-            continue; /* nobody expects it to take part */
+        if (wh_lane_choice_passes(lanes, lanes->lanes[*next], receive->leg.device)) {
+            continue;
         }
         receive->lane = lanes->lanes[*next];
         const wh_offered_lane *offered = find_offer(receive, receive->lane);

@@ -9,8 +9,7 @@
 #include "transfer/cancel.h"
 #include "transfer/destination.h"
 
-/** How long a part of a round may wait. */
-/** A part of the work of one destination among several. */
+/** How long a part of the work of one destination among several may wait. */
 enum { STEP_MS = 2 };
 
 /** A call of wherry_checkpoint_send. */

@@ -9,6 +9,20 @@ void wh_stage_init(wh_stage *stage, size_t slot_bytes, const wh_stop *stop, wh_d
     pthread_mutex_init(&stage->lock, NULL);
 }
 
+/** slot may be NULL. */
+static void free_slot(const wh_stage *stage, wh_slot *slot) {
+    if (!slot) {
+        return;
+    }
+    if (slot->pinned) {
+        wh_pinned_give(slot->memory, stage->slot_bytes);
+    } else {
+        wh_free(slot->memory);
+    }
+    wh_free(slot->runs);
+    wh_free(slot);
+}
+
 void wh_stage_destroy(wh_stage *stage) {
     if (!stage->slot_bytes) {
         return;
@@ -17,14 +31,7 @@ void wh_stage_destroy(wh_stage *stage) {
         wh_cuda_queue_destroy(stage->queues[i]); /* which waits */
     }
     for (size_t i = 0; i < stage->count; i++) {
-        wh_slot *slot = stage->slots[i];
-        if (slot->pinned) {
-            wh_pinned_give(slot->memory, stage->slot_bytes);
-        } else {
-            wh_free(slot->memory);
-        }
-        wh_free(slot->runs);
-        wh_free(slot);
+        free_slot(stage, stage->slots[i]);
     }
     wh_free(stage->slots);
     pthread_mutex_destroy(&stage->lock);
@@ -49,8 +56,8 @@ static wh_slot *make_slot(const wh_stage *stage) {
     slot->pinned = wh_pinned_take(stage->slot_bytes, &memory, NULL) == WHERRY_OK;
     slot->memory = slot->pinned ? memory : wh_alloc(stage->slot_bytes);
     if (!slot->memory) {
-        wh_free(slot);
-        slot = NULL;
+        free_slot(stage, slot);
+        return NULL;
     }
     return slot;
 }
@@ -73,12 +80,7 @@ wherry_status wh_stage_take(wh_stage *stage, wh_slot **slot_p, wherry_error *err
     if (!slot) {
         slot = make_slot(stage);
         if (!slot || !keep(stage, slot)) {
-            if (slot && slot->pinned) {
-                wh_pinned_give(slot->memory, stage->slot_bytes);
-            } else if (slot) {
-                wh_free(slot->memory);
-            }
-            wh_free(slot);
+            free_slot(stage, slot);
             return wh_fail_memory(error, "staging a chunk");
         }
     }
