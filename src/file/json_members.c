@@ -31,10 +31,6 @@ static wherry_status expect(wh_json *json, char wanted, wherry_error *error) {
     return WHERRY_OK;
 }
 
-wherry_status wh_json_enter(wh_json *json, wherry_error *error) {
-    return expect(json, '{', error);
-}
-
 /** Whether Jansson gets memory: it takes a text that it has no memory for as bad syntax. */
 static bool has_memory(const wh_json *json) {
     enum { PROBED = 4096 };
@@ -76,15 +72,14 @@ wherry_status wh_json_value(wh_json *json, size_t most, json_t **value_p, wherry
     return WHERRY_OK;
 }
 
-wherry_status wh_json_next(wh_json *json, bool *first, json_t **name_p, wherry_error *error) {
-    bool begins = *first;
-    *first = false;
+/** The name of the next member. @param name_p  to json_decref; NULL behind the last, and the object is left. */
+static wherry_status next_name(wh_json *json, bool first, json_t **name_p, wherry_error *error) {
     if (peek(json) == '}') {
         json->at++;
         *name_p = NULL;
         return WHERRY_OK;
     }
-    wherry_status status = begins ? WHERRY_OK : expect(json, ',', error);
+    wherry_status status = first ? WHERRY_OK : expect(json, ',', error);
     if (status != WHERRY_OK) {
         return status;
     }
@@ -103,6 +98,20 @@ wherry_status wh_json_next(wh_json *json, bool *first, json_t **name_p, wherry_e
     }
     *name_p = name;
     return WHERRY_OK;
+}
+
+wherry_status wh_json_members(wh_json *json, wh_json_member_fn take, void *context, wherry_error *error) {
+    wherry_status status = expect(json, '{', error);
+    json_t *name = NULL;
+    for (bool first = true; status == WHERRY_OK; first = false) {
+        status = next_name(json, first, &name, error);
+        if (status != WHERRY_OK || !name) {
+            break;
+        }
+        status = take(context, json, name, error);
+        json_decref(name);
+    }
+    return status;
 }
 
 bool wh_json_take_null(wh_json *json) {

@@ -21,15 +21,11 @@ typedef struct wh_json {
     size_t at;
 } wh_json;
 
-/** Goes into an object; WHERRY_MALFORMED where the next value is none. */
-wherry_status wh_json_enter(wh_json *json, wherry_error *error);
+/** Takes a member: its name, a string; its value must be read, or its members. */
+typedef wherry_status (*wh_json_member_fn)(void *context, wh_json *json, const json_t *name, wherry_error *error);
 
-/**
- * The name of the next member, whose value must then be read or entered.
- * @param first   true after wh_json_enter; false is left in it.
- * @param name_p  a string, to json_decref; NULL behind the last member, and the object is left.
- */
-wherry_status wh_json_next(wh_json *json, bool *first, json_t **name_p, wherry_error *error);
+/** Reads an object, member by member. @return WHERRY_OK; WHERRY_MALFORMED where the next value is none; what `take` returned. */
+wherry_status wh_json_members(wh_json *json, wh_json_member_fn take, void *context, wherry_error *error);
 
 /**
  * Reads a value.

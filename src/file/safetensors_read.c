@@ -1,4 +1,5 @@
 /* Reading safetensors. The rules are the format's own: tensors lie end to end, in any order, without gaps, up to the end of the file. */
+#include <assert.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -31,9 +32,10 @@ typedef struct reading {
     wh_mapping *mapping;
     wherry_value *tensors;
     wherry_value *metadata;
-    uint64_t data;   /**< Where the tensors begin in the file. */
-    uint64_t space;  /**< Bytes from there to its end. */
-    entry **entries; /**< In the header's order. */
+    bool has_metadata; /**< This file's has been read. */
+    uint64_t data;     /**< Where the tensors begin in the file. */
+    uint64_t space;    /**< Bytes from there to its end. */
+    entry **entries;   /**< In the header's order. */
     size_t count;
     size_t capacity;
     wh_index names; /**< Finds an entry by its name. */
@@ -74,6 +76,7 @@ static wherry_status read_shape(const reading *r, const json_t *about, entry *e,
         }
         e->shape[i] = json_integer_value(size);
     }
+    assert(e->dtype);
     if (e->dtype->packed > 1) {
         if (e->ndim == 0 || e->shape[e->ndim - 1] % e->dtype->packed != 0) {
             return wh_file_fail(error, WHERRY_UNSUPPORTED, spot_of(r, e->name, at),
@@ -95,6 +98,7 @@ static wherry_status read_offsets(const reading *r, const json_t *about, entry *
     }
     e->begin = (uint64_t)json_integer_value(begin);
     e->end = (uint64_t)json_integer_value(end);
+    assert(e->dtype);
     uint64_t needs = wherry_dtype_describe(e->dtype->dtype)->bytes;
     bool fits = true;
     bool empty = false;
@@ -143,7 +147,7 @@ static wherry_status keep_entry(reading *r, const entry *read, uint64_t at, wher
 
 static wherry_status read_tensor(reading *r, const json_t *name, const json_t *about, uint64_t at,
                                  wherry_error *error) {
-    int64_t shape[WHERRY_NDIM_MAX];
+    int64_t shape[WHERRY_NDIM_MAX] = {0};
     entry read = {.name = json_string_value(name), .shape = shape};
     if (!json_is_object(about)) {
         return wh_file_fail(error, WHERRY_MALFORMED, spot_of(r, read.name, at), "the header has no object for it");
@@ -229,48 +233,51 @@ static wherry_status put_text(wherry_value *dict, const char *name, const json_t
     return status;
 }
 
-static wherry_status read_metadata(reading *r, wh_json *json, wherry_error *error) {
-    wherry_value *own; /* so that a name twice in this file is seen, and one of an earlier shard is none */
-    bool first = true;
-    wherry_status status = wherry_dict_create(&own, error);
-    if (status != WHERRY_OK) {
-        return status;
-    }
-    status = wh_json_enter(json, error);
-    for (json_t *name = NULL, *text = NULL; status == WHERRY_OK;) {
-        status = wh_json_next(json, &first, &name, error);
-        if (status != WHERRY_OK || !name) {
-            break;
-        }
-        status = wh_json_value(json, json->size, &text, error);
-        if (status == WHERRY_OK && !json_is_string(text)) {
+/** The metadata of one file. */
+typedef struct metadata_reading {
+    wherry_value *own; /**< So that a name twice in this file is seen, and one of an earlier shard is none. */
+    wherry_value *all;
+} metadata_reading;
+
+static wherry_status read_text(void *context, wh_json *json, const json_t *name, wherry_error *error) {
+    const metadata_reading *m = context;
+    json_t *text = NULL;
+    wherry_status status = wh_json_value(json, json->size, &text, error);
+    if (status == WHERRY_OK && !json_is_string(text)) {
+        status =
+            wh_file_fail(error, WHERRY_MALFORMED, wh_json_spot(json), "its metadata has something that is no text");
+    } else if (status == WHERRY_OK) {
+        status = put_text(m->own, json_string_value(name), text, error);
+        if (status == WHERRY_DUPLICATE_KEY) {
             status =
-                wh_file_fail(error, WHERRY_MALFORMED, wh_json_spot(json), "its metadata has something that is no text");
-        } else if (status == WHERRY_OK) {
-            status = put_text(own, json_string_value(name), text, error);
-            if (status == WHERRY_DUPLICATE_KEY) {
-                status = wh_file_fail(error, WHERRY_REPEATED_KEY, wh_json_spot(json),
-                                      "its metadata has the same name twice");
-            } else if (status == WHERRY_OK && !wherry_dict_get(r->metadata, json_string_value(name))) {
-                status = put_text(r->metadata, json_string_value(name), text, error);
-            }
+                wh_file_fail(error, WHERRY_REPEATED_KEY, wh_json_spot(json), "its metadata has the same name twice");
+        } else if (status == WHERRY_OK && !wherry_dict_get(m->all, json_string_value(name))) {
+            status = put_text(m->all, json_string_value(name), text, error);
         }
-        json_decref(name);
-        json_decref(text);
-        text = NULL;
     }
-    wherry_value_destroy(own);
+    json_decref(text);
     return status;
 }
 
-static wherry_status read_member(reading *r, wh_json *json, const json_t *name, bool *seen, wherry_error *error) {
+static wherry_status read_metadata(const reading *r, wh_json *json, wherry_error *error) {
+    metadata_reading m = {.all = r->metadata};
+    wherry_status status = wherry_dict_create(&m.own, error);
+    if (status == WHERRY_OK) {
+        status = wh_json_members(json, read_text, &m, error);
+        wherry_value_destroy(m.own);
+    }
+    return status;
+}
+
+static wherry_status read_member(void *context, wh_json *json, const json_t *name, wherry_error *error) {
+    reading *r = context;
     uint64_t at = json->begin + json->at;
     if (strcmp(json_string_value(name), WH_SAFETENSORS_METADATA) == 0) {
-        if (*seen) {
+        if (r->has_metadata) {
             return wh_file_fail(error, WHERRY_REPEATED_KEY, wh_json_spot(json),
                                 "has " WH_SAFETENSORS_METADATA " twice");
         }
-        *seen = true;
+        r->has_metadata = true;
         return wh_json_take_null(json) ? WHERRY_OK
                                        : read_metadata(r, json, error); /* the format's library reads null as none */
     }
@@ -285,21 +292,6 @@ static wherry_status read_member(reading *r, wh_json *json, const json_t *name, 
     }
     json_decref(about);
     return status;
-}
-
-static wherry_status read_header(reading *r, wh_json *json, wherry_error *error) {
-    bool first = true;
-    bool seen = false;
-    wherry_status status = wh_json_enter(json, error);
-    for (json_t *name = NULL; status == WHERRY_OK;) {
-        status = wh_json_next(json, &first, &name, error);
-        if (status != WHERRY_OK || !name) {
-            break;
-        }
-        status = read_member(r, json, name, &seen, error);
-        json_decref(name);
-    }
-    return status == WHERRY_OK ? wh_json_end(json, error) : status;
 }
 
 /** How long the header is, checked against the file and the limits. */
@@ -342,7 +334,10 @@ wherry_status wh_safetensors_read(const wherry_file *file, wh_mapping *mapping, 
     r.data = LENGTH_BYTES + length;
     r.space = mapping->size - r.data;
     wh_json json = {mapping->path, LENGTH_BYTES, text, (size_t)length, 0};
-    status = read_header(&r, &json, error);
+    status = wh_json_members(&json, read_member, &r, error);
+    if (status == WHERRY_OK) {
+        status = wh_json_end(&json, error);
+    }
     wh_free(text);
     if (status == WHERRY_OK) {
         status = put_tensors(&r, error);

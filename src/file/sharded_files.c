@@ -36,6 +36,7 @@ typedef struct reading {
     size_t count;
     size_t capacity;
     wherry_value *metadata;
+    bool has_map; /**< The weight_map has been read. */
 } reading;
 
 /** The path of a file that lies beside another, to wh_free; NULL where there is no memory. */
@@ -125,32 +126,25 @@ static wherry_status add_entry(reading *r, const json_t *name, const json_t *whe
     return status;
 }
 
-static wherry_status read_map(reading *r, wh_json *json, wherry_error *error) {
-    bool first = true;
-    wherry_status status = wh_json_enter(json, error);
-    for (json_t *name = NULL, *where = NULL; status == WHERRY_OK; where = NULL) {
-        status = wh_json_next(json, &first, &name, error);
-        if (status != WHERRY_OK || !name) {
-            break;
-        }
-        status = wh_json_value(json, json->size, &where, error);
-        if (status == WHERRY_OK) {
-            status = add_entry(r, name, where, error);
-        }
-        json_decref(where);
-        json_decref(name);
+static wherry_status read_entry(void *context, wh_json *json, const json_t *name, wherry_error *error) {
+    json_t *where = NULL;
+    wherry_status status = wh_json_value(json, json->size, &where, error);
+    if (status == WHERRY_OK) {
+        status = add_entry(context, name, where, error);
     }
+    json_decref(where);
     return status;
 }
 
 /** Members other than the map are no business of ours. */
-static wherry_status read_member(reading *r, wh_json *json, const json_t *name, bool *seen, wherry_error *error) {
+static wherry_status read_member(void *context, wh_json *json, const json_t *name, wherry_error *error) {
+    reading *r = context;
     if (strcmp(json_string_value(name), "weight_map") == 0) {
-        if (*seen) {
+        if (r->has_map) {
             return wh_file_fail(error, WHERRY_REPEATED_KEY, wh_json_spot(json), "has a weight_map twice");
         }
-        *seen = true;
-        return read_map(r, json, error);
+        r->has_map = true;
+        return wh_json_members(json, read_entry, r, error);
     }
     json_t *skipped = NULL;
     wherry_status status = wh_json_value(json, SKIPPED_MAX, &skipped, error);
@@ -159,21 +153,11 @@ static wherry_status read_member(reading *r, wh_json *json, const json_t *name, 
 }
 
 static wherry_status read_index(reading *r, wh_json *json, wherry_error *error) {
-    bool first = true;
-    bool seen = false;
-    wherry_status status = wh_json_enter(json, error);
-    for (json_t *name = NULL; status == WHERRY_OK;) {
-        status = wh_json_next(json, &first, &name, error);
-        if (status != WHERRY_OK || !name) {
-            break;
-        }
-        status = read_member(r, json, name, &seen, error);
-        json_decref(name);
-    }
+    wherry_status status = wh_json_members(json, read_member, r, error);
     if (status == WHERRY_OK) {
         status = wh_json_end(json, error);
     }
-    if (status == WHERRY_OK && !seen) {
+    if (status == WHERRY_OK && !r->has_map) {
         status = wh_file_fail(error, WHERRY_MALFORMED, wh_spot_file(r->path), "has no weight_map");
     }
     for (size_t i = 0; i < r->count && status == WHERRY_OK; i++) {
