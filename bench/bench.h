@@ -40,6 +40,12 @@ void bench_check(wherry_status status, const wherry_error *error);
 /** Memory that is never lacking. */
 void *bench_alloc(size_t count, size_t size);
 
+/** The middle one of some figures, which are sorted. */
+double bench_median(double *figures, int count);
+
+/** options.target of a receive into options.target_context. */
+wherry_status bench_give_target(void *context, const wherry_value **target_p);
+
 /* ---- processes ---- */
 
 /** What one measured thing left behind, besides its seconds. */

@@ -157,11 +157,6 @@ static uint64_t visit(const driver *cuda, const wherry_value *state, bool fill, 
 
 /* ---- the processes ---- */
 
-static wherry_status give_target(void *context, const wherry_value **target_p) {
-    *target_p = context;
-    return WHERRY_OK;
-}
-
 static void transfer(bench_world *world, const run *own, int32_t rank, wherry_transport *transport, wherry_value *state,
                      int repeat) {
     wherry_transfer_options options;
@@ -176,7 +171,7 @@ static void transfer(bench_world *world, const run *own, int32_t rank, wherry_tr
         bench_check(wherry_checkpoint_send(transport, (int32_t[]){1}, 1, state, &options, NULL, &error), &error);
     } else {
         wherry_value *received;
-        options.target = give_target;
+        options.target = bench_give_target;
         options.target_context = state;
         options.stats = world->notes[0].receiver + repeat;
         bench_check(wherry_checkpoint_recv(transport, 0, &options, &received, &error), &error);
@@ -226,17 +221,6 @@ static void play(bench_world *world, int32_t rank, void *context) {
 
 /* ---- the table ---- */
 
-static int by_size(const void *one, const void *other) {
-    double a = *(const double *)one;
-    double b = *(const double *)other;
-    return a < b ? -1 : a > b;
-}
-
-static double median(double *values, int count) {
-    qsort(values, (size_t)count, sizeof(*values), by_size);
-    return values[count / 2];
-}
-
 static void print_row(const run *own, bench_world *world) {
     double data[BENCH_REPEATS_MAX];
     double calls[BENCH_REPEATS_MAX];
@@ -246,8 +230,8 @@ static void print_row(const run *own, bench_world *world) {
         calls[i] = world->seconds[0][i + 1];
     }
     double bytes = (double)stats[1].bytes_moved;
-    double middle = median(data, own->repeats);
-    double call = median(calls, own->repeats);
+    double middle = bench_median(data, own->repeats);
+    double call = bench_median(calls, own->repeats);
     printf("| %s | %s | %.3f ms (%.3f-%.3f) | %.1f GB/s | %.2f ms (%.2f-%.2f) | %.1f ms | %.0f MiB | %s |\n",
            own->what->name, stats[1].lane, middle * 1e3, data[0] * 1e3, data[own->repeats - 1] * 1e3,
            bytes / middle * 1e-9, call * 1e3, calls[0] * 1e3, calls[own->repeats - 1] * 1e3, world->seconds[0][0] * 1e3,

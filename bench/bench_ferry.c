@@ -131,11 +131,6 @@ static bool is_ferry(const step *what) {
     return what->kind == FERRY || what->kind == FERRY_NEW;
 }
 
-static wherry_status give_target(void *context, const wherry_value **target_p) {
-    *target_p = context;
-    return WHERRY_OK;
-}
-
 static void send_once(run *own, const step *what, const wherry_transfer_options *options, wherry_stats *stats) {
     static const int32_t ranks[] = {1, 2, 3};
     wherry_outcome outcomes[BENCH_RANKS_MAX];
@@ -151,7 +146,7 @@ static wherry_value *receive_once(run *own, const step *what, wherry_transfer_op
     wherry_error error;
     wherry_value *state;
     if (what->kind == FERRY) {
-        options->target = give_target;
+        options->target = bench_give_target;
         options->target_context = own->states[what->state].value;
     }
     options->stats = stats;

@@ -2,52 +2,28 @@
  * bench_formats FOLDER [REPEATS]: how long it takes to open large files, and to write a state, each in turn with what it is measured against; medians. The files
  * are made in FOLDER, /dev/shm for one, and removed.
  */
+#include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
-#include <time.h>
 #include <unistd.h>
 
 #include <wherry/file.h>
-#include <wherry/wherry.h>
 
-enum { TENSORS = 20000, MANY = 100000, REPEATS_MAX = 99, NAME_BYTES = 160 };
+#include "bench.h"
+
+enum { TENSORS = 20000, MANY = 100000, NAME_BYTES = 160 };
 
 #define GIB (UINT64_C(1) << 30)
 
 static wherry_error error;
 
-static void check(wherry_status status) {
-    if (status != WHERRY_OK) {
-        fprintf(stderr, "%s: %s\n", wherry_status_name(status), error.message);
-        exit(EXIT_FAILURE);
-    }
-}
-
 static void must(bool good, const char *what) {
     if (!good) {
-        perror(what);
-        exit(EXIT_FAILURE);
+        bench_die("%s: %s", what, strerror(errno));
     }
-}
-
-static double now(void) {
-    struct timespec time;
-    clock_gettime(CLOCK_MONOTONIC, &time);
-    return (double)time.tv_sec + 1e-9 * (double)time.tv_nsec;
-}
-
-static int compare(const void *one, const void *other) {
-    double a = *(const double *)one;
-    double b = *(const double *)other;
-    return a < b ? -1 : a > b;
-}
-
-static double median(double *seconds, int count) {
-    qsort(seconds, (size_t)count, sizeof(*seconds), compare);
-    return seconds[count / 2];
 }
 
 /** A safetensors file of so many tensors and bytes, none of which is on the disk. */
@@ -77,9 +53,9 @@ static void make_sparse(const char *path, uint64_t total, size_t tensors) {
 
 static double open_seconds(const char *path) {
     wherry_file *file;
-    double begin = now();
-    check(wherry_file_open(path, NULL, &file, &error));
-    double seconds = now() - begin;
+    double begin = bench_now();
+    bench_check(wherry_file_open(path, NULL, &file, &error), &error);
+    double seconds = bench_now() - begin;
     wherry_file_close(file);
     return seconds;
 }
@@ -91,16 +67,9 @@ static double open_memory(const char *path) {
     must(pipe(ends) == 0, "pipe");
     pid_t child = fork();
     if (child == 0) {
-        char line[256];
-        FILE *clear = fopen("/proc/self/clear_refs", "w"); /* forget what the parent had */
-        bool cleared = clear && fputs("5", clear) >= 0 && fclose(clear) == 0;
+        bool cleared = bench_memory_mark() >= 0; /* forget what the parent had */
         open_seconds(path);
-        FILE *status = fopen("/proc/self/status", "r");
-        while (cleared && status && fgets(line, sizeof(line), status)) {
-            if (strncmp(line, "VmHWM:", 6) == 0) {
-                peak = strtod(line + 6, NULL) / 1024;
-            }
-        }
+        peak = cleared ? (double)bench_memory_peak() / (1 << 20) : 0;
         _exit(write(ends[1], &peak, sizeof(peak)) == (ssize_t)sizeof(peak) ? 0 : 1);
     }
     must(child > 0 && read(ends[0], &peak, sizeof(peak)) == (ssize_t)sizeof(peak), "the process that opens a file");
@@ -114,7 +83,7 @@ static void bench_open(const char *folder, int repeats) {
     char small[512];
     char large[512];
     char many[512];
-    double seconds[3][REPEATS_MAX];
+    double seconds[3][BENCH_REPEATS_MAX];
     snprintf(small, sizeof(small), "%.400s/bench-small.safetensors", folder);
     snprintf(large, sizeof(large), "%.400s/bench-large.safetensors", folder);
     snprintf(many, sizeof(many), "%.400s/bench-many.safetensors", folder);
@@ -127,7 +96,8 @@ static void bench_open(const char *folder, int repeats) {
             seconds[k][i < 0 ? 0 : i] = open_seconds(k == 0 ? small : k == 1 ? large : many);
         }
     }
-    double medians[] = {median(seconds[0], repeats), median(seconds[1], repeats), median(seconds[2], repeats)};
+    double medians[] = {bench_median(seconds[0], repeats), bench_median(seconds[1], repeats),
+                        bench_median(seconds[2], repeats)};
     printf("| opening 100 GiB, %d tensors, against 100 MiB with as many | %.2f ms | %.2f ms | %.2f |\n", TENSORS,
            medians[1] * 1e3, medians[0] * 1e3, medians[1] / medians[0]);
     printf("| memory of a process that opens it, against 64 MiB | %.1f MiB | 64 MiB | %.2f |\n", memory[0],
@@ -140,28 +110,8 @@ static void bench_open(const char *folder, int repeats) {
     unlink(many);
 }
 
-/** Sixteen tensors of 64 MiB each, all touched. */
-static wherry_value *make_state(void) {
-    enum { COUNT = 16 };
-    int64_t nbytes = (int64_t)(GIB / COUNT);
-    wherry_value *state;
-    check(wherry_dict_create(&state, &error));
-    for (int i = 0; i < COUNT; i++) {
-        char name[32];
-        wherry_value *value;
-        wherry_tensor tensor = {.dtype = WHERRY_U8, .ndim = 1, .shape = &nbytes};
-        snprintf(name, sizeof(name), "w%d", i);
-        check(wherry_storage_allocate((uint64_t)nbytes, wherry_device_cpu(), &tensor.storage, &error));
-        memset(wherry_storage_data(tensor.storage), i + 1, (size_t)nbytes);
-        check(wherry_tensor_create(&tensor, &value, &error));
-        check(wherry_dict_put(state, name, value, &error));
-        wherry_storage_unref(tensor.storage);
-    }
-    return state;
-}
-
 static double write_plainly(const char *path, const wherry_value *state) {
-    double begin = now();
+    double begin = bench_now();
     int fd = open(path, O_CREAT | O_TRUNC | O_WRONLY | O_CLOEXEC, 0600);
     must(fd >= 0, path);
     for (size_t i = 0; i < wherry_dict_count(state); i++) {
@@ -170,42 +120,43 @@ static double write_plainly(const char *path, const wherry_value *state) {
         must(write(fd, wherry_storage_data(storage), (size_t)size) == size, path);
     }
     close(fd);
-    double seconds = now() - begin;
+    double seconds = bench_now() - begin;
     unlink(path);
     return seconds;
 }
 
 static double write_file(const char *path, const wherry_value *state) {
-    double begin = now();
-    check(wherry_file_write(path, state, NULL, &error));
-    double seconds = now() - begin;
+    double begin = bench_now();
+    bench_check(wherry_file_write(path, state, NULL, &error), &error);
+    double seconds = bench_now() - begin;
     unlink(path);
     return seconds;
 }
 
 static void bench_write(const char *folder, int repeats) {
     static const char *const endings[] = {"safetensors", "wherry"};
-    wherry_value *state = make_state();
+    bench_state state = bench_state_uniform(16, GIB / 16);
+    bench_state_fill(&state, true);
     for (int k = 0; k < 2; k++) {
         char path[512];
-        double ours[REPEATS_MAX];
-        double plain[REPEATS_MAX];
+        double ours[BENCH_REPEATS_MAX];
+        double plain[BENCH_REPEATS_MAX];
         snprintf(path, sizeof(path), "%.400s/bench-write.%s", folder, endings[k]);
         for (int i = -1; i < repeats; i++) {
-            ours[i < 0 ? 0 : i] = write_file(path, state);
-            plain[i < 0 ? 0 : i] = write_plainly(path, state);
+            ours[i < 0 ? 0 : i] = write_file(path, state.value);
+            plain[i < 0 ? 0 : i] = write_plainly(path, state.value);
         }
-        double medians[] = {median(ours, repeats), median(plain, repeats)};
+        double medians[] = {bench_median(ours, repeats), bench_median(plain, repeats)};
         printf("| writing 1 GiB as .%s, against write() of the same bytes | %.2f GB/s | %.2f GB/s | %.2f |\n",
                endings[k], (double)GIB / medians[0] / 1e9, (double)GIB / medians[1] / 1e9, medians[1] / medians[0]);
     }
-    wherry_value_destroy(state);
+    bench_state_destroy(&state);
 }
 
 int main(int argc, char **argv) {
     int repeats = argc > 2 ? (int)strtol(argv[2], NULL, 10) : 9;
-    if (argc < 2 || repeats < 1 || repeats > REPEATS_MAX) {
-        fprintf(stderr, "usage: bench_formats FOLDER [REPEATS] (at most %d)\n", REPEATS_MAX);
+    if (argc < 2 || repeats < 1 || repeats > BENCH_REPEATS_MAX) {
+        fprintf(stderr, "usage: bench_formats FOLDER [REPEATS] (at most %d)\n", BENCH_REPEATS_MAX);
         return 2;
     }
     printf("| case | ours | against | ratio |\n| --- | --- | --- | --- |\n");

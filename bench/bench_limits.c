@@ -22,6 +22,44 @@ static size_t least(size_t a, size_t b) {
     return a < b ? a : b;
 }
 
+/* ---- threads ---- */
+
+/** One of the threads that do some work together, and when it did. */
+typedef struct lap {
+    void (*work)(void *context);
+    void *context;
+    double begin;
+    double end;
+} lap;
+
+static void *run_lap(void *context) {
+    lap *own = context;
+    own->begin = bench_now();
+    own->work(own->context);
+    own->end = bench_now();
+    return NULL;
+}
+
+/** Has the threads do some work together. @return seconds from the first beginning to the last end. */
+static double run_laps(void (*work)(void *context), void *context) {
+    lap laps[THREADS];
+    pthread_t threads[THREADS];
+    for (int i = 0; i < THREADS; i++) {
+        laps[i] = (lap){.work = work, .context = context};
+        if (pthread_create(threads + i, NULL, run_lap, laps + i) != 0) {
+            bench_die("cannot start a thread");
+        }
+    }
+    double begin = 0;
+    double end = 0;
+    for (int i = 0; i < THREADS; i++) {
+        pthread_join(threads[i], NULL);
+        begin = i == 0 || laps[i].begin < begin ? laps[i].begin : begin;
+        end = laps[i].end > end ? laps[i].end : end;
+    }
+    return end - begin;
+}
+
 /* ---- reading another process's memory ---- */
 
 static struct iovec *fetch_table(const bench_world *world, size_t number, size_t count) {
@@ -77,20 +115,18 @@ void bench_reads_destroy(bench_reads *reads) {
     *reads = (bench_reads){0};
 }
 
-typedef struct reader {
+/** What the threads read together. */
+typedef struct reading {
     const bench_reads *reads;
-    atomic_size_t *next;
+    atomic_size_t next;
     bool touch;
-    double begin;
-    double end;
-} reader;
+} reading;
 
-static void *read_batches(void *context) {
-    reader *own = context;
+static void read_batches(void *context) {
+    reading *own = context;
     const bench_reads *reads = own->reads;
     size_t number;
-    own->begin = bench_now();
-    while ((number = atomic_fetch_add(own->next, 1)) < reads->batch_count) {
+    while ((number = atomic_fetch_add(&own->next, 1)) < reads->batch_count) {
         const bench_batch *batch = reads->batches + number;
         const struct iovec *local = reads->local + batch->first;
         for (size_t i = 0; own->touch && i < batch->count; i++) {
@@ -103,28 +139,11 @@ static void *read_batches(void *context) {
             bench_die("process_vm_readv: %s", strerror(errno));
         }
     }
-    own->end = bench_now();
-    return NULL;
 }
 
 static double run_readers(const bench_reads *reads, bool touch) {
-    reader readers[THREADS];
-    pthread_t threads[THREADS];
-    atomic_size_t next = 0;
-    for (int i = 0; i < THREADS; i++) {
-        readers[i] = (reader){.reads = reads, .next = &next, .touch = touch};
-        if (pthread_create(threads + i, NULL, read_batches, readers + i) != 0) {
-            bench_die("cannot start a thread");
-        }
-    }
-    double begin = 0;
-    double end = 0;
-    for (int i = 0; i < THREADS; i++) {
-        pthread_join(threads[i], NULL);
-        begin = i == 0 || readers[i].begin < begin ? readers[i].begin : begin;
-        end = readers[i].end > end ? readers[i].end : end;
-    }
-    return end - begin;
+    reading own = {.reads = reads, .touch = touch};
+    return run_laps(read_batches, &own);
 }
 
 double bench_reads_run(const bench_reads *reads) {
@@ -161,44 +180,25 @@ double bench_reads_run_fresh(const bench_reads *reads, const bench_state *state)
 
 /* ---- copying within a process ---- */
 
-typedef struct copier {
+/** What the threads copy together. */
+typedef struct copying {
     const bench_state *from;
     const bench_state *to;
-    atomic_size_t *next;
-    double begin;
-    double end;
-} copier;
+    atomic_size_t next;
+} copying;
 
-static void *copy_extents(void *context) {
-    copier *own = context;
+static void copy_extents(void *context) {
+    copying *own = context;
     size_t number;
-    own->begin = bench_now();
-    while ((number = atomic_fetch_add(own->next, 1)) < own->from->count) {
+    while ((number = atomic_fetch_add(&own->next, 1)) < own->from->count) {
         memcpy(own->to->extents[number].iov_base, own->from->extents[number].iov_base,
                own->from->extents[number].iov_len);
     }
-    own->end = bench_now();
-    return NULL;
 }
 
 double bench_copies_run(const bench_state *from, const bench_state *to) {
-    copier copiers[THREADS];
-    pthread_t threads[THREADS];
-    atomic_size_t next = 0;
-    for (int i = 0; i < THREADS; i++) {
-        copiers[i] = (copier){.from = from, .to = to, .next = &next};
-        if (pthread_create(threads + i, NULL, copy_extents, copiers + i) != 0) {
-            bench_die("cannot start a thread");
-        }
-    }
-    double begin = 0;
-    double end = 0;
-    for (int i = 0; i < THREADS; i++) {
-        pthread_join(threads[i], NULL);
-        begin = i == 0 || copiers[i].begin < begin ? copiers[i].begin : begin;
-        end = copiers[i].end > end ? copiers[i].end : end;
-    }
-    return end - begin;
+    copying own = {.from = from, .to = to};
+    return run_laps(copy_extents, &own);
 }
 
 /* ---- plain sockets ---- */

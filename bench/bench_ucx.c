@@ -42,11 +42,6 @@ typedef struct run {
     bench_state state;
 } run;
 
-static wherry_status give_target(void *context, const wherry_value **target_p) {
-    *target_p = context;
-    return WHERRY_OK;
-}
-
 static void ferry(run *own, bool source, wherry_verify verify, bool first) {
     wherry_transfer_options options;
     wherry_error error;
@@ -59,7 +54,7 @@ static void ferry(run *own, bool source, wherry_verify verify, bool first) {
                     &error);
         return;
     }
-    options.target = give_target;
+    options.target = bench_give_target;
     options.target_context = own->state.value;
     options.stats = &own->board->stats;
     bench_check(wherry_checkpoint_recv(own->transport, 0, &options, &received, &error), &error);

@@ -50,6 +50,22 @@ void *bench_alloc(size_t count, size_t size) {
     return memory;
 }
 
+static int by_size(const void *one, const void *other) {
+    double a = *(const double *)one;
+    double b = *(const double *)other;
+    return a < b ? -1 : a > b;
+}
+
+double bench_median(double *figures, int count) {
+    qsort(figures, (size_t)count, sizeof(*figures), by_size);
+    return figures[count / 2];
+}
+
+wherry_status bench_give_target(void *context, const wherry_value **target_p) {
+    *target_p = context;
+    return WHERRY_OK;
+}
+
 /* ---- the world ---- */
 
 /** A connection over loopback, both ends of which are here. */

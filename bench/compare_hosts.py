@@ -189,7 +189,7 @@ def main() -> None:
     congestion = pathlib.Path("/proc/sys/net/ipv4/tcp_congestion_control").read_text().strip()
     kernel = ".".join(platform.release().split(".")[:2])
     machine = f"{os.cpu_count()} cores, {platform.machine()}, Linux {kernel}, TCP with {congestion}"
-    machine += f"; other work took {statistics.mean(shares) * 100:.0f}% of its time meanwhile, {max(shares) * 100:.0f}% at most"
+    machine += ferry_report.others_text(shares)
     absent = [f"`{lane}` ({reason})" for lane, reason in reasons.items() if reason]
     text = "\n".join(page(lines, absent, repeats, machine))
     print(text)

@@ -44,18 +44,18 @@ def ratio_of(one: list[float], other: list[float]) -> float:
     return statistics.median(one) / statistics.median(other)
 
 
-def rows(result: dict) -> list[str]:
+def rows(result: dict) -> list[list[str]]:
     """The lines of one MPI on one kind of pages."""
     steps = {step["name"]: step for step in result["steps"]}
     plain = rates(steps["plain"])
     head = f"{result['library']}, {PAGES[result['pages']]}"
-    lines = []
+    lines: list[list[str]] = []
 
     def add(case: str, ours: list[float], limit: list[float], against: str, required: float | None) -> None:
         ratio = ratio_of(ours, limit)
         bar = "" if required is None else f"at least {required:.2f}"
         holds = "" if required is None else "yes" if ratio >= required else "**missed**"
-        lines.append(f"| {head} | {case} | {cell(ours)} | {cell(limit)} {against} | {ratio:.2f} | {bar} | {holds} |")
+        lines.append([head, case, cell(ours), f"{cell(limit)} {against}", f"{ratio:.2f}", bar, holds])
 
     default = steps["default"]["lane"]
     add("1 GiB by MPI's messages (`blocks`)", rates(steps["blocks"]), plain, "plain", 0.95)
@@ -75,7 +75,7 @@ def main() -> None:
     parser.add_argument("--wait", type=float, default=0, help="before each run, wait so long for a quiet machine")
     arguments = parser.parse_args()
     repeats = QUICK_REPEATS if arguments.quick else REPEATS
-    table = []
+    lines_of_all: list[list[str]] = []
     shares = []
     for flavour in FLAVOURS:
         if not (arguments.build / "bench" / f"bench_mpi_{flavour}").exists():
@@ -84,18 +84,16 @@ def main() -> None:
         for pages in PAGES:
             ferry_report.wait_for_quiet(arguments.wait)
             others = ferry_report.Others()
-            table += rows(measure(arguments.build.resolve(), flavour, pages, repeats))
+            lines_of_all += rows(measure(arguments.build.resolve(), flavour, pages, repeats))
             shares.append(others.share())
     lines = [
         "# Between ranks of MPI",
         "",
         f"`make bench-mpi`: two ranks on one host, MPI_THREAD_MULTIPLE, all cases in one run in turn; median of {repeats} (lowest-highest).",
-        f"Machine: {os.cpu_count()} cores, {platform.machine()}; other work took {statistics.mean(shares or [0]):.0%} of its time meanwhile,",
-        f"{max(shares, default=0):.0%} at most. Figures count where that is a few percent.",
+        f"Machine: {os.cpu_count()} cores, {platform.machine()}{ferry_report.others_text(shares)}.",
+        "Figures count where that is a few percent.",
         "",
-        "| MPI, memory | case | ours | against | ratio | required | holds |",
-        "| --- | --- | --- | --- | --- | --- | --- |",
-        *table,
+        *ferry_report.table(["MPI, memory", "case", "ours", "against", "ratio", "required", "holds"], lines_of_all),
         "",
         "Plain is `MPI_Send` and `MPI_Recv` of one buffer of 1 GiB. Ours is the whole call of the receiver, in place, which begins together with the source's: 16 tensors of",
         "64 MiB, without digests where nothing else is said, or 20,000 of 4 KiB; where it says \"moving the bytes\", that phase of the call alone, on both sides of the ratio. All of it lies on the same kind of pages: 4 KiB, as malloc gives them, or",

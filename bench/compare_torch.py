@@ -43,17 +43,17 @@ def sixteen() -> State:
     return {f"layers.{i}.weight": torch.empty(GIB // 16 // 4) for i in range(16)}
 
 
-def seven_b() -> State:
-    """Eight layers of a model of 7 billion parameters, in bf16: about 3 GiB."""
+def seven_b(device: str = "cpu", layers: int = 8) -> State:
+    """Layers of a model of 7 billion parameters, in bf16: eight are about 3 GiB."""
     shapes = {
         "q": (4096, 4096), "k": (4096, 4096), "v": (4096, 4096), "o": (4096, 4096),
         "gate": (11008, 4096), "up": (11008, 4096), "down": (4096, 11008), "norm1": (4096,), "norm2": (4096,),
     }  # fmt: skip
-    return {f"layers.{i}.{name}": torch.empty(shape, dtype=torch.bfloat16) for i in range(8) for name, shape in shapes.items()}
+    return {f"layers.{i}.{name}": torch.empty(shape, dtype=torch.bfloat16, device=device) for i in range(layers) for name, shape in shapes.items()}
 
 
-def pages() -> State:
-    return {f"layers.{i}.bias": torch.empty(1024) for i in range(20_000)}
+def pages(device: str = "cpu") -> State:
+    return {f"layers.{i}.bias": torch.empty(1024, device=device) for i in range(20_000)}
 
 
 def views() -> State:
@@ -91,7 +91,7 @@ def words(tensor: torch.Tensor) -> torch.Tensor:
 
 def pattern(tensor: torch.Tensor, number: int) -> torch.Tensor:
     """What the words of a tensor hold: each place, and each tensor, something else."""
-    return torch.arange(words(tensor).numel()).mul_(2 * number + 3)
+    return torch.arange(words(tensor).numel(), device=tensor.device).mul_(2 * number + 3)
 
 
 def sums(state: State) -> list[int]:
@@ -171,18 +171,23 @@ def run_rank(name: str, rank: int, repeats: int, place: str) -> None:
 # ---- all cases ----
 
 
-def measure(name: str, repeats: int) -> dict:
+def run_ranks(name: str, command: list[str], count: int, timeout: float) -> dict:
+    """Starts a case as so many processes, which are told their place and their rank, and takes what rank 1 has left there."""
     with tempfile.TemporaryDirectory(prefix="wherry-bench-") as place:
-        command = [sys.executable, __file__, "--only", name, "--repeats", str(repeats), "--place", place, "--rank"]
-        ranks = [subprocess.Popen([*command, str(rank)]) for rank in range(CASES[name].receivers + 1)]
+        ranks = [subprocess.Popen([*command, "--place", place, "--rank", str(rank)]) for rank in range(count)]
         try:
-            codes = [rank.wait(timeout=1800) for rank in ranks]
+            codes = [rank.wait(timeout=timeout) for rank in ranks]
         finally:
             for rank in ranks:
                 rank.kill()
         if any(codes):
             raise SystemExit(f"{name}: the ranks ended with {codes}")
         return json.loads(pathlib.Path(place, "results").read_text())
+
+
+def measure(name: str, repeats: int) -> dict:
+    command = [sys.executable, __file__, "--only", name, "--repeats", str(repeats)]
+    return run_ranks(name, command, CASES[name].receivers + 1, 1800)
 
 
 def row(name: str, result: dict) -> ferry_report.Row:
@@ -238,7 +243,7 @@ def main() -> None:
         shares.append(others.share())
         print("| " + " | ".join(rows[-1].cells()) + " |", flush=True)
     machine = f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}, torch {torch.__version__}"
-    machine += f"; other work took {statistics.mean(shares) * 100:.0f}% of its time meanwhile, {max(shares) * 100:.0f}% at most"
+    machine += ferry_report.others_text(shares)
     lines = page(rows, repeats, machine)
     print("\n" + "\n".join(lines))
     if not arguments.only and not arguments.quick:

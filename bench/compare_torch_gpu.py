@@ -17,9 +17,7 @@ import os
 import pathlib
 import platform
 import statistics
-import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 
@@ -28,28 +26,19 @@ import torch.distributed as dist
 from torch.distributed.checkpoint._pg_transport import PGTransport as TorchTransport
 
 sys.dont_write_bytecode = True  # the source tree stays as it is
+import compare_torch  # noqa: E402
 import ferry_report  # noqa: E402
+from compare_torch import State, pattern, words  # noqa: E402
 
 from wherry.torch import PGTransport  # noqa: E402
 
 HERE = pathlib.Path(__file__).resolve().parent
 TIMEOUT = datetime.timedelta(minutes=2)
 OURS, THEIRS = 9, 3  # repeats
-State = dict[str, torch.Tensor]
 
 
 def seven_b(device: str) -> State:
-    """Eight layers of a model of 7 billion parameters, in bf16: about 3 GiB."""
-    shapes = {
-        "q": (4096, 4096), "k": (4096, 4096), "v": (4096, 4096), "o": (4096, 4096),
-        "gate": (11008, 4096), "up": (11008, 4096), "down": (4096, 11008), "norm1": (4096,), "norm2": (4096,),
-    }  # fmt: skip
-    layers = range(8 if device != "cpu" else 1)
-    return {f"layers.{i}.{name}": torch.empty(shape, dtype=torch.bfloat16, device=device) for i in layers for name, shape in shapes.items()}
-
-
-def pages(device: str) -> State:
-    return {f"layers.{i}.bias": torch.empty(1024, device=device) for i in range(20_000)}
+    return compare_torch.seven_b(device, 8 if device != "cpu" else 1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,19 +55,9 @@ CASES = {
     "layers": Case("3 GiB, 8 layers of a 7B model in bf16, memory kept open", seven_b, times=300, options={"keep_open": True}),
     "layers-opened": Case("the same, memory opened each time", seven_b, times=1),
     "layers-data": Case("the same, memory kept open, data phase", seven_b, rate=1900, options={"keep_open": True}),
-    "pages": Case("20,000 tensors of 4 KiB", pages, times=50, options={"keep_open": True}),
+    "pages": Case("20,000 tensors of 4 KiB", compare_torch.pages, times=50, options={"keep_open": True}),
     "staged": Case("3 GiB, IPC forbidden: staged through the host, data phase", seven_b, rate=20, options={"lanes": "^cuda_ipc"}),
 }
-
-
-def words(tensor: torch.Tensor) -> torch.Tensor:
-    """The bytes of a tensor as 64-bit integers."""
-    return tensor.reshape(-1).view(torch.int64)
-
-
-def pattern(tensor: torch.Tensor, number: int) -> torch.Tensor:
-    """What the words of a tensor hold: each place, and each tensor, something else."""
-    return torch.arange(words(tensor).numel(), device=tensor.device).mul_(2 * number + 3)
 
 
 def is_right(state: State, device: str) -> bool:
@@ -151,18 +130,8 @@ def run_rank(arguments: argparse.Namespace) -> None:
 
 
 def measure(name: str, arguments: argparse.Namespace) -> dict:
-    with tempfile.TemporaryDirectory(prefix="wherry-bench-") as place:
-        command = [sys.executable, __file__, "--only", name, "--device", arguments.device, "--place", place]
-        command += ["--quick"] if arguments.quick else []
-        ranks = [subprocess.Popen([*command, "--rank", str(rank)]) for rank in range(2)]
-        try:
-            codes = [rank.wait(timeout=120) for rank in ranks]
-        finally:
-            for rank in ranks:
-                rank.kill()
-        if any(codes):
-            raise SystemExit(f"{name}: the ranks ended with {codes}")
-        return json.loads(pathlib.Path(place, "results").read_text())
+    command = [sys.executable, __file__, "--only", name, "--device", arguments.device]
+    return compare_torch.run_ranks(name, command + ["--quick"] * arguments.quick, 2, 120)
 
 
 def row(case: Case, result: dict) -> ferry_report.Row:

@@ -5,6 +5,7 @@ import json
 import os
 import pathlib
 import resource
+import socket
 import statistics
 import subprocess
 import time
@@ -87,6 +88,17 @@ class Others:
     def share(self):
         seconds, busy, own = (after - before for before, after in zip(self.began, self.now()))
         return max(0.0, (busy - own) / (seconds * os.cpu_count()))
+
+
+def others_text(shares):
+    """What to say of a machine, behind what it is: how much of it other work took, from the share of each run."""
+    return f"; other work took {statistics.mean(shares or [0]):.0%} of its time meanwhile, {max(shares, default=0):.0%} at most"
+
+
+def free_port():
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return one.getsockname()[1]
 
 
 def wait_for_quiet(seconds):
@@ -350,7 +362,7 @@ def run(build, repeats, machine, results_folder, patience):
         others = Others()
         results[case] = measure(pathlib.Path(build), case, repeats)
         shares.append(others.share())
-    machine += f"; other work took {statistics.mean(shares) * 100:.0f}% of its time meanwhile, {max(shares) * 100:.0f}% at most"
+    machine += others_text(shares)
     rows = rows_of(results)
     lines = page(results, rows, repeats, machine)
     if results_folder:

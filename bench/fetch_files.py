@@ -14,6 +14,9 @@ import sys
 import tempfile
 import time
 
+sys.dont_write_bytecode = True  # the source tree stays as it is
+import ferry_report  # noqa: E402
+
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 
 NGINX = """
@@ -36,15 +39,8 @@ def make_file(path, size):
             file.write(block)
 
 
-def free_port():
-    import socket
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return one.getsockname()[1]
-
-
 def start_nginx(place):
-    port = free_port()
+    port = ferry_report.free_port()
     (place / "nginx.conf").write_text("user root;" * (os.geteuid() == 0) + NGINX.format(place=place, port=port))
     server = subprocess.Popen(["nginx", "-c", place / "nginx.conf", "-e", place / "nginx.log", "-p", place])
     for _ in range(200):
@@ -115,13 +111,14 @@ def report(size, seconds, lane):
         ("curl from nginx", "fetch", "curl", 1.3, "the lane that it takes by itself, " + lane),
         ("curl from nginx", "fetch, stream", "curl", 1.3, "over sockets too"),
     ]
-    lines = [f"`wherry fetch` of {size / 2**30:.2f} GiB on loopback into a file in memory, the whole command with verifying; median of "
-             f"{len(seconds['fetch'])}, all in turn in one run. `bench/fetch_files.py build-release --write` takes it.", "",
-             "| against | fetch | GB/s | the other | ratio | required | holds |", "| --- | --- | --- | --- | --- | --- | --- |"]
+    cells = []
     for against, ours, other, required, how in rows:
         ratio = rates[ours] / rates[other]
-        lines.append(f"| {against} | {how} | {rates[ours]:.2f} | {rates[other]:.2f} | {ratio:.2f} | at least {required} | "
-                     f"{'yes' if ratio >= required else '**missed**'} |")
+        cells.append([against, how, f"{rates[ours]:.2f}", f"{rates[other]:.2f}", f"{ratio:.2f}", f"at least {required}",
+                      "yes" if ratio >= required else "**missed**"])
+    lines = [f"`wherry fetch` of {size / 2**30:.2f} GiB on loopback into a file in memory, the whole command with verifying; median of "
+             f"{len(seconds['fetch'])}, all in turn in one run. `bench/fetch_files.py build-release --write` takes it.", "",
+             *ferry_report.table(["against", "fetch", "GB/s", "the other", "ratio", "required", "holds"], cells)]
     return "\n".join(lines) + "\n"
 
 

@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-import socket
 import statistics
 import subprocess
 import time
@@ -27,16 +26,10 @@ def measure(build, transports, tensors, nbytes, repeats):
     return json.loads(output.strip().splitlines()[-1])
 
 
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
 def perftest(transports):
     """Bytes a second of `ucx_perftest -t tag_bw`, with messages as long as the tensors."""
     environment = {**os.environ, "UCX_TLS": transports}
-    port = str(free_port())
+    port = str(ferry_report.free_port())
     server = subprocess.Popen(["ucx_perftest", "-p", port], stdout=subprocess.DEVNULL, env=environment)
     try:
         time.sleep(0.5)
@@ -114,7 +107,7 @@ def run(build, repeats, machine, results_folder, patience):
         whole[name] = join(results)
         ferry_report.wait_for_quiet(patience)
         pages[name] = measure(build, transports, PAGES, 4096, repeats)
-    machine += f"; other work took {statistics.mean(shares) * 100:.0f}% of its time meanwhile, {max(shares) * 100:.0f}% at most"
+    machine += ferry_report.others_text(shares)
     lines = [
         "# The lane over UCX",
         "",
