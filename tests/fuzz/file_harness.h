@@ -10,15 +10,7 @@
 #include <wherry/file.h>
 #include <wherry/wherry.h>
 
-#define REQUIRE(condition)                                                                                             \
-    do {                                                                                                               \
-        if (!(condition)) {                                                                                            \
-            fprintf(stderr, "%s:%d: not so: %s\n", __FILE__, __LINE__, #condition);                                    \
-            abort();                                                                                                   \
-        }                                                                                                              \
-    } while (0)
-
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+#include "require.h"
 
 /** Opens a path; what opens must be whole: printed, compared with itself byte by byte, checked against its digests. */
 static inline void fuzz_open(const char *path, wherry_file_format format) {

@@ -9,16 +9,7 @@
 
 #include "group/callback/callback_frame.h"
 #include "group/group.h"
-
-#define REQUIRE(condition)                                                                                             \
-    do {                                                                                                               \
-        if (!(condition)) {                                                                                            \
-            fprintf(stderr, "%s:%d: not so: %s\n", __FILE__, __LINE__, #condition);                                    \
-            abort();                                                                                                   \
-        }                                                                                                              \
-    } while (0)
-
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+#include "require.h"
 
 /** What is read is written the same way again. */
 static void check_header(const wh_frame *frame, const uint8_t *block) {

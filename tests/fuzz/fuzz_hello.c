@@ -8,14 +8,7 @@
 #include <string.h>
 
 #include "group/hello.h"
-
-#define REQUIRE(condition)                                                                                             \
-    do {                                                                                                               \
-        if (!(condition)) {                                                                                            \
-            fprintf(stderr, "%s:%d: not so: %s\n", __FILE__, __LINE__, #condition);                                    \
-            abort();                                                                                                   \
-        }                                                                                                              \
-    } while (0)
+#include "require.h"
 
 typedef struct outcome {
     wherry_status status;
@@ -55,8 +48,6 @@ static outcome run(uint8_t choice, const uint8_t *data, size_t size, size_t piec
     wh_hello_destroy(hello);
     return end;
 }
-
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     if (size == 0) {

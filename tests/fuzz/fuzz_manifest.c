@@ -9,15 +9,9 @@
 
 #include <wherry/wherry.h>
 
-enum { MEMORY = 1 << 30, CHUNKS = 64 };
+#include "require.h"
 
-#define REQUIRE(condition)                                                                                             \
-    do {                                                                                                               \
-        if (!(condition)) {                                                                                            \
-            fprintf(stderr, "%s:%d: not so: %s\n", __FILE__, __LINE__, #condition);                                    \
-            abort();                                                                                                   \
-        }                                                                                                              \
-    } while (0)
+enum { MEMORY = 1 << 30, CHUNKS = 64 };
 
 static wherry_status allocate(void *context, uint64_t nbytes, wherry_device device, wherry_storage **storage_p) {
     uint64_t *left = context;
@@ -92,8 +86,6 @@ static void check_in_place(const uint8_t *data, size_t size, const wherry_value 
         wherry_prepared_destroy(prepared);
     }
 }
-
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     static FILE *nowhere;
