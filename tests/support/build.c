@@ -148,6 +148,30 @@ wherry_mesh *build_mesh(uint32_t ndim, const int64_t *shape) {
     return mesh;
 }
 
+wherry_prepared *build_received(const wherry_value *state, int64_t rank) {
+    wherry_error error;
+    wherry_prepare_options options;
+    wherry_prepared *sent;
+    wherry_prepared *received;
+    void *bytes;
+    size_t size;
+    wherry_prepare_options_init(&options);
+    options.rank = rank;
+    must(wherry_prepare(state, &options, &sent, &error));
+    must(wherry_manifest_encode(sent, &bytes, &size, &error));
+    must(wherry_manifest_decode(bytes, size, NULL, &received, &error));
+    wherry_prepared_destroy(sent);
+    wherry_free(bytes);
+    return received;
+}
+
+wherry_plan *build_plan(const wherry_value *state, const wherry_value *target) {
+    wherry_error error;
+    wherry_plan *plan;
+    must(wherry_plan_create(build_received(state, -1), target, NULL, &plan, &error));
+    return plan;
+}
+
 uint64_t next_random(uint64_t *state) {
     uint64_t z = (*state += 0x9E3779B97F4A7C15U);
     z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9U;

@@ -70,6 +70,12 @@ wherry_value *build_tensor(wherry_storage *storage, wherry_dtype dtype, int64_t 
 /** A mesh of ranks 0, 1, 2 ... */
 wherry_mesh *build_mesh(uint32_t ndim, const int64_t *shape);
 
+/** What the other rank decodes of a state that a rank sends (-1: of none that meshes name). */
+wherry_prepared *build_received(const wherry_value *state, int64_t rank);
+
+/** What a receiver of a state, perhaps into a target, plans. */
+wherry_plan *build_plan(const wherry_value *state, const wherry_value *target);
+
 /** The next of a row of numbers that is the same in every run; *state starts as anything. */
 uint64_t next_random(uint64_t *state);
 

@@ -5,23 +5,6 @@
 
 static wherry_error error;
 
-/** What the other rank would have decoded. */
-static wherry_prepared *receive(const wherry_value *state, int64_t rank) {
-    wherry_prepare_options options;
-    wherry_prepared *sent;
-    wherry_prepared *received;
-    void *bytes;
-    size_t size;
-    wherry_prepare_options_init(&options);
-    options.rank = rank;
-    must(wherry_prepare(state, &options, &sent, &error));
-    must(wherry_manifest_encode(sent, &bytes, &size, &error));
-    must(wherry_manifest_decode(bytes, size, NULL, &received, &error));
-    wherry_prepared_destroy(sent);
-    wherry_free(bytes);
-    return received;
-}
-
 /** Takes the bytes of all chunks from the source to where the plan puts them. */
 static int append_piece(void *context, const wherry_piece *piece) {
     char **at = context;
@@ -74,7 +57,7 @@ static wherry_value *on_device(wherry_device_kind kind) {
 /** The plan must be refused with that path and those words; what was decoded is still whole, and plannable. */
 static void refused_with(const wherry_value *source, const wherry_value *target, const wherry_plan_options *options,
                          wherry_status status, const char *path, const char *words) {
-    wherry_prepared *prepared = receive(source, -1);
+    wherry_prepared *prepared = build_received(source, -1);
     wherry_plan_options fresh;
     wherry_plan *plan;
     must_fail(status, error, wherry_plan_create(prepared, target, options, &plan, &error));
@@ -144,9 +127,9 @@ static void test_any_device(void **state) {
     wherry_plan_options_init(&options);
     refused_with(source, target, &options, WHERRY_MISMATCH, "w", "cuda:0");
     options.flags = WHERRY_PLAN_ANY_DEVICE;
-    must(wherry_plan_create(receive(source, -1), target, &options, &plan, &error));
+    must(wherry_plan_create(build_received(source, -1), target, &options, &plan, &error));
     wherry_plan_destroy(plan);
-    wherry_prepared *prepared = receive(source, -1);
+    wherry_prepared *prepared = build_received(source, -1);
     must_fail(WHERRY_UNSUPPORTED, error, wherry_plan_create(prepared, NULL, NULL, &plan, &error));
     wherry_prepared_destroy(prepared);
     wherry_value_destroy(source);
@@ -168,7 +151,7 @@ static void test_missing_and_extra(void **state) {
     wherry_value *result;
     wherry_plan_options_init(&options);
     options.flags = WHERRY_PLAN_PARTIAL;
-    must(wherry_plan_create(receive(source, -1), target, &options, &plan, &error));
+    must(wherry_plan_create(build_received(source, -1), target, &options, &plan, &error));
     wherry_plan_summarize(plan, &summary);
     assert_int_equal(summary.tensors, 1);
     assert_int_equal(summary.bytes, 8);
@@ -214,7 +197,7 @@ static void test_partial_with_extra_parts(void **state) {
     wherry_value *result;
     wherry_plan_options_init(&options);
     options.flags = WHERRY_PLAN_PARTIAL;
-    must(wherry_plan_create(receive(source, 0), target, &options, &plan, &error));
+    must(wherry_plan_create(build_received(source, 0), target, &options, &plan, &error));
     execute(source, plan);
     must(wherry_value_compare(wherry_dict_get(source, "w"), wherry_dict_get(target, "w"), WHERRY_COMPARE_ALL, &error));
     must(wherry_plan_take_state(plan, &result, &error));
@@ -254,10 +237,10 @@ static void test_boxes(void **state) {
     refused_with(source, larger, &options, WHERRY_MISMATCH, "w", "the global shapes differ");
     refused_with(source, turned, &options, WHERRY_MISMATCH, "w", "the placements differ");
     options.rank = 0;
-    must(wherry_plan_create(receive(source, 0), target, &options, &plan, &error));
+    must(wherry_plan_create(build_received(source, 0), target, &options, &plan, &error));
     wherry_plan_destroy(plan);
     options.rank = 1;
-    wherry_prepared *prepared = receive(source, 0);
+    wherry_prepared *prepared = build_received(source, 0);
     must_fail(WHERRY_MISMATCH, error, wherry_plan_create(prepared, target, &options, &plan, &error));
     assert_non_null(strstr(error.message, "different boxes"));
     options.flags = WHERRY_PLAN_ANY_BOX;
@@ -306,7 +289,7 @@ static void test_shards_are_matched_by_their_boxes(void **state) {
     wherry_plan_options_init(&options);
     options.rank = 3;
     refused_with(source, other, &options, WHERRY_MISMATCH, "", "no box like it");
-    must(wherry_plan_create(receive(source, -1), target, &options, &plan, &error));
+    must(wherry_plan_create(build_received(source, -1), target, &options, &plan, &error));
     void *bytes;
     size_t size;
     must_fail(WHERRY_INVALID_ARGUMENT, error,
@@ -345,7 +328,7 @@ static wherry_status allocate_too_little(void *context, uint64_t nbytes, wherry_
 static void test_allocate(void **state) {
     (void)state;
     wherry_value *source = build_dict("w", floats(2, 2, 1), "e", floats(0, 3, 1), NULL);
-    wherry_prepared *prepared = receive(source, -1);
+    wherry_prepared *prepared = build_received(source, -1);
     wherry_plan_options options;
     wherry_plan *plan;
     int calls = 0;
@@ -364,7 +347,7 @@ static void test_arguments(void **state) {
     (void)state;
     wherry_value *source = build_dict("w", floats(2, 2, 1), NULL);
     wherry_prepared *own;
-    wherry_prepared *prepared = receive(source, -1);
+    wherry_prepared *prepared = build_received(source, -1);
     wherry_plan_options options;
     wherry_plan *plan;
     char bytes[16] = {0};
@@ -399,7 +382,7 @@ static void test_only_needed_chunks_are_asked_for(void **state) {
     size_t count;
     wherry_plan_options_init(&options);
     options.flags = WHERRY_PLAN_PARTIAL;
-    must(wherry_plan_create(receive(source, -1), target, &options, &plan, &error));
+    must(wherry_plan_create(build_received(source, -1), target, &options, &plan, &error));
     const wherry_interval *intervals = wherry_plan_intervals(plan, &count);
     assert_int_equal(count, 1);
     assert_int_equal(intervals[0].first, 1);
@@ -424,18 +407,18 @@ static void test_small_tensors_are_coalesced(void **state) {
         must(wherry_sequence_append(shared, build_view(storage, WHERRY_F32, i * 16, 1, SHAPE(16), NULL), &error));
         must(wherry_sequence_append(apart, floats(1, 16, 1), &error));
     }
-    must(wherry_plan_create(receive(shared, -1), NULL, NULL, &plan, &error));
+    must(wherry_plan_create(build_received(shared, -1), NULL, NULL, &plan, &error));
     wherry_plan_summarize(plan, &summary);
     assert_int_equal(summary.copies, 1);
     wherry_plan_destroy(plan);
     wherry_value *target;
     must(wherry_value_copy(shared, &target, &error));
-    must(wherry_plan_create(receive(shared, -1), target, NULL, &plan, &error));
+    must(wherry_plan_create(build_received(shared, -1), target, NULL, &plan, &error));
     wherry_plan_summarize(plan, &summary);
     assert_int_equal(summary.copies, 1);
     assert_int_equal(summary.tensors, COUNT);
     wherry_plan_destroy(plan);
-    must(wherry_plan_create(receive(apart, -1), NULL, NULL, &plan, &error));
+    must(wherry_plan_create(build_received(apart, -1), NULL, NULL, &plan, &error));
     wherry_plan_summarize(plan, &summary);
     assert_int_equal(summary.copies, COUNT);
     assert_int_equal(summary.chunks, 1);

@@ -22,17 +22,9 @@ static wherry_value *build_pair(const two_views *views, int storages) {
 }
 
 static wherry_status plan_status(const wherry_value *source, const wherry_value *target, uint64_t *bytes_p) {
-    wherry_prepared *sent;
-    wherry_prepared *received;
+    wherry_prepared *received = build_received(source, -1);
     wherry_plan *plan;
     wherry_plan_summary summary;
-    void *bytes;
-    size_t size;
-    must(wherry_prepare(source, NULL, &sent, &error));
-    must(wherry_manifest_encode(sent, &bytes, &size, &error));
-    must(wherry_manifest_decode(bytes, size, NULL, &received, &error));
-    wherry_prepared_destroy(sent);
-    wherry_free(bytes);
     wherry_status status = wherry_plan_create(received, target, NULL, &plan, &error);
     if (status != WHERRY_OK) {
         wherry_prepared_destroy(received);

@@ -5,20 +5,6 @@
 
 static wherry_error error;
 
-/** What the other rank would have decoded. */
-static wherry_prepared *receive(const wherry_value *state) {
-    wherry_prepared *sent;
-    wherry_prepared *received;
-    void *bytes;
-    size_t size;
-    must(wherry_prepare(state, NULL, &sent, &error));
-    must(wherry_manifest_encode(sent, &bytes, &size, &error));
-    must(wherry_manifest_decode(bytes, size, NULL, &received, &error));
-    wherry_prepared_destroy(sent);
-    wherry_free(bytes);
-    return received;
-}
-
 static int append_piece(void *context, const wherry_piece *piece) {
     char **at = context;
     for (uint64_t i = 0; i < piece->count; i++) {
@@ -58,7 +44,7 @@ static wherry_value *ferry(const wherry_value *source, const wherry_value *targe
     wherry_plan_options options = with_flags(flags);
     wherry_plan *plan;
     wherry_value *state;
-    must(wherry_plan_create(receive(source), target, &options, &plan, &error));
+    must(wherry_plan_create(build_received(source, -1), target, &options, &plan, &error));
     execute(source, plan);
     must(wherry_plan_take_state(plan, &state, &error));
     wherry_plan_destroy(plan);
@@ -66,7 +52,7 @@ static wherry_value *ferry(const wherry_value *source, const wherry_value *targe
 }
 
 static void refused(wherry_value *source, wherry_value *target, uint32_t flags, const char *words) {
-    wherry_prepared *prepared = receive(source);
+    wherry_prepared *prepared = build_received(source, -1);
     wherry_plan_options options = with_flags(flags);
     wherry_plan *plan;
     must_fail(WHERRY_MISMATCH, error, wherry_plan_create(prepared, target, &options, &plan, &error));
@@ -93,7 +79,7 @@ static void test_an_optimizer_that_has_not_stepped(void **state) {
     wherry_plan_summary summary;
     wherry_plan *plan;
     wherry_value *result;
-    must(wherry_plan_create(receive(source), target, &options, &plan, &error));
+    must(wherry_plan_create(build_received(source, -1), target, &options, &plan, &error));
     wherry_plan_summarize(plan, &summary);
     assert_int_equal(summary.tensors, 3);
     assert_int_equal(summary.bytes, 3 * 24);
@@ -271,7 +257,7 @@ static void test_allocate(void **state) {
                                       build_tensor(build_storage(0, 1), WHERRY_F32, 0, 1, SHAPE(0), NULL), NULL);
     wherry_value *target =
         build_dict("a", floats(1, 4, 9), "e", build_tensor(build_storage(5, 1), WHERRY_U8, 0, 1, SHAPE(5), NULL), NULL);
-    wherry_prepared *prepared = receive(source);
+    wherry_prepared *prepared = build_received(source, -1);
     wherry_plan_options options = with_flags(WHERRY_PLAN_NEW);
     wherry_plan *plan;
     for (size_t fail_at = 1; fail_at <= 3; fail_at++) {

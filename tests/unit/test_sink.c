@@ -29,21 +29,6 @@ static wherry_value *tensor_of(uint64_t bytes, uint64_t guard, uint8_t seed) {
         "w", build_tensor(build_storage(bytes + 2 * guard, seed), WHERRY_U8, (int64_t)guard, 1, &size, NULL), NULL);
 }
 
-static wherry_plan *plan_of(const wherry_value *source, const wherry_value *target) {
-    wherry_prepared *sent;
-    wherry_prepared *received;
-    wherry_plan *plan;
-    void *bytes;
-    size_t size;
-    must(wherry_prepare(source, NULL, &sent, &error));
-    must(wherry_manifest_encode(sent, &bytes, &size, &error));
-    must(wherry_manifest_decode(bytes, size, NULL, &received, &error));
-    wherry_prepared_destroy(sent);
-    wherry_free(bytes);
-    must(wherry_plan_create(received, target, NULL, &plan, &error));
-    return plan;
-}
-
 /** A sink whose first round is all of the plan. */
 static bool begin(wh_chunk_sink *sink, const wherry_plan *plan, const wh_stop *stop, bool verify, bool in_band) {
     size_t count;
@@ -58,7 +43,7 @@ static bool begin(wh_chunk_sink *sink, const wherry_plan *plan, const wh_stop *s
 
 static void scene_open(scene *s, bool verify, bool in_band) {
     *s = (scene){.source = tensor_of(BODY, 0, 1), .target = tensor_of(BODY, GUARD, 9)};
-    s->plan = plan_of(s->source, s->target);
+    s->plan = build_plan(s->source, s->target);
     must(wh_stop_init(&s->stop, &error));
     s->sink = (wh_chunk_sink){0};
     assert_true(begin(&s->sink, s->plan, &s->stop, verify, in_band));
@@ -140,18 +125,11 @@ static void test_bytes_without_a_place(void **state) {
                                  &error));
         }
     }
-    wherry_prepared *sent;
-    wherry_prepared *received;
     wherry_plan *plan;
     wherry_plan_options options;
-    void *bytes;
-    size_t length;
-    must(wherry_prepare(source, NULL, &sent, &error));
-    must(wherry_manifest_encode(sent, &bytes, &length, &error));
-    must(wherry_manifest_decode(bytes, length, NULL, &received, &error));
     wherry_plan_options_init(&options);
     options.flags = WHERRY_PLAN_PARTIAL;
-    must(wherry_plan_create(received, target, &options, &plan, &error));
+    must(wherry_plan_create(build_received(source, -1), target, &options, &plan, &error));
     for (int verify = 0; verify < 2; verify++) {
         wh_stop stop = {.event = -1};
         wh_chunk_sink sink = {0};
@@ -170,8 +148,6 @@ static void test_bytes_without_a_place(void **state) {
         wh_chunk_sink_destroy(&sink);
     }
     wherry_plan_destroy(plan);
-    wherry_free(bytes);
-    wherry_prepared_destroy(sent);
     wherry_value_destroy(target);
     wherry_value_destroy(source);
 }

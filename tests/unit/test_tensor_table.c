@@ -13,21 +13,6 @@ enum { CHUNK = 4 << 20 };
 
 static wherry_error error;
 
-static wherry_plan *plan_of(const wherry_value *source, const wherry_value *target) {
-    wherry_prepared *sent;
-    wherry_prepared *received;
-    wherry_plan *plan;
-    void *bytes;
-    size_t size;
-    must(wherry_prepare(source, NULL, &sent, &error));
-    must(wherry_manifest_encode(sent, &bytes, &size, &error));
-    must(wherry_manifest_decode(bytes, size, NULL, &received, &error));
-    wherry_prepared_destroy(sent);
-    wherry_free(bytes);
-    must(wherry_plan_create(received, target, NULL, &plan, &error));
-    return plan;
-}
-
 static void mark(void *context, wh_placed_tensor *tensor) {
     (void)context;
     tensor->landed = true;
@@ -77,10 +62,10 @@ static void test_random_states(void **state) {
     for (int i = 0; i < 60; i++) {
         wherry_value *source = wh_random_state(&random);
         wherry_value *target = wh_random_target(&random, source, i % 2);
-        wherry_plan *plan = plan_of(source, NULL);
+        wherry_plan *plan = build_plan(source, NULL);
         compare_with_the_slow_way(plan);
         wherry_plan_destroy(plan);
-        plan = plan_of(source, target);
+        plan = build_plan(source, target);
         compare_with_the_slow_way(plan);
         wherry_plan_destroy(plan);
         wherry_value_destroy(target);
@@ -103,7 +88,7 @@ static void test_paths(void **state) {
         "a", build_tensor(build_storage((uint64_t)two, 1), WHERRY_U8, 0, 1, &two, NULL), "b",
         build_list(build_int(1), build_tensor(build_storage((uint64_t)one, 2), WHERRY_U8, 0, 1, &one, NULL), NULL),
         NULL);
-    wherry_plan *plan = plan_of(source, NULL);
+    wherry_plan *plan = build_plan(source, NULL);
     wh_tensor_table table = {0};
     assert_true(wh_tensor_table_init(&table, plan));
     assert_int_equal(table.count, 2);
@@ -129,7 +114,7 @@ static void test_a_long_tensor_under_short_ones(void **state) {
         must(wherry_dict_put(source, name, build_view(storage, WHERRY_U8, i * 100, 1, &few, NULL), &error));
     }
     wherry_storage_unref(storage);
-    wherry_plan *plan = plan_of(source, NULL);
+    wherry_plan *plan = build_plan(source, NULL);
     wh_tensor_table table = {0};
     assert_true(wh_tensor_table_init(&table, plan));
     assert_int_equal(table.count, 201);
@@ -145,7 +130,7 @@ static void test_nothing_to_find(void **state) {
     (void)state;
     int64_t none[] = {0, 5};
     wherry_value *source = build_list(build_tensor(build_storage(0, 0), WHERRY_F32, 0, 2, none, NULL), NULL);
-    wherry_plan *plan = plan_of(source, NULL);
+    wherry_plan *plan = build_plan(source, NULL);
     wh_tensor_table table = {0};
     assert_true(wh_tensor_table_init(&table, plan));
     assert_int_equal(table.count, 0);
@@ -159,7 +144,7 @@ static void test_no_memory(void **state) {
     (void)state;
     int64_t one = 8;
     wherry_value *source = build_list(build_tensor(build_storage(8, 1), WHERRY_U8, 0, 1, &one, NULL), NULL);
-    wherry_plan *plan = plan_of(source, NULL);
+    wherry_plan *plan = build_plan(source, NULL);
     wh_tensor_table table = {0};
     counting count;
     counting_begin(&count);
