@@ -20,39 +20,19 @@ static wherry_device cuda(int32_t index) {
     return (wherry_device){WHERRY_DEVICE_CUDA, index < wh_cuda_device_count() ? index : 0};
 }
 
-static wherry_device all_on_device(size_t number) {
-    (void)number;
-    return cuda(0);
-}
-
 static wherry_device here_and_there(size_t number) {
     return number % 3 == 0 ? wherry_device_cpu() : cuda((int32_t)(number % 3) - 1);
 }
 
 /** Several chunks of one tensor, and many small ones. */
 static wherry_value *large_state(uint8_t seed) {
-    wherry_value *small = build_list(NULL);
-    for (int i = 0; i < 300; i++) {
-        int64_t bytes = 1 + i % 700;
-        wherry_value *item =
-            build_tensor(build_storage((uint64_t)bytes, (uint8_t)(seed + i)), WHERRY_U8, 0, 1, &bytes, NULL);
-        must(wherry_sequence_append(small, item, &error));
-    }
-    int64_t large = 21 << 20;
-    return build_dict("small", small, "large",
-                      build_tensor(build_storage((uint64_t)large, seed), WHERRY_U8, 0, 1, &large, NULL), NULL);
+    return ferry_state(300, 21 << 20, seed);
 }
 
 /** The call must have received what the host would have. */
-static void expect_received(ferry_call *call, const wherry_value *expected) {
+static void expect_received(const ferry_call *call, const wherry_value *expected) {
     ferry_expect_ok(call);
-    move_state(call->received, to_host);
-    wherry_status status = wherry_value_compare(expected, call->received, WHERRY_COMPARE_ALL, &error);
-    if (status != WHERRY_OK) {
-        print_error("%s: %s\n", error.path, error.message);
-    }
-    assert_int_equal(status, WHERRY_OK);
-    wherry_value_destroy(call->received);
+    expect_state(call->received, expected);
 }
 
 static wherry_value *random_state(uint64_t seed) {

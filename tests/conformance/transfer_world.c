@@ -109,17 +109,20 @@ wherry_value *ferry_tensor(int64_t bytes, uint8_t seed) {
     return build_dict("w", build_tensor(build_storage((uint64_t)bytes, seed), WHERRY_U8, 0, 1, &bytes, NULL), NULL);
 }
 
-wherry_value *ferry_large_state(uint8_t seed) {
+wherry_value *ferry_state(int count, int64_t large, uint8_t seed) {
     wherry_value *small = build_list(NULL);
-    for (int i = 0; i < 3000; i++) {
+    for (int i = 0; i < count; i++) {
         int64_t bytes = 1 + i % 700;
         wherry_value *item =
             build_tensor(build_storage((uint64_t)bytes, (uint8_t)(seed + i)), WHERRY_U8, 0, 1, &bytes, NULL);
         must(wherry_sequence_append(small, item, &error));
     }
-    int64_t large = 21 << 20;
     return build_dict("small", small, "large",
                       build_tensor(build_storage((uint64_t)large, seed), WHERRY_U8, 0, 1, &large, NULL), NULL);
+}
+
+wherry_value *ferry_large_state(uint8_t seed) {
+    return ferry_state(3000, 21 << 20, seed);
 }
 
 static int append_piece(void *context, const wherry_piece *piece) {

@@ -63,6 +63,9 @@ void ferry_expect_ok(const ferry_call *call);
 /** One tensor of so many bytes, filled from a seed, in a dict under "w". */
 wherry_value *ferry_tensor(int64_t bytes, uint8_t seed);
 
+/** So many small tensors, and one of `large` bytes beside them, filled from a seed. */
+wherry_value *ferry_state(int count, int64_t large, uint8_t seed);
+
 /** Large enough for several chunks and several workers; many small tensors beside it. */
 wherry_value *ferry_large_state(uint8_t seed);
 

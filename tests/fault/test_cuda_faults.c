@@ -20,11 +20,6 @@ static wherry_device alternate(size_t number) {
     return number % 2 ? wherry_device_cpu() : (wherry_device){WHERRY_DEVICE_CUDA, 0};
 }
 
-static wherry_device on_device(size_t number) {
-    (void)number;
-    return (wherry_device){WHERRY_DEVICE_CUDA, 0};
-}
-
 /** Small tensors and one of several chunks; every other one on the device. */
 static wherry_value *mixed_state(uint8_t seed, int64_t large) {
     wherry_value *list = build_list(NULL);
@@ -90,9 +85,7 @@ static void run_to_failure(const scene *s, ferry_call calls[2]) {
 static void expect_good(const scene *s, ferry_call calls[2]) {
     ferry_expect_ok(calls);
     ferry_expect_ok(calls + 1);
-    move_state(calls[1].received, to_host);
-    must(wherry_value_compare(s->host, calls[1].received, WHERRY_COMPARE_ALL, &error));
-    wherry_value_destroy(calls[1].received);
+    expect_state(calls[1].received, s->host);
 }
 
 /** Whatever fails, both calls end with an error or without, nothing is lost, and the next transfer goes well. */
@@ -242,7 +235,7 @@ static void test_small_tensors_are_launches(void **state) {
                 int64_t size = 500;
                 wherry_storage *part;
                 char *data = (char *)wherry_storage_data(storages[side]) + (size_t)i * 1024;
-                must(wherry_storage_wrap(data, 500, on_device(0), NULL, NULL, &part, &error));
+                must(wherry_storage_wrap(data, 500, all_on_device(0), NULL, NULL, &part, &error));
                 must(wherry_sequence_append(states[side], build_tensor(part, WHERRY_U8, 0, 1, &size, NULL), &error));
             }
         }
@@ -298,8 +291,8 @@ static void test_traced_bytes_are_there(void **state) {
         ferry_world world = ferry_open();
         wherry_value *source = ferry_tensor(TRACED_BYTES, 3);
         wherry_value *target = ferry_tensor(TRACED_BYTES, 9);
-        move_state(source, on_device);
-        move_state(target, on_device);
+        move_state(source, all_on_device);
+        move_state(target, all_on_device);
         watched w = {fake.shadow(wherry_storage_data(wherry_tensor_get(wherry_dict_get(target, "w"))->storage)), 0, 0};
         ferry_call calls[] = {ferry_send(&world, 0, 1, source), ferry_receive(&world, 1, 0)};
         calls[1].options.target = ferry_target;

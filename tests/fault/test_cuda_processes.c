@@ -3,7 +3,6 @@
  * the middle, after which the other says so soon and goes on using the device. On a real device where there is, else on the fake driver.
  */
 #include <stdio.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include "base/point.h"
@@ -146,8 +145,8 @@ static void receive_times(crowd_rank *self) {
         size_t open = wh_ipc_open_count();
         crowd_check(self, i < TIMES - 1 ? open > 0 && open <= TENSORS + 1 : open == 0,
                     "%zu allocations are open after transfer %d", open, i);
-        crowd_check(self, open_when_done == open, "%zu allocations were open at the end of transfer %d, and %zu after it",
-                    open_when_done, i, open);
+        crowd_check(self, open_when_done == open,
+                    "%zu allocations were open at the end of transfer %d, and %zu after it", open_when_done, i, open);
         wherry_value_destroy(received);
     }
     wherry_value_destroy(target);
@@ -438,23 +437,12 @@ static void test_killed(void **state) {
     }
 }
 
-/** The driver is asked in a process of its own: one that was used before a fork is of no use behind it. */
-static bool has_device(void) {
-    pid_t child = fork();
-    int end = 0;
-    if (child == 0) {
-        wherry_error error;
-        wherry_status status = wh_cuda_check(&error);
-        if (status != WHERRY_OK) {
-            fprintf(stderr, "%s\n", error.message);
-        }
-        _exit(status == WHERRY_OK ? 0 : 1);
-    }
-    return child > 0 && waitpid(child, &end, 0) == child && WIFEXITED(end) && WEXITSTATUS(end) == 0;
+static bool has_device(wherry_error *error) {
+    return wh_cuda_check(error) == WHERRY_OK;
 }
 
 int main(void) {
-    if (!has_device()) {
+    if (!crowd_ask(has_device)) {
         printf("1..0 # SKIP needs a CUDA device\n");
         return 0;
     }

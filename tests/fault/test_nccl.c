@@ -24,94 +24,78 @@ static wherry_error error;
 static fake_driver driver;
 static fake_nccl nccl;
 
-static wherry_device all_on_device(size_t number) {
-    (void)number;
-    return (wherry_device){WHERRY_DEVICE_CUDA, 0};
-}
+/** Two ranks, and a state on the device: some messages, of one tensor of many chunks where `small` is not said, and of small ones. */
+typedef struct scene {
+    ferry_world world;
+    wherry_value *host; /**< As it was before it was moved to the device. */
+    wherry_value *source;
+} scene;
 
-/** Some messages: one tensor of many chunks, where `small` is not said, and small ones. */
-static wherry_value *make_state(uint8_t seed, bool small) {
-    wherry_value *list = build_list(NULL);
-    for (int i = 0; i < SMALL; i++) {
-        int64_t bytes = 1 + i % 700;
-        must(wherry_sequence_append(
-            list, build_tensor(build_storage((uint64_t)bytes, (uint8_t)(seed + i)), WHERRY_U8, 0, 1, &bytes, NULL),
-            &error));
-    }
+static scene scene_open(bool small) {
     int64_t large = small ? 1000 : LARGE;
-    return build_dict("small", list, "large",
-                      build_tensor(build_storage((uint64_t)large, seed), WHERRY_U8, 0, 1, &large, NULL), NULL);
+    scene s = {ferry_open(), ferry_state(SMALL, large, 3), ferry_state(SMALL, large, 3)};
+    move_state(s.source, all_on_device);
+    return s;
 }
 
-static wherry_value *make_device_state(uint8_t seed, bool small) {
-    wherry_value *state = make_state(seed, small);
-    move_state(state, all_on_device);
-    return state;
+static void scene_close(scene *s) {
+    wherry_value_destroy(s->source);
+    wherry_value_destroy(s->host);
+    ferry_close(&s->world);
 }
 
-/** One transfer of `source`, which must succeed and be `host`. @return the lane that was taken, and why not others. */
-static wherry_stats must_ferry(ferry_world *world, const wherry_value *source, const wherry_value *host,
-                               const char *lanes) {
-    ferry_call calls[] = {ferry_send(world, 0, 1, source), ferry_receive(world, 1, 0)};
+/** One transfer, which must succeed. @return the lane that was taken, and why not others. */
+static wherry_stats must_ferry(const scene *s, const char *lanes) {
+    ferry_call calls[] = {ferry_send(&s->world, 0, 1, s->source), ferry_receive(&s->world, 1, 0)};
     calls[0].options.lanes = calls[1].options.lanes = lanes;
     calls[1].options.verify = WHERRY_VERIFY_OFF;
     ferry_run(calls, 2);
     ferry_expect_ok(calls);
     ferry_expect_ok(calls + 1);
-    move_state(calls[1].received, to_host);
-    must(wherry_value_compare(host, calls[1].received, WHERRY_COMPARE_ALL, &error));
-    wherry_value_destroy(calls[1].received);
+    expect_state(calls[1].received, s->host);
     return calls[1].stats;
 }
 
 /** Everything is given back, and the next transfer goes over the lane. */
-static void must_be_usable(ferry_world *world, const wherry_value *source, const wherry_value *host) {
+static void must_be_usable(const scene *s) {
     assert_int_equal(wh_nccl_count(BIT(WH_NCCL_BUSY)), 0);
     wh_nccl_forget();
     assert_int_equal(wh_nccl_count(~0U), 0);
-    assert_string_equal(must_ferry(world, source, host, "nccl").lane, "nccl");
+    assert_string_equal(must_ferry(s, "nccl").lane, "nccl");
 }
 
 /** A communicator is made once for many transfers, and ended when it is not kept any more. */
 static void test_kept(void **state) {
     (void)state;
-    ferry_world world = ferry_open();
-    wherry_value *host = make_state(3, true);
-    wherry_value *source = make_device_state(3, true);
+    scene s = scene_open(true);
     uint64_t before = nccl.begun();
     for (int i = 0; i < 5; i++) {
-        assert_string_equal(must_ferry(&world, source, host, "nccl").lane, "nccl");
+        assert_string_equal(must_ferry(&s, "nccl").lane, "nccl");
     }
     assert_int_equal(nccl.begun() - before, 2);
     assert_int_equal(wh_nccl_count(BIT(WH_NCCL_IDLE)), 2);
     uint64_t aborted = nccl.aborted();
     wh_nccl_forget();
     assert_int_equal(nccl.aborted() - aborted, 2);
-    must_be_usable(&world, source, host);
-    wherry_value_destroy(source);
-    wherry_value_destroy(host);
-    ferry_close(&world);
+    must_be_usable(&s);
+    scene_close(&s);
 }
 
 /** One side has lost what the other has kept: they make a new one, and the old one is ended. */
 static void test_kept_by_one(void **state) {
     (void)state;
-    ferry_world world = ferry_open();
-    wherry_value *host = make_state(3, true);
-    wherry_value *source = make_device_state(3, true);
+    scene s = scene_open(true);
     for (int is_source = 0; is_source < 2; is_source++) {
         wh_nccl_forget();
-        must_ferry(&world, source, host, "nccl");
+        must_ferry(&s, "nccl");
         wh_nccl_pair pair = {.rank = is_source ? 1 : 0, .is_source = is_source};
         must(wh_nccl_process(pair.process, &error));
         wh_nccl_drop(&pair, NULL, 0);
         assert_int_equal(wh_nccl_count(BIT(WH_NCCL_IDLE)), 1);
-        assert_string_equal(must_ferry(&world, source, host, "nccl").lane, "nccl");
+        assert_string_equal(must_ferry(&s, "nccl").lane, "nccl");
         assert_int_equal(wh_nccl_count(BIT(WH_NCCL_IDLE)), 2);
     }
-    wherry_value_destroy(source);
-    wherry_value_destroy(host);
-    ferry_close(&world);
+    scene_close(&s);
 }
 
 /** A tensor in one piece needs no memory beyond itself; what is packed needs that of one message. */
@@ -152,14 +136,12 @@ static void test_memory(void **state) {
 /** Every call of NCCL fails in turn: the transfer succeeds, perhaps by another lane, or both sides fail soon; then all is as before. */
 static void test_every_call_fails(void **state) {
     (void)state;
-    ferry_world world = ferry_open();
-    wherry_value *host = make_state(3, false);
-    wherry_value *source = make_device_state(3, false);
+    scene s = scene_open(false);
     uint64_t fallen = 0;
     uint64_t failed = 0;
     for (uint64_t number = 1;; number++) {
         wh_nccl_forget();
-        ferry_call calls[] = {ferry_send(&world, 0, 1, source), ferry_receive(&world, 1, 0)};
+        ferry_call calls[] = {ferry_send(&s.world, 0, 1, s.source), ferry_receive(&s.world, 1, 0)};
         calls[0].options.lanes = calls[1].options.lanes = "nccl,stream";
         calls[1].options.verify = WHERRY_VERIFY_OFF;
         calls[0].options.no_progress_ms = calls[1].options.no_progress_ms = SOON_MS;
@@ -171,9 +153,7 @@ static void test_every_call_fails(void **state) {
         assert_true(wh_clock_now() - begin < 2 * SOON_MS * MS);
         if (calls[1].status == WHERRY_OK) {
             fallen += strcmp(calls[1].stats.lane, "stream") == 0;
-            move_state(calls[1].received, to_host);
-            must(wherry_value_compare(host, calls[1].received, WHERRY_COMPARE_ALL, &error));
-            wherry_value_destroy(calls[1].received);
+            expect_state(calls[1].received, s.host);
         } else {
             failed++;
             assert_true(calls[0].status != WHERRY_OK);
@@ -186,22 +166,18 @@ static void test_every_call_fails(void **state) {
         }
     }
     assert_true(fallen > 0 && failed > 0);
-    must_be_usable(&world, source, host);
-    wherry_value_destroy(source);
-    wherry_value_destroy(host);
-    ferry_close(&world);
+    must_be_usable(&s);
+    scene_close(&s);
 }
 
 /** The same of the driver's calls, which are many: some of them. */
 static void test_driver_fails(void **state) {
     (void)state;
-    ferry_world world = ferry_open();
-    wherry_value *host = make_state(3, true);
-    wherry_value *source = make_device_state(3, true);
+    scene s = scene_open(true);
     bool reached = true;
     for (uint64_t number = 4; reached && number < 300; number += number < 30 ? 3 : 17) {
         wh_nccl_forget();
-        ferry_call calls[] = {ferry_send(&world, 0, 1, source), ferry_receive(&world, 1, 0)};
+        ferry_call calls[] = {ferry_send(&s.world, 0, 1, s.source), ferry_receive(&s.world, 1, 0)};
         calls[0].options.lanes = calls[1].options.lanes = "nccl";
         calls[1].options.verify = WHERRY_VERIFY_OFF;
         calls[0].options.no_progress_ms = calls[1].options.no_progress_ms = SOON_MS;
@@ -218,44 +194,36 @@ static void test_driver_fails(void **state) {
         }
         assert_int_equal(wh_nccl_count(BIT(WH_NCCL_BUSY)), 0);
     }
-    must_be_usable(&world, source, host);
-    wherry_value_destroy(source);
-    wherry_value_destroy(host);
-    ferry_close(&world);
+    must_be_usable(&s);
+    scene_close(&s);
 }
 
 /** The two do not become a communicator: the next lane is taken, with NCCL's own reason, and it is not tried each time. */
 static void test_refused(void **state) {
     (void)state;
-    ferry_world world = ferry_open();
-    wherry_value *host = make_state(3, true);
-    wherry_value *source = make_device_state(3, true);
+    scene s = scene_open(true);
     wh_nccl_forget();
     setenv("FAKE_NCCL_REFUSE", "1", 1);
-    wherry_stats stats = must_ferry(&world, source, host, "nccl,stream");
+    wherry_stats stats = must_ferry(&s, "nccl,stream");
     assert_string_equal(stats.lane, "stream");
     assert_non_null(strstr(stats.reasons, "Duplicate GPU detected"));
     uint64_t begun = nccl.begun();
-    stats = must_ferry(&world, source, host, "nccl,stream");
+    stats = must_ferry(&s, "nccl,stream");
     assert_string_equal(stats.lane, "stream");
     assert_non_null(strstr(stats.reasons, "it was tried"));
     assert_true(nccl.begun() == begun);
     unsetenv("FAKE_NCCL_REFUSE");
-    must_be_usable(&world, source, host);
-    wherry_value_destroy(source);
-    wherry_value_destroy(host);
-    ferry_close(&world);
+    must_be_usable(&s);
+    scene_close(&s);
 }
 
 /** They never hear of each other: that is waited for half as long as the source waits for a word. */
 static void test_deaf(void **state) {
     (void)state;
-    ferry_world world = ferry_open();
-    wherry_value *host = make_state(3, true);
-    wherry_value *source = make_device_state(3, true);
+    scene s = scene_open(true);
     wh_nccl_forget();
     setenv("FAKE_NCCL_DEAF", "1", 1);
-    ferry_call calls[] = {ferry_send(&world, 0, 1, source), ferry_receive(&world, 1, 0)};
+    ferry_call calls[] = {ferry_send(&s.world, 0, 1, s.source), ferry_receive(&s.world, 1, 0)};
     calls[0].options.lanes = calls[1].options.lanes = "nccl,stream";
     calls[0].options.no_progress_ms = calls[1].options.no_progress_ms = 1000;
     uint64_t begin = wh_clock_now();
@@ -267,24 +235,20 @@ static void test_deaf(void **state) {
     assert_string_equal(calls[1].stats.lane, "stream");
     assert_non_null(strstr(calls[1].stats.reasons, "timed out"));
     wherry_value_destroy(calls[1].received);
-    must_be_usable(&world, source, host);
-    wherry_value_destroy(source);
-    wherry_value_destroy(host);
-    ferry_close(&world);
+    must_be_usable(&s);
+    scene_close(&s);
 }
 
 /** Messages stop in the middle: both sides give up after their limit, or when one of them is cancelled. */
 static void stall(bool cancelled, bool small) {
-    ferry_world world = ferry_open();
-    wherry_value *host = make_state(3, small);
-    wherry_value *source = make_device_state(3, small);
+    scene s = scene_open(small);
     wherry_cancel *cancel;
     must(wherry_cancel_create(&cancel, &error));
     wh_nccl_forget();
     char messages[32];
     snprintf(messages, sizeof(messages), "%llu", (unsigned long long)nccl.messages() + (small ? 0 : 2));
     setenv("FAKE_NCCL_STALL", messages, 1);
-    ferry_call calls[] = {ferry_send(&world, 0, 1, source), ferry_receive(&world, 1, 0)};
+    ferry_call calls[] = {ferry_send(&s.world, 0, 1, s.source), ferry_receive(&s.world, 1, 0)};
     calls[0].options.lanes = calls[1].options.lanes = "nccl";
     calls[0].options.no_progress_ms = calls[1].options.no_progress_ms = cancelled ? 20000 : 800;
     calls[1].options.cancel = cancel;
@@ -303,10 +267,8 @@ static void stall(bool cancelled, bool small) {
     assert_true(calls[1].status != WHERRY_OK && calls[0].status != WHERRY_OK);
     assert_true(cancelled || strstr(calls[1].error.message, "timed out"));
     wherry_cancel_destroy(cancel);
-    must_be_usable(&world, source, host);
-    wherry_value_destroy(source);
-    wherry_value_destroy(host);
-    ferry_close(&world);
+    must_be_usable(&s);
+    scene_close(&s);
 }
 
 static void test_stalled(void **state) {
@@ -324,10 +286,8 @@ static void test_cancelled(void **state) {
 /** On one host it gives way to lanes that are faster there, unless it is named. From another, the source is asked for its half. */
 static void test_same_host(void **state) {
     (void)state;
-    ferry_world world = ferry_open();
-    wherry_value *host = make_state(3, true);
-    wherry_value *source = make_device_state(3, true);
-    wherry_stats stats = must_ferry(&world, source, host, "^cuda_ipc");
+    scene s = scene_open(true);
+    wherry_stats stats = must_ferry(&s, "^cuda_ipc");
     assert_true(strcmp(stats.lane, "nccl") != 0);
     assert_non_null(strstr(stats.reasons, "is on this host, where other lanes are faster"));
     wh_nccl_forget();
@@ -344,9 +304,7 @@ static void test_same_host(void **state) {
     wh_nccl_forget();
     wh_free(offer.bytes);
     wh_free(request.bytes);
-    wherry_value_destroy(source);
-    wherry_value_destroy(host);
-    ferry_close(&world);
+    scene_close(&s);
 }
 
 /** Two ends of the lane in this process, over a communicator of their own. */

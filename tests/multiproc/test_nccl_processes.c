@@ -5,7 +5,6 @@
  * Two processes on one device are refused by NCCL unless they say that they are on different hosts, so that each rank says so by itself before NCCL is loaded.
  */
 #include <stdio.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include "lane/nccl/nccl_comm.h"
@@ -18,7 +17,7 @@
 enum { SOURCE, RECEIVER, RANKS };
 
 /** What ranks say to each other. */
-enum { SENDING, SURVIVED };
+enum { SENDING };
 
 enum { LARGE = 44 << 20, LITTLE = 5 << 20, SMALL = 300, SMALL_BYTES = 4096, DEAD_AFTER_MS = 1000 * CROWD_SLOW };
 
@@ -79,11 +78,6 @@ static void check_state(crowd_rank *self, const wherry_value *state, uint64_t la
     }
 }
 
-static wherry_status target_of(void *context, const wherry_value **target_p) {
-    *target_p = context;
-    return WHERRY_OK;
-}
-
 static wherry_status send_to(crowd_rank *self, const wherry_value *state, const char *lanes, wherry_outcome *outcome,
                              wherry_error *error) {
     wherry_transfer_options options = crowd_options(lanes);
@@ -97,7 +91,7 @@ static wherry_status receive(crowd_rank *self, wherry_value *target, const char 
     options.verify = WHERRY_VERIFY_OFF;
     options.stats = stats;
     if (target) {
-        options.target = target_of;
+        options.target = crowd_target;
         options.target_context = target;
     }
     return wherry_checkpoint_recv(self->transport, SOURCE, &options, received_p, error);
@@ -293,21 +287,12 @@ static void test_lacks(void **state) {
     assert_true(fine);
 }
 
-/** Asked in a process of its own: one that has used CUDA must not fork. */
-static bool is_there(void) {
-    int result = 0;
-    pid_t child = fork();
-    if (child == 0) {
-        wherry_error error;
-        bool there = wh_cuda_check(&error) == WHERRY_OK && wh_nccl_find(&error);
-        fprintf(stderr, "%s\n", there ? "" : error.message);
-        _exit(!there);
-    }
-    return waitpid(child, &result, 0) == child && result == 0;
+static bool is_there(wherry_error *error) {
+    return wh_cuda_check(error) == WHERRY_OK && wh_nccl_find(error);
 }
 
 int main(void) {
-    if (!is_there()) {
+    if (!crowd_ask(is_there)) {
         printf("1..0 # SKIP needs a CUDA device and NCCL\n");
         return 0;
     }

@@ -71,4 +71,21 @@ static inline wherry_device to_host(size_t number) {
     return wherry_device_cpu();
 }
 
+static inline wherry_device all_on_device(size_t number) {
+    (void)number;
+    return (wherry_device){WHERRY_DEVICE_CUDA, 0};
+}
+
+/** A state, wherever it lies, must be another, which lies on the host. It is destroyed. */
+static inline void expect_state(wherry_value *state, const wherry_value *expected) {
+    wherry_error error;
+    move_state(state, to_host);
+    wherry_status status = wherry_value_compare(expected, state, WHERRY_COMPARE_ALL, &error);
+    if (status != WHERRY_OK) {
+        print_error("%s: %s\n", error.path, error.message);
+    }
+    assert_int_equal(status, WHERRY_OK);
+    wherry_value_destroy(state);
+}
+
 #endif

@@ -287,6 +287,20 @@ bool crowd_state_is(const crowd_state *state, const wherry_value *received) {
     return wherry_value_compare(state->value, received, WHERRY_COMPARE_ALL, NULL) == WHERRY_OK;
 }
 
+bool crowd_ask(bool (*question)(wherry_error *error)) {
+    int end = 0;
+    pid_t child = fork();
+    if (child == 0) {
+        wherry_error error;
+        bool yes = question(&error);
+        if (!yes) {
+            fprintf(stderr, "%s\n", error.message);
+        }
+        _exit(!yes);
+    }
+    return child > 0 && waitpid(child, &end, 0) == child && WIFEXITED(end) && WEXITSTATUS(end) == 0;
+}
+
 wherry_status crowd_target(void *context, const wherry_value **target_p) {
     *target_p = context;
     return WHERRY_OK;

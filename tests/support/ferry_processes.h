@@ -142,6 +142,9 @@ const char *crowd_tensor(size_t index, size_t *offset_p, size_t *bytes_p);
 /** Whether a state that was received anew is this one. */
 bool crowd_state_is(const crowd_state *state, const wherry_value *received);
 
+/** Asks something in a process of its own, and says why where the answer is no: a driver that was used before a fork is of no use behind it. */
+bool crowd_ask(bool (*question)(wherry_error *error));
+
 /** In options.target_context: the target that is handed out. */
 wherry_status crowd_target(void *context, const wherry_value **target_p);
 
