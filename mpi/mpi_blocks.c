@@ -10,8 +10,11 @@
 /** How long a piece that has begun to come is waited for when its block is abandoned. */
 enum { ABANDON_MS = 2000 };
 
-/** For how long whoever finishes a block only yields, and how long it then sleeps at most, in microseconds. */
-enum { QUICK_US = 1000, SLEEP_US = 100 };
+/**
+ * For how long after the last piece whoever finishes a block only yields, and how long it then sleeps at most, in microseconds. Some MPIs move a part of a piece
+ * each time they are asked: who sleeps in between has half of the rate. Where pieces take longer than this, the network is slower than any sleep.
+ */
+enum { QUICK_US = 20000, SLEEP_US = 100 };
 
 /** Channels that are still drained. Old ones have nothing to come. */
 enum { DRAINS_MAX = 32 };
@@ -133,6 +136,7 @@ static int send_copy(wh_mpi *mpi, wh_mpi_copy *copy, wh_mpi_operation *put, size
     copy->next = mpi->copies;
     mpi->copies = copy;
     put->done += size;
+    atomic_store(&put->moved, wh_mpi_now());
     if (put->done == put->size) {
         unlink_put(mpi, put);
     }
@@ -195,6 +199,7 @@ static wherry_status finish_put(wh_mpi *mpi, wh_mpi_operation *put, wh_mpi_wait 
         if (status != WHERRY_OK && status != WHERRY_TIMED_OUT) {
             return status;
         }
+        wait->begin = atomic_load(&put->moved);
         if (status == WHERRY_TIMED_OUT && !wh_mpi_wait_on(wait)) {
             return WHERRY_TIMED_OUT;
         }
@@ -211,6 +216,7 @@ wherry_status wh_mpi_put(void *context, int32_t rank, uint32_t channel, const vo
     }
     *put =
         (wh_mpi_operation){.is_put = true, .rank = rank, .channel = channel, .bytes = (uint8_t *)bytes, .size = size};
+    atomic_store(&put->moved, wh_mpi_now());
     pthread_mutex_lock(&mpi->lock);
     wh_mpi_operation **at = &mpi->puts;
     while (*at) {
@@ -317,6 +323,7 @@ wherry_status wh_mpi_get(void *context, int32_t rank, uint32_t channel, void *by
     }
     *get = (wh_mpi_operation){.rank = rank, .channel = channel, .bytes = bytes, .size = size};
     int code = MPI_SUCCESS;
+    atomic_store(&get->moved, wh_mpi_now());
     pthread_mutex_lock(&mpi->lock);
     end_drain(mpi, rank, channel);
     for (; get->pieces < pieces && code == MPI_SUCCESS; get->pieces++) {
@@ -344,6 +351,7 @@ static wherry_status finish_get(wh_mpi_operation *get, wh_mpi_wait *wait, wherry
             return wh_mpi_fail_code(error, code, get->rank, "receiving a block by MPI");
         }
         if (!done) {
+            wait->begin = atomic_load(&get->moved);
             if (!wh_mpi_wait_on(wait)) {
                 return WHERRY_TIMED_OUT;
             }
@@ -356,6 +364,7 @@ static wherry_status finish_get(wh_mpi_operation *get, wh_mpi_wait *wait, wherry
                                piece_size(get, piece));
         }
         get->done += (size_t)count;
+        atomic_store(&get->moved, wh_mpi_now());
         piece++;
     }
     return WHERRY_OK;

@@ -76,6 +76,7 @@ typedef struct wh_mpi_operation {
     uint8_t *bytes;
     size_t size;
     size_t done;            /**< Bytes that are through: copied, or received. */
+    _Atomic uint64_t moved; /**< When the last of them were, or it was begun. */
     size_t pieces;          /**< A get: how many, */
     MPI_Request requests[]; /**< and their receives; MPI_REQUEST_NULL: through. */
 } wh_mpi_operation;
@@ -121,9 +122,12 @@ wherry_status wh_mpi_fail(wherry_error *error, wherry_status status, int32_t ran
 /** Makes an error of what a function of MPI returned. */
 wherry_status wh_mpi_fail_code(wherry_error *error, int code, int32_t rank, const char *function);
 
+/** Nanoseconds of a clock that only goes forward. */
+uint64_t wh_mpi_now(void);
+
 /** A wait with an end. Starts with wh_mpi_wait_begin; wh_mpi_wait_on sleeps a little, longer each time. */
 typedef struct wh_mpi_wait {
-    uint64_t begin; /**< Nanoseconds. */
+    uint64_t begin; /**< Of being quick, in nanoseconds. */
     uint64_t end;
     uint64_t quick; /**< For so long it only yields the processor. */
     unsigned sleep_us;

@@ -63,14 +63,14 @@ wherry_status wh_mpi_fail_code(wherry_error *error, int code, int32_t rank, cons
     return wh_mpi_fail(error, status_of(class), rank, "%s%s failed: %.400s", where, function, text);
 }
 
-static uint64_t now(void) {
+uint64_t wh_mpi_now(void) {
     struct timespec time;
     clock_gettime(CLOCK_MONOTONIC, &time);
     return (uint64_t)time.tv_sec * UINT64_C(1000000000) + (uint64_t)time.tv_nsec;
 }
 
 void wh_mpi_wait_begin(wh_mpi_wait *wait, uint32_t timeout_ms, unsigned quick_us, unsigned sleep_max_us) {
-    wait->begin = now();
+    wait->begin = wh_mpi_now();
     wait->end = wait->begin + timeout_ms * UINT64_C(1000000);
     wait->quick = quick_us * UINT64_C(1000);
     wait->sleep_us = 20;
@@ -78,7 +78,7 @@ void wh_mpi_wait_begin(wh_mpi_wait *wait, uint32_t timeout_ms, unsigned quick_us
 }
 
 bool wh_mpi_wait_on(wh_mpi_wait *wait) {
-    uint64_t at = now();
+    uint64_t at = wh_mpi_now();
     if (at >= wait->end) {
         return false;
     }
