@@ -203,10 +203,10 @@ WHERRY_API void wherry_transfer_options_init(wherry_transfer_options *options);
 
 /** How it went for one destination. */
 typedef struct wherry_outcome {
-    int32_t rank;
+    int32_t rank;         /**< The destination. */
     wherry_status status; /**< WHERRY_OK where the receiver has everything and may rely on it. */
     wherry_error error;   /**< Filled where status is another. */
-    wherry_stats stats;
+    wherry_stats stats;   /**< Of the transfer to it. */
 } wherry_outcome;
 
 /**

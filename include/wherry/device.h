@@ -36,8 +36,8 @@ typedef enum wherry_device_kind {
 
 /** One device: its kind and its number, -1 where none is said ("cuda" rather than "cuda:0"). Since 0.1. */
 typedef struct wherry_device {
-    wherry_device_kind kind;
-    int32_t index;
+    wherry_device_kind kind; /**< WHERRY_DEVICE_CPU and so on. */
+    int32_t index;           /**< -1: not said. */
 } wherry_device;
 
 /** Bytes that the longest text of a device needs, its final zero included. */

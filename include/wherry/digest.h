@@ -18,7 +18,7 @@ extern "C" {
 
 /** A digest, most significant byte first. Since 0.1. */
 typedef struct wherry_digest {
-    uint8_t bytes[WHERRY_DIGEST_BYTES];
+    uint8_t bytes[WHERRY_DIGEST_BYTES]; /**< XXH3's canonical form. */
 } wherry_digest;
 
 /**

@@ -57,10 +57,10 @@ typedef enum wherry_placement_kind {
 
 /** One placement. */
 typedef struct wherry_placement {
-    wherry_placement_kind kind;
-    uint32_t dim;          /**< SHARD and STRIDED_SHARD: the dimension of the tensor. Else 0. */
-    int64_t split_factor;  /**< STRIDED_SHARD: at least 1. Else 0. */
-    const char *reduce_op; /**< PARTIAL: "sum", "avg" and the like, UTF-8. Else NULL. */
+    wherry_placement_kind kind; /**< Which of the members below are used. */
+    uint32_t dim;               /**< SHARD and STRIDED_SHARD: the dimension of the tensor. Else 0. */
+    int64_t split_factor;       /**< STRIDED_SHARD: at least 1. Else 0. */
+    const char *reduce_op;      /**< PARTIAL: "sum", "avg" and the like, UTF-8. Else NULL. */
 } wherry_placement;
 
 /** What a DTensor is made of. */

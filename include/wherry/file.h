@@ -121,11 +121,11 @@ WHERRY_API const wherry_value *wherry_file_state(const wherry_file *file);
 
 /** The figures of an open file. */
 typedef struct wherry_file_summary {
-    wherry_file_format format;
-    uint32_t files;        /**< 1; of sharded ones the shards, without the index. */
-    uint64_t tensors;      /**< Tensors in them. */
-    uint64_t file_bytes;   /**< Bytes of all files, the index included. */
-    uint64_t header_bytes; /**< Of these, what is not bytes of tensors. */
+    wherry_file_format format; /**< Never WHERRY_FILE_AUTO. */
+    uint32_t files;            /**< 1; of sharded ones the shards, without the index. */
+    uint64_t tensors;          /**< Tensors in them. */
+    uint64_t file_bytes;       /**< Bytes of all files, the index included. */
+    uint64_t header_bytes;     /**< Of these, what is not bytes of tensors. */
     int64_t rank;     /**< Wherry's own: whose part of each DTensor it holds, as meshes name ranks; -1: not said. */
     bool has_digests; /**< Whether wherry_file_verify has anything to compare. */
 } wherry_file_summary;

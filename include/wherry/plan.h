@@ -101,8 +101,8 @@ WHERRY_API wherry_status wherry_plan_take_state(wherry_plan *plan, wherry_value 
 
 /** Chunks `first` to `first + count - 1`. */
 typedef struct wherry_interval {
-    uint64_t first;
-    uint64_t count;
+    uint64_t first; /**< The number of the first chunk. */
+    uint64_t count; /**< Chunks, at least 1. */
 } wherry_interval;
 
 /** The chunks to ask for, borrowed: ascending, never adjacent. */

@@ -78,16 +78,16 @@ WHERRY_API wherry_storage *wherry_prepared_storage(const wherry_prepared *prepar
 
 /** One level of a strided extent: `count` repetitions, `stride` bytes apart. */
 typedef struct wherry_level {
-    uint64_t count;
-    uint64_t stride;
+    uint64_t count;  /**< At least 2. */
+    uint64_t stride; /**< In bytes. */
 } wherry_level;
 
 /** Bytes of a storage: `length` of them at `offset`, repeated by each level, the outermost (largest stride) first. */
 typedef struct wherry_extent {
-    uint64_t offset;
-    uint64_t length;
+    uint64_t offset;            /**< Of the first run, in bytes. */
+    uint64_t length;            /**< Bytes of each run. */
     const wherry_level *levels; /**< NULL where there are none: one contiguous run. */
-    uint32_t level_count;
+    uint32_t level_count;       /**< How many levels there are. */
 } wherry_extent;
 
 /** The extents of a storage, borrowed, in the order in which their bytes lie in the space. */
@@ -100,11 +100,11 @@ WHERRY_API void wherry_prepared_chunk(const wherry_prepared *prepared, uint64_t 
 
 /** A piece of a chunk at its source: `count` runs of `length` bytes, `stride` apart, from `offset` of a storage on. */
 typedef struct wherry_piece {
-    wherry_storage *storage;
-    uint64_t offset;
-    uint64_t length;
-    uint64_t count;
-    uint64_t stride;
+    wherry_storage *storage; /**< Borrowed. */
+    uint64_t offset;         /**< Of the first run, in bytes. */
+    uint64_t length;         /**< Bytes of each run. */
+    uint64_t count;          /**< Runs, at least 1. */
+    uint64_t stride;         /**< Bytes from the beginning of a run to that of the next. */
 } wherry_piece;
 
 /** Receives a piece, valid only during the call; a result other than 0 ends the visit. */

@@ -21,21 +21,21 @@ extern "C" {
 
 /** Where a shard lives: PyTorch's "rank:3/cuda:1". */
 typedef struct wherry_shard_place {
-    int64_t rank; /**< -1 where none is said. */
-    wherry_device device;
+    int64_t rank;         /**< -1 where none is said. */
+    wherry_device device; /**< Of that rank. */
 } wherry_shard_place;
 
 /** The box that a shard is, and where it lives. */
 typedef struct wherry_shard_info {
-    const int64_t *offsets; /**< The box's first element, one number for each dimension of the global tensor. */
-    const int64_t *sizes;   /**< The box's sizes. */
-    wherry_shard_place place;
+    const int64_t *offsets;   /**< The box's first element, one number for each dimension of the global tensor. */
+    const int64_t *sizes;     /**< The box's sizes. */
+    wherry_shard_place place; /**< Who holds it. */
 } wherry_shard_info;
 
 /** A shard that this rank holds. */
 typedef struct wherry_shard {
-    wherry_value *tensor; /**< A value of kind TENSOR whose shape is info.sizes. */
-    wherry_shard_info info;
+    wherry_value *tensor;   /**< A value of kind TENSOR whose shape is info.sizes. */
+    wherry_shard_info info; /**< Which box it is. */
 } wherry_shard;
 
 /** How the shards were cut. The values travel on the wire and never change. */
@@ -47,7 +47,7 @@ typedef enum wherry_sharding_kind {
 
 /** The sharding specification. */
 typedef struct wherry_sharding {
-    wherry_sharding_kind kind;
+    wherry_sharding_kind kind;        /**< Which of the members below are used. */
     int64_t dim;                      /**< CHUNK: the dimension. Else 0. */
     uint32_t count;                   /**< CHUNK: how many places. ENUMERABLE: how many boxes. */
     const wherry_shard_place *places; /**< CHUNK. Else NULL. */
@@ -64,17 +64,17 @@ typedef enum wherry_memory_format {
 
 /** What a ShardedTensor is made of. The layout of its tensor properties is always strided. */
 typedef struct wherry_sharded {
-    wherry_dtype dtype;
-    bool requires_grad;
-    bool pin_memory;
-    wherry_memory_format format;
+    wherry_dtype dtype;              /**< Of the global tensor, and of each shard. */
+    bool requires_grad;              /**< As PyTorch's tensor properties have it. */
+    bool pin_memory;                 /**< Likewise. */
+    wherry_memory_format format;     /**< Likewise. */
     uint32_t ndim;                   /**< Dimensions of the global tensor. */
     const int64_t *shape;            /**< ndim global sizes. */
     uint32_t shard_count;            /**< Shards that this rank holds; 0 is allowed. */
     const wherry_shard *shards;      /**< shard_count of them. */
     uint32_t global_count;           /**< Shards on all ranks. */
     const wherry_shard_info *global; /**< global_count boxes: the metadata of all shards. */
-    wherry_sharding sharding;
+    wherry_sharding sharding;        /**< How it was cut. */
 } wherry_sharded;
 
 /**

@@ -13,9 +13,13 @@
 extern "C" {
 #endif
 
-/** Bytes of the texts in wherry_stats, their final zero included. */
+/** Bytes of wherry_stats.lane, its final zero included. */
 #define WHERRY_LANE_NAME_MAX 16
+
+/** Bytes of wherry_stats.reasons, its final zero included. */
 #define WHERRY_LANE_REASONS_MAX 512
+
+/** Bytes of wherry_stats.detail, its final zero included. */
 #define WHERRY_LANE_DETAIL_MAX 160
 
 /** The figures of one transfer between two ranks. Seconds are of this side's clock. */

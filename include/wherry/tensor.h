@@ -33,12 +33,12 @@ enum {
  * storage's first byte. Strides are never negative; they may be 0 (an expanded tensor) and elements may overlap.
  */
 typedef struct wherry_tensor {
-    wherry_storage *storage;
-    wherry_dtype dtype;
-    uint32_t flags;         /**< WHERRY_TENSOR_* */
-    uint32_t ndim;          /**< 0 (a scalar) to WHERRY_NDIM_MAX. */
-    int64_t offset;         /**< In elements. */
-    const int64_t *shape;   /**< ndim sizes; may be NULL where ndim is 0. */
+    wherry_storage *storage; /**< What it is a view of; a tensor that was created has a reference of its own. */
+    wherry_dtype dtype;      /**< Of its elements. */
+    uint32_t flags;          /**< WHERRY_TENSOR_* */
+    uint32_t ndim;           /**< 0 (a scalar) to WHERRY_NDIM_MAX. */
+    int64_t offset;          /**< In elements. */
+    const int64_t *shape;    /**< ndim sizes; may be NULL where ndim is 0. */
     const int64_t *strides; /**< ndim strides, in elements; NULL in wherry_tensor_create: contiguous, the last dimension
                                  fastest. */
 } wherry_tensor;

@@ -63,10 +63,19 @@ WHERRY_API wherry_status wherry_value_copy(const wherry_value *value, wherry_val
 
 /** @name Scalars: the new value belongs to the caller. */
 /** @{ */
+/** None. */
 WHERRY_API wherry_status wherry_none_create(wherry_value **value_p, wherry_error *error);
+
+/** A truth value. */
 WHERRY_API wherry_status wherry_bool_create(bool content, wherry_value **value_p, wherry_error *error);
+
+/** An integer of 64 bits; wherry_bigint_create makes larger ones. */
 WHERRY_API wherry_status wherry_int_create(int64_t content, wherry_value **value_p, wherry_error *error);
+
+/** A number with a fraction: its 64 bits are kept, whatever they are. */
 WHERRY_API wherry_status wherry_float_create(double content, wherry_value **value_p, wherry_error *error);
+
+/** A complex number. */
 WHERRY_API wherry_status wherry_complex_create(double real, double imaginary, wherry_value **value_p,
                                                wherry_error *error);
 
@@ -94,9 +103,16 @@ WHERRY_API wherry_status wherry_bytes_create(const void *bytes, size_t size, whe
 
 /** @name Reading scalars: a value of another kind gives 0, false or NULL. */
 /** @{ */
+/** The content of a BOOL. */
 WHERRY_API bool wherry_bool_get(const wherry_value *value);
+
+/** The content of an INT. */
 WHERRY_API int64_t wherry_int_get(const wherry_value *value);
+
+/** The content of a FLOAT. */
 WHERRY_API double wherry_float_get(const wherry_value *value);
+
+/** The parts of a COMPLEX; both are 0 for another kind. */
 WHERRY_API void wherry_complex_get(const wherry_value *value, double *real_p, double *imaginary_p);
 
 /** The magnitude of a BIGINT, most significant byte first, without leading zeros; borrowed. */
@@ -111,7 +127,10 @@ WHERRY_API const void *wherry_bytes_get(const wherry_value *value, size_t *size_
 
 /** @name Lists and tuples. */
 /** @{ */
+/** An empty list; it belongs to the caller. */
 WHERRY_API wherry_status wherry_list_create(wherry_value **value_p, wherry_error *error);
+
+/** An empty tuple; it belongs to the caller. */
 WHERRY_API wherry_status wherry_tuple_create(wherry_value **value_p, wherry_error *error);
 
 /**
@@ -131,6 +150,7 @@ WHERRY_API wherry_value *wherry_sequence_at(const wherry_value *sequence, size_t
 
 /** @name Dicts. */
 /** @{ */
+/** An empty dict; it belongs to the caller. */
 WHERRY_API wherry_status wherry_dict_create(wherry_value **value_p, wherry_error *error);
 
 /**
