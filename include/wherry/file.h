@@ -10,7 +10,8 @@
  *
  * An open file is mapped, not read: its state is ready as soon as its header is checked, and bytes come from the disk when they are used. So the
  * file must not be shortened or written while it is open; replacing it by a rename, as this library does, is fine. Whoever touches bytes of a file
- * that another process cut off gets SIGBUS from the system; wherry_file_check tells beforehand. Files in memory that nobody else can write are safe.
+ * that another process cut off gets SIGBUS from the system; wherry_file_check tells beforehand. Compressed arrays of npz files are the exception: opening
+ * unpacks them into memory. Files in memory that nobody else can write are safe.
  *
  * Functions here block as long as the file system does. An open file may be used by several threads at once, a writer by one at a time, the memory of
  * its target by any. Every error names the file; where it is about a tensor, error.path is that tensor's, and error.offset the byte of the file. All
@@ -100,7 +101,7 @@ WHERRY_API void wherry_file_open_options_init(wherry_file_open_options *options)
  *   - WHERRY_BAD_VERSION: a version of the format that this library does not read.
  *   - WHERRY_LIMIT: the header claims more than the limits allow.
  *   - WHERRY_CORRUPT: with WHERRY_FILE_VERIFY, or in a header that has a checksum of its own: bytes are not those that were written.
- *   - WHERRY_UNSUPPORTED: a good file, with something that Wherry has no notion of: an element type, compression, encryption; the message says what.
+ *   - WHERRY_UNSUPPORTED: a good file, with something that Wherry has no notion of: an element type, a compression, encryption; the message says what.
  *   - what wherry_manifest_decode returns, for Wherry's own files.
  *   - WHERRY_INVALID_ARGUMENT, WHERRY_NO_MEMORY.
  */

@@ -1,5 +1,6 @@
-/* Several arrays in a zip file: entries NAME.npy, stored as they are, so that their elements can be mapped. */
+/* Several arrays in a zip file: entries NAME.npy, stored as they are, so that their elements can be mapped; those that are compressed are unpacked into memory. */
 #include <string.h>
+#include <unistd.h>
 #include <zlib.h>
 
 #include "base/alloc.h"
@@ -17,35 +18,86 @@ enum { ENDING_BYTES = 4, ALIGNMENT = 64 };
 
 /* ---- reading ---- */
 
-static wherry_status add_array(wherry_file *file, wh_mapping *mapping, wh_zip_entry *entry, wherry_error *error) {
+typedef struct reading {
+    wherry_file *file;
+    wh_mapping *mapping;
+    wh_mapping *memory; /**< Where compressed arrays are unpacked, one behind the other; NULL where there are none. */
+    uint64_t used;      /**< Bytes of it. */
+} reading;
+
+/** Where the elements of an array behind others may begin: its own header is a multiple of that. */
+static bool align(uint64_t *at) {
+    return wh_add(*at, (ALIGNMENT - *at % ALIGNMENT) % ALIGNMENT, at);
+}
+
+/** Reads an array where it lies, or where it is unpacked to. */
+static wherry_status put_array(reading *r, const wh_zip_entry *entry, wherry_error *error) {
+    wh_mapping *in = entry->deflated ? r->memory : r->mapping;
+    uint64_t begin = entry->deflated ? r->used : entry->offset;
+    wherry_status status = WHERRY_OK;
+    wh_npy npy;
+    if (entry->deflated) {
+        r->used += entry->size;
+        align(&r->used);
+        status = wh_zip_unpack(r->mapping, entry, in->base + begin, error);
+    }
+    if (status == WHERRY_OK) {
+        status = wh_npy_read(in, begin, entry->size, entry->name, &npy, error);
+    }
+    if (status == WHERRY_OK) {
+        r->file->summary.header_bytes -= entry->deflated ? entry->packed : npy.data_bytes;
+        status = wh_opened_put(in, r->file->state, entry->name, begin + npy.header_bytes, npy.data_bytes,
+                               wh_npy_tensor(&npy), error);
+    }
+    return status;
+}
+
+static wherry_status add_array(reading *r, wh_zip_entry *entry, wherry_error *error) {
     size_t length = strlen(entry->name);
-    wh_spot spot = {mapping->path, entry->name, length, entry->local};
+    wh_spot spot = {r->mapping->path, entry->name, length, entry->local};
     if (length < ENDING_BYTES || strcmp(entry->name + length - ENDING_BYTES, ENDING) != 0) {
         return wh_file_fail(error, WHERRY_UNSUPPORTED, spot,
                             "it is no " ENDING " array, which is all that Wherry reads of a zip file");
     }
     entry->name[length - ENDING_BYTES] = '\0';
-    wh_npy npy;
-    wherry_status status = wh_npy_read(mapping, entry->offset, entry->size, entry->name, &npy, error);
-    if (status == WHERRY_OK) {
-        status = wh_opened_put(mapping, file->state, entry->name, entry->offset + npy.header_bytes, npy.data_bytes,
-                               wh_npy_tensor(&npy), error);
-        if (status == WHERRY_DUPLICATE_KEY) {
-            spot.name_size -= ENDING_BYTES;
-            status = wh_file_fail(error, WHERRY_REPEATED_KEY, spot, "the zip file has it twice");
-        }
+    wherry_status status = put_array(r, entry, error);
+    if (status == WHERRY_DUPLICATE_KEY) {
+        spot.name_size -= ENDING_BYTES;
+        status = wh_file_fail(error, WHERRY_REPEATED_KEY, spot, "the zip file has it twice");
     }
-    file->summary.header_bytes -= status == WHERRY_OK ? npy.data_bytes : 0;
     return status;
 }
 
+/** Takes memory for what is compressed: as much as the limits allow, and half of what the machine has. */
+static wherry_status take_memory(reading *r, const wh_zip *zip, wherry_error *error) {
+    uint64_t total = 0;
+    uint64_t machine = (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE);
+    uint64_t most = wh_min(r->file->limits.total_bytes, machine / 2);
+    bool any = false;
+    bool fits = true;
+    for (size_t i = 0; i < zip->count && fits; i++) {
+        if (zip->entries[i].deflated) {
+            any = true;
+            fits = wh_add(total, zip->entries[i].size, &total) && align(&total) && total <= most;
+        }
+    }
+    if (!fits) {
+        return wh_file_fail(error, WHERRY_LIMIT, wh_spot_file(r->mapping->path),
+                            "its compressed arrays are unpacked into memory, and take more than %llu bytes; save it by "
+                            "numpy.savez, which does not compress",
+                            (unsigned long long)most);
+    }
+    return any ? wh_mapping_memory(r->mapping->path, total, &r->memory, error) : WHERRY_OK;
+}
+
+/** What is compressed was compared when it was unpacked. */
 static wherry_status verify(const wherry_file *file, wherry_error *error) {
     const wh_mapping *mapping = file->mappings[0];
     wh_zip zip = {0};
     wherry_status status = wh_zip_read(file, mapping, &zip, error);
     for (size_t i = 0; i < zip.count && status == WHERRY_OK; i++) {
         const wh_zip_entry *entry = zip.entries + i;
-        uint32_t crc = (uint32_t)crc32_z(0, mapping->base + entry->offset, entry->size);
+        uint32_t crc = entry->deflated ? entry->crc : (uint32_t)crc32_z(0, mapping->base + entry->offset, entry->size);
         if (crc != entry->crc) {
             wh_spot spot = {mapping->path, entry->name, strlen(entry->name) - ENDING_BYTES, entry->offset};
             status = wh_file_fail(error, WHERRY_CORRUPT, spot, "its checksum is %08x, and was %08x when it was written",
@@ -57,21 +109,28 @@ static wherry_status verify(const wherry_file *file, wherry_error *error) {
 }
 
 static wherry_status open_archive(wherry_file *file, wherry_error *error) {
-    wh_mapping *mapping = file->mappings[0];
+    reading r = {.file = file, .mapping = file->mappings[0]};
     wh_zip zip = {0};
-    wherry_status status = wh_zip_read(file, mapping, &zip, error);
+    wherry_status status = wh_zip_read(file, r.mapping, &zip, error);
     if (status == WHERRY_OK) {
-        status = wh_mapping_map(mapping, file->access, error);
+        status = wh_mapping_map(r.mapping, file->access, error);
     }
     if (status == WHERRY_OK) {
         status = wherry_dict_create(&file->state, error);
     }
-    file->summary.header_bytes = mapping->size;
+    if (status == WHERRY_OK) {
+        status = take_memory(&r, &zip, error);
+    }
+    file->summary.header_bytes = r.mapping->size;
     for (size_t i = 0; i < zip.count && status == WHERRY_OK; i++) {
-        status = add_array(file, mapping, zip.entries + i, error);
+        status = add_array(&r, zip.entries + i, error);
+    }
+    if (status == WHERRY_OK && r.memory) {
+        status = wh_mapping_protect(r.memory, file->access, error);
     }
     file->summary.tensors = zip.count;
     file->verify = verify;
+    wh_mapping_unref(r.memory); /* the tensors in it keep it */
     wh_zip_destroy(&zip);
     return status;
 }

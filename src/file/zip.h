@@ -1,4 +1,4 @@
-/** @file zip.h  The parts of the zip format that npz files need: stored entries, 64-bit sizes. */
+/** @file zip.h  The parts of the zip format that npz files need: entries that are stored or deflated, 64-bit sizes. */
 #ifndef WH_FILE_ZIP_H
 #define WH_FILE_ZIP_H
 
@@ -29,7 +29,9 @@ typedef struct wh_zip_entry {
     uint32_t crc;
     uint64_t local;  /**< Where its local header begins. */
     uint64_t offset; /**< Where its bytes begin. */
-    uint64_t size;
+    uint64_t packed; /**< How many they are there, */
+    uint64_t size;   /**< and unpacked: the same number, unless it is deflated. */
+    bool deflated;
 } wh_zip_entry;
 
 /** Starts as {0}. */
@@ -40,9 +42,16 @@ typedef struct wh_zip {
     uint64_t directory; /**< Where the directory begins. */
 } wh_zip;
 
-/** Reads the directory, and checks that every entry is stored as it is, lies inside and apart from the others. Destroy it in any case. */
+/** Reads the directory, and checks that every entry is stored or deflated, lies inside and apart from the others. Destroy it in any case. */
 wherry_status wh_zip_read(const wherry_file *file, const wh_mapping *mapping, wh_zip *zip, wherry_error *error);
 
 void wh_zip_destroy(wh_zip *zip);
+
+/**
+ * Unpacks a deflated entry, and compares its checksum.
+ * @param bytes  has room for its size.
+ * @return WHERRY_OK; WHERRY_CORRUPT where it is damaged, or of another size; WHERRY_TRUNCATED, WHERRY_SYSTEM; WHERRY_NO_MEMORY.
+ */
+wherry_status wh_zip_unpack(const wh_mapping *mapping, const wh_zip_entry *entry, uint8_t *bytes, wherry_error *error);
 
 #endif

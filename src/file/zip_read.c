@@ -14,6 +14,9 @@ enum { COMMENT_MAX = 65535, STORED = 0, DEFLATED = 8, FLAG_ENCRYPTED = 1 };
 
 #define NOT_SAID UINT64_C(0xFFFFFFFF)
 
+/** Deflate makes of one byte so many at most: what says more is no deflated entry. */
+#define RATIO_MAX UINT64_C(1032)
+
 static wherry_status malformed(wherry_error *error, const wh_mapping *mapping, uint64_t offset, const char *what) {
     return wh_file_fail(error, WHERRY_MALFORMED, wh_spot_byte(mapping->path, offset), "%s at byte %llu", what,
                         (unsigned long long)offset);
@@ -129,7 +132,7 @@ static wherry_status read_local(const wh_mapping *mapping, const wh_zip *zip, wh
     if (wh_load_little(record, 4) != WH_ZIP_LOCAL || name != name_size) {
         return wh_file_fail(error, WHERRY_MALFORMED, spot, "the zip file's header in front of it is another's");
     }
-    if (entry->offset > zip->directory || zip->directory - entry->offset < entry->size) {
+    if (entry->offset > zip->directory || zip->directory - entry->offset < entry->packed) {
         return wh_file_fail(error, WHERRY_OUT_OF_BOUNDS, spot, "the zip file has its end outside");
     }
     char *copy;
@@ -150,11 +153,14 @@ static wherry_status check_method(const wh_mapping *mapping, const uint8_t *reco
     if (wh_load_little(record + 8, 2) & FLAG_ENCRYPTED) {
         return wh_file_fail(error, WHERRY_UNSUPPORTED, spot, "it is encrypted");
     }
-    if (method != STORED) {
-        return wh_file_fail(
-            error, WHERRY_UNSUPPORTED, spot,
-            "it is compressed (method %d%s), and cannot be mapped; save it by numpy.savez, not savez_compressed",
-            (int)method, method == DEFLATED ? ", deflate" : "");
+    if (method != STORED && method != DEFLATED) {
+        return wh_file_fail(error, WHERRY_UNSUPPORTED, spot,
+                            "it is compressed by method %d, and not by deflate; save it by numpy.savez", (int)method);
+    }
+    if (method == STORED ? entry->size != entry->packed : entry->size / RATIO_MAX > entry->packed) {
+        return wh_file_fail(error, WHERRY_MALFORMED, spot,
+                            "the zip file has %llu bytes of it, which cannot be unpacked to %llu",
+                            (unsigned long long)entry->packed, (unsigned long long)entry->size);
     }
     return WHERRY_OK;
 }
@@ -181,15 +187,14 @@ static wherry_status read_entry(const wh_mapping *mapping, wh_zip *zip, const ui
     wh_zip_entry entry = {.name = wh_copy_text(text, name),
                           .crc = (uint32_t)wh_load_little(record + 16, 4),
                           .local = local,
-                          .size = csize};
+                          .packed = csize,
+                          .size = usize,
+                          .deflated = wh_load_little(record + 10, 2) == DEFLATED};
     if (!entry.name || !WH_GROW(zip->entries, zip->capacity, zip->count)) {
         wh_free(entry.name);
         return wh_fail_memory(error, "the entries of a zip file");
     }
     wherry_status status = check_method(mapping, record, &entry, name, error);
-    if (status == WHERRY_OK && usize != csize) {
-        status = malformed(error, mapping, at, "an entry of the zip file is stored in another size than its own");
-    }
     if (status == WHERRY_OK) {
         status = read_local(mapping, zip, &entry, name, error);
     }
@@ -220,7 +225,7 @@ static wherry_status check_apart(const wh_mapping *mapping, const wh_zip *zip, w
     }
     wherry_status status = WHERRY_OK;
     for (size_t i = 1; i < zip->count && status == WHERRY_OK; i++) {
-        if (sorted[i]->local < sorted[i - 1]->offset + sorted[i - 1]->size) {
+        if (sorted[i]->local < sorted[i - 1]->offset + sorted[i - 1]->packed) {
             wh_spot spot = {mapping->path, sorted[i]->name, strlen(sorted[i]->name), sorted[i]->local};
             status = wh_file_fail(error, WHERRY_OUT_OF_BOUNDS, spot, "the zip file has it across '%.100s'",
                                   sorted[i - 1]->name);

@@ -157,6 +157,16 @@ def archive(entries, method=zipfile.ZIP_STORED):
     return out.getvalue()
 
 
+def deflated(data, packed=None, size=None, crc=None):
+    """An archive of one array that is deflated, by one block that is not compressed: zlib's versions differ in all others."""
+    packed = b"\1" + struct.pack("<HH", len(data), len(data) ^ 0xFFFF) + data if packed is None else packed
+    size, crc = len(data) if size is None else size, zlib.crc32(data) if crc is None else crc
+    common = struct.pack("<HHHHHIIIHH", 20, 0, 8, 0, 0x21, crc, len(packed), size, 5, 0)
+    front = b"PK\3\4" + common + b"a.npy" + packed
+    directory = b"PK\1\2" + struct.pack("<H", 20) + common + struct.pack("<HHHII", 0, 0, 0, 0, 0) + b"a.npy"
+    return front + directory + b"PK\5\6" + struct.pack("<HHHHIIH", 0, 0, 1, 1, len(directory), len(front), 0)
+
+
 def patched(data, offset, replacement):
     return data[:offset] + replacement + data[offset + len(replacement):]
 
@@ -186,9 +196,18 @@ def npz_cases():
         "local_same": (patched(same, second + 42, struct.pack("<I", 0)), OUT, '["a.npy"]'),
         "size_beyond": (patched(good, central + 20, struct.pack("<II", 2**30, 2**30)), OUT, '["a.npy"]'),
         "size_across": (patched(good, central + 20, struct.pack("<II", 120, 120)), OUT, '["b.npy"]'),
-        "sizes_differ": (patched(good, central + 20, struct.pack("<I", 70)), BAD, ""),
+        "sizes_differ": (patched(good, central + 20, struct.pack("<I", 70)), BAD, '["a.npy"]'),
         "size64_missing": (patched(good, central + 20, b"\xff" * 8), BAD, ""),
-        "deflated": (archive([("a.npy", array())], zipfile.ZIP_DEFLATED), UNSUPPORTED, '["a.npy"]'),
+        "compressed_otherwise": (patched(good, central + 10, b"\x0c"), UNSUPPORTED, '["a.npy"]'),
+        "deflated_no_deflate": (deflated(array(), b"\7" + array()), CORRUPT, "a"),
+        "deflated_cut": (deflated(array(), b"\1" + struct.pack("<HH", 99, 99 ^ 0xFFFF) + array()), CORRUPT, "a"),
+        "deflated_no_end": (deflated(array(), b"\0" + struct.pack("<HH", len(array()), len(array()) ^ 0xFFFF) + array()), CORRUPT, "a"),
+        "deflated_more_behind": (deflated(array(), b"\1" + struct.pack("<HH", len(array()), len(array()) ^ 0xFFFF) + array() + b"x"), CORRUPT, "a"),
+        "deflated_shorter": (deflated(array(), size=len(array()) - 1), CORRUPT, "a"),
+        "deflated_longer": (deflated(array(), size=len(array()) + 1), CORRUPT, "a"),
+        "deflated_other": (deflated(array(), crc=1), CORRUPT, "a"),
+        "deflated_too_well": (deflated(array(), size=2**31), BAD, '["a.npy"]'),
+        "deflated_array_bad": (deflated(b"text"), BAD, "a"),
         "encrypted": (patched(good, central + 8, b"\1"), UNSUPPORTED, '["a.npy"]'),
         "other_content": (archive([("a.txt", b"text")]), UNSUPPORTED, '["a.txt"]'),
         "array_bad": (archive([("a.npy", b"text")]), BAD, "a"),
@@ -286,5 +305,6 @@ def good_files():
         "no_metadata.safetensors": tensors(b'{"__metadata__":null,"a":' + json.dumps(about()).encode() + b"}", bytes(4)),
         "plain.npy": array(data=b"\1\0\2\0"),
         "plain.npz": archive([("a.npy", array(data=b"\1\0\2\0")), ("b/c.npy", array(data=b"\3\0\4\0"))]),
+        "deflated.npz": deflated(array(data=b"\1\0\2\0")),
         "plain.wherry": native(state(), b"abcdef"),
     }

@@ -73,6 +73,20 @@ static wherry_status try_bad(size_t name, const wherry_value *state, wherry_erro
     return status == WHERRY_NO_MEMORY ? status : WHERRY_OK;
 }
 
+/** A file whose arrays are unpacked into memory. */
+static wherry_status try_compressed(size_t name, const wherry_value *state, wherry_error *error) {
+    char path[1024];
+    wherry_file *file;
+    (void)name;
+    (void)state;
+    snprintf(path, sizeof(path), "%.500s/files/good/deflated.npz", getenv("WHERRY_GOLDEN"));
+    wherry_status status = wherry_file_open(path, NULL, &file, error);
+    if (status == WHERRY_OK) {
+        wherry_file_close(file);
+    }
+    return status;
+}
+
 typedef wherry_status (*try_fn)(size_t name, const wherry_value *state, wherry_error *error);
 
 /** Lets the first allocation fail, then the second, and so on, until there are no more. */
@@ -117,6 +131,7 @@ static void test_every_allocation(void **state) {
         fail_all(i, try_write, value);
         fail_all(i, try_bad, value);
     }
+    fail_all(0, try_compressed, NULL);
     wherry_value_destroy(values);
     wherry_value_destroy(array);
     assert_int_equal(memory.held, 0);
