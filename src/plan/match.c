@@ -133,6 +133,7 @@ static wherry_status match_children(walk *w, wherry_value *source, const wherry_
     for (size_t i = 0; i < count && status == WHERRY_OK; i++) {
         wherry_step step;
         wherry_value *child = wh_child_at(source, i, &step);
+        wh_child_ahead(target, i);
         const wherry_value *other = counterpart(target, i, &step);
         found += other != NULL;
         status = other ? match(w, child, other) : add_lonely(w, child, true);

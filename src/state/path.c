@@ -288,7 +288,7 @@ static void prefetch(const wherry_value *value) {
     __builtin_prefetch((const char *)value + 64);
 }
 
-wherry_value *wh_child_at(const wherry_value *value, size_t index, wherry_step *step_p) {
+void wh_child_ahead(const wherry_value *value, size_t index) {
     if (value->kind == WHERRY_KIND_DICT) {
         const wh_dict *dict = value->as.dict;
         if (index + AHEAD < dict->count) {
@@ -299,11 +299,16 @@ wherry_value *wh_child_at(const wherry_value *value, size_t index, wherry_step *
                 __builtin_prefetch(halfway->as.tensor->storage);
             }
         }
-        *step_p = (wherry_step){dict->entries[index].key, 0};
-        return dict->entries[index].item;
-    }
-    if (index + AHEAD < value->as.sequence.count) {
+    } else if (index + AHEAD < wherry_sequence_count(value)) {
         prefetch(value->as.sequence.items[index + AHEAD]);
+    }
+}
+
+wherry_value *wh_child_at(const wherry_value *value, size_t index, wherry_step *step_p) {
+    wh_child_ahead(value, index);
+    if (value->kind == WHERRY_KIND_DICT) {
+        *step_p = (wherry_step){value->as.dict->entries[index].key, 0};
+        return value->as.dict->entries[index].item;
     }
     *step_p = (wherry_step){NULL, index};
     return value->as.sequence.items[index];

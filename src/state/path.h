@@ -42,10 +42,10 @@ void wh_value_path_append(wh_string *text, const wherry_value *value);
 /** The number of children that a container or object leads to by a step; 0 for a leaf. Objects are passed through. */
 size_t wh_child_count(const wherry_value *value);
 
-/**
- * A child, and the step that leads to it. The value is one that wh_value_inside has given. Children are mostly visited in order, and each lies
- * somewhere else in memory, so one further on is asked for already.
- */
+/** Asks for the memory of a child further on than this one: children are mostly visited in order, and each lies somewhere else. */
+void wh_child_ahead(const wherry_value *value, size_t index);
+
+/** A child, and the step that leads to it; wh_child_ahead is done. The value is one that wh_value_inside has given. */
 wherry_value *wh_child_at(const wherry_value *value, size_t index, wherry_step *step_p);
 
 #endif
