@@ -26,10 +26,11 @@ bool wh_utf8_valid(const char *text, size_t size) {
     size_t at = 0;
     while (at < size) {
         uint64_t word;
-        if (size - at >= sizeof(word)) {
-            memcpy(&word, bytes + at, sizeof(word));
+        if (size >= sizeof(word)) { /* the last word of all may begin before what is left */
+            size_t begin = size - at >= sizeof(word) ? at : size - sizeof(word);
+            memcpy(&word, bytes + begin, sizeof(word));
             if (!(word & UINT64_C(0x8080808080808080))) {
-                at += sizeof(word);
+                at = begin + sizeof(word);
                 continue;
             }
         }

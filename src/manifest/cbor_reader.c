@@ -169,19 +169,9 @@ static wherry_status fault_at_end(const wh_reader *reader) {
     return wh_read_fault(reader, WHERRY_TRUNCATED, "the manifest ends within an item");
 }
 
-wherry_status wh_read_item(wh_reader *reader, wh_item *item) {
+wherry_status wh_read_any_item(wh_reader *reader, wh_item *item) {
     reader->item = reader->at;
     item->bytes = NULL;
-    int small = wh_take_byte(reader, WH_BYTE_ARRAY);
-    if (small >= 0) {
-        on_number(item, WH_ITEM_ARRAY, (uint64_t)small);
-        return WHERRY_OK;
-    }
-    if (reader->at < reader->size && reader->bytes[reader->at] == WH_BYTE_NULL) {
-        reader->at++;
-        on_null(item);
-        return WHERRY_OK;
-    }
     struct cbor_decoder_result result =
         cbor_stream_decode(reader->bytes + reader->at, reader->size - reader->at, &callbacks, item);
     if (result.status == CBOR_DECODER_NEDATA) {

@@ -1,5 +1,5 @@
 /**
- * @file cbor_reader.h  Reading CBOR items, one behind the other, through libcbor's streaming decoder.
+ * @file cbor_reader.h  Reading CBOR items, one behind the other; libcbor's streaming decoder reads those that are rare.
  *
  * The reader knows the restricted form of docs/wire-format.md: it refuses what is not in its shortest form, indefinite lengths,
  * and every type that does not occur. Each fault is reported with the offset of the item.
@@ -7,19 +7,23 @@
 #ifndef WH_MANIFEST_CBOR_READER_H
 #define WH_MANIFEST_CBOR_READER_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
 #include <wherry/error.h>
 
+#include "base/byteorder.h"
+#include "manifest/format.h"
+
 typedef enum wh_item_type {
-    WH_ITEM_UINT,   /**< number */
-    WH_ITEM_NEGINT, /**< -1 - number */
-    WH_ITEM_BYTES,  /**< bytes, number of them */
-    WH_ITEM_TEXT,   /**< bytes, number of them; not yet checked to be UTF-8 */
-    WH_ITEM_ARRAY,  /**< number of items, which follow */
-    WH_ITEM_TAG,    /**< number, of the item that follows */
-    WH_ITEM_BOOL,   /**< number 0 or 1 */
+    WH_ITEM_UINT = WH_MAJOR_UINT,     /**< number */
+    WH_ITEM_NEGINT = WH_MAJOR_NEGINT, /**< -1 - number */
+    WH_ITEM_BYTES = WH_MAJOR_BYTES,   /**< bytes, number of them */
+    WH_ITEM_TEXT = WH_MAJOR_TEXT,     /**< bytes, number of them; not yet checked to be UTF-8 */
+    WH_ITEM_ARRAY = WH_MAJOR_ARRAY,   /**< number of items, which follow */
+    WH_ITEM_TAG,                      /**< number, of the item that follows */
+    WH_ITEM_BOOL,                     /**< number 0 or 1 */
     WH_ITEM_NULL,
     WH_ITEM_OTHER,      /**< Any other type: never handed out. */
     WH_ITEM_INDEFINITE, /**< An indefinite length: never handed out. */
@@ -40,27 +44,61 @@ typedef struct wh_reader {
     wherry_error *error;
 } wh_reader;
 
-/** Reads the head of the next item, and all of a string. */
-wherry_status wh_read_item(wh_reader *reader, wh_item *item);
-
-/**
- * Takes the next item where it is one byte from `first` on that says a number below 24, as most are in a manifest: what follows spares a call to
- * the decoder then. @return the number, or -1 where it is anything else, and nothing is taken.
- */
-static inline int wh_take_byte(wh_reader *reader, unsigned char first) {
-    unsigned number = reader->at < reader->size ? (unsigned)reader->bytes[reader->at] - first : UINT32_MAX;
-    if (number >= 24) {
-        return -1;
-    }
-    reader->item = reader->at++;
-    return (int)number;
-}
-
-enum { WH_BYTE_UINT = 0x00, WH_BYTE_ARRAY = 0x80, WH_BYTE_NULL = 0xF6 };
-
 /** Bytes that are left. */
 static inline size_t wh_reader_left(const wh_reader *reader) {
     return reader->size - reader->at;
+}
+
+/**
+ * Reads the head of the next item without a call, as nearly all heads of a manifest can be read; nothing is taken.
+ * @param major_p  the type, as CBOR numbers it: 0 to 7.
+ * @return its bytes; 0 where it is not in its shortest form, or not all there: wh_read_any_item says what is wrong.
+ */
+static inline size_t wh_peek_head(const wh_reader *reader, unsigned *major_p, uint64_t *number_p) {
+    const unsigned char *head = reader->bytes + reader->at;
+    size_t left = wh_reader_left(reader);
+    unsigned form = left ? *head & 0x1F : 31;
+    *major_p = left ? *head >> 5 : WH_MAJOR_SIMPLE;
+    *number_p = form;
+    if (form < 24) {
+        return 1;
+    }
+    if (form == 24 && left >= 2) {
+        *number_p = head[1];
+        return head[1] >= 24 ? 2 : 0;
+    }
+    if (form == 25 && left >= 3) {
+        *number_p = (uint64_t)head[1] << 8 | head[2];
+        return *number_p > UINT8_MAX ? 3 : 0;
+    }
+    if (form == 26 && left >= 5) {
+        *number_p = wh_load_be32(head + 1);
+        return *number_p > UINT16_MAX ? 5 : 0;
+    }
+    return 0;
+}
+
+/** Reads any item, by way of libcbor. */
+wherry_status wh_read_any_item(wh_reader *reader, wh_item *item);
+
+/** Reads the head of the next item, and all of a string. */
+static inline wherry_status wh_read_item(wh_reader *reader, wh_item *item) {
+    unsigned major;
+    uint64_t number;
+    size_t head = wh_peek_head(reader, &major, &number);
+    bool string = major == WH_MAJOR_BYTES || major == WH_MAJOR_TEXT;
+    bool null = major == WH_MAJOR_SIMPLE && number == WH_SIMPLE_NULL;
+    uint64_t content = string ? number : 0;
+    if (head == 0 || (major > WH_MAJOR_ARRAY && !null) || content > wh_reader_left(reader) - head ||
+        content > reader->string_bytes) {
+        return wh_read_any_item(reader, item);
+    }
+    item->type = null ? WH_ITEM_NULL : (wh_item_type)major;
+    item->number = number;
+    item->bytes = string ? reader->bytes + reader->at + head : NULL;
+    reader->item = reader->at;
+    reader->at += head + content;
+    return WHERRY_OK;
 }
 
 /** Fails at the item read last. */
@@ -73,14 +111,16 @@ wherry_status wh_read_typed(wh_reader *reader, wh_item_type type, const char *wa
 wherry_status wh_read_any_uint(wh_reader *reader, uint64_t most, const char *wanted, uint64_t *number_p);
 
 static inline wherry_status wh_read_uint(wh_reader *reader, uint64_t most, const char *wanted, uint64_t *number_p) {
-    size_t before = reader->at;
-    int number = wh_take_byte(reader, WH_BYTE_UINT);
-    if (number >= 0 && (uint64_t)number <= most) {
-        *number_p = (uint64_t)number;
-        return WHERRY_OK;
+    unsigned major;
+    uint64_t number;
+    size_t head = wh_peek_head(reader, &major, &number);
+    if (head == 0 || major != WH_MAJOR_UINT || number > most) {
+        return wh_read_any_uint(reader, most, wanted, number_p);
     }
-    reader->at = before;
-    return wh_read_any_uint(reader, most, wanted, number_p);
+    reader->item = reader->at;
+    reader->at += head;
+    *number_p = number;
+    return WHERRY_OK;
 }
 
 /** An integer that fits int64_t and is at least `least`. */

@@ -25,28 +25,16 @@ static unsigned char *room(wh_writer *writer, size_t more) {
     return writer->bytes + writer->size;
 }
 
-void wh_write_null(wh_writer *writer) {
-    unsigned char *at = room(writer, HEAD_MAX);
-    writer->size += at ? cbor_encode_null(at, HEAD_MAX) : 0;
-}
-
 void wh_write_bool(wh_writer *writer, bool content) {
     unsigned char *at = room(writer, HEAD_MAX);
     writer->size += at ? cbor_encode_bool(content, at, HEAD_MAX) : 0;
 }
 
-void wh_write_any_int(wh_writer *writer, int64_t number) {
+void wh_write_any_head(wh_writer *writer, unsigned major, uint64_t number) {
     unsigned char *at = room(writer, HEAD_MAX);
-    if (at) {
-        writer->size += number < 0 ? cbor_encode_negint((uint64_t)(-1 - number), at, HEAD_MAX)
-                                   : cbor_encode_uint((uint64_t)number, at, HEAD_MAX);
-    }
-}
-
-void wh_write_any_array(wh_writer *writer, uint64_t count) {
-    unsigned char *at = room(writer, HEAD_MAX);
-    if (at) {
-        writer->size += cbor_encode_array_start(count, at, HEAD_MAX);
+    if (at) { /* an integer's head, made that of another type */
+        writer->size += cbor_encode_uint(number, at, HEAD_MAX);
+        *at = (unsigned char)(*at | major << 5);
     }
 }
 
@@ -55,7 +43,8 @@ void wh_write_tag(wh_writer *writer, uint64_t tag) {
     writer->size += at ? cbor_encode_tag(tag, at, HEAD_MAX) : 0;
 }
 
-static void write_content(wh_writer *writer, const void *bytes, size_t size) {
+static void write_string(wh_writer *writer, unsigned major, const void *bytes, size_t size) {
+    wh_write_head(writer, major, size);
     unsigned char *at = room(writer, size);
     if (at && size) {
         memcpy(at, bytes, size);
@@ -64,15 +53,11 @@ static void write_content(wh_writer *writer, const void *bytes, size_t size) {
 }
 
 void wh_write_bytes(wh_writer *writer, const void *bytes, size_t size) {
-    unsigned char *at = room(writer, HEAD_MAX);
-    writer->size += at ? cbor_encode_bytestring_start(size, at, HEAD_MAX) : 0;
-    write_content(writer, bytes, size);
+    write_string(writer, WH_MAJOR_BYTES, bytes, size);
 }
 
 void wh_write_text(wh_writer *writer, const char *text, size_t size) {
-    unsigned char *at = room(writer, HEAD_MAX);
-    writer->size += at ? cbor_encode_string_start(size, at, HEAD_MAX) : 0;
-    write_content(writer, text, size);
+    write_string(writer, WH_MAJOR_TEXT, text, size);
 }
 
 void wh_write_ints(wh_writer *writer, const int64_t *numbers, size_t count) {

@@ -1,10 +1,12 @@
-/** @file cbor_writer.h  Writing CBOR items, one behind the other, through libcbor's encoders. */
+/** @file cbor_writer.h  Writing CBOR items, one behind the other; libcbor's encoders write those that are rare. */
 #ifndef WH_MANIFEST_CBOR_WRITER_H
 #define WH_MANIFEST_CBOR_WRITER_H
 
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+
+#include "manifest/format.h"
 
 /** Starts as {0}. After a failed allocation it stays failed, and writing does nothing. */
 typedef struct wh_writer {
@@ -17,33 +19,44 @@ typedef struct wh_writer {
 /** Makes room for so many bytes in all, in the hope that no more are needed. */
 void wh_writer_reserve(wh_writer *writer, size_t size);
 
-/** Any integer, and the head of any array. */
-void wh_write_any_int(wh_writer *writer, int64_t number);
-void wh_write_any_array(wh_writer *writer, uint64_t count);
+/** The head of any item, by way of libcbor; `major` is its type, as CBOR numbers it. */
+void wh_write_any_head(wh_writer *writer, unsigned major, uint64_t number);
 
-/** Writes a byte that is a whole item, where there is room. @return false where there is none. */
-static inline bool wh_put_byte(wh_writer *writer, unsigned char byte) {
-    bool room = writer->size < writer->capacity;
-    if (room) {
-        writer->bytes[writer->size++] = byte;
+/** The head of an item; one that is short, as nearly all are, and has room, is written without a call. */
+static inline void wh_write_head(wh_writer *writer, unsigned major, uint64_t number) {
+    enum { SHORT = 3 };
+    if (number > UINT16_MAX || writer->capacity - writer->size < SHORT) {
+        wh_write_any_head(writer, major, number);
+        return;
     }
-    return room;
+    unsigned char *at = writer->bytes + writer->size;
+    if (number < 24) {
+        *at = (unsigned char)(major << 5 | number);
+        writer->size++;
+    } else if (number <= UINT8_MAX) {
+        at[0] = (unsigned char)(major << 5 | 24);
+        at[1] = (unsigned char)number;
+        writer->size += 2;
+    } else {
+        at[0] = (unsigned char)(major << 5 | 25);
+        at[1] = (unsigned char)(number >> 8);
+        at[2] = (unsigned char)number;
+        writer->size += SHORT;
+    }
 }
 
-/** Numbers below 24 fit the first byte of an item, as most do: the encoder is called for the rest. */
 static inline void wh_write_int(wh_writer *writer, int64_t number) {
-    if (number < 0 || number >= 24 || !wh_put_byte(writer, (unsigned char)number)) {
-        wh_write_any_int(writer, number);
-    }
+    wh_write_head(writer, number < 0 ? WH_MAJOR_NEGINT : WH_MAJOR_UINT, (uint64_t)(number < 0 ? -1 - number : number));
 }
 
 static inline void wh_write_array(wh_writer *writer, uint64_t count) {
-    if (count >= 24 || !wh_put_byte(writer, (unsigned char)(0x80 | count))) {
-        wh_write_any_array(writer, count);
-    }
+    wh_write_head(writer, WH_MAJOR_ARRAY, count);
 }
 
-void wh_write_null(wh_writer *writer);
+static inline void wh_write_null(wh_writer *writer) {
+    wh_write_head(writer, WH_MAJOR_SIMPLE, WH_SIMPLE_NULL);
+}
+
 void wh_write_bool(wh_writer *writer, bool content);
 void wh_write_tag(wh_writer *writer, uint64_t tag);
 void wh_write_bytes(wh_writer *writer, const void *bytes, size_t size);

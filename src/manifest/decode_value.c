@@ -8,8 +8,8 @@
 #include "manifest/decoder.h"
 #include "manifest/format.h"
 
-/** Room that is made on the word of an array's head alone: the heads within each other may each claim all that is left. */
-enum { RESERVE_MAX = 256 };
+/** Room that is made on the word of a dict's head in any case, and bytes that an entry has at least. */
+enum { RESERVE_MAX = 256, ENTRY_BYTES = 2 };
 
 wherry_status wh_decode_reference(wh_decoder *decoder, size_t count, size_t *next, const char *wanted,
                                   size_t *number_p) {
@@ -232,6 +232,13 @@ static wherry_status read_entry(wh_decoder *d, uint32_t depth, wherry_value *dic
     return status;
 }
 
+/** Makes room for the entries of a dict. Heads within each other may each claim all that is left, but only once in all is it believed. */
+static bool reserve_entries(wh_decoder *d, wh_dict *dict, uint64_t count) {
+    bool believed = count <= (d->in.size - d->claimed) / ENTRY_BYTES;
+    d->claimed += believed ? count * ENTRY_BYTES : 0;
+    return wh_dict_reserve(dict, believed ? count : RESERVE_MAX);
+}
+
 /** The items of a list, tuple or dict, of which the array that is being read still has `count`. */
 static wherry_status read_container(wh_decoder *d, uint32_t depth, wherry_kind kind, uint64_t count,
                                     wherry_value **value_p) {
@@ -244,7 +251,7 @@ static wherry_status read_container(wh_decoder *d, uint32_t depth, wherry_kind k
     }
     if (kind != WHERRY_KIND_DICT) {
         status = read_items(d, depth, value, count);
-    } else if (!wh_dict_reserve(value->as.dict, wh_min(count / 2, RESERVE_MAX))) {
+    } else if (!reserve_entries(d, value->as.dict, count / 2)) {
         status = wh_fail_memory(d->in.error, "a dict");
     }
     for (uint64_t i = 0; kind == WHERRY_KIND_DICT && i < count / 2 && status == WHERRY_OK; i++) {

@@ -13,6 +13,7 @@ typedef struct wh_decoder {
     wherry_prepared *prepared;
     wh_pool pool;        /**< Storages, tensors and strings are cut from it. */
     uint64_t values;     /**< Read so far. */
+    uint64_t claimed;    /**< Bytes of the manifest that room was made for on the word of heads alone. */
     size_t next_storage; /**< Storages named so far: the next new one must have this number. */
     size_t next_mesh;    /**< Likewise for meshes. */
 } wh_decoder;

@@ -82,8 +82,11 @@ static void write_mesh(wh_writer *out, const wherry_mesh_info *mesh) {
 
 static void write_strides(wh_writer *out, uint32_t ndim, const int64_t *shape, const int64_t *strides) {
     int64_t contiguous[WHERRY_NDIM_MAX];
-    if (wh_contiguous_strides(ndim, shape, contiguous) &&
-        (ndim == 0 || memcmp(contiguous, strides, ndim * sizeof(*strides)) == 0)) {
+    bool same = wh_contiguous_strides(ndim, shape, contiguous);
+    for (uint32_t d = 0; d < ndim && same; d++) {
+        same = contiguous[d] == strides[d];
+    }
+    if (same) {
         wh_write_null(out);
     } else {
         wh_write_ints(out, strides, ndim);

@@ -21,6 +21,18 @@ enum {
     WH_PLACE_ITEMS = 3,
 };
 
+/** Types of items, as CBOR numbers them; null is one of the simple values. */
+enum {
+    WH_MAJOR_UINT = 0,
+    WH_MAJOR_NEGINT = 1,
+    WH_MAJOR_BYTES = 2,
+    WH_MAJOR_TEXT = 3,
+    WH_MAJOR_ARRAY = 4,
+    WH_MAJOR_SIMPLE = 7,
+};
+
+enum { WH_SIMPLE_NULL = 22 };
+
 enum { WH_TAG_POSITIVE = 2, WH_TAG_NEGATIVE = 3 };
 
 enum { WH_SHARDED_REQUIRES_GRAD = 1, WH_SHARDED_PIN_MEMORY = 2, WH_SHARDED_FLAGS = 3 };

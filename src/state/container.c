@@ -195,7 +195,8 @@ static bool build_index(wh_dict *dict) {
 }
 
 bool wh_dict_reserve(wh_dict *dict, size_t count) {
-    return WH_RESERVE(dict->entries, dict->capacity, count);
+    return WH_RESERVE(dict->entries, dict->capacity, count) &&
+           (count <= INDEX_FROM || wh_index_reserve(&dict->index, count));
 }
 
 bool wh_dict_has(const wherry_value *dict, const wherry_value *key, uint64_t *hash_p) {
