@@ -18,6 +18,7 @@ bool wh_plan_keep(wherry_plan *plan, wherry_storage *storage) {
         return false;
     }
     plan->kept[plan->kept_count++] = wherry_storage_ref(storage);
+    wh_census_add(&plan->census, storage);
     return true;
 }
 

@@ -48,6 +48,7 @@ struct wherry_plan {
     bool state_taken;
     uint64_t work;         /**< How much finding positions may still take. */
     wherry_storage **kept; /**< References to the storages that are written. */
+    wh_census census;      /**< Of them. */
     size_t kept_count;
     size_t kept_capacity;
 };

@@ -281,7 +281,7 @@ size_t wh_child_count(const wherry_value *value) {
 }
 
 /** How many children ahead to ask for: far enough that they arrive in time, near enough that they are still there. */
-enum { AHEAD = 8, HALFWAY = 4 };
+enum { AHEAD = 16, HALFWAY = 8 };
 
 static void prefetch(const wherry_value *value) {
     __builtin_prefetch(value);

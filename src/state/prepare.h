@@ -10,6 +10,7 @@
 #include <wherry/prepare.h>
 
 #include "range/space.h"
+#include "state/storage.h"
 #include "state/value.h"
 
 struct wherry_prepared {
@@ -21,6 +22,7 @@ struct wherry_prepared {
     wherry_storage **storages; /**< Unique. */
     size_t storage_count;
     size_t storage_capacity;
+    wh_census census;     /**< Of the storages. */
     wherry_mesh **meshes; /**< Unique, each with a reference. */
     size_t mesh_count;
     size_t mesh_capacity;

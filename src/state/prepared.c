@@ -53,11 +53,15 @@ bool wh_prepared_take_storage(wherry_prepared *prepared, wherry_storage *storage
         return false;
     }
     prepared->storages[prepared->storage_count++] = storage;
+    wh_census_add(&prepared->census, storage);
     add_saturating(&prepared->storage_bytes, wherry_storage_nbytes(storage));
     return true;
 }
 
 bool wh_prepared_divide(wherry_prepared *prepared) {
+    if (!prepared->census.devices) {
+        return true;
+    }
     bool *second = wh_alloc_array(prepared->storage_count, sizeof(*second));
     if (!second) {
         return false;

@@ -140,15 +140,14 @@ bool wh_storage_is_bare(const wherry_storage *storage) {
     return !storage->data && storage->nbytes > 0;
 }
 
-uint64_t wh_storages_devices(wherry_storage *const *storages, size_t count) {
-    uint64_t devices = 0;
-    for (size_t i = 0; i < count; i++) {
-        wherry_device device = storages[i]->device;
-        if (device.kind == WHERRY_DEVICE_CUDA) {
-            devices |= UINT64_C(1) << (device.index < 0 ? 0 : device.index % WH_CUDA_DEVICES_MAX);
-        }
+void wh_census_add(wh_census *census, const wherry_storage *storage) {
+    wherry_device device = storage->device;
+    census->devices |= device.kind != WHERRY_DEVICE_CPU;
+    if (device.kind == WHERRY_DEVICE_CUDA) {
+        census->cuda |= UINT64_C(1) << (device.index < 0 ? 0 : device.index % WH_CUDA_DEVICES_MAX);
     }
-    return devices;
+    census->bare |= wh_storage_is_bare(storage);
+    census->largest = storage->nbytes > census->largest ? storage->nbytes : census->largest;
 }
 
 /** Of which storages samples are taken, and how many. */
@@ -158,10 +157,10 @@ static bool is_worth_a_look(const wherry_storage *storage) {
     return storage->nbytes >= PAGE_SAMPLE_BYTES && storage->data && storage->device.kind == WHERRY_DEVICE_CPU;
 }
 
-bool wh_storages_on_small_pages(wherry_storage *const *storages, size_t count) {
+bool wh_storages_on_small_pages(wherry_storage *const *storages, size_t count, const wh_census *census) {
     uint64_t bytes[] = {[WH_PAGES_UNKNOWN] = 0, [WH_PAGES_SMALL] = 0, [WH_PAGES_HUGE] = 0};
     size_t large = 0;
-    for (size_t i = 0; i < count; i++) {
+    for (size_t i = 0; i < count && census->largest >= PAGE_SAMPLE_BYTES; i++) {
         large += is_worth_a_look(storages[i]);
     }
     int look = large ? wh_pages_open() : -1;

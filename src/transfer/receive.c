@@ -231,7 +231,7 @@ static wherry_status make_plan(wh_receive *receive, const wherry_value *target, 
         return status;
     }
     wherry_plan_summarize(receive->plan, &receive->summary);
-    receive->devices = wh_storages_devices(receive->plan->kept, receive->plan->kept_count);
+    receive->devices = receive->plan->census.cuda;
     size_t count;
     const wherry_interval *intervals = wherry_plan_intervals(receive->plan, &count);
     receive->wanted_bytes = receive->summary.chunk_bytes;

@@ -18,7 +18,7 @@ static bool on_device(const wherry_storage *storage) {
 }
 
 void wh_chunk_sink_init_stage(wh_chunk_sink *sink, wh_deadline deadline) {
-    sink->to_device = wh_storages_devices(sink->plan->kept, sink->plan->kept_count) != 0;
+    sink->to_device = sink->plan->census.cuda != 0;
     if (sink->to_device) {
         pthread_mutex_init(&sink->lock, NULL);
         wh_stage_init(&sink->stage, wh_space_chunk_max(&sink->plan->prepared->space), sink->stop, deadline);

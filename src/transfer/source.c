@@ -43,11 +43,12 @@ static bool can_be_sent(void *context, wherry_value *leaf) {
 
 static wherry_status check_memory(wh_source *source, const wherry_value *state, wherry_error *error) {
     bool all = true;
-    for (size_t i = 0; i < source->summary.storages && all; i++) {
+    const wh_census *census = &source->prepared->census;
+    for (size_t i = 0; i < source->summary.storages && all && (census->devices || census->bare); i++) {
         const wherry_storage *storage = source->prepared->storages[i];
         all = can_be_read(storage) && !wh_storage_is_bare(storage);
     }
-    source->devices = wh_storages_devices(source->prepared->storages, source->summary.storages);
+    source->devices = census->cuda;
     wherry_error found;
     if (all || wh_visit_tensor_leaves(state, can_be_sent, &found)) {
         return WHERRY_OK;
@@ -71,7 +72,8 @@ wherry_status wh_source_init(wh_source *source, const wherry_value *state, int64
     if (status == WHERRY_OK) {
         status = wherry_manifest_encode(source->prepared, &source->manifest, &source->manifest_size, error);
     }
-    source->small_pages = wh_storages_on_small_pages(source->prepared->storages, source->summary.storages);
+    source->small_pages =
+        wh_storages_on_small_pages(source->prepared->storages, source->summary.storages, &source->prepared->census);
     for (size_t i = 0; i < source->summary.storages && status == WHERRY_OK; i++) {
         const void *data = wherry_storage_data(wherry_prepared_storage(source->prepared, i));
         wh_append_number(&source->addresses, (uintptr_t)data, 8);
