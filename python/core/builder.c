@@ -10,27 +10,29 @@ static wherry_value *raise_null(const wherry_error *error) {
 
 /* ---- storages ---- */
 
-wherry_storage *wpy_storage_find(PyObject *dict, PyObject *key) {
-    PyObject *address = PyDict_GetItemWithError(dict, key);
-    return address ? PyLong_AsVoidPtr(address) : NULL;
+wherry_storage *wpy_storage_find(const wpy_builder *builder, wpy_storage_key key) {
+    size_t number = wpy_map_find(&builder->storage_numbers, key.address, key.nbytes);
+    return number == WPY_MAP_NONE ? NULL : builder->storages[number];
 }
 
-static bool own(wpy_builder *builder, wherry_storage *storage) {
-    if (builder->owned_count == builder->owned_capacity) {
-        size_t capacity = builder->owned_capacity ? 2 * builder->owned_capacity : 64;
-        wherry_storage **owned = realloc(builder->owned, capacity * sizeof(*owned));
-        if (!owned) {
+/** Takes a storage over, where there is room for it. @return false with an exception set. */
+static bool own(wpy_builder *builder, wpy_storage_key key, wherry_storage *storage) {
+    size_t count = builder->storage_numbers.count;
+    if (count == builder->storage_capacity) {
+        size_t capacity = count ? 2 * count : 64;
+        wherry_storage **storages = realloc(builder->storages, capacity * sizeof(*storages));
+        if (!storages) {
             PyErr_NoMemory();
             return false;
         }
-        builder->owned = owned;
-        builder->owned_capacity = capacity;
+        builder->storages = storages;
+        builder->storage_capacity = capacity;
     }
-    builder->owned[builder->owned_count++] = storage;
-    return true;
+    builder->storages[count] = storage;
+    return wpy_map_add(&builder->storage_numbers, key.address, key.nbytes, count);
 }
 
-wherry_storage *wpy_storage_add(wpy_builder *builder, PyObject *dict, PyObject *key, void *data, uint64_t nbytes,
+wherry_storage *wpy_storage_add(wpy_builder *builder, wpy_storage_key key, void *data, uint64_t nbytes,
                                 wherry_device device, PyObject *owner) {
     wherry_storage *storage;
     wherry_error error;
@@ -38,7 +40,7 @@ wherry_storage *wpy_storage_add(wpy_builder *builder, PyObject *dict, PyObject *
         wpy_raise(&error);
         return NULL;
     }
-    if (!own(builder, storage)) {
+    if (!own(builder, key, storage)) {
         wherry_storage_unref(storage);
         return NULL;
     }
@@ -46,10 +48,7 @@ wherry_storage *wpy_storage_add(wpy_builder *builder, PyObject *dict, PyObject *
     if (device.kind == WHERRY_DEVICE_CUDA && device.index >= 0 && device.index < 64) {
         builder->state->cuda_devices |= UINT64_C(1) << device.index;
     }
-    PyObject *address = PyLong_FromVoidPtr(storage);
-    bool ok = address && PyDict_SetItem(dict, key, address) == 0 && PyList_Append(builder->state->keep, owner) == 0;
-    Py_XDECREF(address);
-    return ok ? storage : NULL;
+    return PyList_Append(builder->state->keep, owner) == 0 ? storage : NULL;
 }
 
 /* ---- containers ---- */
@@ -177,24 +176,21 @@ static bool read_codec(wpy_builder *builder, PyObject *codec) {
     builder->codec = codec;
     builder->tensor_types = PyObject_GetAttr(codec, wpy_name.tensor_types);
     builder->dtypes = builder->tensor_types ? PyObject_GetAttr(codec, wpy_name.dtypes) : NULL;
-    builder->storages = PyDict_New();
-    builder->memories = PyDict_New();
     if (builder->dtypes && (!PyDict_Check(builder->tensor_types) || !PyDict_Check(builder->dtypes))) {
         PyErr_SetString(PyExc_TypeError, "tensor_types and dtypes of a codec are dicts");
         return false;
     }
-    return builder->dtypes && builder->storages && builder->memories;
+    return builder->dtypes != NULL;
 }
 
 static void clear_builder(wpy_builder *builder) {
-    for (size_t i = 0; i < builder->owned_count; i++) {
-        wherry_storage_unref(builder->owned[i]);
+    for (size_t i = 0; i < builder->storage_numbers.count; i++) {
+        wherry_storage_unref(builder->storages[i]);
     }
-    free(builder->owned);
+    free(builder->storages);
+    wpy_map_clear(&builder->storage_numbers);
     Py_XDECREF(builder->tensor_types);
     Py_XDECREF(builder->dtypes);
-    Py_XDECREF(builder->storages);
-    Py_XDECREF(builder->memories);
     Py_XDECREF(builder->device_seen);
 }
 

@@ -21,6 +21,7 @@
 
 /** X(NAME): attributes and methods that are asked for again and again, interned once. */
 #define WPY_NAME_LIST(X)                                                                                               \
+    X(__dlpack_c_exchange_api__)                                                                                       \
     X(_cdata)                                                                                                          \
     X(abandon)                                                                                                         \
     X(allocate)                                                                                                        \
@@ -36,7 +37,6 @@
     X(get)                                                                                                             \
     X(is_conj)                                                                                                         \
     X(is_neg)                                                                                                          \
-    X(nbytes)                                                                                                          \
     X(path)                                                                                                            \
     X(put)                                                                                                             \
     X(report)                                                                                                          \
@@ -125,6 +125,34 @@ PyObject *wpy_integers(const int64_t *items, size_t count);
 /** Reads a tuple of at most `capacity` integers. @return their number, or -1 with an exception set. */
 Py_ssize_t wpy_read_integers(PyObject *tuple, int64_t *items, size_t capacity);
 
+/* ---- numbers by address ---- */
+
+/** A place of a map. */
+typedef struct wpy_map_slot {
+    uintptr_t address;
+    uint64_t detail;
+    size_t number; /**< Plus 1; 0: the place is free. */
+} wpy_map_slot;
+
+/** Numbers by an address and what tells apart those that have the same. All zero: empty. */
+typedef struct wpy_map {
+    wpy_map_slot *slots;
+    size_t size; /**< A power of two, or 0. */
+    size_t count;
+} wpy_map;
+
+#define WPY_MAP_NONE SIZE_MAX
+
+/** Room for so many in all. @return false with an exception set. */
+bool wpy_map_reserve(wpy_map *map, size_t count);
+
+/** Adds one that is not there yet. @return false with an exception set. */
+bool wpy_map_add(wpy_map *map, uintptr_t address, uint64_t detail, size_t number);
+
+/** The number, or WPY_MAP_NONE. */
+size_t wpy_map_find(const wpy_map *map, uintptr_t address, uint64_t detail);
+void wpy_map_clear(wpy_map *map);
+
 /* ---- states ---- */
 
 /** A leaf that holds tensors, and the Python object that it was made of. */
@@ -140,8 +168,7 @@ typedef struct wpy_state {
     wpy_leaf *leaves;
     size_t leaf_count;
     size_t leaf_capacity;
-    size_t *index; /**< Leaf numbers + 1 by the address of the value; made when first asked for. */
-    size_t index_size;
+    wpy_map index;         /**< Leaf numbers by the address of the value; made when first asked for. */
     uint64_t cuda_devices; /**< A bit for each CUDA device that memory of it lies on. */
 } wpy_state;
 
@@ -163,6 +190,36 @@ PyObject *wpy_build(PyObject *module, PyObject *arguments);
 /** restore(state, codec, target=None) */
 PyObject *wpy_restore_call(PyObject *module, PyObject *arguments);
 
+/* ---- DLPack (dlpack.c) ---- */
+
+/** A tensor as version 1 of DLPack lays it out. */
+typedef struct wpy_dl_tensor {
+    void *data;
+    int32_t device_kind; /**< WPY_DL_CPU ... */
+    int32_t device_index;
+    int32_t ndim;
+    uint8_t code;
+    uint8_t bits;
+    uint16_t lanes;
+    const int64_t *shape;
+    const int64_t *strides;
+    uint64_t byte_offset;
+} wpy_dl_tensor;
+
+enum { WPY_DL_CPU = 1, WPY_DL_CUDA = 2 };
+
+/** Describes a Python object of the type that the function was found for, as long as that is not changed. @return not 0 with an exception set. */
+typedef int (*wpy_dl_read_fn)(void *object, wpy_dl_tensor *tensor);
+
+/** What describes the objects of a type; NULL where the type says nothing, or in a version that is not known here. */
+wpy_dl_read_fn wpy_dl_find(PyTypeObject *type);
+
+/** The element type. @return false where the library has none like it. */
+bool wpy_dl_dtype(const wpy_dl_tensor *tensor, wherry_dtype *dtype_p);
+
+/** A dict of all element types: (code, bits) to the library's; a new reference. */
+PyObject *wpy_dl_dtypes(void);
+
 /* ---- walking (builder.c, node.c, torch_tensor.c) ---- */
 
 typedef struct wpy_builder {
@@ -170,13 +227,12 @@ typedef struct wpy_builder {
     PyObject *codec;
     PyObject *tensor_types;
     PyObject *dtypes;
-    PyObject *storages; /**< A dict: what identifies a storage, to the address of the wherry_storage. */
-    PyObject *memories; /**< The same for those that a codec describes. */
-    wherry_storage **owned;
-    size_t owned_count;
-    size_t owned_capacity;
-    PyTypeObject *tensor_type; /**< The last type that was found to be a tensor's, and */
-    PyObject *wrapping;        /**< its name, or NULL. Both borrowed. */
+    wherry_storage **storages; /**< That were met, and */
+    size_t storage_capacity;
+    wpy_map storage_numbers;   /**< their numbers by their keys. */
+    PyTypeObject *tensor_type; /**< The last type that was found to be a tensor's, */
+    PyObject *wrapping;        /**< its name, or NULL, both borrowed, and */
+    wpy_dl_read_fn read;       /**< what reads its tensors at once, or NULL. */
     PyObject *device_seen;     /**< The last device of a tensor; NULL: none yet, and */
     wherry_device device;      /**< what it is. */
 } wpy_builder;
@@ -196,11 +252,17 @@ wherry_value *wpy_build_torch(wpy_builder *builder, PyObject *object, bool plain
 /** Whether objects of that type are read by wpy_build_torch. -1 with an exception set. */
 int wpy_is_torch(wpy_builder *builder, PyTypeObject *type);
 
-/** The storage under a key of one of the two dicts, borrowed; NULL where there is none, with an exception where that failed. */
-wherry_storage *wpy_storage_find(PyObject *dict, PyObject *key);
+/** What tells one storage from another: where its memory begins, and its size. Whoever says the same has the same storage. */
+typedef struct wpy_storage_key {
+    uintptr_t address;
+    uint64_t nbytes;
+} wpy_storage_key;
 
-/** Wraps memory as a storage under a key, and keeps its owner. Borrowed from the builder. */
-wherry_storage *wpy_storage_add(wpy_builder *builder, PyObject *dict, PyObject *key, void *data, uint64_t nbytes,
+/** The storage under a key, borrowed from the builder; NULL where there is none. */
+wherry_storage *wpy_storage_find(const wpy_builder *builder, wpy_storage_key key);
+
+/** Wraps memory as a storage under a key, and keeps its owner. Borrowed from the builder; NULL with an exception set. */
+wherry_storage *wpy_storage_add(wpy_builder *builder, wpy_storage_key key, void *data, uint64_t nbytes,
                                 wherry_device device, PyObject *owner);
 
 /* ---- restoring ---- */

@@ -106,8 +106,9 @@ PyMODINIT_FUNC PyInit__core(void) {
     wpy_group_type = wpy_group_type_new();
     if (module && intern_names() && add(module, "__version__", PyUnicode_FromString(WHERRY_VERSION_STRING)) &&
         add(module, "STATUSES", statuses()) && add(module, "DTYPES", dtypes()) &&
-        add_type(module, "State", wpy_state_type) && add_type(module, "Cancel", wpy_cancel_type) &&
-        add_type(module, "Group", wpy_group_type) && add(module, "Transport", (PyObject *)wpy_transport_type_new())) {
+        add(module, "DLPACK_DTYPES", wpy_dl_dtypes()) && add_type(module, "State", wpy_state_type) &&
+        add_type(module, "Cancel", wpy_cancel_type) && add_type(module, "Group", wpy_group_type) &&
+        add(module, "Transport", (PyObject *)wpy_transport_type_new())) {
         return module;
     }
     Py_XDECREF(module);

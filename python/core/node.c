@@ -59,18 +59,18 @@ static wherry_value *build_object(wpy_builder *builder, PyObject *node, PyObject
 /* ---- memory ---- */
 
 static wherry_storage *memory_storage(wpy_builder *builder, PyObject *node) {
-    PyObject *key = field(node, 0);
-    wherry_storage *storage = wpy_storage_find(builder->memories, key);
     wherry_device device;
-    if (storage || PyErr_Occurred()) {
-        return storage;
-    }
-    void *data = PyLong_AsVoidPtr(field(node, 1));
-    uint64_t nbytes = PyErr_Occurred() ? 0 : PyLong_AsUnsignedLongLong(field(node, 2));
-    if (PyErr_Occurred() || !wpy_read_device(field(node, 3), &device)) {
+    void *data = PyLong_AsVoidPtr(field(node, 0));
+    uint64_t nbytes = PyErr_Occurred() ? 0 : PyLong_AsUnsignedLongLong(field(node, 1));
+    if (PyErr_Occurred()) {
         return NULL;
     }
-    return wpy_storage_add(builder, builder->memories, key, data, nbytes, device, field(node, 9));
+    wpy_storage_key key = {(uintptr_t)data, nbytes};
+    wherry_storage *storage = wpy_storage_find(builder, key);
+    if (storage || !wpy_read_device(field(node, 2), &device)) {
+        return storage;
+    }
+    return wpy_storage_add(builder, key, data, nbytes, device, field(node, 8));
 }
 
 static wherry_value *build_memory(wpy_builder *builder, PyObject *node, PyObject *original) {
@@ -81,12 +81,12 @@ static wherry_value *build_memory(wpy_builder *builder, PyObject *node, PyObject
     wherry_value *value = NULL;
     wherry_error error;
     wherry_tensor tensor = {.storage = memory_storage(builder, node), .shape = shape, .strides = strides};
-    if (!tensor.storage || !read_number(field(node, 4), &dtype) || !read_number(field(node, 5), &tensor.offset) ||
-        !read_number(field(node, 8), &flags)) {
+    if (!tensor.storage || !read_number(field(node, 3), &dtype) || !read_number(field(node, 4), &tensor.offset) ||
+        !read_number(field(node, 7), &flags)) {
         return NULL;
     }
-    Py_ssize_t ndim = wpy_read_integers(field(node, 6), shape, WHERRY_NDIM_MAX);
-    if (ndim < 0 || wpy_read_integers(field(node, 7), strides, WHERRY_NDIM_MAX) != ndim) {
+    Py_ssize_t ndim = wpy_read_integers(field(node, 5), shape, WHERRY_NDIM_MAX);
+    if (ndim < 0 || wpy_read_integers(field(node, 6), strides, WHERRY_NDIM_MAX) != ndim) {
         if (!PyErr_Occurred()) {
             PyErr_SetString(PyExc_ValueError, "a tensor has as many strides as dimensions");
         }
@@ -409,7 +409,7 @@ wherry_value *wpy_build_node(wpy_builder *builder, PyObject *node, PyObject *ori
     if (type == wpy_node.object && is_node(node, type, 2)) {
         return build_object(builder, node, original, step);
     }
-    if (type == wpy_node.memory && is_node(node, type, 10)) {
+    if (type == wpy_node.memory && is_node(node, type, 9)) {
         return build_memory(builder, node, original);
     }
     if (type == wpy_node.dtensor && is_node(node, type, 7)) {

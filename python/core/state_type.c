@@ -25,7 +25,7 @@ static void state_dealloc(PyObject *self) {
         Py_DECREF(state->leaves[i].object);
     }
     free(state->leaves);
-    free(state->index);
+    wpy_map_clear(&state->index);
     Py_XDECREF(state->keep);
     wpy_put_back(pending);
     ((freefunc)PyType_GetSlot(type, Py_tp_free))(self);
@@ -47,43 +47,20 @@ bool wpy_state_note(wpy_state *state, const wherry_value *value, PyObject *objec
     return true;
 }
 
-static size_t slot_of(const wpy_state *state, const wherry_value *value) {
-    uint64_t hash = (uint64_t)(uintptr_t)value * UINT64_C(0x9E3779B97F4A7C15);
-    return (size_t)(hash >> 20) & (state->index_size - 1);
-}
-
 static bool make_index(wpy_state *state) {
-    size_t size = 64;
-    while (size < 2 * state->leaf_count) {
-        size *= 2;
+    bool ok = wpy_map_reserve(&state->index, state->leaf_count);
+    for (size_t i = 0; ok && i < state->leaf_count; i++) {
+        ok = wpy_map_add(&state->index, (uintptr_t)state->leaves[i].value, 0, i);
     }
-    state->index = calloc(size, sizeof(*state->index));
-    if (!state->index) {
-        PyErr_NoMemory();
-        return false;
-    }
-    state->index_size = size;
-    for (size_t i = 0; i < state->leaf_count; i++) {
-        size_t slot = slot_of(state, state->leaves[i].value);
-        while (state->index[slot]) {
-            slot = (slot + 1) & (size - 1);
-        }
-        state->index[slot] = i + 1;
-    }
-    return true;
+    return ok;
 }
 
 PyObject *wpy_state_find(wpy_state *state, const wherry_value *value) {
-    if (!state->index && !make_index(state)) {
+    if (!state->index.count && !make_index(state)) {
         return NULL;
     }
-    for (size_t slot = slot_of(state, value); state->index[slot]; slot = (slot + 1) & (state->index_size - 1)) {
-        const wpy_leaf *leaf = state->leaves + state->index[slot] - 1;
-        if (leaf->value == value) {
-            return leaf->object;
-        }
-    }
-    return NULL;
+    size_t number = wpy_map_find(&state->index, (uintptr_t)value, 0);
+    return number == WPY_MAP_NONE ? NULL : state->leaves[number].object;
 }
 
 static PyObject *state_summary(PyObject *self, PyObject *unused) {

@@ -123,8 +123,10 @@ def _encode_array(array: Any, numpy: Any, refuse: Refuse, target: bool) -> Any:
         raise CannotTravel("it is read-only, so that nothing can be received into it: give a copy of it")
     pointer = array.__array_interface__["data"][0]
     if array.base is None and array.flags.c_contiguous and array.size:  # most arrays
-        root, shape = (pointer, array.nbytes), array.shape
-        return Object(_array_name(time), Memory(root, *root, "cpu", code, 0, shape, contiguous(shape), 0, array))
+        shape = array.shape
+        return Object(
+            _array_name(time), Memory(pointer, array.nbytes, "cpu", code, 0, shape, contiguous(shape), 0, array)
+        )
     memory = describe(_root_of(array, numpy), pointer, code, array.shape, array.strides, array)
     if memory is None:
         if target:

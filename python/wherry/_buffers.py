@@ -52,7 +52,7 @@ def describe(
     """
     size = SIZES[dtype]
     if 0 in shape:
-        return Memory((0, 0), 0, 0, "cpu", dtype, 0, shape, contiguous(shape), 0, owner)
+        return Memory(0, 0, "cpu", dtype, 0, shape, contiguous(shape), 0, owner)
     end = pointer + size
     strides = []
     for length, step in zip(shape, steps):
@@ -65,9 +65,7 @@ def describe(
     begin, nbytes = root
     if pointer < begin or end > begin + nbytes or (pointer - begin) % size:
         begin, nbytes = pointer, end - pointer
-    return Memory(
-        (begin, nbytes), begin, nbytes, device, dtype, (pointer - begin) // size, shape, tuple(strides), 0, owner
-    )
+    return Memory(begin, nbytes, device, dtype, (pointer - begin) // size, shape, tuple(strides), 0, owner)
 
 
 # The buffer protocol.
@@ -209,11 +207,6 @@ _capsule_pointer.restype = ctypes.c_void_p
 #: CPU, CUDA, memory of the host that CUDA has pinned.
 _DL_DEVICES = {1: "cpu", 2: "cuda:{}", 3: "cpu"}
 _DL_READ_ONLY, _DL_COPIED = 1, 2
-_DL_TYPES = {(0, 8 << i): f"int{8 << i}" for i in range(4)} | {(1, 8 << i): f"uint{8 << i}" for i in range(4)}
-_DL_TYPES |= {(2, 16): "float16", (2, 32): "float32", (2, 64): "float64", (4, 16): "bfloat16", (6, 8): "bool"}
-_DL_TYPES |= {(5, 32): "complex32", (5, 64): "complex64", (5, 128): "complex128"}
-_DL_TYPES |= {(10, 8): "float8_e4m3fn", (11, 8): "float8_e4m3fnuz", (12, 8): "float8_e5m2", (13, 8): "float8_e5m2fnuz"}
-_DL_TYPES |= {(14, 8): "float8_e8m0fnu"}
 
 
 class HasDLPack(Protocol):
@@ -241,16 +234,16 @@ def memory_of_dlpack(value: HasDLPack, target: bool) -> Memory:
     tensor, flags = _open_capsule(capsule)
     if target and flags & (_DL_READ_ONLY | _DL_COPIED):
         raise CannotTravel("it is read-only, so that nothing can be received into it: give a copy of it")
-    name = _DL_TYPES.get((tensor.code, tensor.bits)) if tensor.lanes == 1 else None
-    if name is None:
+    dtype = _core.DLPACK_DTYPES.get((tensor.code, tensor.bits)) if tensor.lanes == 1 else None
+    if dtype is None:
         raise CannotTravel(
             f"its elements are of a type (code {tensor.code}, {tensor.bits} bits) that has no name here: convert it first"
         )
-    size = SIZES[CODES[name]]
+    size = SIZES[dtype]
     shape = tuple(tensor.shape[i] for i in range(tensor.ndim))
     strides = tuple(tensor.strides[i] for i in range(tensor.ndim)) if tensor.strides else contiguous(shape)
     pointer = (tensor.data or 0) + tensor.byte_offset
-    made = describe((0, 0), pointer, CODES[name], shape, tuple(size * stride for stride in strides), capsule, device)
+    made = describe((0, 0), pointer, dtype, shape, tuple(size * stride for stride in strides), capsule, device)
     if made is None:
         raise CannotTravel("its strides are negative: send a copy of it")
     return made

@@ -11,6 +11,9 @@ STATUSES: tuple[tuple[str, int, str, str], ...]
 #: {"float32": (11, 4)}: code and bytes of every element type, under PyTorch's name.
 DTYPES: dict[str, tuple[int, int]]
 
+#: {(2, 32): 11}: the same code, under DLPack's code and bits.
+DLPACK_DTYPES: dict[tuple[int, int], int]
+
 def set_error_class(make: Callable[[int, str, int | None, str | None, int], BaseException]) -> None:
     """make(status, message, rank, path, errno) -> exception to raise."""
 

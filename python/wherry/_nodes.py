@@ -13,9 +13,8 @@ class Object(NamedTuple):
 
 
 class Memory(NamedTuple):
-    """A tensor: a strided view of a run of memory. Views with the same key share one storage."""
+    """A tensor: a strided view of a run of memory. Views of the same run share one storage."""
 
-    key: object  # hashable; what identifies the storage
     pointer: int  # the storage's first byte
     nbytes: int  # of the storage
     device: str  # "cpu", "cuda:1"

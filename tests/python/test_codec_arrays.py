@@ -336,7 +336,7 @@ def state_of_code(name):
 
     class One(Codec):
         def encode(self, value):
-            return _buffers.Memory(1, memory.ctypes.data, memory.nbytes, "cpu", code, 0, (2,), (1,), 0, memory)
+            return _buffers.Memory(memory.ctypes.data, memory.nbytes, "cpu", code, 0, (2,), (1,), 0, memory)
 
     return _core.build({"x": object()}, One())
 
