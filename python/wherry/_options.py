@@ -84,6 +84,14 @@ def source_of(rank: int, size: int, own: int) -> int:
     return rank
 
 
+def check_callback(state_dict: object) -> None:
+    """Refuses a state dict where a function that returns one is wanted."""
+    if state_dict is not None and not callable(state_dict):
+        raise InvalidArgument(
+            f"state_dict is a function that returns a state dict, not a {type(state_dict).__name__}: give lambda: it"
+        )
+
+
 def transfer_options(
     *,
     step: int | None = None,

@@ -8,6 +8,8 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, Protocol, Union
 
+from wherry.errors import InvalidArgument
+
 logger = logging.getLogger("wherry")
 
 #: How often a transfer without tqdm says how far it is.
@@ -58,6 +60,8 @@ def reporting(progress: ProgressOption, verb: str) -> Iterator[Report | None]:
         else:
             with _Bars(make, verb) as bars:
                 yield bars
+    elif not callable(progress):
+        raise InvalidArgument(f"progress is True, or a function of a wherry.Progress, not {progress!r}")
     else:
         tell = progress
 

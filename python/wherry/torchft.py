@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from wherry import _core
 from wherry._group import codec_for
 from wherry._harbour import Card, Harbour, address_for_others, enter, is_loopback
-from wherry._options import Deadline, Duration, seconds_of, transfer_options
+from wherry._options import Deadline, Duration, check_callback, seconds_of, transfer_options
 from wherry._progress import ProgressOption, reporting
 from wherry._report import tell_received
 from wherry._serving import Serving
@@ -140,6 +140,7 @@ class Transport(_Base[T]):
         host: str | None = None,
     ) -> None:
         self._seconds = seconds_of(timeout)
+        check_callback(state_dict)
         self._state_dict = state_dict
         self._device = device
         self._new_device = new_device

@@ -249,6 +249,7 @@ def test_bad_arguments(groups):
         (lambda: wherry.send(one, 1, {}, threads=-1), "threads"),
         (lambda: wherry.send(one, 1, {}, timeout=float("nan")), "timeout"),
         (lambda: wherry.send(one, 1, {}, lanes="bus"), "bus"),
+        (lambda: wherry.send(one, 1, {}, progress=3), "progress is True, or a function"),
     ]:
         with pytest.raises(wherry.InvalidArgument, match=told):
             call()

@@ -288,7 +288,7 @@ def arguments_body():
         assert caught.value.path == "a.b"
         with pytest.raises(wherry.InvalidArgument, match="bus"):
             PGTransport(pg, LIMIT, "cpu", lanes="bus").send_checkpoint([1 - rank], {})
-    for wrong in [{"timeout": -1}, {"timeout": "long"}, {"step": -2}, {"threads": -1}]:
+    for wrong in [{"timeout": -1}, {"timeout": "long"}, {"step": -2}, {"threads": -1}, {"state_dict": {}}]:
         with pytest.raises(wherry.InvalidArgument):
             PGTransport(**{"pg": pg, "timeout": 1, "device": "cpu", **wrong})
     with pytest.raises(RuntimeError):

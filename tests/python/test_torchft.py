@@ -306,6 +306,11 @@ def test_receivers_that_take_the_same_place(make, monkeypatch):
 # ---- its card ----
 
 
+def test_a_target_is_a_function(make):
+    with pytest.raises(wherry.InvalidArgument, match="a function that returns a state dict, not a dict"):
+        make(state_dict={})
+
+
 def test_metadata(make):
     source = make()
     card = Card.read(source.metadata())

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from wherry import _core
-from wherry._options import Deadline, Duration, ranks_of, seconds_of, source_of, transfer_options
+from wherry._options import Deadline, Duration, check_callback, ranks_of, seconds_of, source_of, transfer_options
 from wherry._progress import ProgressOption, reporting
 from wherry._report import raise_first, tell_received, tell_sent
 from wherry._stats import Outcome, Stats
@@ -92,6 +92,7 @@ class PGTransport:
         address: str | None = None,
     ) -> None:
         seconds_of(timeout)
+        check_callback(state_dict)
         self._pg = pg
         self._timeout = timeout
         self._device = torch.device(device)
