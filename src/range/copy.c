@@ -57,7 +57,12 @@ bool wh_copy_between_views(const wh_view *from, const wh_view *to, wh_copy_work 
     copy->to = to->offset;
     copy->length = from->item;
     copy->level_count = 0;
-    for (uint32_t d = 0; d < from->ndim; d++) {
+    uint32_t ndim = from->ndim;
+    while (ndim > 0 && from->shape[ndim - 1] > 0 && (uint64_t)from->strides[ndim - 1] * from->item == copy->length &&
+           (uint64_t)to->strides[ndim - 1] * to->item == copy->length) { /* nearly always all of them */
+        copy->length *= (uint64_t)from->shape[--ndim];
+    }
+    for (uint32_t d = 0; d < ndim; d++) {
         uint64_t count = (uint64_t)from->shape[d];
         wh_copy_level level = {count, (uint64_t)from->strides[d] * from->item, (uint64_t)to->strides[d] * to->item};
         if (count == 0) {

@@ -60,6 +60,9 @@ static bool wrap(wherry_level **outer, uint32_t *kept, wherry_level level, uint6
 }
 
 uint32_t wh_extent_normalize(wh_extent *extent, uint64_t max_gap) {
+    if (extent->level_count == 0) {
+        return 0;
+    }
     wherry_level kept_levels[WHERRY_NDIM_MAX];
     wherry_level *outer = kept_levels + WHERRY_NDIM_MAX;
     uint32_t kept = 0;
