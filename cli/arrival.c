@@ -207,14 +207,17 @@ wherry_status wh_arrival_receive(wh_arrival *arrival, wherry_transport *transpor
     options.interrupt = wh_interrupted;
     options.stats = &arrival->stats;
     wh_trace_log trace;
-    wh_trace_begin(&trace);
+    wherry_status status = WHERRY_OK;
+    if (!wh_trace_begin(&trace, arrival->trace)) { /* before anything is moved */
+        status = wh_fail_error(error, WHERRY_SYSTEM, "no trace can be written to %s", arrival->trace);
+    }
     options.trace = arrival->trace ? wh_trace_note : NULL;
     options.trace_context = &trace;
-    wherry_status status = wherry_checkpoint_recv(transport, rank, &options, &received, error);
-    if (arrival->trace && !wh_trace_write(&trace, arrival->trace)) {
-        fprintf(stderr, "the trace cannot be written to %s: %s\n", arrival->trace, strerror(errno));
+    if (status == WHERRY_OK) {
+        status = wherry_checkpoint_recv(transport, rank, &options, &received, error);
     }
-    wh_trace_end(&trace);
+    bool traced = wh_trace_end(&trace);
+    int why = errno;
     if (arrival->bar) {
         wh_bar_end(arrival->bar);
     }
@@ -225,6 +228,11 @@ wherry_status wh_arrival_receive(wh_arrival *arrival, wherry_transport *transpor
     wherry_value_destroy(status == WHERRY_OK ? received : NULL);
     for (size_t i = 0; i < arrival->count && status == WHERRY_OK; i++) {
         status = wherry_file_writer_finish(arrival->writers[i], error);
+    }
+    if (status == WHERRY_OK && !traced) {
+        errno = why;
+        status = wh_fail_error(error, WHERRY_SYSTEM, "the files are here, but the trace cannot be written to %s",
+                               arrival->trace);
     }
     return status;
 }

@@ -32,6 +32,15 @@ enum {
 #undef WH_X
 };
 
+/** An exit code, and what it means. */
+typedef struct wh_exit_code {
+    int code;
+    const char *text;
+} wh_exit_code;
+
+/** All of them, ended by one without a text. */
+extern const wh_exit_code wh_exit_codes[];
+
 /** One sub-command. */
 typedef struct wh_command {
     const char *name;
@@ -70,5 +79,8 @@ __attribute__((format(printf, 3, 4))) int wh_fail_command(const wh_command *comm
 
 /** The same for an error of the library. @return the exit code of its group. */
 int wh_fail_status(const wh_command *command, const char *what, const wherry_error *error);
+
+/** Ends a command that signals interrupt. @param error  says why status is another than WHERRY_OK. @return its exit code. */
+int wh_end_command(const wh_command *command, wherry_status status, const wherry_error *error);
 
 #endif

@@ -234,10 +234,7 @@ static int run_send(int argc, char **argv) {
     wherry_transport_destroy(transport);
     wherry_group_leave(group);
     wh_cargo_close(&cargo);
-    if (wh_interrupt_code() && status != WHERRY_OK) {
-        return wh_interrupt_code();
-    }
-    return status == WHERRY_OK ? WH_EXIT_OK : wh_fail_status(&wh_command_send, NULL, &error);
+    return wh_end_command(&wh_command_send, status, &error);
 }
 
 /* ---- receiving ---- */
@@ -267,8 +264,5 @@ static int run_recv(int argc, char **argv) {
     wh_arrival_end(&arrival);
     wherry_transport_destroy(transport);
     wherry_group_leave(group);
-    if (wh_interrupt_code() && status != WHERRY_OK) {
-        return wh_interrupt_code();
-    }
-    return status == WHERRY_OK ? WH_EXIT_OK : wh_fail_status(&wh_command_recv, NULL, &error);
+    return wh_end_command(&wh_command_recv, status, &error);
 }

@@ -151,18 +151,14 @@ static wherry_status compare_leaf(comparison *c, const wh_leaf *one, const wh_le
     return status;
 }
 
-static int by_name(const void *one, const void *other) {
-    return strcmp(((const wh_leaf *)one)->name, ((const wh_leaf *)other)->name);
-}
-
-/** Goes through both lists, sorted by name. */
+/** Goes through both lists, by name. */
 static wherry_status compare_all(comparison *c, wh_leaves *one, wh_leaves *other, wherry_error *error) {
     wherry_status status = WHERRY_OK;
     char text[256];
     size_t i = 0;
     size_t k = 0;
-    qsort(one->items, one->count, sizeof(*one->items), by_name);
-    qsort(other->items, other->count, sizeof(*other->items), by_name);
+    wh_leaves_sort(one);
+    wh_leaves_sort(other);
     while (status == WHERRY_OK && (i < one->count || k < other->count)) {
         int order = i == one->count ? 1 : k == other->count ? -1 : strcmp(one->items[i].name, other->items[k].name);
         if (order == 0) {

@@ -69,10 +69,6 @@ static wherry_status digest_text(const char *text, size_t size, wherry_digest *d
     return status;
 }
 
-static int by_name(const void *one, const void *other) {
-    return strcmp(((const wh_leaf *)one)->name, ((const wh_leaf *)other)->name);
-}
-
 /** One of the tensors that a leaf is made of: itself, or what is here of a DTensor or a ShardedTensor. NULL behind the last. */
 static const wherry_value *tensor_of(const wherry_value *leaf, uint32_t number) {
     const wherry_dtensor *dtensor = wherry_dtensor_get(leaf);
@@ -162,7 +158,7 @@ static wherry_status digest_leaves(const char *path, wh_leaves *leaves, const di
     if (!all) {
         return wh_fail_error(error, WHERRY_NO_MEMORY, "no memory for a digest");
     }
-    qsort(leaves->items, leaves->count, sizeof(*leaves->items), by_name);
+    wh_leaves_sort(leaves);
     if (json) {
         wh_json_open(json, path, '{');
         wh_json_open(json, "tensors", '{');

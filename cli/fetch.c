@@ -113,8 +113,5 @@ static int run(int argc, char **argv) {
         wh_arrival_tell(&arrival, &options.common);
     }
     wh_arrival_end(&arrival);
-    if (wh_interrupt_code() && status != WHERRY_OK) {
-        return wh_interrupt_code();
-    }
-    return status == WHERRY_OK ? WH_EXIT_OK : wh_fail_status(&wh_command_fetch, NULL, &error);
+    return wh_end_command(&wh_command_fetch, status, &error);
 }

@@ -142,13 +142,12 @@ void wh_leaves_free(wh_leaves *leaves) {
     *leaves = (wh_leaves){0};
 }
 
-const wh_leaf *wh_leaves_find(const wh_leaves *leaves, const char *name) {
-    for (size_t i = 0; i < leaves->count; i++) {
-        if (strcmp(leaves->items[i].name, name) == 0) {
-            return leaves->items + i;
-        }
-    }
-    return NULL;
+static int by_name(const void *one, const void *other) {
+    return strcmp(((const wh_leaf *)one)->name, ((const wh_leaf *)other)->name);
+}
+
+void wh_leaves_sort(wh_leaves *leaves) {
+    qsort(leaves->items, leaves->count, sizeof(*leaves->items), by_name);
 }
 
 /* ---- what a leaf is ---- */

@@ -31,8 +31,8 @@ wherry_status wh_leaves_list(wh_leaves *leaves, const wherry_value *state, wherr
 
 void wh_leaves_free(wh_leaves *leaves);
 
-/** The leaf of that name; NULL where there is none. */
-const wh_leaf *wh_leaves_find(const wh_leaves *leaves, const char *name);
+/** Puts them in the order of their names. */
+void wh_leaves_sort(wh_leaves *leaves);
 
 /** Bytes of the elements of a tensor. */
 uint64_t wh_tensor_bytes(const wherry_tensor *tensor);

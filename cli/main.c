@@ -10,6 +10,7 @@
 #include <wherry/version.h>
 
 #include "command.h"
+#include "interrupt.h"
 #include "show.h"
 
 const wh_command *const wh_commands[] = {
@@ -20,6 +21,13 @@ const wh_command *const wh_commands[] = {
 #endif
     &wh_command_doctor,    &wh_command_bench,     &wh_command_demo,
     &wh_command_demo_rank, &wh_command_reference, NULL,
+};
+
+const wh_exit_code wh_exit_codes[] = {
+#define WH_X(name, code, text) {code, text},
+    WH_EXIT_LIST(WH_X)
+#undef WH_X
+        {0, NULL},
 };
 
 const wh_command *wh_command_find(const char *name) {
@@ -59,6 +67,13 @@ int wh_fail_status(const wh_command *command, const char *what, const wherry_err
     bool named = !*error->path || strstr(error->message, error->path);
     return wh_fail_command(command, exit_code_of(error->status), "%s%s%s%s%s%s", what ? what : "", what ? ": " : "",
                            error->message, named ? "" : " (at ", named ? "" : error->path, named ? "" : ")");
+}
+
+int wh_end_command(const wh_command *command, wherry_status status, const wherry_error *error) {
+    if (status == WHERRY_OK) {
+        return WH_EXIT_OK;
+    }
+    return wh_interrupt_code() ? wh_interrupt_code() : wh_fail_status(command, NULL, error);
 }
 
 static void print_help(FILE *out) {

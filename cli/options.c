@@ -261,17 +261,9 @@ static void print_paragraphs(const char *text, FILE *out) {
 }
 
 static void print_codes(FILE *out) {
-    static const struct {
-        int code;
-        const char *text;
-    } codes[] = {
-#define WH_X(name, code, text) {code, text},
-        WH_EXIT_LIST(WH_X)
-#undef WH_X
-    };
     fputs("\nExit codes:\n", out);
-    for (size_t i = 0; i < sizeof(codes) / sizeof(codes[0]); i++) {
-        fprintf(out, "  %3d  %s\n", codes[i].code, codes[i].text);
+    for (const wh_exit_code *one = wh_exit_codes; one->text; one++) {
+        fprintf(out, "  %3d  %s\n", one->code, one->text);
     }
     fputs("  128 and the signal's number, where one ended it\n", out);
 }

@@ -6,15 +6,6 @@
 
 #include "command.h"
 
-static const struct {
-    int code;
-    const char *text;
-} codes[] = {
-#define WH_X(name, code, text) {code, text},
-    WH_EXIT_LIST(WH_X)
-#undef WH_X
-};
-
 /* ---- manual pages ---- */
 
 /** A text in troff: a dot or a quote at its beginning, hyphens and backslashes mean themselves. */
@@ -49,9 +40,9 @@ static void roff_option(const wh_option *option) {
 
 static void roff_codes(void) {
     puts(".SH EXIT STATUS");
-    for (size_t i = 0; i < sizeof(codes) / sizeof(codes[0]); i++) {
-        printf(".TP\n.B %d\n", codes[i].code);
-        roff_text(codes[i].text);
+    for (const wh_exit_code *one = wh_exit_codes; one->text; one++) {
+        printf(".TP\n.B %d\n", one->code);
+        roff_text(one->text);
         putchar('\n');
     }
     puts(".TP\n.B 128+N\nsignal number N ended it");
@@ -141,16 +132,21 @@ static void print_option_words(const wh_command *command) {
 
 static void print_bash_values(const wh_command *command) {
     for (const wh_option *option = command->options; option && option->name; option++) {
+        if (option->kind == WH_OPTION_FLAG) {
+            continue;
+        }
+        printf("    %s:--%s", command->name, option->name);
+        if (option->letter) {
+            printf(" | %s:-%c", command->name, option->letter);
+        }
         if (option->kind == WH_OPTION_CHOICE) {
-            printf("    %s:--%s) choices=\"", command->name, option->name);
+            fputs(") choices=\"", stdout);
             for (const char *at = option->choices; *at; at++) {
                 putchar(*at == ',' ? ' ' : *at);
             }
             puts("\" ;;");
-        } else if (option->kind == WH_OPTION_FILE) {
-            printf("    %s:--%s) files=yes ;;\n", command->name, option->name);
-        } else if (option->kind != WH_OPTION_FLAG) {
-            printf("    %s:--%s) return ;;\n", command->name, option->name);
+        } else {
+            puts(option->kind == WH_OPTION_FILE ? ") files=yes ;;" : ") return ;;");
         }
     }
 }
@@ -204,8 +200,9 @@ static void print_zsh_text(const char *text) {
     }
 }
 
-static void print_zsh_option(const wh_option *option) {
-    printf("                '--%s[", option->name);
+/** One spelling of an option: "--port", or "-p". */
+static void print_zsh_spelling(const wh_option *option, const char *spelling) {
+    printf("                '%s[", spelling);
     print_zsh_text(option->help);
     putchar(']');
     if (option->kind == WH_OPTION_CHOICE) {
@@ -218,6 +215,16 @@ static void print_zsh_option(const wh_option *option) {
         printf(":%s:%s", option->argument, option->kind == WH_OPTION_FILE ? "_files" : "");
     }
     puts("' \\");
+}
+
+static void print_zsh_option(const wh_option *option) {
+    char spelling[64];
+    snprintf(spelling, sizeof(spelling), "--%s", option->name);
+    print_zsh_spelling(option, spelling);
+    if (option->letter) {
+        snprintf(spelling, sizeof(spelling), "-%c", option->letter);
+        print_zsh_spelling(option, spelling);
+    }
 }
 
 static void print_zsh_command(const wh_command *command) {

@@ -6,14 +6,10 @@
 
 #include "json_out.h"
 
-void wh_trace_begin(wh_trace_log *log) {
-    *log = (wh_trace_log){.count = 0};
+bool wh_trace_begin(wh_trace_log *log, const char *path) {
+    *log = (wh_trace_log){.out = path ? fopen(path, "we") : NULL};
     pthread_mutex_init(&log->lock, NULL);
-}
-
-void wh_trace_end(wh_trace_log *log) {
-    free(log->events);
-    pthread_mutex_destroy(&log->lock);
+    return log->out || !path;
 }
 
 void wh_trace_note(void *context, const wherry_trace_event *event) {
@@ -54,12 +50,8 @@ static void write_event(wh_json *json, const wherry_trace_event *event) {
     wh_json_close(json, '}');
 }
 
-bool wh_trace_write(const wh_trace_log *log, const char *path) {
-    FILE *out = fopen(path, "we");
-    if (!out) {
-        return false;
-    }
-    wh_json json = {.out = out};
+static bool write_all(const wh_trace_log *log) {
+    wh_json json = {.out = log->out};
     wh_json_open(&json, NULL, '{');
     wh_json_text(&json, "displayTimeUnit", "ms");
     wh_json_flag(&json, "incomplete", log->lost);
@@ -69,6 +61,13 @@ bool wh_trace_write(const wh_trace_log *log, const char *path) {
     }
     wh_json_close(&json, ']');
     wh_json_close(&json, '}');
-    bool good = !ferror(out);
-    return fclose(out) == 0 && good;
+    bool good = !ferror(log->out);
+    return fclose(log->out) == 0 && good;
+}
+
+bool wh_trace_end(wh_trace_log *log) {
+    bool good = !log->out || write_all(log);
+    free(log->events);
+    pthread_mutex_destroy(&log->lock);
+    return good;
 }

@@ -5,11 +5,13 @@
 #include <pthread.h>
 #include <stdbool.h>
 #include <stddef.h>
+#include <stdio.h>
 
 #include <wherry/checkpoint.h>
 
 /** Events as they come. Starts by wh_trace_begin. */
 typedef struct wh_trace_log {
+    FILE *out; /**< NULL: nobody wants it. */
     pthread_mutex_t lock;
     wherry_trace_event *events;
     size_t count;
@@ -17,14 +19,13 @@ typedef struct wh_trace_log {
     bool lost; /**< There was no memory for some. */
 } wh_trace_log;
 
-void wh_trace_begin(wh_trace_log *log);
+/** Begins one. @param path  of the file that it will be written to; NULL: none. @return false where that cannot be; errno says why. End it in any case. */
+bool wh_trace_begin(wh_trace_log *log, const char *path);
 
 /** A wherry_trace_fn whose context is the log. */
 void wh_trace_note(void *context, const wherry_trace_event *event);
 
-/** Writes what was noted to a file. @return false where that failed; errno says why. */
-bool wh_trace_write(const wh_trace_log *log, const char *path);
-
-void wh_trace_end(wh_trace_log *log);
+/** Writes what was noted, and ends it. @return false where that failed; errno says why. */
+bool wh_trace_end(wh_trace_log *log);
 
 #endif

@@ -1,5 +1,6 @@
 """What all commands have in common: help, options, exit codes, manual pages, completions."""
 
+import os
 import re
 import shutil
 import signal
@@ -75,6 +76,7 @@ def test_bash_completion():
     for command in COMMANDS:
         assert set(complete(command, "--")) == set(options_of(command))
     assert complete("demo", "--lane", "s") == ["stream"]
+    assert complete("serve", "--port", "") == complete("serve", "-p", "") == []
 
 
 def test_zsh_completion():
@@ -100,7 +102,8 @@ def test_output_that_cannot_be_written(arguments, tmp_path):
 def test_output_that_nobody_reads_any_more(arguments, tmp_path):
     """As with `| head`: it ends, and does not complain."""
     small(tmp_path / "A", layers=200)
-    with subprocess.Popen([WHERRY, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path) as child:
-        child.stdout.close()
-        assert child.stderr.read() == ""
-    assert child.returncode == -signal.SIGPIPE
+    reader, writer = os.pipe()
+    os.close(reader)
+    with open(writer, "w") as pipe:
+        done = subprocess.run([WHERRY, *arguments], stdout=pipe, stderr=subprocess.PIPE, text=True, cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (-signal.SIGPIPE, "")

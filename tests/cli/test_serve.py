@@ -230,8 +230,11 @@ def test_a_trace(tmp_path, model):
             assert sorted(one["args"]["chunk"] for one in events["range"]) == list(range(len(events["range"])))
             begin, end = phases["data"]["ts"], phases["data"]["ts"] + phases["data"]["dur"]
             assert all(one["args"]["lane"] == lane and begin <= one["ts"] and one["ts"] + one["dur"] <= end for one in events["range"])
-        lost = server.fetch("-o", tmp_path / "got.safetensors", "--trace", tmp_path / "none" / "trace.json")
-        assert lost.returncode == OK and "the trace cannot be written" in lost.stderr
+        none = server.fetch("-o", tmp_path / "none.safetensors", "--trace", tmp_path / "none" / "trace.json")
+        assert none.returncode == RESOURCE and "no trace can be written" in none.stderr and not (tmp_path / "none.safetensors").exists()
+        lost = server.fetch("-o", tmp_path / "lost.safetensors", "--trace", "/dev/full")
+        assert lost.returncode == RESOURCE and "the files are here, but the trace cannot" in lost.stderr
+        assert filecmp.cmp(tmp_path / "lost.safetensors", big, shallow=False)
 
 
 def test_inspecting_what_is_served(tmp_path, model):
