@@ -1,0 +1,87 @@
+#!/usr/bin/env python3
+"""open_files.py BUILD_DIR [--repeats N] [--write]: `wherry inspect` of a sparse safetensors file of 100 GiB, in turn with one of 100 MiB that has as
+many tensors: the medians, the least, and the most memory that the command takes; then what bench_formats measures of the library alone. --write puts
+it into bench/results/formats.md."""
+
+import argparse
+import json
+import os
+import pathlib
+import statistics
+import subprocess
+import tempfile
+import time
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+FOLDER = "/dev/shm"
+SIZES = {"100 MiB": 100 << 20, "100 GiB": 100 << 30}
+MEMORY_MAX = 64 << 20
+
+
+def make_file(path, tensors, size):
+    """So many tensors of zeros that take no room."""
+    each = size // tensors
+    header = {f"layers.{i}.weight": {"dtype": "U8", "shape": [each], "data_offsets": [i * each, (i + 1) * each]} for i in range(tensors)}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with open(path, "wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        file.truncate(8 + len(text) + each * tensors)
+    return path
+
+
+def inspect(wherry, path):
+    """Seconds, and bytes of memory at the most."""
+    begin = time.monotonic()
+    child = subprocess.Popen([wherry, "inspect", path], stdout=subprocess.DEVNULL)
+    _, status, usage = os.wait4(child.pid, 0)
+    took = time.monotonic() - begin
+    child.returncode = os.waitstatus_to_exitcode(status)
+    if child.returncode:
+        raise SystemExit(f"wherry inspect ended with {child.returncode}")
+    return took, usage.ru_maxrss << 10
+
+
+def header_bytes(path):
+    with open(path, "rb") as file:
+        return int.from_bytes(file.read(8), "little")
+
+
+def measure(wherry, tensors, repeats):
+    """Of each file: the seconds, the most memory, and how long its header is."""
+    with tempfile.TemporaryDirectory(dir=FOLDER) as place:
+        paths = {name: make_file(f"{place}/{size}.safetensors", tensors, size) for name, size in SIZES.items()}
+        for path in paths.values():
+            inspect(wherry, path)  # warms up
+        rounds = [{name: inspect(wherry, path) for name, path in paths.items()} for _ in range(repeats)]
+        headers = {name: header_bytes(path) for name, path in paths.items()}
+    return {name: ([one[name][0] for one in rounds], max(one[name][1] for one in rounds), headers[name]) for name in SIZES}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("build", type=pathlib.Path)
+    parser.add_argument("--repeats", type=int, default=21)
+    parser.add_argument("--write", action="store_true")
+    arguments = parser.parse_args()
+    lines = [f"`wherry inspect`, the whole command, of sparse safetensors files; medians of {arguments.repeats} (least), in turn. "
+             "Sizes and offsets in the header of the larger file have more digits, so that there is more to read and to print. `bench/open_files.py build-release --write` "
+             "takes it.", "",
+             "| tensors | 100 GiB | 100 MiB | ratio | ratio of the headers | memory | at most 64 MiB |", "| --- | --- | --- | --- | --- | --- | --- |"]
+    for tensors in (1000, 20000):
+        found = measure(arguments.build / "cli/wherry", tensors, arguments.repeats)
+        (less, _, short), (more, memory, long) = found["100 MiB"], found["100 GiB"]
+        texts = [f"{statistics.median(one) * 1e3:.1f} ms ({min(one) * 1e3:.1f})" for one in (more, less)]
+        lines.append(f"| {tensors} | {texts[0]} | {texts[1]} | {statistics.median(more) / statistics.median(less):.2f} | {long / short:.2f} | {memory / 2**20:.1f} MiB | "
+                     f"{'yes' if memory <= MEMORY_MAX else '**missed**'} |")
+    lines += ["", "The library alone, by `build-release/bench/bench_formats /dev/shm`:", ""]
+    lines += subprocess.run([arguments.build / "bench/bench_formats", FOLDER, str(min(arguments.repeats, 9))], check=True, text=True,
+                            stdout=subprocess.PIPE).stdout.splitlines()
+    text = "\n".join(lines) + "\n"
+    print(text, end="")
+    if arguments.write:
+        (ROOT / "bench/results/formats.md").write_text("# Opening and writing files\n\n" + text)
+
+
+if __name__ == "__main__":
+    main()
