@@ -225,7 +225,7 @@ static void test_deaf(void **state) {
     setenv("FAKE_NCCL_DEAF", "1", 1);
     ferry_call calls[] = {ferry_send(&s.world, 0, 1, s.source), ferry_receive(&s.world, 1, 0)};
     calls[0].options.lanes = calls[1].options.lanes = "nccl,stream";
-    calls[0].options.no_progress_ms = calls[1].options.no_progress_ms = 1000;
+    calls[0].options.no_progress_ms = calls[1].options.no_progress_ms = 3000;
     uint64_t begin = wh_clock_now();
     ferry_run(calls, 2);
     unsetenv("FAKE_NCCL_DEAF");

@@ -60,26 +60,31 @@ def whole(*shape):
     return torch.arange(float(torch.Size(shape).numel())).reshape(shape)
 
 
+def distribute(tensor, mesh, placements):
+    """This rank's part of it. A group that asks no other rank would leave the part as its memory was found."""
+    return distribute_tensor(tensor, mesh, placements, src_data_rank=None)
+
+
 def dtensors():
     """Of one and two dimensions of the mesh, with even, uneven and empty parts."""
     line = init_device_mesh("cpu", (4,))
     grid = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
     made = {
-        "even": distribute_tensor(whole(8, 3), line, [Shard(0)]),
-        "uneven": distribute_tensor(whole(7, 5), line, [Shard(1)]),
+        "even": distribute(whole(8, 3), line, [Shard(0)]),
+        "uneven": distribute(whole(7, 5), line, [Shard(1)]),
         "empty": DTensor.from_local(
             torch.empty(0, 3), line, [Shard(0)], shape=torch.Size([1, 3]), stride=(3, 1), run_check=False
         ),
-        "all": distribute_tensor(whole(3, 2), line, [Replicate()]),
+        "all": distribute(whole(3, 2), line, [Replicate()]),
         "partial": DTensor.from_local(whole(3, 2), line, [Partial("avg")]),
-        "grid": distribute_tensor(whole(5, 7), grid, [Shard(0), Shard(1)]),
-        "twice": distribute_tensor(whole(9, 2), grid, [Shard(0), Shard(0)]),
-        "mixed": distribute_tensor(whole(4, 4), grid, [Replicate(), Shard(1)]),
+        "grid": distribute(whole(5, 7), grid, [Shard(0), Shard(1)]),
+        "twice": distribute(whole(9, 2), grid, [Shard(0), Shard(0)]),
+        "mixed": distribute(whole(4, 4), grid, [Replicate(), Shard(1)]),
         "strided": DTensor.from_local(whole(3, 2), grid, [_StridedShard(0, split_factor=2), Shard(0)]),
-        "row": distribute_tensor(whole(6, 2), grid["tp"], [Shard(0)]),
-        "bf16": distribute_tensor(whole(8).bfloat16(), line, [Shard(0)]),
-        "transposed": distribute_tensor(whole(4, 6), line, [Shard(0)]).t(),
-        "scalar": distribute_tensor(torch.tensor(3.0), line, [Replicate()]),
+        "row": distribute(whole(6, 2), grid["tp"], [Shard(0)]),
+        "bf16": distribute(whole(8).bfloat16(), line, [Shard(0)]),
+        "transposed": distribute(whole(4, 6), line, [Shard(0)]).t(),
+        "scalar": distribute(torch.tensor(3.0), line, [Replicate()]),
     }
     made["grad"] = made["even"].detach().clone().requires_grad_()
     made["parameter"] = nn.Parameter(made["grid"].detach().clone())
