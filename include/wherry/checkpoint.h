@@ -121,8 +121,9 @@ enum {
         64, /**< In place: the target may hold some of it. The source is asked for its digests first, and then only for the chunks
                                      whose bytes differ: how a receive that broke off is resumed, and how little of a state that has changed moves. */
     WHERRY_KEEPS_MEMORY =
-        128, /**< Source: memory of devices that this state has stays allocated until this process ends or sends a state without it, so that
-                                    receivers may keep it open, and the next transfer need not open it again. */
+        128, /**< Source: memory of devices that this state has stays allocated, so that receivers may keep it open, and the next transfer need not open it
+                                    again. For each receiver: until this process ends, or until a later send to that receiver, of a state without that memory or
+                                    without this flag, has returned WHERRY_OK for it; for one that was lost, until it is. */
     WHERRY_TRANSFER_FLAGS = 255 /**< All of them. */
 };
 

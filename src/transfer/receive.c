@@ -272,13 +272,26 @@ static wherry_status agree(wh_receive *receive, wherry_error *error) {
 
 /* ---- the end ---- */
 
+/**
+ * Closes what this side has open of the source's memory, before the source is told of the end: it may free that then. What a lane keeps of it stays only
+ * where the same lane has moved this state.
+ */
+static void let_go(wh_receive *receive, wherry_status status) {
+    const wherry_transport *transport = receive->transfer.transport;
+    if (status != WHERRY_OK || (receive->lane && receive->lane->traits & WH_LANE_ONE_SIDED)) {
+        wh_receive_end_lane(receive);
+    }
+    if (status == WHERRY_PEER_LOST || receive->offer_message.bytes) {
+        wh_transport_forget(transport, transport->group, receive->rank,
+                            status == WHERRY_PEER_LOST ? NULL : receive->lane);
+    }
+}
+
 static wherry_status confirm(wh_receive *receive, wherry_error *error) {
     receive->done_at = wh_clock_now();
     receive->answer = 0;
     wh_point("receiver has all bytes");
-    if (receive->lane && receive->lane->traits & WH_LANE_ONE_SIDED) {
-        wh_receive_end_lane(receive); /* once it is told, the source may free what this side has open */
-    }
+    let_go(receive, WHERRY_OK);
     wh_note done = {.type = WH_DONE, .epoch = receive->offer.epoch, .bytes = atomic_load(&receive->sink.moved)};
     wherry_status status = wh_receive_tell(receive, &done, error);
     wh_point("receiver said done");
@@ -359,13 +372,14 @@ static wherry_status run(wh_receive *receive, wherry_value **state_p, wherry_err
     if (status == WHERRY_OK) {
         status = confirm(receive, error);
     }
-    wh_receive_end_lane(receive);
     if (status != WHERRY_OK) {
+        let_go(receive, status);
         give_up(receive, status, error);
         wh_receive_report(receive, error);
         error->status = status;
         wh_log(WHERRY_LOG_WARN, "receiving from rank %d failed: %s", (int)receive->rank, error->message);
     } else {
+        wh_receive_end_lane(receive);
         wh_receive_progress(receive, true);
         status = wherry_plan_take_state(receive->plan, state_p, error);
     }

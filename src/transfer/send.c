@@ -223,6 +223,9 @@ static wherry_status settle(const send_call *call, wherry_outcome *outcomes, whe
             outcomes[i] = *one;
         }
         failed += one->status != WHERRY_OK;
+        if (one->status == WHERRY_PEER_LOST) {
+            wh_transport_forget(call->transfer.transport, call->transfer.transport->group, one->rank, NULL);
+        }
         if (status == WHERRY_OK && one->status != WHERRY_OK) {
             status = one->status;
             if (error) {

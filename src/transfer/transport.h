@@ -65,6 +65,14 @@ void wh_transport_take_back(wherry_transport *transport, wh_message *message);
 /** Ends it; WANTs that lie in its inbox unread are paired anew. Nothing where it was ended before. */
 void wh_transport_remove_send(wherry_transport *transport, wh_waiting_send *send);
 
+/**
+ * Lets the lanes give back what they keep for the next transfers: of processes that are gone, and of a rank of a group.
+ * @param group  NULL: only of processes that are gone. @param rank  -1: all.
+ * @param but    a lane that need not; NULL: none.
+ */
+void wh_transport_forget(const wherry_transport *transport, const wh_group *group, int32_t rank,
+                         const wh_lane_ops *but);
+
 /** Encodes a message and sends it. @return as wh_group_send. */
 wherry_status wh_transport_tell(wherry_transport *transport, int32_t rank, uint64_t tag, const wh_note *note,
                                 wh_deadline deadline, wherry_error *error);

@@ -2,7 +2,9 @@
  * Memory of CUDA devices between processes: opened once and kept where the source says so, closed where it does not; mapped memory; and one of the two killed in
  * the middle, after which the other says so soon and goes on using the device. On a real device where there is, else on the fake driver.
  */
+#include <poll.h>
 #include <stdio.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include "base/point.h"
@@ -158,6 +160,95 @@ static void test_opened_once(void **state) {
     crowd_start(all, SOURCE, send_times, NULL, NULL);
     crowd_start(all, RECEIVER, receive_times, NULL, NULL);
     assert_true(crowd_close(all));
+}
+
+/* ---- what is kept, and how long ---- */
+
+enum { KEEPING, BY_ANOTHER_LANE, KEEPING_AGAIN, TURNS };
+
+enum { THIRD = RANKS };
+
+static const char *lane_of_turn(int turn) {
+    return turn == BY_ANOTHER_LANE ? "ring" : "cuda_ipc";
+}
+
+static void send_and_die(crowd_rank *self) {
+    wherry_error error;
+    wherry_value *state = make_state(self, 30);
+    for (int i = 0; i < TURNS; i++) {
+        wherry_transfer_options options = crowd_options(lane_of_turn(i));
+        options.flags = i == BY_ANOTHER_LANE ? 0 : WHERRY_KEEPS_MEMORY;
+        crowd_must(self,
+                   wherry_checkpoint_send(self->transport, (int32_t[]){RECEIVER}, 1, state, &options, NULL, &error),
+                   error);
+    }
+    pause();
+}
+
+static void await_death(crowd_rank *self, pid_t process) {
+    int pidfd = (int)syscall(SYS_pidfd_open, process, 0);
+    struct pollfd watched = {pidfd, POLLIN, 0};
+    crowd_check(self, pidfd < 0 || poll(&watched, 1, CROWD_MS) == 1, "it does not die");
+    close(pidfd);
+}
+
+static void receive_and_survive(crowd_rank *self) {
+    wherry_error error;
+    wherry_value *target = make_state(self, 0);
+    bool dies = self->scene != NULL;
+    wh_point_hook = look_when_done;
+    for (int i = 0; i < TURNS; i++) {
+        wherry_value *received;
+        wherry_transfer_options options = crowd_options(lane_of_turn(i));
+        options.target = crowd_target;
+        options.target_context = target;
+        crowd_must(self, wherry_checkpoint_recv(self->transport, SOURCE, &options, &received, &error), error);
+        check_state(self, received, 30);
+        crowd_check(self, i == BY_ANOTHER_LANE ? open_when_done == 0 : open_when_done > 0,
+                    "%zu allocations were open at the end of turn %d", open_when_done, i);
+        wherry_value_destroy(received);
+    }
+    if (dies) {
+        pid_t source = atomic_load(&self->crowd->pids[SOURCE]);
+        crowd_signal(self, SOURCE, SIGKILL);
+        await_death(self, source);
+        wherry_transfer_options options = crowd_options("stream");
+        crowd_must(self, wherry_checkpoint_send(self->transport, (int32_t[]){THIRD}, 1, target, &options, NULL, &error),
+                   error);
+        crowd_check(self, wh_ipc_open_count() == 0, "the memory of a process that is gone is still open");
+    } else {
+        wherry_transport_destroy(self->transport);
+        self->transport = NULL;
+        crowd_check(self, wh_ipc_open_count() == 0, "memory is kept beyond the transport");
+        crowd_signal(self, SOURCE, SIGKILL);
+    }
+    wherry_value_destroy(target);
+}
+
+static void receive_as_third(crowd_rank *self) {
+    wherry_error error;
+    wherry_value *received;
+    wherry_transfer_options options = crowd_options("stream");
+    if (self->scene) {
+        crowd_must(self, wherry_checkpoint_recv(self->transport, RECEIVER, &options, &received, &error), error);
+        check_state(self, received, 30);
+        wherry_value_destroy(received);
+    }
+}
+
+/** What was kept is given back when a state comes by another way, when its process is gone, and with the transport. */
+static void test_kept_no_longer(void **state) {
+    (void)state;
+    static const char dies[] = "dies";
+    for (int i = 0; i < 2; i++) {
+        const char *scene = i ? dies : NULL;
+        crowd *all = crowd_open(i ? "kept, and the source dies" : "kept, and closed", RANKS + 1, false, 0);
+        all->expendable[SOURCE] = true;
+        crowd_start(all, SOURCE, send_and_die, scene, NULL);
+        crowd_start(all, RECEIVER, receive_and_survive, scene, NULL);
+        crowd_start(all, THIRD, receive_as_third, scene, NULL);
+        assert_true(crowd_close(all));
+    }
 }
 
 /* ---- other devices ---- */
@@ -447,8 +538,8 @@ int main(void) {
         return 0;
     }
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_opened_once),   cmocka_unit_test(test_other_devices), cmocka_unit_test(test_no_peers),
-        cmocka_unit_test(test_mapped_memory), cmocka_unit_test(test_killed),
+        cmocka_unit_test(test_opened_once), cmocka_unit_test(test_kept_no_longer), cmocka_unit_test(test_other_devices),
+        cmocka_unit_test(test_no_peers),    cmocka_unit_test(test_mapped_memory),  cmocka_unit_test(test_killed),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -65,8 +65,9 @@ class PGTransport:
     - ``allow_pickle``: pickle what cannot travel otherwise, and unpickle what comes so. Both sides must say it.
     - ``threads`` that move bytes; 0: as many as there are processors.
     - ``new_device``: where new tensors arrive that the source has on an accelerator: "cuda:1". None: as said above.
-    - ``keep_open``: a source's promise that torch does not give its CUDA memory back to the system (empty_cache) before the next
-      send, so that receivers of the same host keep it open, and the next transfer need not open it again.
+    - ``keep_open``: a source's promise that torch does not give its CUDA memory back to the system (empty_cache) before
+      every receiver has got a later state without it or without ``keep_open``, so that receivers of the same host keep it
+      open, and the next transfer need not open it again.
     - ``address``: where the ranks meet, instead of the store: "tcp://HOST:PORT" or "unix:///PATH", the same on all.
 
     Ranks are those of ``pg``, as ``pg.send`` has them. Any thread may call, several at once. ``close()``, the end of a

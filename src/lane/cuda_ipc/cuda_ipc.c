@@ -131,54 +131,39 @@ static int32_t find_device(const wh_ipc_offer *offer, int32_t theirs) {
     return 0;
 }
 
-/** The source, while its memory is opened. */
-typedef struct origin {
-    const wh_ipc_end *end; /**< That is to read it. */
-    const wh_ipc_offer *offer;
-    const wh_identity *here; /**< Who is opening it. */
-    int32_t process;
-    int pidfd; /**< Of the process; -1: no mapped memory was to be fetched so far. */
-} origin;
-
-static wherry_status fail_fetch(const origin *from, int errnum, wherry_error *error) {
-    return wh_fail_errno(error, WHERRY_REFUSED, errnum,
-                         "the mapped memory of rank %d (expandable segments) cannot be fetched from process %d",
-                         from->end->site->peer, from->process);
-}
-
-static wherry_status find_process(origin *from, wherry_error *error) {
-    const wh_lane_site *site = from->end->site;
-    from->process = wh_group_process(site->group, site->peer);
-    if (!from->process && wh_identity_same_numbers(from->here, &from->offer->identity)) {
-        from->process = (int32_t)from->offer->identity.process;
-    }
-    if (from->process <= 0) {
-        return wh_fail(error, WHERRY_UNSUPPORTED,
-                       "rank %d is in another pid namespace, from where mapped memory cannot be fetched", site->peer);
-    }
-    from->pidfd = (int)syscall(SYS_pidfd_open, from->process, 0);
-    return from->pidfd >= 0 ? WHERRY_OK : fail_fetch(from, errno, error);
+/** The source's number here; 0: it is in another pid namespace, and cannot be told. */
+static int32_t find_process(const wh_lane_site *site, const wh_identity *here, const wh_identity *source) {
+    int32_t process = wh_group_process(site->group, site->peer);
+    bool said = !process && source->process <= INT32_MAX && wh_identity_same_numbers(here, source);
+    return said ? (int32_t)source->process : process;
 }
 
 /** A descriptor of the source's, as one of this process. */
-static wherry_status fetch_descriptor(origin *from, int theirs, int *fd_p, wherry_error *error) {
-    wherry_status status = from->pidfd < 0 ? find_process(from, error) : WHERRY_OK;
-    if (status != WHERRY_OK) {
-        return status;
+static wherry_status fetch_descriptor(const wh_ipc_end *end, int theirs, int *fd_p, wherry_error *error) {
+    int pidfd = wh_ipc_owner_pidfd(end->owner);
+    if (pidfd < 0) {
+        return wh_fail(
+            error, WHERRY_UNSUPPORTED,
+            "the process of rank %d is not to be had here (another pid namespace, or Linux before 5.6), and its "
+            "mapped memory cannot be fetched",
+            end->site->peer);
     }
-    int fd = (int)syscall(SYS_pidfd_getfd, from->pidfd, theirs, 0);
+    int fd = (int)syscall(SYS_pidfd_getfd, pidfd, theirs, 0);
     if (fd < 0) {
-        return fail_fetch(from, errno, error);
+        return wh_fail_errno(error, WHERRY_REFUSED, errno,
+                             "the mapped memory of rank %d (expandable segments) cannot be fetched from its process",
+                             end->site->peer);
     }
     *fd_p = fd;
     return WHERRY_OK;
 }
 
-static wherry_status open_one(origin *from, const wh_cuda_allocation *one, wh_ipc_window *window, wherry_error *error) {
+static wherry_status open_one(const wh_ipc_end *end, const wh_ipc_offer *offer, const wh_cuda_allocation *one,
+                              wh_ipc_window *window, wherry_error *error) {
     int fd = -1;
-    wherry_status status = one->fd >= 0 ? fetch_descriptor(from, one->fd, &fd, error) : WHERRY_OK;
+    wherry_status status = one->fd >= 0 ? fetch_descriptor(end, one->fd, &fd, error) : WHERRY_OK;
     if (status == WHERRY_OK) {
-        status = wh_ipc_open(from->offer, one, fd, from->end->device, window, error);
+        status = wh_ipc_open(end->owner, offer->keeps, one, fd, end->device, window, error);
     }
     if (fd >= 0) {
         close(fd);
@@ -208,9 +193,10 @@ static int by_base(const void *one, const void *other) {
 /** Opens all that is offered, the one with the nonce first. */
 static wherry_status open_all(wh_ipc_end *end, const wh_ipc_offer *offer, const wh_identity *here,
                               wherry_error *error) {
-    origin from = {.end = end, .offer = offer, .here = here, .pidfd = -1};
     bool own = is_own(offer);
-    wherry_status status = WHERRY_OK;
+    wherry_status status =
+        own ? WHERRY_OK
+            : wh_ipc_owner_take(end->site, offer, find_process(end->site, here, &offer->identity), &end->owner, error);
     for (size_t i = 0; i < offer->allocation_count && status == WHERRY_OK; i++) {
         const wh_cuda_allocation *one = offer->allocations + i;
         wh_ipc_window *window = end->windows + end->window_count;
@@ -218,7 +204,7 @@ static wherry_status open_all(wh_ipc_end *end, const wh_ipc_offer *offer, const 
             *window =
                 (wh_ipc_window){one->base, one->size, (char *)(uintptr_t)one->base, one->device == end->device, NULL};
         } else {
-            status = open_one(&from, one, window, error);
+            status = open_one(end, offer, one, window, error);
         }
         if (status == WHERRY_OK) {
             end->window_count++;
@@ -226,9 +212,6 @@ static wherry_status open_all(wh_ipc_end *end, const wh_ipc_offer *offer, const 
         if (status == WHERRY_OK && i == 0 && !own) {
             status = check_nonce(end, offer, window, error);
         }
-    }
-    if (from.pidfd >= 0) {
-        close(from.pidfd);
     }
     qsort(end->windows, end->window_count, sizeof(*end->windows), by_base);
     return status;
@@ -240,6 +223,7 @@ static void ipc_close(wh_lane_end *base) {
         for (size_t i = 0; i < end->window_count; i++) {
             wh_ipc_close(end->windows + i);
         }
+        wh_ipc_owner_give(end->owner);
         wh_free(end->windows);
         wh_free(end);
     }
@@ -284,7 +268,6 @@ static wherry_status ipc_probe(const wh_lane_site *site, const void *bytes, size
         wh_free(offer.allocations);
         return status == WHERRY_OK ? wh_fail_memory(error, "the end of a lane") : status;
     }
-    wh_ipc_evict(&offer);
     status = open_all(end, &offer, &here, error);
     wh_free(offer.allocations);
     if (status != WHERRY_OK) {
@@ -302,4 +285,5 @@ const wh_lane_ops wh_lane_cuda_ipc = {
     .probe = ipc_probe,
     .pull = wh_ipc_pull,
     .close = ipc_close,
+    .forget = wh_ipc_forget,
 };

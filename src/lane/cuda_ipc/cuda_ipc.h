@@ -36,24 +36,41 @@ wherry_status wh_ipc_parse_offer(const void *bytes, size_t size, wh_ipc_offer *o
 typedef struct wh_ipc_window {
     uint64_t base; /**< At the source. */
     uint64_t size;
-    char *data;                /**< Here. */
-    bool near;                 /**< The device that copies reaches it by itself. */
-    struct wh_ipc_open *entry; /**< What keeps it open; NULL: it is this process's own. */
+    char *data;                      /**< Here. */
+    bool near;                       /**< The device that copies reaches it by itself. */
+    struct wh_ipc_open_entry *entry; /**< What keeps it open; NULL: it is this process's own. */
 } wh_ipc_window;
 
+/** A process of which something is open here, or about to be. */
+typedef struct wh_ipc_owner wh_ipc_owner;
+
 /**
- * Opens an allocation, or finds it open. What is open is kept for the process: by one who said that its memory stays, until a later offer of the same process lacks
- * it or the process is gone; else until it is closed.
- * @param fd  of a mapping, in this process; -1.
+ * The process that an offer is of. What is kept of it and is not in the offer is closed.
+ * @param process  its number here; 0: not known, and then nothing of it is kept.
+ * @param owner_p  for wh_ipc_owner_give, when all windows are closed.
  */
-wherry_status wh_ipc_open(const wh_ipc_offer *offer, const wh_cuda_allocation *allocation, int fd, int32_t device,
+wherry_status wh_ipc_owner_take(const wh_lane_site *site, const wh_ipc_offer *offer, int32_t process,
+                                wh_ipc_owner **owner_p, wherry_error *error);
+
+/** A pidfd of it, the owner's; -1: there is none. */
+int wh_ipc_owner_pidfd(const wh_ipc_owner *owner);
+
+/** owner may be NULL. */
+void wh_ipc_owner_give(wh_ipc_owner *owner);
+
+/**
+ * Opens an allocation, or finds it open.
+ * @param keeps  its owner has said that it stays: it may be kept beyond the last window, until a later offer lacks it, or it is forgotten.
+ * @param fd     of a mapping, in this process; -1.
+ */
+wherry_status wh_ipc_open(wh_ipc_owner *owner, bool keeps, const wh_cuda_allocation *allocation, int fd, int32_t device,
                           wh_ipc_window *window_p, wherry_error *error);
 
 /** Closes a window that nothing reads through any more. */
 void wh_ipc_close(wh_ipc_window *window);
 
-/** Closes what is kept of that source and is not in its offer, and what is kept of processes that are gone. */
-void wh_ipc_evict(const wh_ipc_offer *offer);
+/** Closes what is kept of processes that are gone, and of a rank of a group. @param group  may be NULL. @param rank  -1: all. */
+void wh_ipc_forget(const wh_group *group, int32_t rank);
 
 /** How many are open, used or kept: for tests. */
 size_t wh_ipc_open_count(void);
@@ -63,6 +80,7 @@ typedef struct wh_ipc_end {
     wh_lane_end base;
     const wh_lane_site *site;
     int32_t device;         /**< That copies: the destination's, for which all windows are opened. */
+    wh_ipc_owner *owner;    /**< Of the windows; NULL: this process. */
     wh_ipc_window *windows; /**< By address at the source. */
     size_t window_count;
 } wh_ipc_end;

@@ -1,29 +1,147 @@
-/* What is open of other processes' memory. The driver opens an allocation once a process, so that this is one list for all transfers. */
-#include <errno.h>
+/* What is open of other processes' memory, by the process. The driver opens an allocation once a process, so that this is one list for all transfers. */
+#include <poll.h>
 #include <pthread.h>
-#include <signal.h>
 #include <string.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include "base/alloc.h"
 #include "base/fail.h"
 #include "lane/cuda_ipc/cuda_ipc.h"
 
-typedef struct wh_ipc_open {
-    uint64_t process;
+/** An allocation. */
+typedef struct wh_ipc_open_entry {
     uint8_t handle[WH_CUDA_HANDLE_BYTES];
     bool keeps;
     size_t users;
     wh_cuda_import import;
-    struct wh_ipc_open *next;
+    struct wh_ipc_owner *owner;
+    struct wh_ipc_open_entry *next;
 } wh_ipc_open_entry;
 
+struct wh_ipc_owner {
+    uint8_t nonce[WH_IPC_NONCE]; /**< Which process it is: another never has the same. */
+    int pidfd;                   /**< Readable from its end on; -1: its number here is not known. */
+    const wh_group *group;       /**< Of which it was a rank when it was met last: only compared. */
+    int32_t rank;
+    size_t users;
+    wh_ipc_open_entry *entries;
+    struct wh_ipc_owner *next;
+};
+
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static wh_ipc_open_entry *entries;
+static wh_ipc_owner *owners;
+
+/* ---- under the lock ---- */
+
+/** Closes an entry that has no users. */
+static void close_entry(wh_ipc_open_entry *entry) {
+    wh_ipc_open_entry **at = &entry->owner->entries;
+    while (*at != entry) {
+        at = &(*at)->next;
+    }
+    *at = entry->next;
+    wh_cuda_close(&entry->import);
+    wh_free(entry);
+}
+
+/** Closes what nobody uses and the offer does not name. @param offer  NULL: all that nobody uses. */
+static void close_entries(wh_ipc_owner *owner, const wh_ipc_offer *offer) {
+    for (wh_ipc_open_entry *entry = owner->entries, *next; entry; entry = next) {
+        bool offered = false;
+        next = entry->next;
+        for (size_t i = 0; offer && offer->keeps && !offered && i < offer->allocation_count; i++) {
+            offered = memcmp(offer->allocations[i].handle, entry->handle, sizeof(entry->handle)) == 0;
+        }
+        if (!offered && entry->users == 0) {
+            close_entry(entry);
+        }
+    }
+}
+
+static bool is_gone(const wh_ipc_owner *owner) {
+    struct pollfd watched = {owner->pidfd, POLLIN, 0};
+    return owner->pidfd >= 0 && poll(&watched, 1, 0) == 1;
+}
+
+/** Forgets an owner of whom nothing is open. */
+static void drop_idle(wh_ipc_owner **at) {
+    wh_ipc_owner *owner = *at;
+    if (owner && owner->users == 0 && !owner->entries) {
+        *at = owner->next;
+        if (owner->pidfd >= 0) {
+            close(owner->pidfd);
+        }
+        wh_free(owner);
+    }
+}
+
+static wh_ipc_owner **find_owner(const uint8_t nonce[WH_IPC_NONCE]) {
+    wh_ipc_owner **at = &owners;
+    while (*at && memcmp((*at)->nonce, nonce, WH_IPC_NONCE) != 0) {
+        at = &(*at)->next;
+    }
+    return at;
+}
+
+/* ---- owners ---- */
+
+wherry_status wh_ipc_owner_take(const wh_lane_site *site, const wh_ipc_offer *offer, int32_t process,
+                                wh_ipc_owner **owner_p, wherry_error *error) {
+    pthread_mutex_lock(&lock);
+    wh_ipc_owner *owner = *find_owner(offer->nonce);
+    if (!owner && (owner = wh_alloc_zeroed(1, sizeof(*owner)))) {
+        memcpy(owner->nonce, offer->nonce, sizeof(owner->nonce));
+        owner->pidfd = process > 0 ? (int)syscall(SYS_pidfd_open, process, 0) : -1;
+        owner->next = owners;
+        owners = owner;
+    }
+    if (owner) {
+        owner->group = site->group;
+        owner->rank = site->peer;
+        owner->users++;
+        close_entries(owner, offer);
+    }
+    pthread_mutex_unlock(&lock);
+    if (!owner) {
+        return wh_fail_memory(error, "the memory of another process");
+    }
+    *owner_p = owner;
+    return WHERRY_OK;
+}
+
+int wh_ipc_owner_pidfd(const wh_ipc_owner *owner) {
+    return owner->pidfd;
+}
+
+void wh_ipc_owner_give(wh_ipc_owner *owner) {
+    if (owner) {
+        pthread_mutex_lock(&lock);
+        owner->users--;
+        drop_idle(find_owner(owner->nonce));
+        pthread_mutex_unlock(&lock);
+    }
+}
+
+void wh_ipc_forget(const wh_group *group, int32_t rank) {
+    pthread_mutex_lock(&lock);
+    for (wh_ipc_owner **at = &owners, *owner; (owner = *at);) {
+        bool meant = group && owner->group == group && (rank < 0 || owner->rank == rank);
+        if (meant || is_gone(owner)) {
+            close_entries(owner, NULL);
+        }
+        drop_idle(at);
+        at = *at == owner ? &owner->next : at;
+    }
+    pthread_mutex_unlock(&lock);
+}
+
+/* ---- allocations ---- */
 
 /** One with a handle; nobody else finds what is mapped. */
-static wh_ipc_open_entry *find(uint64_t process, const wh_cuda_allocation *allocation, int32_t device) {
-    wh_ipc_open_entry *entry = entries;
-    while (entry && (entry->import.mapped || entry->process != process || entry->import.device != device ||
+static wh_ipc_open_entry *find(const wh_ipc_owner *owner, const wh_cuda_allocation *allocation, int32_t device) {
+    wh_ipc_open_entry *entry = owner->entries;
+    while (entry && (entry->import.mapped || entry->import.device != device ||
                      memcmp(entry->handle, allocation->handle, sizeof(entry->handle)) != 0)) {
         entry = entry->next;
     }
@@ -31,7 +149,7 @@ static wh_ipc_open_entry *find(uint64_t process, const wh_cuda_allocation *alloc
 }
 
 /** Makes an entry that is open; under the lock, so that nobody opens the same meanwhile. */
-static wherry_status make(const wh_ipc_offer *offer, const wh_cuda_allocation *allocation, int fd, int32_t device,
+static wherry_status make(wh_ipc_owner *owner, const wh_cuda_allocation *allocation, int fd, int32_t device,
                           wh_ipc_open_entry **entry_p, wherry_error *error) {
     wh_ipc_open_entry *entry = wh_alloc_zeroed(1, sizeof(*entry));
     if (!entry) {
@@ -44,36 +162,25 @@ static wherry_status make(const wh_ipc_offer *offer, const wh_cuda_allocation *a
         wh_free(entry);
         return status;
     }
-    entry->process = offer->identity.process;
     memcpy(entry->handle, allocation->handle, sizeof(entry->handle));
-    entry->next = entries;
-    entries = entry;
+    entry->owner = owner;
+    entry->next = owner->entries;
+    owner->entries = entry;
     *entry_p = entry;
     return WHERRY_OK;
 }
 
-/** Closes an entry that has no users; under the lock. */
-static void destroy(wh_ipc_open_entry *entry) {
-    wh_ipc_open_entry **at = &entries;
-    while (*at != entry) {
-        at = &(*at)->next;
-    }
-    *at = entry->next;
-    wh_cuda_close(&entry->import);
-    wh_free(entry);
-}
-
-wherry_status wh_ipc_open(const wh_ipc_offer *offer, const wh_cuda_allocation *allocation, int fd, int32_t device,
+wherry_status wh_ipc_open(wh_ipc_owner *owner, bool keeps, const wh_cuda_allocation *allocation, int fd, int32_t device,
                           wh_ipc_window *window_p, wherry_error *error) {
     pthread_mutex_lock(&lock);
-    wh_ipc_open_entry *entry = fd < 0 ? find(offer->identity.process, allocation, device) : NULL;
-    wherry_status status = entry ? WHERRY_OK : make(offer, allocation, fd, device, &entry, error);
+    wh_ipc_open_entry *entry = fd < 0 ? find(owner, allocation, device) : NULL;
+    wherry_status status = entry ? WHERRY_OK : make(owner, allocation, fd, device, &entry, error);
     if (status == WHERRY_OK && entry && entry->import.size < allocation->size) {
         status = wh_fail(error, WHERRY_OUT_OF_BOUNDS, "the source's allocation has %llu bytes, and not %llu as it says",
                          (unsigned long long)entry->import.size, (unsigned long long)allocation->size);
     }
     if (status == WHERRY_OK && entry) {
-        entry->keeps = offer->keeps && !entry->import.mapped;
+        entry->keeps = keeps && !entry->import.mapped && owner->pidfd >= 0; /* or its end would not be noticed */
         entry->users++;
         *window_p = (wh_ipc_window){allocation->base, allocation->size, entry->import.data, true, entry};
     }
@@ -86,40 +193,20 @@ void wh_ipc_close(wh_ipc_window *window) {
     if (entry) {
         pthread_mutex_lock(&lock);
         if (--entry->users == 0 && !entry->keeps) {
-            destroy(entry);
+            close_entry(entry);
         }
         pthread_mutex_unlock(&lock);
     }
     window->entry = NULL;
 }
 
-static bool is_offered(const wh_ipc_offer *offer, const wh_ipc_open_entry *entry) {
-    for (size_t i = 0; i < offer->allocation_count; i++) {
-        if (memcmp(offer->allocations[i].handle, entry->handle, sizeof(entry->handle)) == 0) {
-            return true;
-        }
-    }
-    return false;
-}
-
-void wh_ipc_evict(const wh_ipc_offer *offer) {
-    pthread_mutex_lock(&lock);
-    for (wh_ipc_open_entry *entry = entries, *next; entry; entry = next) {
-        next = entry->next;
-        bool stale = entry->process == offer->identity.process ? !offer->keeps || !is_offered(offer, entry)
-                                                               : kill((pid_t)entry->process, 0) != 0 && errno == ESRCH;
-        if (entry->users == 0 && stale) {
-            destroy(entry);
-        }
-    }
-    pthread_mutex_unlock(&lock);
-}
-
 size_t wh_ipc_open_count(void) {
     pthread_mutex_lock(&lock);
     size_t count = 0;
-    for (const wh_ipc_open_entry *entry = entries; entry; entry = entry->next) {
-        count++;
+    for (const wh_ipc_owner *owner = owners; owner; owner = owner->next) {
+        for (const wh_ipc_open_entry *entry = owner->entries; entry; entry = entry->next) {
+            count++;
+        }
     }
     pthread_mutex_unlock(&lock);
     return count;
