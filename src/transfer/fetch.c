@@ -73,11 +73,17 @@ wherry_status wh_fetch_gather(wh_fetch *fetch, uint64_t chunk, wh_segments *segm
     uint64_t place = wh_chunk_list_find(fetch->list, chunk);
     uint64_t begin;
     uint64_t length;
-    wherry_status status = WHERRY_OK;
     pthread_mutex_lock(&fetch->lock);
+    wherry_status status = fetch->failure.status; /* a slot that was begun in vain has no ticket to wait for */
     while (status == WHERRY_OK && fetch->begun < fetch->list->total &&
            (fetch->begun <= place || fetch->begun - fetch->done < fetch->ahead)) {
-        status = begin_next(fetch, error);
+        status = begin_next(fetch, &fetch->failure);
+    }
+    if (status != WHERRY_OK) {
+        fetch->failure.status = status;
+        if (error) {
+            *error = fetch->failure;
+        }
     }
     wh_slot *slot = fetch->slots[place];
     pthread_mutex_unlock(&fetch->lock);

@@ -20,6 +20,8 @@ typedef struct wh_fetch {
     uint64_t begun;       /**< Chunks, in the order of the list. */
     uint64_t done;
     uint64_t ahead; /**< So many more are begun than are done, at most. */
+    wherry_error
+        failure; /**< Why one could not be begun; then none is given out any more. Status WHERRY_OK: all could. */
 } wh_fetch;
 
 /**
@@ -38,7 +40,7 @@ static inline bool wh_fetch_exists(const wh_fetch *fetch) {
     return fetch->slots != NULL;
 }
 
-/** Where the bytes of a chunk lie on the host, until wh_fetch_done; waits for them. Any worker. */
+/** Where the bytes of a chunk lie on the host, until wh_fetch_done; waits for them. Any worker. Where it has failed once, it fails for all. */
 wherry_status wh_fetch_gather(wh_fetch *fetch, uint64_t chunk, wh_segments *segments, wherry_error *error);
 
 /** The chunk was read. Any worker. */
