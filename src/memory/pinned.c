@@ -11,6 +11,7 @@ enum { DEFAULT_MIB = 128, MOST_MIB = 1 << 20, KEPT_MAX = 1024 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static void *kept[KEPT_MAX]; /* Not in use, each of WH_PINNED_BLOCK bytes. */
+static int32_t home;         /* A device whose context pinned a block, and is there to release any. */
 static size_t kept_count;
 static size_t bytes; /* Pinned in all. */
 
@@ -21,20 +22,28 @@ static size_t most_bytes(void) {
 }
 
 /** Some context must be current; the memory is every device's. */
-static wherry_status pin(size_t size, void **block_p, wherry_error *error) {
+static wherry_status pin(int32_t device, size_t size, void **block_p, wherry_error *error) {
     const wh_cuda_driver *driver;
-    wherry_status status = wh_cuda_enter(0, &driver, error);
+    wherry_status status = wh_cuda_enter(device, &driver, error);
     if (status != WHERRY_OK) {
         return status;
     }
     int result = driver->host_alloc(block_p, size, WH_CU_HOST_PORTABLE);
     wh_cuda_leave(driver);
+    if (result == WH_CU_OK) {
+        pthread_mutex_lock(&lock);
+        home = device;
+        pthread_mutex_unlock(&lock);
+    }
     return result == WH_CU_OK ? WHERRY_OK : wh_cuda_fail(error, result, "cannot pin memory of the host");
 }
 
 static void unpin(void *block) {
     const wh_cuda_driver *driver;
-    if (wh_cuda_enter(0, &driver, NULL) == WHERRY_OK) {
+    pthread_mutex_lock(&lock);
+    int32_t device = home;
+    pthread_mutex_unlock(&lock);
+    if (wh_cuda_enter(device, &driver, NULL) == WHERRY_OK) {
         driver->host_free(block);
         wh_cuda_leave(driver);
     }
@@ -54,7 +63,7 @@ static bool claim(size_t size, void **block_p) {
     return fits;
 }
 
-wherry_status wh_pinned_take(size_t size, void **block_p, wherry_error *error) {
+wherry_status wh_pinned_take(int32_t device, size_t size, void **block_p, wherry_error *error) {
     size = real_size(size);
     void *block = NULL;
     bool claimed = claim(size, &block);
@@ -65,7 +74,7 @@ wherry_status wh_pinned_take(size_t size, void **block_p, wherry_error *error) {
     if (!claimed) {
         return wh_fail(error, WHERRY_LIMIT, "all memory that may be pinned is in use; WHERRY_PINNED_MIB says how much");
     }
-    wherry_status status = block ? WHERRY_OK : pin(size, &block, error);
+    wherry_status status = block ? WHERRY_OK : pin(device, size, &block, error);
     if (status == WHERRY_OK) {
         *block_p = block;
     } else {

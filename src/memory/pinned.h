@@ -7,6 +7,7 @@
 #define WH_MEMORY_PINNED_H
 
 #include <stddef.h>
+#include <stdint.h>
 
 #include <wherry/error.h>
 
@@ -14,11 +15,12 @@
 enum { WH_PINNED_BLOCK = (4 << 20) + 4096 };
 
 /**
- * A block of at least `size` bytes.
+ * A block of at least `size` bytes, which every device reaches.
+ * @param device  that it is for: pinning needs a context, and none is made on a device that is not used.
  * @return WHERRY_OK; WHERRY_LIMIT where it would be more than WHERRY_PINNED_MIB (of the environment; default 128) that this process has in use;
  * WHERRY_NO_MEMORY, WHERRY_UNSUPPORTED, WHERRY_SYSTEM.
  */
-wherry_status wh_pinned_take(size_t size, void **block_p, wherry_error *error);
+wherry_status wh_pinned_take(int32_t device, size_t size, void **block_p, wherry_error *error);
 
 /** Gives a block back, with the size that it was taken with. block may be NULL. */
 void wh_pinned_give(void *block, size_t size);

@@ -16,7 +16,8 @@ wherry_status wh_fetch_init(wh_fetch *fetch, const wh_source *source, const wh_c
     }
     fetch->ahead = wh_min(wh_max(2 * (uint64_t)workers, AHEAD_MIN), AHEAD_MAX);
     pthread_mutex_init(&fetch->lock, NULL);
-    wh_stage_init(&fetch->stage, wh_space_chunk_max(&source->prepared->space), stop, deadline);
+    wh_stage_init(&fetch->stage, __builtin_ctzll(source->devices), wh_space_chunk_max(&source->prepared->space), stop,
+                  deadline);
     return WHERRY_OK;
 }
 

@@ -18,10 +18,12 @@ static bool on_device(const wherry_storage *storage) {
 }
 
 void wh_chunk_sink_init_stage(wh_chunk_sink *sink, wh_deadline deadline) {
-    sink->to_device = sink->plan->census.cuda != 0;
+    uint64_t devices = sink->plan->census.cuda;
+    sink->to_device = devices != 0;
     if (sink->to_device) {
         pthread_mutex_init(&sink->lock, NULL);
-        wh_stage_init(&sink->stage, wh_space_chunk_max(&sink->plan->prepared->space), sink->stop, deadline);
+        wh_stage_init(&sink->stage, __builtin_ctzll(devices), wh_space_chunk_max(&sink->plan->prepared->space),
+                      sink->stop, deadline);
         sink->flying_end = &sink->flying;
     }
 }

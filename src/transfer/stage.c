@@ -4,8 +4,8 @@
 #include "base/fail.h"
 #include "memory/pinned.h"
 
-void wh_stage_init(wh_stage *stage, size_t slot_bytes, const wh_stop *stop, wh_deadline deadline) {
-    *stage = (wh_stage){.slot_bytes = slot_bytes, .stop = stop, .deadline = deadline};
+void wh_stage_init(wh_stage *stage, int32_t device, size_t slot_bytes, const wh_stop *stop, wh_deadline deadline) {
+    *stage = (wh_stage){.slot_bytes = slot_bytes, .device = device, .stop = stop, .deadline = deadline};
     pthread_mutex_init(&stage->lock, NULL);
 }
 
@@ -53,7 +53,7 @@ static wh_slot *make_slot(const wh_stage *stage) {
     if (!slot) {
         return NULL;
     }
-    slot->pinned = wh_pinned_take(stage->slot_bytes, &memory, NULL) == WHERRY_OK;
+    slot->pinned = wh_pinned_take(stage->device, stage->slot_bytes, &memory, NULL) == WHERRY_OK;
     slot->memory = slot->pinned ? memory : wh_alloc(stage->slot_bytes);
     if (!slot->memory) {
         free_slot(stage, slot);

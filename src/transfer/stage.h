@@ -28,6 +28,7 @@ typedef struct wh_slot {
 typedef struct wh_stage {
     pthread_mutex_t lock;
     size_t slot_bytes;
+    int32_t device; /**< One of those that it is for. */
     const wh_stop *stop;
     wh_deadline deadline;
     wh_slot **slots; /**< All. */
@@ -37,8 +38,8 @@ typedef struct wh_stage {
     wh_cuda_queue *queues[WH_CUDA_DEVICES_MAX];
 } wh_stage;
 
-/** @param slot_bytes  of the longest chunk. @param stop  ends waiting; borrowed. */
-void wh_stage_init(wh_stage *stage, size_t slot_bytes, const wh_stop *stop, wh_deadline deadline);
+/** @param device  one that it is for. @param slot_bytes  of the longest chunk. @param stop  ends waiting; borrowed. */
+void wh_stage_init(wh_stage *stage, int32_t device, size_t slot_bytes, const wh_stop *stop, wh_deadline deadline);
 
 /** Waits until no copy is under way. On {0} it does nothing. */
 void wh_stage_destroy(wh_stage *stage);

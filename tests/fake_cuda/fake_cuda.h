@@ -36,6 +36,9 @@ size_t fake_cuda_pinned_bytes(void);
 size_t fake_cuda_imports(void);
 void fake_cuda_forget_peak(void);
 
+/** The devices whose primary contexts this process has retained, a bit each: each costs memory of the device. */
+unsigned fake_cuda_contexts(void);
+
 /** Work on a stream (NULL: device 0's default one): nothing behind it is done before fake_cuda_open_gate. */
 void fake_cuda_shut_gate(void *stream);
 void fake_cuda_open_gate(void);

@@ -19,6 +19,7 @@ static uint64_t calls;
 static uint64_t fail_number;
 static int fail_result;
 static atomic_int fault;
+static atomic_uint retained;
 static _Thread_local fake_context *stack[STACK_MAX];
 static _Thread_local int depth;
 
@@ -89,6 +90,10 @@ uint64_t fake_cuda_count(const char *name) {
     return found;
 }
 
+unsigned fake_cuda_contexts(void) {
+    return atomic_load(&retained);
+}
+
 int fake_device_count(void) {
     const char *text = getenv("FAKE_CUDA_DEVICES");
     int number = text ? (int)strtol(text, NULL, 10) : 2;
@@ -133,6 +138,7 @@ int cuDeviceGetUuid(void *uuid, int device) {
 
 int cuDevicePrimaryCtxRetain(fake_context **context, int device) {
     *context = fake_contexts + device;
+    atomic_fetch_or(&retained, 1U << device);
     return fake_call("cuDevicePrimaryCtxRetain", true, false);
 }
 

@@ -349,6 +349,50 @@ static void test_no_peers(void **state) {
     assert_true(crowd_close(all));
 }
 
+/* ---- one device of several ---- */
+
+static void check_contexts(crowd_rank *self) {
+    fake_driver fake = fake_driver_find();
+    crowd_check(self, !fake.contexts || fake.contexts() == 1U << 1, "there are contexts on other devices: %x",
+                fake.contexts ? fake.contexts() : 0);
+}
+
+static void send_of_second(crowd_rank *self) {
+    wherry_error error;
+    wherry_value *state = state_along(self, 50, (int32_t[]){1, 1});
+    wherry_transfer_options options = crowd_options(self->scene);
+    crowd_must(self, wherry_checkpoint_send(self->transport, (int32_t[]){RECEIVER}, 1, state, &options, NULL, &error),
+               error);
+    check_contexts(self);
+    wherry_value_destroy(state);
+}
+
+static void receive_to_second(crowd_rank *self) {
+    wherry_error error;
+    wherry_value *received;
+    wherry_value *target = state_along(self, 0, (int32_t[]){1, 1});
+    wherry_transfer_options options = crowd_options(self->scene);
+    options.target = crowd_target;
+    options.target_context = target;
+    crowd_must(self, wherry_checkpoint_recv(self->transport, SOURCE, &options, &received, &error), error);
+    check_state(self, received, 50);
+    check_contexts(self);
+    wherry_value_destroy(received);
+    wherry_value_destroy(target);
+}
+
+/** A context takes hundreds of MiB of its device: none is made where nothing lies. */
+static void test_one_device_of_several(void **state) {
+    (void)state;
+    static const char *const lanes[] = {"cuda_ipc", "ring"};
+    for (size_t i = 0; i < 2; i++) {
+        crowd *all = crowd_open(lanes[i], RANKS, false, 0);
+        crowd_start(all, SOURCE, send_of_second, lanes[i], NULL);
+        crowd_start(all, RECEIVER, receive_to_second, lanes[i], NULL);
+        assert_true(crowd_close(all));
+    }
+}
+
 /* ---- mapped memory ---- */
 
 /** As the driver has it. */
@@ -538,8 +582,13 @@ int main(void) {
         return 0;
     }
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_opened_once), cmocka_unit_test(test_kept_no_longer), cmocka_unit_test(test_other_devices),
-        cmocka_unit_test(test_no_peers),    cmocka_unit_test(test_mapped_memory),  cmocka_unit_test(test_killed),
+        cmocka_unit_test(test_opened_once),
+        cmocka_unit_test(test_kept_no_longer),
+        cmocka_unit_test(test_other_devices),
+        cmocka_unit_test(test_no_peers),
+        cmocka_unit_test(test_one_device_of_several),
+        cmocka_unit_test(test_mapped_memory),
+        cmocka_unit_test(test_killed),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -17,6 +17,7 @@ typedef struct fake_driver {
     size_t (*pinned_bytes)(void);
     size_t (*imports)(void);
     void (*forget_peak)(void);
+    unsigned (*contexts)(void);
     void (*shut_gate)(void *stream);
     void (*open_gate)(void);
     void (*break_context)(int result);
@@ -41,6 +42,7 @@ static inline fake_driver fake_driver_find(void) {
     *(void **)&fake.pinned_bytes = fake_driver_symbol("fake_cuda_pinned_bytes");
     *(void **)&fake.imports = fake_driver_symbol("fake_cuda_imports");
     *(void **)&fake.forget_peak = fake_driver_symbol("fake_cuda_forget_peak");
+    *(void **)&fake.contexts = fake_driver_symbol("fake_cuda_contexts");
     *(void **)&fake.shut_gate = fake_driver_symbol("fake_cuda_shut_gate");
     *(void **)&fake.open_gate = fake_driver_symbol("fake_cuda_open_gate");
     *(void **)&fake.break_context = fake_driver_symbol("fake_cuda_break");

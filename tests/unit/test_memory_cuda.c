@@ -58,7 +58,7 @@ static void copy_many(wh_cuda_way way, size_t align) {
         must(wherry_storage_allocate(span, first, &device_to, &error));
         to = wherry_storage_data(device_to);
     } else {
-        must(wh_pinned_take(span, &pinned, &error));
+        must(wh_pinned_take(0, span, &pinned, &error));
         memset(pinned, 0, span);
         to = pinned;
     }
@@ -203,25 +203,25 @@ static void test_pinned(void **state) {
     void *large;
     setenv("WHERRY_PINNED_MIB", "9", 1);
     wh_pinned_trim();
-    must(wh_pinned_take(100, &one, &error));
-    must(wh_pinned_take(WH_PINNED_BLOCK, &two, &error));
+    must(wh_pinned_take(0, 100, &one, &error));
+    must(wh_pinned_take(0, WH_PINNED_BLOCK, &two, &error));
     memset(two, 7, WH_PINNED_BLOCK);
-    must_fail(WHERRY_LIMIT, error, wh_pinned_take(1, &large, &error));
+    must_fail(WHERRY_LIMIT, error, wh_pinned_take(0, 1, &large, &error));
     wh_pinned_give(two, WH_PINNED_BLOCK);
     void *again;
-    must(wh_pinned_take(1, &again, &error));
+    must(wh_pinned_take(0, 1, &again, &error));
     assert_ptr_equal(again, two);
     wh_pinned_give(again, 1);
     wh_pinned_give(one, 100);
     wh_pinned_trim();
-    must(wh_pinned_take(8 << 20, &large, &error));
+    must(wh_pinned_take(0, 8 << 20, &large, &error));
     wh_pinned_give(large, 8 << 20);
-    must(wh_pinned_take(1, &one, &error));
-    must(wh_pinned_take(1, &two, &error));
-    must_fail(WHERRY_LIMIT, error, wh_pinned_take(8 << 20, &large, &error));
+    must(wh_pinned_take(0, 1, &one, &error));
+    must(wh_pinned_take(0, 1, &two, &error));
+    must_fail(WHERRY_LIMIT, error, wh_pinned_take(0, 8 << 20, &large, &error));
     wh_pinned_give(two, 1);
     wh_pinned_give(one, 1);
-    must(wh_pinned_take(8 << 20, &large, &error)); /* those that are kept give way */
+    must(wh_pinned_take(0, 8 << 20, &large, &error)); /* those that are kept give way */
     wh_pinned_give(large, 8 << 20);
     unsetenv("WHERRY_PINNED_MIB");
     must(wh_cuda_await_stream(NULL, 1, NULL, wh_deadline_in_ms(5000), &error));
