@@ -190,6 +190,22 @@ static int by_base(const void *one, const void *other) {
     return a->base < b->base ? -1 : a->base > b->base;
 }
 
+/** An allocation of this process. Whoever has received from it knows its nonce and can offer what is none: the driver is asked. */
+static wherry_status find_own(const wh_ipc_end *end, const wh_cuda_allocation *one, wh_ipc_window *window,
+                              wherry_error *error) {
+    wh_cuda_allocation real = {.fd = -1};
+    char *data = (char *)(uintptr_t)one->base;
+    wherry_status status = wh_cuda_describe(data, &real, NULL);
+    if (real.fd >= 0) {
+        close(real.fd);
+    }
+    if (status != WHERRY_OK || real.base != one->base || real.size != one->size) {
+        return wh_fail(error, WHERRY_REFUSED, "rank %d offers memory of this process that is none", end->site->peer);
+    }
+    *window = (wh_ipc_window){one->base, one->size, data, real.device == end->device, NULL};
+    return WHERRY_OK;
+}
+
 /** Opens all that is offered, the one with the nonce first. */
 static wherry_status open_all(wh_ipc_end *end, const wh_ipc_offer *offer, const wh_identity *here,
                               wherry_error *error) {
@@ -200,12 +216,7 @@ static wherry_status open_all(wh_ipc_end *end, const wh_ipc_offer *offer, const 
     for (size_t i = 0; i < offer->allocation_count && status == WHERRY_OK; i++) {
         const wh_cuda_allocation *one = offer->allocations + i;
         wh_ipc_window *window = end->windows + end->window_count;
-        if (own) {
-            *window =
-                (wh_ipc_window){one->base, one->size, (char *)(uintptr_t)one->base, one->device == end->device, NULL};
-        } else {
-            status = open_one(end, offer, one, window, error);
-        }
+        status = own ? find_own(end, one, window, error) : open_one(end, offer, one, window, error);
         if (status == WHERRY_OK) {
             end->window_count++;
         }

@@ -46,9 +46,15 @@ static void take_allocation(wh_cursor *cursor, wh_cuda_allocation *one) {
     one->device = (int32_t)wh_cursor_number(cursor, 1);
     uint64_t kind = wh_cursor_number(cursor, 1);
     wh_cursor_copy(cursor, one->handle, sizeof(one->handle));
-    if (kind == WH_IPC_MAPPED) {
-        wh_cursor number = wh_cursor_over(one->handle, 4);
-        one->fd = (int)(wh_cursor_number(&number, 4) & INT32_MAX);
+    if (kind == WH_IPC_MAPPED && !cursor->failed) {
+        wh_cursor handle = wh_cursor_over(one->handle, sizeof(one->handle));
+        uint64_t number = wh_cursor_number(&handle, 4);
+        uint64_t rest = 0;
+        while (handle.left) {
+            rest |= wh_cursor_number(&handle, 1);
+        }
+        one->fd = (int)(number & INT32_MAX);
+        cursor->failed = number > INT32_MAX || rest;
     }
     cursor->failed = cursor->failed || kind > WH_IPC_MAPPED || one->size == 0 || one->base > UINT64_MAX - one->size;
 }

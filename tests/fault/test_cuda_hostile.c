@@ -1,0 +1,195 @@
+/* Offers of the lane cuda_ipc that are cut off, say what cannot be, or name memory that is not the source's. On the fake driver. */
+#include <stdio.h>
+#include <unistd.h>
+
+#include "base/alloc.h"
+#include "conformance/hub_place.h"
+#include "conformance/transfer_world.h"
+#include "lane/cuda_ipc/cuda_ipc.h"
+#include "lane/lanes.h"
+#include "support/device_memory.h"
+#include "support/fake_driver.h"
+
+enum { SIZE = 1 << 20 };
+
+static wherry_error error;
+
+/** A good offer, of two allocations, the second mapped. */
+static wh_ipc_offer good_offer(wh_cuda_allocation allocations[2]) {
+    wh_ipc_offer offer = {.keeps = true, .nonce_address = 4096, .device_count = 2, .allocation_count = 2};
+    offer.devices[1] = 1;
+    memset(offer.nonce, 7, sizeof(offer.nonce));
+    allocations[0] = (wh_cuda_allocation){.base = 4096, .size = WH_IPC_NONCE, .fd = -1};
+    allocations[1] = (wh_cuda_allocation){.base = 1 << 20, .size = SIZE, .device = 1, .fd = 5};
+    offer.allocations = allocations;
+    return offer;
+}
+
+static wherry_status parse(const wh_ipc_offer *offer) {
+    wh_string text = {0};
+    wh_ipc_offer parsed = {.allocations = NULL};
+    wh_ipc_append_offer(&text, offer);
+    wherry_status status = wh_ipc_parse_offer(text.bytes, text.size, &parsed, &error);
+    wh_free(parsed.allocations);
+    wh_free(text.bytes);
+    return status;
+}
+
+static void test_words(void **state) {
+    (void)state;
+    wh_cuda_allocation allocations[2];
+    wh_ipc_offer offer = good_offer(allocations);
+    wh_ipc_offer parsed;
+    wh_string text = {0};
+    wh_ipc_append_offer(&text, &offer);
+    must(wh_ipc_parse_offer(text.bytes, text.size, &parsed, &error));
+    assert_true(parsed.keeps && parsed.allocation_count == 2 && parsed.allocations[1].fd == 5);
+    wh_free(parsed.allocations);
+    for (size_t size = 0; size < text.size; size++) {
+        must_fail(WHERRY_MALFORMED, error, wh_ipc_parse_offer(text.bytes, size, &parsed, &error));
+    }
+    text.bytes[0]++;
+    must_fail(WHERRY_BAD_VERSION, error, wh_ipc_parse_offer(text.bytes, text.size, &parsed, &error));
+    wh_string_append(&text, "", 1);
+    text.bytes[0]--;
+    must_fail(WHERRY_MALFORMED, error, wh_ipc_parse_offer(text.bytes, text.size, &parsed, &error));
+    wh_free(text.bytes);
+}
+
+static void test_what_cannot_be(void **state) {
+    (void)state;
+    wh_cuda_allocation allocations[2];
+    wh_ipc_offer offer = good_offer(allocations);
+    must(parse(&offer));
+    offer.nonce_address = 4095;
+    must_fail(WHERRY_MALFORMED, error, parse(&offer));
+    offer.nonce_address = 4097; /* its end is outside */
+    must_fail(WHERRY_MALFORMED, error, parse(&offer));
+    offer = good_offer(allocations);
+    allocations[1].base = UINT64_MAX - SIZE + 1;
+    must_fail(WHERRY_MALFORMED, error, parse(&offer));
+    offer = good_offer(allocations);
+    allocations[1].size = 0;
+    must_fail(WHERRY_MALFORMED, error, parse(&offer));
+    offer = good_offer(allocations);
+    offer.allocation_count = 0;
+    must_fail(WHERRY_MALFORMED, error, parse(&offer));
+}
+
+/** A real source in this process, and what it offers. */
+typedef struct scene {
+    ferry_world world;
+    wherry_storage *storage;
+    wh_cuda_allocation described;
+    wh_stop stop;
+    wh_lane_site site;
+    wh_ipc_offer offer;
+} scene;
+
+static void scene_open(scene *s) {
+    wh_string text = {0};
+    s->world = ferry_open();
+    s->storage = build_device_storage(0, SIZE, 3);
+    must(wh_stop_init(&s->stop, &error));
+    must(wh_cuda_describe(wherry_storage_data(s->storage), &s->described, &error));
+    wh_shared_memory shared = {.items = &s->described, .count = 1, .keeps = true};
+    s->site = (wh_lane_site){.group = s->world.groups[1],
+                             .threads = 1,
+                             .stop = &s->stop,
+                             .deadline = wh_deadline_in_ms(20000),
+                             .no_progress_ms = 20000,
+                             .shared = &shared};
+    must(wh_lane_cuda_ipc.offer(&s->site, &text, &error));
+    must(wh_ipc_parse_offer(text.bytes, text.size, &s->offer, &error));
+    wh_free(text.bytes);
+    assert_int_equal(s->offer.allocation_count, 2);
+}
+
+static void scene_close(scene *s) {
+    assert_int_equal(wh_ipc_open_count(), 0);
+    wh_free(s->offer.allocations);
+    wh_stop_destroy(&s->stop);
+    wherry_storage_unref(s->storage);
+    ferry_close(&s->world);
+}
+
+static wherry_status probe(scene *s) {
+    wh_string text = {0};
+    wh_string request = {0};
+    wh_lane_end *end = NULL;
+    bool assist;
+    wh_ipc_append_offer(&text, &s->offer);
+    wherry_status status = wh_lane_cuda_ipc.probe(&s->site, text.bytes, text.size, &request, &assist, &end, &error);
+    wh_lane_cuda_ipc.close(end);
+    wh_free(request.bytes);
+    wh_free(text.bytes);
+    return status;
+}
+
+/** Whoever has received from a process knows its nonce, and may offer it what is not a device's memory, or more of it than there is. */
+static void test_own_nonce(void **state) {
+    (void)state;
+    scene s;
+    char host[4096];
+    scene_open(&s);
+    must(probe(&s));
+    wh_cuda_allocation *one = s.offer.allocations + 1;
+    wh_cuda_allocation good = *one;
+    one->device = 255;
+    must(probe(&s)); /* the driver knows better */
+    *one = good;
+    one->base = (uint64_t)(uintptr_t)host;
+    one->size = sizeof(host);
+    must_fail(WHERRY_REFUSED, error, probe(&s));
+    *one = good;
+    one->size += 4096;
+    must_fail(WHERRY_REFUSED, error, probe(&s));
+    one->size = UINT64_MAX - one->base;
+    must_fail(WHERRY_REFUSED, error, probe(&s));
+    *one = good;
+    one->base += 4096;
+    one->size -= 4096;
+    must_fail(WHERRY_REFUSED, error, probe(&s));
+    scene_close(&s);
+}
+
+/** Handles and descriptors that are not what they are said to be. */
+static void test_other_nonce(void **state) {
+    (void)state;
+    scene s;
+    int pipes[2];
+    scene_open(&s);
+    assert_int_equal(pipe(pipes), 0);
+    s.offer.nonce[0] ^= 1;
+    must_fail(WHERRY_REFUSED, error, probe(&s)); /* handles of this process, which the driver does not open */
+    wh_cuda_allocation *one = s.offer.allocations;
+    const int numbers[] = {0, pipes[0], 1 << 30};
+    for (size_t i = 0; i < 3; i++) {
+        memset(one->handle, 0, sizeof(one->handle));
+        one->fd = numbers[i];
+        must_fail(WHERRY_REFUSED, error, probe(&s));
+    }
+    s.offer.identity.boot[0] ^= 1;
+    must_fail(WHERRY_UNSUPPORTED, error, probe(&s));
+    close(pipes[0]);
+    close(pipes[1]);
+    scene_close(&s);
+}
+
+int main(void) {
+    static const wh_group_kind local = {"local", wh_open_local_place, wh_join_local_place, wh_close_local_place};
+    if (!fake_driver_find().shadow) {
+        printf("1..0 # SKIP needs the fake driver: WHERRY_CUDA_LIBRARY\n");
+        return 0;
+    }
+    ferry_kind = &local;
+    ferry_lane = "cuda_ipc";
+    wherry_log_set_level(WHERRY_LOG_OFF);
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_words),
+        cmocka_unit_test(test_what_cannot_be),
+        cmocka_unit_test(test_own_nonce),
+        cmocka_unit_test(test_other_nonce),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
