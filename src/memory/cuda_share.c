@@ -1,5 +1,7 @@
 #include "memory/cuda_share.h"
 
+#include <errno.h>
+#include <fcntl.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -35,6 +37,16 @@ static wherry_status describe_plain(const wh_cuda_driver *driver, uint64_t addre
     return WHERRY_OK;
 }
 
+/** Whether this process can have no more file descriptors, which the driver does not say. */
+static bool lacks_descriptors(void) {
+    int spare = open("/dev/null", O_RDONLY | O_CLOEXEC);
+    bool none = spare < 0 && errno == EMFILE;
+    if (spare >= 0) {
+        close(spare);
+    }
+    return none;
+}
+
 static wherry_status describe_mapped(const wh_cuda_driver *driver, uint64_t address, wh_cuda_allocation *allocation,
                                      wherry_error *error) {
     uint64_t handle = 0;
@@ -52,9 +64,15 @@ static wherry_status describe_mapped(const wh_cuda_driver *driver, uint64_t addr
     }
     if (result != WH_CU_OK) {
         allocation->fd = -1;
+        if (lacks_descriptors()) {
+            return wh_fail_errno(error, WHERRY_UNSUPPORTED, EMFILE,
+                                 "no file descriptor is left for mapped memory (expandable segments); ulimit -n says "
+                                 "how many there are");
+        }
         return refuse(error, WHERRY_UNSUPPORTED, result,
                       "this memory was not allocated so that other processes may reach it");
     }
+    fcntl(allocation->fd, F_SETFD, FD_CLOEXEC);
     allocation->size = size;
     return WHERRY_OK;
 }

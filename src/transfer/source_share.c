@@ -1,11 +1,39 @@
 /* Which allocations the device memory of a state lies in, for lanes that let another process reach them. */
+#include <stdatomic.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include "base/alloc.h"
 #include "base/fail.h"
 #include "state/prepare.h"
 #include "transfer/source.h"
+
+/** Mappings are a file descriptor each for as long as they are offered. All sends together leave the process two thirds of those that it may have. */
+enum { DESCRIPTORS_SHARE = 3 };
+
+static atomic_size_t descriptors;
+
+static wherry_status count_descriptor(wherry_error *error) {
+    struct rlimit limit = {.rlim_cur = RLIM_INFINITY};
+    getrlimit(RLIMIT_NOFILE, &limit);
+    size_t most = limit.rlim_cur == RLIM_INFINITY ? SIZE_MAX : (size_t)(limit.rlim_cur / DESCRIPTORS_SHARE);
+    if (atomic_fetch_add(&descriptors, 1) < most) {
+        return WHERRY_OK;
+    }
+    atomic_fetch_sub(&descriptors, 1);
+    return wh_fail(error, WHERRY_UNSUPPORTED,
+                   "the state lies in more than %zu mappings (expandable segments), each of which takes a file "
+                   "descriptor while it is sent: allow more by ulimit -n",
+                   most);
+}
+
+static void close_descriptor(const wh_cuda_allocation *one) {
+    if (one->fd >= 0) {
+        close(one->fd);
+        atomic_fetch_sub(&descriptors, 1);
+    }
+}
 
 /** The number of allocations that begin at or before an address. */
 static size_t count_before(const wh_shared_memory *shared, uint64_t address) {
@@ -24,10 +52,13 @@ static size_t count_before(const wh_shared_memory *shared, uint64_t address) {
 
 static wherry_status insert(wh_shared_memory *shared, size_t *capacity, const wh_cuda_allocation *one,
                             wherry_error *error) {
+    wherry_status status = one->fd >= 0 ? count_descriptor(error) : WHERRY_OK;
+    if (status != WHERRY_OK) {
+        close(one->fd);
+        return status;
+    }
     if (!WH_GROW(shared->items, *capacity, shared->count)) {
-        if (one->fd >= 0) {
-            close(one->fd);
-        }
+        close_descriptor(one);
         return wh_fail_memory(error, "the allocations of a state");
     }
     size_t at = count_before(shared, one->base);
@@ -80,9 +111,7 @@ void wh_source_share(wh_source *source, bool keeps) {
 void wh_source_unshare(wh_source *source) {
     wh_shared_memory *shared = &source->shared;
     for (size_t i = 0; i < shared->count; i++) {
-        if (shared->items[i].fd >= 0) {
-            close(shared->items[i].fd);
-        }
+        close_descriptor(shared->items + i);
     }
     wh_free(shared->items);
     *shared = (wh_shared_memory){0};

@@ -470,7 +470,12 @@ int cuMemRetainAllocationHandle(uint64_t *handle, void *address) {
     }
     pthread_mutex_lock(&lock);
     const fake_block *block = find(address);
-    result = block && block->mapped ? make_handle(dup(block->fd), block->size, block->device, handle) : INVALID_VALUE;
+    int fd = block && block->mapped ? dup(block->fd) : -1;
+    if (!block || !block->mapped) {
+        result = INVALID_VALUE;
+    } else {
+        result = fd < 0 ? OPERATING_SYSTEM : make_handle(fd, block->size, block->device, handle);
+    }
     pthread_mutex_unlock(&lock);
     return result;
 }
@@ -483,6 +488,7 @@ int cuMemExportToShareableHandle(void *shared, uint64_t handle, int type, unsign
     }
     if (result == OK) {
         *(int *)shared = dup(handle_of(handle)->fd);
+        result = *(int *)shared < 0 ? OPERATING_SYSTEM : OK;
     }
     return result;
 }
