@@ -4,6 +4,7 @@
 #include <pthread.h>
 #include <stdbool.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 #include "base/fail.h"
 #include "memory/cuda.h"
@@ -13,6 +14,7 @@ static wh_cuda_driver driver;
 static bool found;
 static wherry_error reason;
 static int count;
+static pid_t process; /* that found it: the driver does not work behind a fork */
 
 /** The primary contexts, retained when they are first needed and kept: letting the last reference go would destroy what is torch's too. */
 static pthread_mutex_t contexts_lock = PTHREAD_MUTEX_INITIALIZER;
@@ -42,6 +44,7 @@ static void find(void) {
     if (!find_calls(library, name)) {
         return;
     }
+    process = getpid();
     int result = driver.init(0);
     if (result == WH_CU_OK) {
         result = driver.device_count(&count);
@@ -70,7 +73,16 @@ int32_t wh_cuda_device_count(void) {
 
 static bool is_broken(int result) {
     bool harmless = result == 701 || result == 704 || result == 705 || (result >= 711 && result <= 713);
-    return result >= WH_CU_BROKEN_FIRST && result <= WH_CU_BROKEN_LAST && !harmless;
+    return result == WH_CU_ECC_UNCORRECTABLE || result == WH_CU_NVLINK_UNCORRECTABLE ||
+           (result >= WH_CU_BROKEN_FIRST && result <= WH_CU_BROKEN_LAST && !harmless);
+}
+
+/** What to do about an answer, where that can be said. */
+static const char *advise(int result) {
+    if (result == WH_CU_NOT_INITIALIZED && process && process != getpid()) {
+        return "; this process was forked after CUDA was used: start it by spawn";
+    }
+    return is_broken(result) ? "; CUDA has given up this process's context: start the process anew" : "";
 }
 
 wherry_status wh_cuda_fail(wherry_error *error, int result, const char *doing) {
@@ -79,8 +91,7 @@ wherry_status wh_cuda_fail(wherry_error *error, int result, const char *doing) {
         name = "an error without a name";
     }
     wherry_status status = result == WH_CU_OUT_OF_MEMORY ? WHERRY_NO_MEMORY : WHERRY_SYSTEM;
-    return wh_fail(error, status, "%s: %s (%d)%s", doing, name, result,
-                   is_broken(result) ? "; CUDA has given up this process's context: start the process anew" : "");
+    return wh_fail(error, status, "%s: %s (%d)%s", doing, name, result, advise(result));
 }
 
 /** The primary context of a device; NULL with the reason in error. */

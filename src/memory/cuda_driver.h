@@ -22,7 +22,10 @@ enum {
     WH_CU_OK = 0,
     WH_CU_INVALID_VALUE = 1,
     WH_CU_OUT_OF_MEMORY = 2,
+    WH_CU_NOT_INITIALIZED = 3, /**< Also everything behind a fork. */
     WH_CU_NO_DEVICE = 100,
+    WH_CU_ECC_UNCORRECTABLE = 214, /**< These two cost the context, too. */
+    WH_CU_NVLINK_UNCORRECTABLE = 220,
     WH_CU_NOT_READY = 600,
     WH_CU_BROKEN_FIRST = 700, /**< From here on, but for 701, 704, 705 and 711 to 713: the context is of no more use. */
     WH_CU_BROKEN_LAST = 719,

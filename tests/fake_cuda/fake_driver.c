@@ -3,6 +3,7 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "fake_internal.h"
 
@@ -20,6 +21,7 @@ static uint64_t fail_number;
 static int fail_result;
 static atomic_int fault;
 static atomic_uint retained;
+static pid_t process; /* that has called cuInit: the driver is of no use behind a fork */
 static _Thread_local fake_context *stack[STACK_MAX];
 static _Thread_local int depth;
 
@@ -59,6 +61,9 @@ int fake_call(const char *name, bool may_fail, bool needs_context) {
         result = fail_result;
     }
     pthread_mutex_unlock(&lock);
+    if (may_fail && process && process != getpid()) {
+        result = NOT_INITIALIZED;
+    }
     if (result == OK && may_fail && fake_faulted()) {
         result = fake_faulted();
     }
@@ -106,6 +111,7 @@ int fake_current_device(void) {
 
 int cuInit(unsigned flags) {
     (void)flags;
+    process = process ? process : getpid();
     for (int i = 0; i < DEVICES_MAX; i++) {
         fake_contexts[i].device = i;
     }
@@ -113,9 +119,10 @@ int cuInit(unsigned flags) {
 }
 
 int cuGetErrorName(int result, const char **name) {
-    *name = result == ILLEGAL_ADDRESS ? "CUDA_ERROR_ILLEGAL_ADDRESS"
-            : result == OUT_OF_MEMORY ? "CUDA_ERROR_OUT_OF_MEMORY"
-                                      : "CUDA_ERROR_OF_THE_FAKE";
+    *name = result == ILLEGAL_ADDRESS   ? "CUDA_ERROR_ILLEGAL_ADDRESS"
+            : result == NOT_INITIALIZED ? "CUDA_ERROR_NOT_INITIALIZED"
+            : result == OUT_OF_MEMORY   ? "CUDA_ERROR_OUT_OF_MEMORY"
+                                        : "CUDA_ERROR_OF_THE_FAKE";
     return OK;
 }
 

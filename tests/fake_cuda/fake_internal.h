@@ -12,6 +12,7 @@ enum {
     OK = 0,
     INVALID_VALUE = 1,
     OUT_OF_MEMORY = 2,
+    NOT_INITIALIZED = 3,
     INVALID_DEVICE = 101,
     INVALID_CONTEXT = 201,
     NO_PEERS = 217,

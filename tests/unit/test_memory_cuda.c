@@ -10,6 +10,7 @@
 #include "memory/memory.h"
 #include "memory/pinned.h"
 #include "support/device_memory.h"
+#include "support/fake_driver.h"
 
 static wherry_error error;
 
@@ -292,6 +293,37 @@ static void test_shared(void **state) {
     wherry_storage_unref(storage);
 }
 
+/** What costs the context is said, whichever it is, and what does not is not. */
+static void test_broken_contexts(void **state) {
+    (void)state;
+    static const int answers[] = {214, 220, 700, 719, 704, 999};
+    fake_driver fake = fake_driver_find();
+    for (size_t i = 0; i < 6 && fake.break_context; i++) {
+        wherry_storage *storage;
+        fake.break_context(answers[i]);
+        must_fail(WHERRY_SYSTEM, error, wherry_storage_allocate(16, first, &storage, &error));
+        fake.break_context(0);
+        assert_int_equal(strstr(error.message, "given up this process's context") != NULL, i < 4);
+    }
+}
+
+/** Behind a fork the driver is of no use, and the error says what to do. */
+static void test_forked(void **state) {
+    (void)state;
+    int end;
+    wherry_storage *storage;
+    if (!fake_driver_find().shadow) {
+        return; /* what a real driver does there is not to be relied on */
+    }
+    pid_t forked = fork();
+    if (forked == 0) {
+        wherry_status status = wherry_storage_allocate(16, first, &storage, &error);
+        _exit(status == WHERRY_SYSTEM && strstr(error.message, "forked after CUDA was used") ? 0 : 1);
+    }
+    assert_int_equal(waitpid(forked, &end, 0), forked);
+    assert_true(WIFEXITED(end) && WEXITSTATUS(end) == 0);
+}
+
 int main(void) {
     shared_memory = mmap(NULL, sizeof(*shared_memory), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     child = fork();
@@ -305,10 +337,11 @@ int main(void) {
         return 0;
     }
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_shared),    cmocka_unit_test(test_allocated_is_zeroed),
-        cmocka_unit_test(test_refusals),  cmocka_unit_test(test_many_runs),
-        cmocka_unit_test(test_long_runs), cmocka_unit_test(test_run_over_allocations),
-        cmocka_unit_test(test_tickets),   cmocka_unit_test(test_pinned),
+        cmocka_unit_test(test_shared),          cmocka_unit_test(test_allocated_is_zeroed),
+        cmocka_unit_test(test_refusals),        cmocka_unit_test(test_many_runs),
+        cmocka_unit_test(test_long_runs),       cmocka_unit_test(test_run_over_allocations),
+        cmocka_unit_test(test_tickets),         cmocka_unit_test(test_pinned),
+        cmocka_unit_test(test_broken_contexts), cmocka_unit_test(test_forked),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
