@@ -11,12 +11,22 @@
 #include "lane/cuda_ipc/cuda_ipc.h"
 #include "lane/site.h"
 #include "memory/cuda_queue.h"
+#include "memory/pinned.h"
 
 /** The first batch is small, so that the device begins at once, and each is twice as large as the one before. */
 #define FIRST_BYTES (UINT64_C(16) << 20)
 #define BATCH_BYTES (UINT64_C(256) << 20)
 
 enum { UNDER_WAY = 4, QUEUES = 2, BATCH_CHUNKS = 1024, RUNS = 512 };
+
+/**
+ * Runs to the host up to this length go by a block of pinned memory, many with one launch: a copy of the driver to memory that is not pinned takes some
+ * microseconds and is waited for. Fewer than so many are not worth it.
+ */
+enum { BOUNCE_RUN_MAX = 64 << 10, BOUNCE_FROM = 8 };
+
+/** How runs go. */
+typedef enum way { NEAR, FAR, BOUNCED, WAYS } way;
 
 typedef struct batch {
     uint64_t chunks[BATCH_CHUNKS];
@@ -34,20 +44,75 @@ typedef struct pulling {
     size_t turn; /**< Which of them is next. */
     wh_routes routes;
     size_t window; /**< Where the last route was found. */
-    wh_cuda_run runs[2][RUNS];
-    size_t run_count[2]; /**< What the device reaches by itself, and what is left to the driver. */
+    wh_cuda_run
+        runs[WAYS]
+            [RUNS]; /**< What the device reaches by itself, what is left to the driver, and what goes by the block. */
+    size_t run_count[WAYS];
+    size_t bounced_bytes;
+    char *block; /**< Pinned, of WH_PINNED_BLOCK bytes; NULL: there was none to be had, or it was not needed yet. */
     batch batches[UNDER_WAY];
     size_t oldest;
     size_t under_way;
 } pulling;
 
+/** What a run takes of the block: each begins where the device reads and writes in its largest words. */
+static size_t room_of(uint64_t length) {
+    return (size_t)(length + 15) / 16 * 16;
+}
+
+/** Copies what is collected to the block, waits, and brings it from there to its places. */
+static wherry_status bounce(pulling *p, size_t count, wherry_error *error) {
+    const wh_lane_site *site = p->end->site;
+    wh_cuda_queue *queue = p->queues[p->turn];
+    wh_cuda_run packed[RUNS];
+    uint64_t ticket;
+    char *at = p->block;
+    for (size_t i = 0; i < count; i++) {
+        packed[i] = (wh_cuda_run){p->runs[BOUNCED][i].from, at, p->runs[BOUNCED][i].length};
+        at += room_of(packed[i].length);
+    }
+    wherry_status status = wh_cuda_queue_copy(queue, WH_CUDA_WITH_PINNED, packed, count, error);
+    if (status == WHERRY_OK) {
+        status = wh_cuda_queue_mark(queue, &ticket, error);
+    }
+    if (status == WHERRY_OK) {
+        status = wh_cuda_queue_wait_awake(queue, ticket, site->stop, wh_site_patience(site), error);
+    }
+    for (size_t i = 0; i < count && status == WHERRY_OK; i++) {
+        memcpy(p->runs[BOUNCED][i].to, packed[i].to, packed[i].length);
+    }
+    return wh_site_blame(site, status, error);
+}
+
 /** Sends what is collected of one kind to the device. */
-static wherry_status flush(pulling *p, int far, wherry_error *error) {
-    size_t count = p->run_count[far];
-    p->run_count[far] = 0;
-    return count ? wh_cuda_queue_copy(p->queues[p->turn], far ? WH_CUDA_WITH_PAGEABLE : WH_CUDA_ON_DEVICES,
-                                      p->runs[far], count, error)
+static wherry_status flush(pulling *p, way how, wherry_error *error) {
+    size_t count = p->run_count[how];
+    p->run_count[how] = 0;
+    if (how == BOUNCED) {
+        p->bounced_bytes = 0;
+        if (count >= BOUNCE_FROM) {
+            return bounce(p, count, error);
+        }
+    }
+    return count ? wh_cuda_queue_copy(p->queues[p->turn], how == NEAR ? WH_CUDA_ON_DEVICES : WH_CUDA_WITH_PAGEABLE,
+                                      p->runs[how], count, error)
                  : WHERRY_OK;
+}
+
+/** Whether the block is there, or can be had. */
+static bool has_block(pulling *p) {
+    void *block;
+    if (!p->block && wh_pinned_take(p->end->device, WH_PINNED_BLOCK, &block, NULL) == WHERRY_OK) {
+        p->block = block;
+    }
+    return p->block != NULL;
+}
+
+static way choose_way(pulling *p, const wh_ipc_window *window, const wh_route *route, uint64_t length) {
+    if (window->near && route->device == p->end->device) {
+        return NEAR;
+    }
+    return window->near && route->device < 0 && length <= BOUNCE_RUN_MAX && has_block(p) ? BOUNCED : FAR;
 }
 
 /** The window that an address of the source's lies in; NULL: none. */
@@ -80,12 +145,13 @@ static wherry_status add_route(pulling *p, const wh_route *route, wherry_error *
                            p->end->site->peer, from);
         }
         part = wh_min(route->length - done, window->size - (from - window->base));
-        int far = !window->near || route->device != p->end->device; /* another device's, or the host's */
-        if (p->run_count[far] == RUNS) {
-            status = flush(p, far, error);
+        way how = choose_way(p, window, route, part);
+        if (p->run_count[how] == RUNS || (how == BOUNCED && p->bounced_bytes + room_of(part) > WH_PINNED_BLOCK)) {
+            status = flush(p, how, error);
         }
         if (status == WHERRY_OK) {
-            p->runs[far][p->run_count[far]++] =
+            p->bounced_bytes += how == BOUNCED ? room_of(part) : 0;
+            p->runs[how][p->run_count[how]++] =
                 (wh_cuda_run){window->data + (from - window->base), (char *)route->to + done, part};
         }
     }
@@ -113,8 +179,8 @@ static wherry_status begin(pulling *p, batch *b, wherry_error *error) {
     for (size_t i = 0; i < p->routes.count && status == WHERRY_OK; i++) {
         status = add_route(p, p->routes.items + i, error);
     }
-    for (int far = 0; far < 2 && status == WHERRY_OK; far++) {
-        status = flush(p, far, error);
+    for (way how = NEAR; how < WAYS && status == WHERRY_OK; how++) {
+        status = flush(p, how, error);
     }
     if (status == WHERRY_OK) {
         b->queue = p->queues[p->turn];
@@ -181,6 +247,7 @@ wherry_status wh_ipc_pull(wh_lane_end *base, uint32_t worker, const wh_sink *sin
     for (size_t i = 0; i < QUEUES; i++) {
         wh_cuda_queue_destroy(p->queues[i]); /* waits: nothing is written once this has returned */
     }
+    wh_pinned_give(p->block, WH_PINNED_BLOCK);
     wh_routes_destroy(&p->routes);
     wh_free(p);
     return status;
