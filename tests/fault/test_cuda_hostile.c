@@ -1,5 +1,7 @@
 /* Offers of the lane cuda_ipc that are cut off, say what cannot be, or name memory that is not the source's. On the fake driver. */
 #include <stdio.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "base/alloc.h"
@@ -75,6 +77,78 @@ static void test_what_cannot_be(void **state) {
     offer.allocation_count = 0;
     must_fail(WHERRY_MALFORMED, error, parse(&offer));
 }
+
+/* ---- descriptors that the kernel does not give out ---- */
+
+static int32_t nobody(wh_group *group, int32_t rank) {
+    (void)group;
+    (void)rank;
+    return 0;
+}
+
+static const wh_group_ops group_ops = {.name = "nobody", .process = nobody};
+static wh_group group = {.ops = &group_ops, .size = 2};
+
+/** Whether a probe by somebody who may not look into a process is refused, and asks for assistance. */
+static bool is_refused(pid_t source) {
+    wh_cuda_allocation allocations[2];
+    wh_ipc_offer offer = good_offer(allocations);
+    wh_lane_site site = {.group = &group, .peer = 1, .threads = 1, .deadline = wh_deadline_in_ms(20000)};
+    wh_identity receiver;
+    wh_string text = {0};
+    wh_string request = {0};
+    wh_lane_end *end = NULL;
+    bool assist = false;
+    must(wh_identity_read(&offer.identity, &error));
+    offer.identity.process = (uint64_t)source;
+    allocations[0].fd = 0;
+    wh_ipc_append_offer(&text, &offer);
+    wherry_status status = wh_lane_cuda_ipc.probe(&site, text.bytes, text.size, &request, &assist, &end, &error);
+    if (status != WHERRY_REFUSED || !assist) {
+        fprintf(stderr, "%s: %s\n", wherry_status_name(status), error.message);
+        return false;
+    }
+    return wh_ipc_parse_request(request.bytes, request.size, &receiver, &error) == WHERRY_OK &&
+           receiver.process == (uint64_t)getpid();
+}
+
+/** The first test: the driver is of no use behind a fork. */
+static void test_not_permitted(void **state) {
+    (void)state;
+    enum { NOBODY = 65534 };
+    int end;
+    if (geteuid() != 0) {
+        fprintf(stderr, "not tried: a receiver of another user needs root\n");
+        return;
+    }
+    pid_t source = getpid();
+    pid_t receiver = fork();
+    if (receiver == 0) {
+        _exit(setgid(NOBODY) == 0 && setuid(NOBODY) == 0 && is_refused(source) ? 0 : 1);
+    }
+    assert_int_equal(waitpid(receiver, &end, 0), receiver);
+    assert_true(WIFEXITED(end) && WEXITSTATUS(end) == 0);
+}
+
+static void test_assist(void **state) {
+    (void)state;
+    wh_lane_site site = {.group = &group, .peer = 1, .threads = 1};
+    bool yama = prctl(PR_SET_PTRACER, PR_SET_PTRACER_ANY, 0, 0, 0) == 0;
+    wh_identity own;
+    wh_string request = {0};
+    must(wh_identity_read(&own, &error));
+    wh_ipc_append_request(&request, &own);
+    for (size_t size = 0; size < request.size; size++) {
+        must_fail(WHERRY_MALFORMED, error, wh_lane_cuda_ipc.assist(&site, request.bytes, size, &error));
+    }
+    assert_int_equal(wh_lane_cuda_ipc.assist(&site, request.bytes, request.size, &error),
+                     yama ? WHERRY_OK : WHERRY_UNSUPPORTED);
+    site.keep_ptracer = true;
+    must_fail(WHERRY_REFUSED, error, wh_lane_cuda_ipc.assist(&site, request.bytes, request.size, &error));
+    wh_free(request.bytes);
+}
+
+/* ---- memory that is not the source's ---- */
 
 /** A real source in this process, and what it offers. */
 typedef struct scene {
@@ -186,10 +260,8 @@ int main(void) {
     ferry_lane = "cuda_ipc";
     wherry_log_set_level(WHERRY_LOG_OFF);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_words),
-        cmocka_unit_test(test_what_cannot_be),
-        cmocka_unit_test(test_own_nonce),
-        cmocka_unit_test(test_other_nonce),
+        cmocka_unit_test(test_not_permitted),  cmocka_unit_test(test_assist),    cmocka_unit_test(test_words),
+        cmocka_unit_test(test_what_cannot_be), cmocka_unit_test(test_own_nonce), cmocka_unit_test(test_other_nonce),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

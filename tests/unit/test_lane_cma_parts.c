@@ -13,6 +13,7 @@
 #include "base/fail.h"
 #include "lane/cma/cma.h"
 #include "lane/lanes.h"
+#include "lane/ptracer.h"
 #include "support/build.h"
 #include "support/counting_allocator.h"
 
@@ -199,12 +200,12 @@ static void test_who_is_named(void **state) {
     (void)state;
     uint64_t own = (uint64_t)getpid();
     _Atomic uint64_t slot = 0;
-    assert_true(wh_cma_choose_ptracer(&slot, own) == own);
-    assert_true(wh_cma_choose_ptracer(&slot, own) == own);
-    assert_true(wh_cma_choose_ptracer(&slot, 1) == WH_CMA_ANYONE);
-    assert_true(wh_cma_choose_ptracer(&slot, own) == WH_CMA_ANYONE);
+    assert_true(wh_ptracer_choose(&slot, own) == own);
+    assert_true(wh_ptracer_choose(&slot, own) == own);
+    assert_true(wh_ptracer_choose(&slot, 1) == WH_PTRACER_ANYONE);
+    assert_true(wh_ptracer_choose(&slot, own) == WH_PTRACER_ANYONE);
     atomic_store(&slot, 0);
-    assert_true(wh_cma_choose_ptracer(&slot, WH_CMA_ANYONE) == WH_CMA_ANYONE);
+    assert_true(wh_ptracer_choose(&slot, WH_PTRACER_ANYONE) == WH_PTRACER_ANYONE);
 
     /* One that is gone gives its place to the next. */
     pid_t child = fork();
@@ -213,7 +214,7 @@ static void test_who_is_named(void **state) {
     }
     assert_int_equal(waitpid(child, NULL, 0), child);
     atomic_store(&slot, (uint64_t)child);
-    assert_true(wh_cma_choose_ptracer(&slot, own) == own);
+    assert_true(wh_ptracer_choose(&slot, own) == own);
 }
 
 static int32_t nobody(wh_group *group, int32_t rank) {

@@ -2,17 +2,15 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <signal.h>
-#include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/prctl.h>
 #include <unistd.h>
 
 #include "base/alloc.h"
 #include "base/fail.h"
 #include "base/log.h"
 #include "lane/lanes.h"
+#include "lane/ptracer.h"
 
 static wherry_status cma_offer(const wh_lane_site *site, wh_string *offer, wherry_error *error) {
     (void)site;
@@ -134,45 +132,10 @@ static wherry_status cma_probe(const wh_lane_site *site, const void *bytes, size
     return WHERRY_OK;
 }
 
-uint64_t wh_cma_choose_ptracer(_Atomic uint64_t *slot, uint64_t process) {
-    uint64_t named = atomic_load(slot);
-    uint64_t wanted;
-    do {
-        /* A receiver that is gone, because it was started anew, needs its right no more. */
-        bool gone = named != WH_CMA_ANYONE && named != 0 && kill((pid_t)named, 0) != 0 && errno == ESRCH;
-        wanted = named == 0 || gone || named == process ? process : WH_CMA_ANYONE;
-    } while (!atomic_compare_exchange_weak(slot, &named, wanted));
-    return wanted;
-}
-
 static wherry_status cma_assist(const wh_lane_site *site, const void *request, size_t size, wherry_error *error) {
-    static _Atomic uint64_t slot;
     wh_identity receiver;
-    wh_identity own;
     wherry_status status = wh_cma_parse_request(request, size, &receiver, error);
-    if (status == WHERRY_OK && site->keep_ptracer) {
-        status = wh_fail(error, WHERRY_REFUSED,
-                         "the ptracer of the source's process must not be set, as it was told: allow it, or set "
-                         "/proc/sys/kernel/yama/ptrace_scope to 0");
-    }
-    if (status == WHERRY_OK) {
-        status = wh_identity_read(&own, error);
-    }
-    if (status != WHERRY_OK) {
-        return status;
-    }
-    uint64_t process = (uint64_t)wh_group_process(site->group, site->peer);
-    if (process == 0) {
-        process = wh_identity_same_numbers(&own, &receiver) ? receiver.process : WH_CMA_ANYONE;
-    }
-    uint64_t named = wh_cma_choose_ptracer(&slot, process);
-    wh_log(WHERRY_LOG_INFO, "cma: rank %d may not read this process: naming %s its ptracer", site->peer,
-           named == WH_CMA_ANYONE ? "anyone" : "that process");
-    if (prctl(PR_SET_PTRACER, named == WH_CMA_ANYONE ? PR_SET_PTRACER_ANY : (unsigned long)named, 0, 0, 0) != 0) {
-        return wh_fail_errno(error, WHERRY_UNSUPPORTED, errno,
-                             "PR_SET_PTRACER: the kernel has no Yama, or there is no such process");
-    }
-    return WHERRY_OK;
+    return status == WHERRY_OK ? wh_ptracer_name(site, &receiver, error) : status;
 }
 
 static void cma_close(wh_lane_end *end) {

@@ -82,13 +82,6 @@ void wh_cma_investigate(wh_cma_refusal *refusal);
 /** Says why, and what to do. *assist_p is set where the source can open the door. @return WHERRY_REFUSED. */
 wherry_status wh_cma_refuse(const wh_cma_refusal *refusal, bool *assist_p, wherry_error *error);
 
-/**
- * Which process a source names its ptracer: there is one slot, and where a second process asks for it, both get in only by WH_CMA_ANYONE.
- * @param slot  what was named last, 0: nobody; becomes the answer.
- */
-#define WH_CMA_ANYONE UINT64_MAX
-uint64_t wh_cma_choose_ptracer(_Atomic uint64_t *slot, uint64_t process);
-
 wherry_status wh_cma_pull(wh_lane_end *end, uint32_t worker, const wh_sink *sink, wherry_error *error);
 
 /** The pulling end. */

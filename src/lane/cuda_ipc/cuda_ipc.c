@@ -12,6 +12,7 @@
 #include "base/checked.h"
 #include "base/fail.h"
 #include "lane/lanes.h"
+#include "lane/ptracer.h"
 #include "lane/site.h"
 #include "memory/memory.h"
 
@@ -108,6 +109,12 @@ static wherry_status ipc_offer(const wh_lane_site *site, wh_string *text, wherry
     return status;
 }
 
+static wherry_status ipc_assist(const wh_lane_site *site, const void *bytes, size_t size, wherry_error *error) {
+    wh_identity receiver;
+    wherry_status status = wh_ipc_parse_request(bytes, size, &receiver, error);
+    return status == WHERRY_OK ? wh_ptracer_name(site, &receiver, error) : status;
+}
+
 /* ---- the receiver ---- */
 
 /** Whether the source is a thread of this process: the driver opens no memory of the own process, and need not. */
@@ -139,7 +146,7 @@ static int32_t find_process(const wh_lane_site *site, const wh_identity *here, c
 }
 
 /** A descriptor of the source's, as one of this process. */
-static wherry_status fetch_descriptor(const wh_ipc_end *end, int theirs, int *fd_p, wherry_error *error) {
+static wherry_status fetch_descriptor(wh_ipc_end *end, int theirs, int *fd_p, wherry_error *error) {
     int pidfd = wh_ipc_owner_pidfd(end->owner);
     if (pidfd < 0) {
         return wh_fail(
@@ -150,6 +157,7 @@ static wherry_status fetch_descriptor(const wh_ipc_end *end, int theirs, int *fd
     }
     int fd = (int)syscall(SYS_pidfd_getfd, pidfd, theirs, 0);
     if (fd < 0) {
+        end->refused = errno == EPERM;
         return wh_fail_errno(error, WHERRY_REFUSED, errno,
                              "the mapped memory of rank %d (expandable segments) cannot be fetched from its process",
                              end->site->peer);
@@ -158,7 +166,7 @@ static wherry_status fetch_descriptor(const wh_ipc_end *end, int theirs, int *fd
     return WHERRY_OK;
 }
 
-static wherry_status open_one(const wh_ipc_end *end, const wh_ipc_offer *offer, const wh_cuda_allocation *one,
+static wherry_status open_one(wh_ipc_end *end, const wh_ipc_offer *offer, const wh_cuda_allocation *one,
                               wh_ipc_window *window, wherry_error *error) {
     int fd = -1;
     wherry_status status = one->fd >= 0 ? fetch_descriptor(end, one->fd, &fd, error) : WHERRY_OK;
@@ -268,7 +276,6 @@ static wherry_status ipc_probe(const wh_lane_site *site, const void *bytes, size
                                bool *assist_p, wh_lane_end **end_p, wherry_error *error) {
     wh_ipc_offer offer = {.allocations = NULL};
     wh_identity here;
-    (void)request;
     *assist_p = false;
     wherry_status status = wh_ipc_parse_offer(bytes, size, &offer, error);
     if (status == WHERRY_OK) {
@@ -282,6 +289,10 @@ static wherry_status ipc_probe(const wh_lane_site *site, const void *bytes, size
     status = open_all(end, &offer, &here, error);
     wh_free(offer.allocations);
     if (status != WHERRY_OK) {
+        if (end->refused) {
+            wh_ipc_append_request(request, &here);
+            *assist_p = !request->failed;
+        }
         ipc_close(&end->base);
         return status;
     }
@@ -294,6 +305,7 @@ const wh_lane_ops wh_lane_cuda_ipc = {
     .traits = WH_LANE_ONE_SIDED | WH_LANE_DEVICE,
     .offer = ipc_offer,
     .probe = ipc_probe,
+    .assist = ipc_assist,
     .pull = wh_ipc_pull,
     .close = ipc_close,
     .forget = wh_ipc_forget,

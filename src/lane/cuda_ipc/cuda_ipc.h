@@ -4,7 +4,7 @@
  * An offer: a version (1 byte), flags (1), boot id (36), process (8), device (8) and inode (8) of its pid namespace, the nonce (32), its address (8), how many
  * devices (1) and for each its number (1) and its UUID (16), how many allocations (4) and for each its address (8), its size (8), the number of its device
  * (1), its kind (1) and its handle (64; of a mapping, the number of its descriptor (4) and zeros). Big endian. The nonce lies in the first allocation, which has
- * nothing else.
+ * nothing else. A request for assistance: a version, boot id, process, device and inode.
  */
 #ifndef WH_LANE_CUDA_IPC_CUDA_IPC_H
 #define WH_LANE_CUDA_IPC_CUDA_IPC_H
@@ -28,6 +28,11 @@ typedef struct wh_ipc_offer {
 } wh_ipc_offer;
 
 void wh_ipc_append_offer(wh_string *string, const wh_ipc_offer *offer);
+
+void wh_ipc_append_request(wh_string *string, const wh_identity *receiver);
+
+/** @return WHERRY_OK; WHERRY_MALFORMED. */
+wherry_status wh_ipc_parse_request(const void *bytes, size_t size, wh_identity *receiver_p, wherry_error *error);
 
 /** @param offer_p  its list is the caller's: wh_free. @return WHERRY_OK; WHERRY_MALFORMED, WHERRY_BAD_VERSION, WHERRY_NO_MEMORY. */
 wherry_status wh_ipc_parse_offer(const void *bytes, size_t size, wh_ipc_offer *offer_p, wherry_error *error);
@@ -81,6 +86,7 @@ typedef struct wh_ipc_end {
     const wh_lane_site *site;
     int32_t device;         /**< That copies: the destination's, for which all windows are opened. */
     wh_ipc_owner *owner;    /**< Of the windows; NULL: this process. */
+    bool refused;           /**< The kernel does not let this process fetch descriptors: the source may open that. */
     wh_ipc_window *windows; /**< By address at the source. */
     size_t window_count;
 } wh_ipc_end;
