@@ -138,6 +138,29 @@ static void test_mixed_state(void **state) {
     ferry_close(&world);
 }
 
+/** Two ranks, each of which sends to the other while it receives from it. */
+static void test_both_ways(void **state) {
+    (void)state;
+    ferry_world world = ferry_open();
+    for (int turn = 0; turn < 2; turn++) { /* with what the first has left behind */
+        wherry_value *host[2] = {large_state(3), large_state(8)};
+        wherry_value *source[2] = {large_state(3), large_state(8)};
+        move_state(source[0], all_on_device);
+        move_state(source[1], all_on_device);
+        ferry_call calls[] = {ferry_send(&world, 0, 1, source[0]), ferry_receive(&world, 1, 0),
+                              ferry_send(&world, 1, 0, source[1]), ferry_receive(&world, 0, 1)};
+        ferry_run(calls, 4);
+        for (int i = 0; i < 2; i++) {
+            ferry_expect_ok(calls + 2 * i);
+            expect_received(calls + 2 * i + 1, host[i]);
+            assert_string_equal(calls[2 * i + 1].stats.lane, device_lane);
+            wherry_value_destroy(source[i]);
+            wherry_value_destroy(host[i]);
+        }
+    }
+    ferry_close(&world);
+}
+
 /** New memory on another kind of device than the source's, and on another device. */
 static void test_to_other_devices(void **state) {
     (void)state;
@@ -325,13 +348,10 @@ int main(int count, char **arguments) {
     is_straight = strcmp(device_lane, "cuda_ipc") == 0 || strcmp(device_lane, "nccl") == 0;
     wherry_log_set_level(WHERRY_LOG_OFF);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_large_state),
-        cmocka_unit_test(test_mixed_state),
-        cmocka_unit_test(test_to_other_devices),
-        cmocka_unit_test(test_other_strides),
-        cmocka_unit_test(test_nothing_pinned),
-        cmocka_unit_test(test_random_states),
-        cmocka_unit_test(test_trace),
+        cmocka_unit_test(test_large_state),      cmocka_unit_test(test_mixed_state),
+        cmocka_unit_test(test_to_other_devices), cmocka_unit_test(test_both_ways),
+        cmocka_unit_test(test_other_strides),    cmocka_unit_test(test_nothing_pinned),
+        cmocka_unit_test(test_random_states),    cmocka_unit_test(test_trace),
         cmocka_unit_test(test_detail),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
