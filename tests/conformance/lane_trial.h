@@ -58,7 +58,7 @@ typedef struct lane_trial {
     lane_side receiver;
 } lane_trial;
 
-/** Enough for several workers, also of a lane that has one for two threads. */
+/** Enough for several workers. */
 enum { LANE_TRIAL_THREADS = 3 };
 
 /** A trial of all chunks in one round with so many threads each, to be changed. */

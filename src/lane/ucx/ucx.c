@@ -72,20 +72,14 @@ static wherry_status new_end(const wh_lane_site *site, const wh_ucx_request *req
 }
 
 static wh_ucx_offer offer_here(const wh_lane_site *site) {
-    wh_ucx_offer offer = {.workers = (uint32_t)wh_min(site->threads, WH_UCX_WORKERS_MAX),
+    return (wh_ucx_offer){.workers = (uint32_t)wh_min(site->threads, WH_UCX_WORKERS_MAX),
                           .long_segments = wh_ucx_segments_are_free()};
-    if (wh_boot_read(offer.boot, NULL) != WHERRY_OK) {
-        memset(offer.boot, 0, sizeof(offer.boot));
-    }
-    return offer;
 }
 
-/** What a receiver wants of an offer. A worker does not sleep while bytes move: ranks of one host share its processors, and have half as many. */
+/** What a receiver wants of an offer. */
 static wh_ucx_request wanted_of(const wh_lane_site *site, const wh_ucx_offer *there) {
     wh_ucx_offer here = offer_here(site);
-    bool near = here.boot[0] && memcmp(here.boot, there->boot, sizeof(here.boot)) == 0;
-    uint32_t workers = (uint32_t)wh_min(here.workers, there->workers);
-    return (wh_ucx_request){.workers = near ? (workers + 1) / 2 : workers,
+    return (wh_ucx_request){.workers = (uint32_t)wh_min(here.workers, there->workers),
                             .long_segments = here.long_segments && there->long_segments};
 }
 

@@ -70,7 +70,6 @@ void wh_ucx_offer_write(const wh_ucx_offer *offer, wh_string *bytes) {
     wh_append_number(bytes, WH_UCX_VERSION, 1);
     wh_append_number(bytes, offer->workers, 1);
     wh_append_number(bytes, offer->long_segments, 1);
-    wh_string_append(bytes, offer->boot, sizeof(offer->boot));
 }
 
 static wherry_status fail_version(int32_t peer, wherry_error *error) {
@@ -87,7 +86,6 @@ wherry_status wh_ucx_offer_read(const void *bytes, size_t size, int32_t peer, wh
         return wh_fail(error, WHERRY_MALFORMED, "the offer of rank %d for the lane ucx cannot be read", (int)peer);
     }
     *offer_p = (wh_ucx_offer){.workers = at[1], .long_segments = at[2]};
-    memcpy(offer_p->boot, at + 3, sizeof(offer_p->boot));
     return WHERRY_OK;
 }
 
