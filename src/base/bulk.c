@@ -4,9 +4,12 @@
 #include <string.h>
 
 #ifdef __x86_64__
+#include <cpuid.h>
 #include <immintrin.h>
+#include <stdatomic.h>
+#include <stdbool.h>
 
-enum { LINE = 64, SHORT = 2 << 10 };
+enum { LINE = 64, SHORT = 2 << 10, PAGE = 4 << 10, LEAF_FEATURES = 7, ERMS = 1 << 9 };
 
 /** Whole lines, to where one begins. */
 typedef void copy_lines_fn(uint8_t *restrict to, const uint8_t *restrict from, size_t lines);
@@ -58,7 +61,42 @@ void wh_copy_past_cache(void *restrict to, const void *restrict from, size_t siz
     memcpy(out + done, in + done, size - done);
     _mm_sfence(); /* such stores are not ordered with later ones by themselves */
 }
+
+/** Whether the processor's own instruction copies whole lines at once (ERMS). Asking costs a trip to the hypervisor, where there is one: once. */
+static bool moves_lines(void) {
+    static atomic_int known; /* 0: not yet */
+    int answer = atomic_load_explicit(&known, memory_order_relaxed);
+    if (answer == 0) {
+        unsigned a = 0;
+        unsigned b = 0;
+        unsigned c = 0;
+        unsigned d = 0;
+        answer = __get_cpuid_count(LEAF_FEATURES, 0, &a, &b, &c, &d) && (b & ERMS) ? 1 : -1;
+        atomic_store_explicit(&known, answer, memory_order_relaxed);
+    }
+    return answer > 0;
+}
+
+void wh_copy_into_cache(void *restrict to, const void *restrict from, size_t size) {
+    if (size < SHORT || !moves_lines()) {
+        memcpy(to, from, size);
+        return;
+    }
+    uint8_t *out = to;
+    const uint8_t *in = from;
+    while (size > 0) {
+        size_t step = size < PAGE ? size : PAGE;
+        size_t left = step;
+        __builtin_prefetch(in + PAGE); /* behind the end it does nothing */
+        __asm__ volatile("rep movsb" : "+D"(out), "+S"(in), "+c"(left) : : "memory");
+        size -= step;
+    }
+}
 #else
+void wh_copy_into_cache(void *restrict to, const void *restrict from, size_t size) {
+    memcpy(to, from, size);
+}
+
 void wh_copy_past_cache(void *restrict to, const void *restrict from, size_t size) {
     memcpy(to, from, size);
 }

@@ -1,4 +1,4 @@
-/** @file bulk.h  Copying much memory that nobody reads again soon. */
+/** @file bulk.h  Copying much memory, where one knows what the caches hold. */
 #ifndef WH_BASE_BULK_H
 #define WH_BASE_BULK_H
 
@@ -9,5 +9,11 @@
  * KiB on; afterwards everything is visible to other threads as after memcpy.
  */
 void wh_copy_past_cache(void *restrict to, const void *restrict from, size_t size);
+
+/**
+ * As memcpy, for bytes that are in no cache, into memory that is: page after page, the next one looked up meanwhile, so that small pages cost no more than
+ * huge ones.
+ */
+void wh_copy_into_cache(void *restrict to, const void *restrict from, size_t size);
 
 #endif

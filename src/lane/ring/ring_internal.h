@@ -23,7 +23,7 @@
 #include "lane/site.h"
 
 /** Changes with everything below that both sides must agree on: the messages and the layout of the memory. */
-#define WH_RING_MAGIC "WHRING02"
+#define WH_RING_MAGIC "WHRING03"
 
 enum {
     WH_RING_MAGIC_BYTES = 8,
@@ -37,12 +37,11 @@ enum {
  *
  * Where there are fewer processors than workers at both sides together, a worker of the source and its counterpart would be moved from one to
  * another, and what one wrote would have to come out of the other's cache. So these two are kept on one processor, in pairs, and take turns over a single
- * large slot, which stays in its second-level cache: 57 instead of 79 ms for 1 GiB on two processors.
+ * slot, as large as the ring: it stays in that processor's caches, and a turn costs two switches between processes, whatever its length.
  */
 enum {
     WH_RING_SLOT_BYTES = 128 << 10,
     WH_RING_SLOTS = 8, /**< A ring; a power of two, so that numbers of frames may wrap. */
-    WH_RING_TURN_BYTES = 512 << 10,
     WH_RING_BYTES = WH_RING_SLOT_BYTES * WH_RING_SLOTS,
 };
 

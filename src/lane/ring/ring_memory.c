@@ -4,6 +4,7 @@
 #include <fcntl.h>
 #include <limits.h>
 #include <linux/futex.h>
+#include <sched.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
@@ -24,6 +25,7 @@ enum {
     PAGE = 4096,
     SPINS =
         50, /* a few microseconds: longer is no faster on idle cores, and takes turns from the other side on busy ones */
+    YIELDS = 20, /* of one of a pair: giving way costs less than sleeping, and then nobody has to wake it */
     NAP_MS = 50, /* nothing wakes a sleeper when the stop is requested */
 };
 
@@ -42,7 +44,7 @@ uint8_t *wh_ring_slot(const wh_ring_end *end, uint32_t worker, uint32_t frame) {
 }
 
 void wh_ring_pair(wh_ring_end *end) {
-    end->slot_bytes = WH_RING_TURN_BYTES;
+    end->slot_bytes = WH_RING_BYTES;
     end->slots = 1;
 }
 
@@ -143,7 +145,12 @@ void wh_ring_post(_Atomic uint32_t *word, _Atomic uint32_t *waits, uint32_t valu
     }
 }
 
-static void pause_briefly(void) {
+/* The other one of a pair cannot get on before this one leaves the processor. */
+static void give_way(const wh_ring_end *end) {
+    if (wh_ring_in_pairs(end)) {
+        sched_yield();
+        return;
+    }
 #if defined(__x86_64__) || defined(__i386__)
     __builtin_ia32_pause();
 #elif defined(__aarch64__)
@@ -173,9 +180,9 @@ wherry_status wh_ring_wait(const wh_ring_end *end, _Atomic uint32_t *word, _Atom
                            uint32_t *value_p, wherry_error *error) {
     _Atomic uint32_t *closed = end->pushes ? &end->shared->pull_closed : &end->shared->push_closed;
     uint32_t value = atomic_load_explicit(word, memory_order_acquire);
-    /* The other one of a pair cannot get on before this one sleeps. */
-    for (uint32_t i = 0; value == seen && i < SPINS && !wh_ring_in_pairs(end); i++) {
-        pause_briefly();
+    uint32_t tries = wh_ring_in_pairs(end) ? YIELDS : SPINS;
+    for (uint32_t i = 0; value == seen && i < tries; i++) {
+        give_way(end);
         value = atomic_load_explicit(word, memory_order_acquire);
     }
     if (value != seen) {

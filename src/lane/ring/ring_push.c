@@ -1,5 +1,6 @@
 #include "lane/ring/ring_internal.h"
 
+#include "base/bulk.h"
 #include "base/cpu.h"
 #include "base/fail.h"
 
@@ -50,7 +51,7 @@ static void fill_slot(pushing *pusher, wh_ring_cursor *cursor, size_t length) {
     while (length > 0) {
         uint8_t *run;
         size_t step = wh_ring_step(cursor, length, &run);
-        memcpy(slot, run, step);
+        wh_copy_into_cache(slot, run, step);
         if (pusher->digester) {
             wh_digester_add(pusher->digester, run, step);
         }
