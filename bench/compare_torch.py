@@ -33,6 +33,7 @@ HERE = pathlib.Path(__file__).resolve().parent
 GIB, MIB = 1 << 30, 1 << 20
 REPEATS, QUICK_REPEATS = 7, 3
 TIMEOUT = datetime.timedelta(minutes=5)
+SETTLE = 0.05  # seconds after which torch's own threads no longer spin, which they do for some time after each operation
 State = dict[str, torch.Tensor]
 
 
@@ -130,6 +131,7 @@ class Rank:
         transport = self.transports[name]
         for tensor in self.state.values() if self.rank else ():
             tensor.zero_()
+        time.sleep(SETTLE)
         dist.barrier()
         begin = time.perf_counter()
         received = self.state
@@ -138,10 +140,10 @@ class Rank:
         else:
             transport.send_checkpoint(self.ranks, self.state)
         seconds = torch.tensor([time.perf_counter() - begin], dtype=torch.float64)
+        dist.all_reduce(seconds, dist.ReduceOp.MAX)  # nobody checks while another is still at it
         if self.rank and (sums(received) != self.expected or (thorough and not parts_are_right(received))):
             raise SystemExit(f"{self.case.label}: {name} has brought rank {self.rank} other bytes than were sent")
         del received
-        dist.all_reduce(seconds, dist.ReduceOp.MAX)
         return float(seconds)
 
     def run(self) -> dict[str, list[float]]:
@@ -207,7 +209,8 @@ def page(rows: list[ferry_report.Row], repeats: int, machine: str) -> list[str]:
         "# Against PyTorch's PGTransport",
         "",
         f"`make bench-torch`: both transports in the same processes, in turn, with the same data, checked after each transfer; median of {repeats} (lowest-highest).",
-        "From a common beginning until the last rank has returned from its call; the reading of the state dicts included.",
+        "From a common beginning until the last rank has returned from its call; the reading of the state dicts included. Before each, all ranks rest "
+        f"for {SETTLE * 1e3:.0f} ms, so that no thread of what came before still runs; the check begins when all have returned.",
         f"Machine: {machine}.",
         "",
         *ferry_report.table(
