@@ -80,11 +80,11 @@ static void test_every_byte(void **state) {
     static const lane_shape byte = {.chunks = 1, .pieces = 1, .shortest = 1, .longest = 1};
     static const lane_shape nowhere = {.chunks = 3, .pieces = 2, .shortest = 9, .longest = 9999, .nowhere = 1};
     lane_world world = world_of(state);
-    move_all(&world, &mixed, LANE_TRIAL_THREADS, LANE_TRIAL_THREADS);
-    move_all(&world, &big, LANE_TRIAL_THREADS, LANE_TRIAL_THREADS);
-    move_all(&world, &strided, LANE_TRIAL_THREADS, LANE_TRIAL_THREADS);
-    move_all(&world, &byte, LANE_TRIAL_THREADS, LANE_TRIAL_THREADS);
-    move_all(&world, &nowhere, LANE_TRIAL_THREADS, LANE_TRIAL_THREADS);
+    move_all(&world, &mixed, 2, 2);
+    move_all(&world, &big, 2, 2);
+    move_all(&world, &strided, 2, 2);
+    move_all(&world, &byte, 2, 2);
+    move_all(&world, &nowhere, 2, 2);
     lane_world_close(&world);
 }
 
@@ -108,7 +108,7 @@ static void test_ten_thousand_segments(void **state) {
                                     .nowhere = 50,
                                     .staged = 4};
     lane_world world = world_of(state);
-    move_all(&world, &tiny, LANE_TRIAL_THREADS, LANE_TRIAL_THREADS);
+    move_all(&world, &tiny, 2, 2);
     lane_world_close(&world);
 }
 
@@ -125,7 +125,7 @@ static void test_more_segments_than_iov_max(void **state) {
                            .target_gap = gaps[i][1],
                            .strided = true,
                            .nowhere = 1000};
-        move_all(&world, &wide, LANE_TRIAL_THREADS, LANE_TRIAL_THREADS);
+        move_all(&world, &wide, 2, 2);
     }
     lane_world_close(&world);
 }
@@ -483,12 +483,12 @@ static void must_become(const char *folder, size_t count) {
 
 static void test_nothing_leaks(void **state) {
     lane_world world = world_of(state);
-    move_all(&world, &small, LANE_TRIAL_THREADS, LANE_TRIAL_THREADS);
+    move_all(&world, &small, 2, 2);
     usleep(50000);
     size_t descriptors = count_entries("/proc/self/fd");
     size_t threads = count_entries("/proc/self/task");
     for (int i = 0; i < RUNS / 2; i++) {
-        move_all(&world, &small, LANE_TRIAL_THREADS, LANE_TRIAL_THREADS);
+        move_all(&world, &small, 2, 2);
     }
     must_become("/proc/self/fd", descriptors);
     must_become("/proc/self/task", threads);

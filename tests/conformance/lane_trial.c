@@ -20,8 +20,8 @@ lane_trial lane_trial_of(const wh_lane_ops *ops, lane_data *data) {
     data->claims = ops->traits & WH_LANE_DIGESTS;
     return (lane_trial){.ops = ops,
                         .data = data,
-                        .source_threads = LANE_TRIAL_THREADS,
-                        .receiver_threads = LANE_TRIAL_THREADS,
+                        .source_threads = 2,
+                        .receiver_threads = 2,
                         .no_progress_ms = 10000,
                         .rounds = {{1, 0}},
                         .round_count = 1};

@@ -58,10 +58,7 @@ typedef struct lane_trial {
     lane_side receiver;
 } lane_trial;
 
-/** Enough for several workers. */
-enum { LANE_TRIAL_THREADS = 3 };
-
-/** A trial of all chunks in one round with so many threads each, to be changed. */
+/** A trial of all chunks in one round with two threads each, to be changed. */
 lane_trial lane_trial_of(const wh_lane_ops *ops, lane_data *data);
 
 /** Makes a side ready; must succeed. And releases all that it has: its end, its channels. */
