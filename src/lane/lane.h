@@ -274,10 +274,10 @@ typedef struct wh_lane_ops {
     void (*describe)(const wh_lane_end *end, wh_string *text);
 
     /**
-     * RECEIVER. Gives back what the lane has kept for the next transfers: of processes that are gone, and, where group is not NULL, of a rank of it (-1: of all)
-     * that a transfer has ended with over another lane, or that is lost. Never blocks. NULL: it keeps nothing that is another's.
+     * Both. Gives back what the lane has kept for the next transfers: of processes that are gone, and, where group is not NULL, of a rank of it (-1: of all)
+     * that a transfer has ended with over another lane, or that is lost. Waits for nobody. NULL: it keeps nothing that is another's.
      */
-    void (*forget)(const wh_group *group, int32_t rank);
+    void (*forget)(const wh_group *group, int32_t rank, bool lost);
 
     /** Both. No worker is at work any more. What is still under way, where the work was done in parts, ends. end may be NULL. */
     void (*close)(wh_lane_end *end);

@@ -281,9 +281,9 @@ static void let_go(wh_receive *receive, wherry_status status) {
     if (status != WHERRY_OK || (receive->lane && receive->lane->traits & WH_LANE_ONE_SIDED)) {
         wh_receive_end_lane(receive);
     }
-    if (status == WHERRY_PEER_LOST || receive->offer_message.bytes) {
-        wh_transport_forget(transport, transport->group, receive->rank,
-                            status == WHERRY_PEER_LOST ? NULL : receive->lane);
+    bool lost = status == WHERRY_PEER_LOST;
+    if (lost || receive->offer_message.bytes) {
+        wh_transport_forget(transport, transport->group, receive->rank, lost, lost ? NULL : receive->lane);
     }
 }
 

@@ -224,7 +224,7 @@ static wherry_status settle(const send_call *call, wherry_outcome *outcomes, whe
         }
         failed += one->status != WHERRY_OK;
         if (one->status == WHERRY_PEER_LOST) {
-            wh_transport_forget(call->transfer.transport, call->transfer.transport->group, one->rank, NULL);
+            wh_transport_forget(call->transfer.transport, call->transfer.transport->group, one->rank, true, NULL);
         }
         if (status == WHERRY_OK && one->status != WHERRY_OK) {
             status = one->status;

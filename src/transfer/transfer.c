@@ -61,7 +61,7 @@ wherry_status wh_transfer_begin(wh_transfer *transfer, wherry_transport *transpo
                                 const wherry_transfer_options *options, wherry_error *error) {
     *transfer = (wh_transfer){.transport = transport, .begin = wh_clock_now()};
     transfer->asked = transfer->begin;
-    wh_transport_forget(transport, NULL, -1, NULL);
+    wh_transport_forget(transport, NULL, -1, false, NULL);
     wherry_transfer_options_init(&transfer->options);
     if (!wh_options_take(&transfer->options, sizeof(transfer->options), options)) {
         return wh_fail(

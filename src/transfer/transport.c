@@ -224,11 +224,11 @@ wherry_status wh_transport_create(wh_group *group, uint32_t number, const wh_lan
     return WHERRY_OK;
 }
 
-void wh_transport_forget(const wherry_transport *transport, const wh_group *group, int32_t rank,
+void wh_transport_forget(const wherry_transport *transport, const wh_group *group, int32_t rank, bool lost,
                          const wh_lane_ops *but) {
     for (size_t i = 0; i < transport->lane_count; i++) {
         if (transport->lanes[i]->forget && transport->lanes[i] != but) {
-            transport->lanes[i]->forget(group, rank);
+            transport->lanes[i]->forget(group, rank, lost);
         }
     }
 }
@@ -237,7 +237,7 @@ void wherry_transport_destroy(wherry_transport *transport) {
     if (!transport) {
         return;
     }
-    wh_transport_forget(transport, transport->group, -1, NULL);
+    wh_transport_forget(transport, transport->group, -1, false, NULL);
     wh_service_close(transport->group, transport->tag);
     while (transport->asking) {
         forget(&transport->asking);

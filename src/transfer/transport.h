@@ -68,9 +68,9 @@ void wh_transport_remove_send(wherry_transport *transport, wh_waiting_send *send
 /**
  * Lets the lanes give back what they keep for the next transfers: of processes that are gone, and of a rank of a group.
  * @param group  NULL: only of processes that are gone. @param rank  -1: all.
- * @param but    a lane that need not; NULL: none.
+ * @param lost   that rank is. @param but  a lane that need not; NULL: none.
  */
-void wh_transport_forget(const wherry_transport *transport, const wh_group *group, int32_t rank,
+void wh_transport_forget(const wherry_transport *transport, const wh_group *group, int32_t rank, bool lost,
                          const wh_lane_ops *but);
 
 /** Encodes a message and sends it. @return as wh_group_send. */

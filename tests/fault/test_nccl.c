@@ -59,7 +59,7 @@ static wherry_stats must_ferry(const scene *s, const char *lanes) {
 /** Everything is given back, and the next transfer goes over the lane. */
 static void must_be_usable(const scene *s) {
     assert_int_equal(wh_nccl_count(BIT(WH_NCCL_BUSY)), 0);
-    wh_nccl_forget();
+    wh_nccl_end_all();
     assert_int_equal(wh_nccl_count(~0U), 0);
     assert_string_equal(must_ferry(s, "nccl").lane, "nccl");
 }
@@ -75,7 +75,7 @@ static void test_kept(void **state) {
     assert_int_equal(nccl.begun() - before, 2);
     assert_int_equal(wh_nccl_count(BIT(WH_NCCL_IDLE)), 2);
     uint64_t aborted = nccl.aborted();
-    wh_nccl_forget();
+    wh_nccl_end_all();
     assert_int_equal(nccl.aborted() - aborted, 2);
     must_be_usable(&s);
     scene_close(&s);
@@ -86,7 +86,7 @@ static void test_kept_by_one(void **state) {
     (void)state;
     scene s = scene_open(true);
     for (int is_source = 0; is_source < 2; is_source++) {
-        wh_nccl_forget();
+        wh_nccl_end_all();
         must_ferry(&s, "nccl");
         wh_nccl_pair pair = {.rank = is_source ? 1 : 0, .is_source = is_source};
         must(wh_nccl_process(pair.process, &error));
@@ -140,7 +140,7 @@ static void test_every_call_fails(void **state) {
     uint64_t fallen = 0;
     uint64_t failed = 0;
     for (uint64_t number = 1;; number++) {
-        wh_nccl_forget();
+        wh_nccl_end_all();
         ferry_call calls[] = {ferry_send(&s.world, 0, 1, s.source), ferry_receive(&s.world, 1, 0)};
         calls[0].options.lanes = calls[1].options.lanes = "nccl,stream";
         calls[1].options.verify = WHERRY_VERIFY_OFF;
@@ -176,7 +176,7 @@ static void test_driver_fails(void **state) {
     scene s = scene_open(true);
     bool reached = true;
     for (uint64_t number = 4; reached && number < 300; number += number < 30 ? 3 : 17) {
-        wh_nccl_forget();
+        wh_nccl_end_all();
         ferry_call calls[] = {ferry_send(&s.world, 0, 1, s.source), ferry_receive(&s.world, 1, 0)};
         calls[0].options.lanes = calls[1].options.lanes = "nccl";
         calls[1].options.verify = WHERRY_VERIFY_OFF;
@@ -202,7 +202,7 @@ static void test_driver_fails(void **state) {
 static void test_refused(void **state) {
     (void)state;
     scene s = scene_open(true);
-    wh_nccl_forget();
+    wh_nccl_end_all();
     setenv("FAKE_NCCL_REFUSE", "1", 1);
     wherry_stats stats = must_ferry(&s, "nccl,stream");
     assert_string_equal(stats.lane, "stream");
@@ -221,7 +221,7 @@ static void test_refused(void **state) {
 static void test_deaf(void **state) {
     (void)state;
     scene s = scene_open(true);
-    wh_nccl_forget();
+    wh_nccl_end_all();
     setenv("FAKE_NCCL_DEAF", "1", 1);
     ferry_call calls[] = {ferry_send(&s.world, 0, 1, s.source), ferry_receive(&s.world, 1, 0)};
     calls[0].options.lanes = calls[1].options.lanes = "nccl,stream";
@@ -244,7 +244,7 @@ static void stall(bool cancelled, bool small) {
     scene s = scene_open(small);
     wherry_cancel *cancel;
     must(wherry_cancel_create(&cancel, &error));
-    wh_nccl_forget();
+    wh_nccl_end_all();
     char messages[32];
     snprintf(messages, sizeof(messages), "%llu", (unsigned long long)nccl.messages() + (small ? 0 : 2));
     setenv("FAKE_NCCL_STALL", messages, 1);
@@ -290,7 +290,7 @@ static void test_same_host(void **state) {
     wherry_stats stats = must_ferry(&s, "^cuda_ipc");
     assert_true(strcmp(stats.lane, "nccl") != 0);
     assert_non_null(strstr(stats.reasons, "is on this host, where other lanes are faster"));
-    wh_nccl_forget();
+    wh_nccl_end_all();
     wh_lane_site site = {.peer = 0, .devices = 1, .no_progress_ms = 1000, .tag = 5};
     wh_string offer = {0};
     wh_string request = {0};
@@ -301,7 +301,7 @@ static void test_same_host(void **state) {
     must_fail(WHERRY_REFUSED, error,
               wh_lane_nccl.probe(&site, offer.bytes, offer.size, &request, &may_assist, &end, &error));
     assert_true(may_assist && request.size > WH_NCCL_ID_BYTES);
-    wh_nccl_forget();
+    wh_nccl_end_all();
     wh_free(offer.bytes);
     wh_free(request.bytes);
     scene_close(&s);
@@ -350,7 +350,7 @@ static wherry_status gather_short(void *context, uint64_t chunk, wh_segments *se
 /** A stop while a message is put together: it is shorter than the receiver's, and not sent. */
 static void test_stopped_message(void **state) {
     (void)state;
-    wh_nccl_forget();
+    wh_nccl_end_all();
     wherry_storage *storage = build_device_storage(0, 4096, 1);
     short_feed feed = {.data = wherry_storage_data(storage)};
     must(wh_stop_init(&feed.stop, &error));
@@ -366,7 +366,7 @@ static void test_stopped_message(void **state) {
     assert_int_equal(nccl.calls(), 1); /* whether it is ready, and nothing more */
     wh_lane_nccl.close(ends[0]);
     wh_lane_nccl.close(ends[1]);
-    wh_nccl_forget();
+    wh_nccl_end_all();
     wh_stop_destroy(&feed.stop);
     wherry_storage_unref(storage);
 }
@@ -409,7 +409,7 @@ static void test_hostile_receiver(void **state) {
     bool ready;
     wh_nccl_append_request(&words, &request);
     must_fail(WHERRY_REFUSED, error, wh_lane_nccl.accept(&site, words.bytes, words.size, &ready, &end, &error));
-    wh_nccl_forget();
+    wh_nccl_end_all();
     must(wh_lane_nccl.assist(&site, words.bytes, words.size, &error));
     must_fail(WHERRY_MALFORMED, error, wh_lane_nccl.assist(&site, words.bytes, words.size, &error));
     for (uint64_t i = 1; i <= WH_NCCL_MEETING_MAX; i++) {
@@ -427,7 +427,7 @@ static void test_hostile_receiver(void **state) {
     site.devices = 0;
     wh_string none = {0};
     must_fail(WHERRY_UNSUPPORTED, error, wh_lane_nccl.offer(&site, &none, &error));
-    wh_nccl_forget();
+    wh_nccl_end_all();
     assert_int_equal(wh_nccl_count(~0U), 0);
     wh_free(none.bytes);
     wh_free(words.bytes);
@@ -464,6 +464,6 @@ int main(void) {
         cmocka_unit_test(test_stopped_message),
     };
     int failed = cmocka_run_group_tests(tests, NULL, NULL);
-    wh_nccl_forget();
+    wh_nccl_end_all();
     return failed;
 }

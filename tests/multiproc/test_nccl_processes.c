@@ -200,6 +200,7 @@ static const scene scenes[] = {
     {"source gathers a chunk", 7, SOURCE, SOURCE, SIGKILL},
     {"source gathers a chunk", 10, SOURCE, RECEIVER, SIGKILL},
     {"receiver opened a chunk", 7, RECEIVER, RECEIVER, SIGKILL},
+    {"receiver has all bytes", 1, RECEIVER, RECEIVER, SIGKILL},
     {"receiver closed a chunk", 5, RECEIVER, SOURCE, SIGKILL},
     {"receiver closed a chunk", 5, RECEIVER, RECEIVER, SIGKILL},
     {"source gathers a chunk", 10, SOURCE, SOURCE, SIGSTOP},

@@ -75,7 +75,7 @@ wherry_status wh_ipc_open(wh_ipc_owner *owner, bool keeps, const wh_cuda_allocat
 void wh_ipc_close(wh_ipc_window *window);
 
 /** Closes what is kept of processes that are gone, and of a rank of a group. @param group  may be NULL. @param rank  -1: all. */
-void wh_ipc_forget(const wh_group *group, int32_t rank);
+void wh_ipc_forget(const wh_group *group, int32_t rank, bool lost);
 
 /** How many are open, used or kept: for tests. */
 size_t wh_ipc_open_count(void);

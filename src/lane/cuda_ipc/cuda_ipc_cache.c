@@ -123,7 +123,8 @@ void wh_ipc_owner_give(wh_ipc_owner *owner) {
     }
 }
 
-void wh_ipc_forget(const wh_group *group, int32_t rank) {
+void wh_ipc_forget(const wh_group *group, int32_t rank, bool lost) {
+    (void)lost; /* a transfer over another lane ends the promise, too */
     pthread_mutex_lock(&lock);
     for (wh_ipc_owner **at = &owners, *owner; (owner = *at);) {
         bool meant = group && owner->group == group && (rank < 0 || owner->rank == rank);

@@ -205,5 +205,6 @@ const wh_lane_ops wh_lane_nccl = {
     .accept = nccl_accept,
     .pull = wh_nccl_pull,
     .push = wh_nccl_push,
+    .forget = wh_nccl_forget,
     .close = nccl_close,
 };

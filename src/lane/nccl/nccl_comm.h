@@ -75,6 +75,9 @@ size_t wh_nccl_kept(int32_t rank, int32_t device, uint64_t *ids, size_t most);
 /** Ends all that are kept for a pair, but for those of these ids: the other side does not have them. */
 void wh_nccl_drop(const wh_nccl_pair *pair, const uint64_t *ids, size_t count);
 
+/** Ends all that are kept, or in the making, with a rank that is lost. As an operation of the lane: what NCCL keeps takes nothing of a peer that is there. */
+void wh_nccl_forget(const wh_group *group, int32_t rank, bool lost);
+
 /** Begins to make it; BUSY. NCCL goes on by itself. @return WHERRY_OK; WHERRY_SYSTEM, WHERRY_NO_MEMORY, WHERRY_PEER_LOST. */
 wherry_status wh_nccl_begin(wh_nccl_comm *comm, wherry_error *error);
 
@@ -96,6 +99,6 @@ void wh_nccl_give_failed(wh_nccl_comm *comm, const wherry_error *reason);
 
 /** How many there are in one of these states (bits); and ends all that are not busy: for tests. */
 size_t wh_nccl_count(unsigned states);
-void wh_nccl_forget(void);
+void wh_nccl_end_all(void);
 
 #endif

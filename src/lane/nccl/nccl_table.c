@@ -308,6 +308,20 @@ void wh_nccl_drop(const wh_nccl_pair *pair, const uint64_t *ids, size_t count) {
     destroy_all(dropped);
 }
 
+/** Of one of that rank in another group, where both have it: the next transfer makes another. */
+static bool is_lost(const wh_nccl_comm *comm, const void *context) {
+    const int32_t *rank = context;
+    return comm->pair.rank == *rank && is_in(comm, BIT(WH_NCCL_IDLE) | BIT(WH_NCCL_MEETING));
+}
+
+void wh_nccl_forget(const wh_group *group, int32_t rank, bool lost) {
+    (void)group;
+    pthread_mutex_lock(&lock);
+    wh_nccl_comm *out = lost && owner == getpid() ? take_out(is_lost, &rank) : NULL;
+    pthread_mutex_unlock(&lock);
+    destroy_all(out);
+}
+
 /** The list has the latest first; under the lock. */
 static bool is_beyond(const wh_nccl_comm *comm, const void *context) {
     size_t before = 0;
@@ -356,7 +370,7 @@ static bool is_not_busy(const wh_nccl_comm *comm, const void *context) {
     return comm->state != WH_NCCL_BUSY;
 }
 
-void wh_nccl_forget(void) {
+void wh_nccl_end_all(void) {
     pthread_mutex_lock(&lock);
     wh_nccl_comm *all = owner == getpid() ? take_out(is_not_busy, NULL) : NULL;
     pthread_mutex_unlock(&lock);
