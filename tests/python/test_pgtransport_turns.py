@@ -1,6 +1,7 @@
 """lanes="group" as over NCCL and XCCL, where two ranks take turns; here over gloo, which carries it too."""
 
 import threading
+import time
 
 import launch
 import pytest
@@ -83,7 +84,7 @@ def test_a_mismatch_leaves_the_group_usable():
         job.run(mismatch_body)
 
 
-def nonsense_body():
+def nonsense_body(before):
     """What is no frame of Wherry's is refused, and the group is broken: it is out of step."""
     rank, _ = start()
     if rank == 0:
@@ -92,6 +93,14 @@ def nonsense_body():
         dist.group.WORLD.recv([frame], 1, _table._TAG).wait()
         launch.wait_for("noticed")
         return
+    send = _table._Table.send
+
+    def send_late(self, *arguments):
+        while before and not self._session.broken:
+            time.sleep(0.01)
+        return send(self, *arguments)
+
+    _table._Table.send = send_late
     transport = PGTransport(dist.group.WORLD, 5, "cpu", lanes="group")
     with pytest.raises(wherry.PeerError, match="something else than a frame"):
         transport.recv_checkpoint(0)
@@ -100,6 +109,8 @@ def nonsense_body():
     launch.say("noticed")
 
 
-def test_nonsense():
+@pytest.mark.parametrize("before", [False, True])
+def test_nonsense(before):
+    """`before`: it is there before this rank has said anything."""
     with launch.job(2) as job:
-        job.run(nonsense_body)
+        job.run(nonsense_body, before)

@@ -68,6 +68,10 @@ def _words(error: Exception) -> str:
     return re.sub(r"^\[[^]]*\]\s*", "", str(error)).split("\n")[0]
 
 
+def _loss(rank: int, error: Exception) -> PeerLost:
+    return PeerLost(f"the process group says: {_words(error)}", rank=rank)
+
+
 class Operation:
     """Something that is under way in torch, and the thread that waits for it."""
 
@@ -235,7 +239,7 @@ class _Table:
         peer = self._session.peers.get(rank)
         if peer is None:  # takes no part in this call
             return False
-        self._session.check()
+        self._session.check(rank)
         try:
             peer.outgoing.put(block, timeout=timeout_ms / 1000) if timeout_ms else peer.outgoing.put_nowait(block)
         except queue.Full:
@@ -286,6 +290,7 @@ class PgSession:
         self.limit = timeout + _MARGIN
         self.device = device or torch.device("cpu")
         self.broken = ""
+        self._lost: dict[int, Exception] = {}
         self._incoming: queue.SimpleQueue[tuple[int, bytes | Exception]] = queue.SimpleQueue()
         self.peers: dict[int, Peer | TurnPeer] = {}
         self._in_turns = takes_turns(self.device)
@@ -311,12 +316,12 @@ class PgSession:
         return getattr(self._pg, what)([tensor], rank, _TAG)
 
     def begin_block(self, what: str, rank: int, channel: int, pointer: int, size: int) -> Operation:
-        self.check()
+        self.check(rank)
         memory = (ctypes.c_char * size).from_address(pointer)
         try:
             operation = self.begin(what, torch.frombuffer(memory, dtype=torch.uint8), rank, _TAG + 1 + channel, _BLOCK_LIMIT)
         except RuntimeError as error:
-            raise PeerLost(f"the process group says: {_words(error)}", rank=rank) from error
+            raise _loss(rank, error) from error
         peer = self.peers[rank]
         assert isinstance(peer, Peer)  # those that take turns have no blocks
         peer.blocks.put(operation)
@@ -327,10 +332,14 @@ class PgSession:
             self._incoming.put((rank, block))
 
     def lose(self, rank: int, error: Exception) -> None:
+        self._lost.setdefault(rank, error)
         self.broken = self.broken or f"rank {rank} was lost: {_words(error)}"
         self._incoming.put((rank, error))
 
-    def check(self) -> None:
+    def check(self, rank: int) -> None:
+        """Whether something can be sent to a rank. What happened to it is told also where the call had not got as far as that."""
+        if rank in self._lost:
+            raise _loss(rank, self._lost[rank])
         if self.broken:
             raise Closed(f"this process group cannot be used any more, make it again: {self.broken}")
 
@@ -344,7 +353,7 @@ class PgSession:
                     if found:  # those first
                         self._incoming.put((rank, block))
                         return found
-                    raise PeerLost(f"the process group says: {_words(block)}", rank=rank)
+                    raise _loss(rank, block)
                 found.append((rank, block))
                 rank, block = self._incoming.get_nowait()
         except queue.Empty:
