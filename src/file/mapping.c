@@ -49,7 +49,7 @@ wherry_status wh_mapping_open(const char *path, wh_mapping **mapping_p, wherry_e
 wherry_status wh_mapping_memory(const char *path, uint64_t size, wh_mapping **mapping_p, wherry_error *error) {
     wh_mapping *mapping = NULL;
     wherry_status status = wh_mapping_adopt(path, -1, size, &mapping, error);
-    if (status != WHERRY_OK) {
+    if (!mapping) {
         return status;
     }
     int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
