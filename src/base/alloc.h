@@ -38,6 +38,6 @@ bool wh_reserve(void **array, size_t *capacity, size_t count, size_t size);
 
 /** wh_grow for a typed array: WH_GROW(items, capacity, count). Calls only where there is no room; count is evaluated twice. */
 #define WH_GROW(array, capacity, count)                                                                                \
-    ((count) < (capacity) || wh_grow((void **)&(array), &(capacity), (count), sizeof(*(array))))
+    (((count) < (capacity) && (array)) || wh_grow((void **)&(array), &(capacity), (count), sizeof(*(array))))
 
 #endif

@@ -68,16 +68,14 @@ static wherry_status add_array(reading *r, wh_zip_entry *entry, wherry_error *er
     return status;
 }
 
-/** Takes memory for what is compressed: as much as the limits allow, and half of what the machine has. */
+/** Takes memory for what is compressed, perhaps nothing: as much as the limits allow, and half of what the machine has. */
 static wherry_status take_memory(reading *r, const wh_zip *zip, wherry_error *error) {
     uint64_t total = 0;
     uint64_t machine = (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE);
     uint64_t most = wh_min(r->file->limits.total_bytes, machine / 2);
-    bool any = false;
     bool fits = true;
     for (size_t i = 0; i < zip->count && fits; i++) {
         if (zip->entries[i].deflated) {
-            any = true;
             fits = wh_add(total, zip->entries[i].size, &total) && align(&total) && total <= most;
         }
     }
@@ -87,7 +85,7 @@ static wherry_status take_memory(reading *r, const wh_zip *zip, wherry_error *er
                             "numpy.savez, which does not compress",
                             (unsigned long long)most);
     }
-    return any ? wh_mapping_memory(r->mapping->path, total, &r->memory, error) : WHERRY_OK;
+    return wh_mapping_memory(r->mapping->path, total, &r->memory, error);
 }
 
 /** What is compressed was compared when it was unpacked. */
@@ -122,10 +120,10 @@ static wherry_status open_archive(wherry_file *file, wherry_error *error) {
         status = take_memory(&r, &zip, error);
     }
     file->summary.header_bytes = r.mapping->size;
-    for (size_t i = 0; i < zip.count && status == WHERRY_OK; i++) {
+    for (size_t i = 0; r.memory && i < zip.count && status == WHERRY_OK; i++) {
         status = add_array(&r, zip.entries + i, error);
     }
-    if (status == WHERRY_OK && r.memory) {
+    if (r.memory && status == WHERRY_OK) {
         status = wh_mapping_protect(r.memory, file->access, error);
     }
     file->summary.tensors = zip.count;
