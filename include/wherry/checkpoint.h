@@ -123,7 +123,7 @@ enum {
     WHERRY_KEEPS_MEMORY =
         128, /**< Source: memory of devices that this state has stays allocated, so that receivers may keep it open, and the next transfer need not open it
                                     again. For each receiver: until this process ends, or until a later send to that receiver, of a state without that memory or
-                                    without this flag, has returned WHERRY_OK for it; for one that was lost, until it is. */
+                                    without this flag, has returned WHERRY_OK for it; for one that was lost, until its process has ended. */
     WHERRY_TRANSFER_FLAGS = 255 /**< All of them. */
 };
 

@@ -5,6 +5,7 @@
 #include "base/fail.h"
 #include "base/options.h"
 #include "lane/lanes.h"
+#include "transfer/message.h"
 #include "transfer/transport.h"
 
 enum { NUMBER_MAX = 65535 };
@@ -12,6 +13,7 @@ enum { NUMBER_MAX = 65535 };
 /** The fastest first. */
 static const wh_lane_ops *const lanes[] = {&wh_lane_cuda_ipc, &wh_lane_nccl,   &wh_lane_cma,   &wh_lane_ring,
                                            &wh_lane_ucx,      &wh_lane_blocks, &wh_lane_stream};
+_Static_assert(sizeof(lanes) / sizeof(*lanes) <= WH_OFFERED_LANES_MAX, "an offer has room for all lanes");
 
 void wherry_transport_options_init(wherry_transport_options *options) {
     *options = (wherry_transport_options){.struct_size = sizeof(*options)};
