@@ -1,6 +1,7 @@
 /* What is open of other processes' memory, by the process. The driver opens an allocation once a process, so that this is one list for all transfers. */
 #include <poll.h>
 #include <pthread.h>
+#include <stdatomic.h>
 #include <string.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -31,6 +32,27 @@ struct wh_ipc_owner {
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static wh_ipc_owner *owners;
+static atomic_bool used; /**< There was an owner: before, nobody takes the lock. */
+
+/* ---- forks: a child must not find the lock taken. It has nothing of what its parent has open. ---- */
+
+static void before_fork(void) {
+    pthread_mutex_lock(&lock);
+}
+
+static void after_fork(void) {
+    pthread_mutex_unlock(&lock);
+}
+
+static void after_fork_in_child(void) {
+    owners = NULL;
+    pthread_mutex_unlock(&lock);
+}
+
+static void register_fork(void) {
+    pthread_atfork(before_fork, after_fork, after_fork_in_child);
+    atomic_store(&used, true);
+}
 
 /* ---- under the lock ---- */
 
@@ -88,6 +110,8 @@ static wh_ipc_owner **find_owner(const uint8_t nonce[WH_IPC_NONCE]) {
 
 wherry_status wh_ipc_owner_take(const wh_lane_site *site, const wh_ipc_offer *offer, int32_t process,
                                 wh_ipc_owner **owner_p, wherry_error *error) {
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    pthread_once(&once, register_fork);
     pthread_mutex_lock(&lock);
     wh_ipc_owner *owner = *find_owner(offer->nonce);
     if (!owner && (owner = wh_alloc_zeroed(1, sizeof(*owner)))) {
@@ -125,6 +149,9 @@ void wh_ipc_owner_give(wh_ipc_owner *owner) {
 
 void wh_ipc_forget(const wh_group *group, int32_t rank, bool lost) {
     (void)lost; /* a transfer over another lane ends the promise, too */
+    if (!atomic_load(&used)) {
+        return;
+    }
     pthread_mutex_lock(&lock);
     for (wh_ipc_owner **at = &owners, *owner; (owner = *at);) {
         bool meant = group && owner->group == group && (rank < 0 || owner->rank == rank);
