@@ -79,37 +79,41 @@ static bool read_name(const char *path, wh_name *name) {
     return true;
 }
 
-/**
- * A name that exists is only replaced, at once, by a socket that listens already: nobody ever finds the place empty. Of several that do so the last
- * one has it; the others find out by wh_meeting_is_ours.
- */
-static int replace_name(const wh_group_address *address, wh_name *name) {
-    wh_socket_address at;
-    char aside[WH_PLACE_MAX];
-    int length = snprintf(aside, sizeof(aside), "%s.%d.new", address->path, (int)address->rank);
-    if (length >= (int)sizeof(aside) || !unix_address(aside, &at)) {
-        return -1;
-    }
-    unlink(aside);
-    int socket_fd = listen_at(&at, 0);
-    if (socket_fd >= 0 && (!read_name(aside, name) || rename(aside, address->path) != 0)) {
-        unlink(aside);
+/** Where there is no room for a name aside, or none can be put into place: whoever calls before the socket listens takes its name over. */
+static int listen_at_once(const wh_group_address *address, const wh_socket_address *at, wh_name *name) {
+    int socket_fd = listen_at(at, 0);
+    if (socket_fd >= 0 && !read_name(address->path, name)) {
         close(socket_fd);
         socket_fd = -1;
     }
     return socket_fd;
 }
 
+/**
+ * A socket gets the name when it listens already, and at once: nobody ever finds the place with nobody there, and which file is this one's is known before
+ * another can replace it. Of several that take a name over the last one has it; the others find out by wh_meeting_is_ours.
+ */
 static int listen_at_path(const wh_group_address *address, const wh_socket_address *at, bool take_over, wh_name *name) {
-    int socket_fd = listen_at(at, 0);
-    if (socket_fd < 0) {
-        return take_over ? replace_name(address, name) : -1;
-    }
-    if (!read_name(address->path, name)) {
-        close(socket_fd);
+    wh_socket_address beside;
+    wh_name taken;
+    char aside[WH_PLACE_MAX];
+    int length = snprintf(aside, sizeof(aside), "%s.%d.new", address->path, (int)address->rank);
+    if (!take_over && read_name(address->path, &taken)) {
         return -1;
     }
-    return socket_fd;
+    if (length >= (int)sizeof(aside) || !unix_address(aside, &beside)) {
+        return take_over ? -1 : listen_at_once(address, at, name);
+    }
+    unlink(aside);
+    int socket_fd = listen_at(&beside, 0);
+    bool listens = socket_fd >= 0 && read_name(aside, name);
+    bool placed = listens && (take_over ? rename(aside, address->path) : link(aside, address->path)) == 0;
+    bool cannot = listens && !placed && !take_over && errno != EEXIST;
+    unlink(aside);
+    if (!placed && socket_fd >= 0) {
+        close(socket_fd);
+    }
+    return placed ? socket_fd : cannot ? listen_at_once(address, at, name) : -1;
 }
 
 /** The first to listen at a port is alone there; only then does it let others in beside it, for the case that it stops. */
