@@ -60,6 +60,16 @@ static int let_go(void **state) {
 
 /* ---- questions ---- */
 
+static void await_send(wherry_transport *transport) {
+    bool waits = false;
+    while (!waits) {
+        pause_ms(2);
+        pthread_mutex_lock(&transport->lock);
+        waits = transport->sends != NULL;
+        pthread_mutex_unlock(&transport->lock);
+    }
+}
+
 /** A rank that was lost before it asked comes back and asks: not the send that has given it up answers, but the next. */
 static void test_a_rank_that_was_given_up_asks(void **state) {
     (void)state;
@@ -71,6 +81,7 @@ static void test_a_rank_that_was_given_up_asks(void **state) {
     first.count = 2;
     first.options.timeout_ms = 2000;
     ferry_start(&first);
+    await_send(world.transports[0]);
     pause_ms(100);
     wherry_transport_destroy(world.transports[1]);
     wh_group *former = world.groups[1];
