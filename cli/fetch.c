@@ -88,9 +88,7 @@ static int run(int argc, char **argv) {
     }
     const char *address = operands.items[0];
     if (!wh_is_server(address)) {
-        return wh_fail_command(&wh_command_fetch, WH_EXIT_USAGE,
-                               "'%s' is no address; give the one that `wherry serve` has printed: tcp://HOST:PORT",
-                               address);
+        return wh_fail_address(&wh_command_fetch, address);
     }
     wh_interrupt_catch();
     wh_set_log(&options.common);

@@ -183,9 +183,7 @@ static int run(int argc, char **argv) {
     const char *what = operands.items[0];
     wherry_status status;
     if (wh_is_address(what) && !wh_is_server(what)) {
-        return wh_fail_command(&wh_command_inspect, WH_EXIT_USAGE,
-                               "'%s' is no address; give the one that `wherry serve` has printed: tcp://HOST:PORT",
-                               what);
+        return wh_fail_address(&wh_command_inspect, what);
     }
     if (wh_is_address(what)) {
         wherry_value *state = NULL;

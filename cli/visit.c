@@ -30,6 +30,11 @@ bool wh_is_server(const char *text) {
     return wh_is_address(text) && !strchr(text, '?') && (port || strncmp(text, "tcp://", 6) != 0);
 }
 
+int wh_fail_address(const wh_command *command, const char *text) {
+    return wh_fail_command(command, WH_EXIT_USAGE,
+                           "'%s' is no address; give the one that `wherry serve` has printed: tcp://HOST:PORT", text);
+}
+
 void wh_set_log(const wh_common *common) {
     if (common->verbose) {
         wherry_log_set_level(WHERRY_LOG_INFO);

@@ -40,6 +40,9 @@ bool wh_is_address(const char *text);
 /** Whether it is one like those that `wherry serve` prints, with a port and nothing behind it. */
 bool wh_is_server(const char *text);
 
+/** Says that a text is none. @return the exit code. */
+int wh_fail_address(const wh_command *command, const char *text);
+
 /** Makes a token of random letters. @return false where the system has no random numbers. */
 bool wh_token_make(char token[WH_TOKEN_MAX]);
 

@@ -21,7 +21,7 @@ enum { ENDING_BYTES = 4, ALIGNMENT = 64 };
 typedef struct reading {
     wherry_file *file;
     wh_mapping *mapping;
-    wh_mapping *memory; /**< Where compressed arrays are unpacked, one behind the other; NULL where there are none. */
+    wh_mapping *memory; /**< Where compressed arrays are unpacked, one behind the other; empty where there are none. */
     uint64_t used;      /**< Bytes of it. */
 } reading;
 

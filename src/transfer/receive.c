@@ -231,7 +231,6 @@ static wherry_status make_plan(wh_receive *receive, const wherry_value *target, 
         return status;
     }
     wherry_plan_summarize(receive->plan, &receive->summary);
-    receive->devices = receive->plan->census.cuda;
     size_t count;
     const wherry_interval *intervals = wherry_plan_intervals(receive->plan, &count);
     receive->wanted_bytes = receive->summary.chunk_bytes;
@@ -360,7 +359,7 @@ static void log_success(const wh_receive *receive) {
 static wherry_status run(wh_receive *receive, wherry_value **state_p, wherry_error *error) {
     wherry_status status = agree(receive, error);
     if (status == WHERRY_OK) {
-        status = wh_transfer_await_stream(&receive->transfer, receive->devices, error);
+        status = wh_transfer_await_stream(&receive->transfer, receive->plan->census.cuda, error);
     }
     if (status == WHERRY_OK && (receive->transfer.options.flags & WHERRY_RECV_COMPARE) && receive->in_place) {
         status = wh_receive_compare(receive, error);

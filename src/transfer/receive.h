@@ -33,7 +33,6 @@ typedef struct wh_receive {
     wh_note offer;
     wherry_plan *plan;
     wherry_plan_summary summary;
-    uint64_t devices; /**< A bit for each CUDA device that is written. */
     bool in_place;
     wh_chunk_list wanted;  /**< The chunks to ask for: the plan's, or those of them that the target does not hold. */
     uint64_t wanted_bytes; /**< In them. */

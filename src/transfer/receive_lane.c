@@ -77,7 +77,7 @@ static wherry_status new_site(wh_receive *receive, wherry_error *error) {
         .stop = &receive->stop,
         .deadline = receive->transfer.deadline,
         .no_progress_ms = (uint32_t)receive->transfer.options.no_progress_ms,
-        .devices = receive->devices,
+        .devices = receive->plan->census.cuda,
         .ordered = receive->transfer.lanes.ordered,
     };
     wherry_status status = wh_stop_init(&receive->stop, error);

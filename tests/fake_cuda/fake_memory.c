@@ -498,7 +498,7 @@ int cuMemImportFromShareableHandle(uint64_t *handle, void *shared, int type) {
     struct stat file;
     char path[64];
     char name[64] = {0};
-    int device;
+    static const char prefix[] = "/memfd:fake_cuda.";
     (void)type;
     if (result != OK) {
         return result;
@@ -506,11 +506,11 @@ int cuMemImportFromShareableHandle(uint64_t *handle, void *shared, int type) {
     int fd = dup((int)(intptr_t)shared);
     snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
     if (fd < 0 || fstat(fd, &file) != 0 || readlink(path, name, sizeof(name) - 1) < 0 ||
-        sscanf(name, "/memfd:fake_cuda.%d", &device) != 1) { /* NOLINT(cert-err34-c) */
+        strncmp(name, prefix, sizeof(prefix) - 1) != 0) {
         close(fd);
         return INVALID_VALUE;
     }
-    return make_handle(fd, (size_t)file.st_size, device, handle);
+    return make_handle(fd, (size_t)file.st_size, (int)strtol(name + sizeof(prefix) - 1, NULL, 10), handle);
 }
 
 int cuMemAddressReserve(uint64_t *address, size_t size, size_t alignment, uint64_t wanted, unsigned long long flags) {

@@ -12,45 +12,6 @@ enum { PIECES = 101, PIECE = 4096, LIMIT = 300, DESCRIPTORS_MAX = 1024 };
 
 static wherry_error error;
 
-/** As the driver has it. */
-typedef struct properties {
-    int type;
-    int handle_types;
-    int location_type;
-    int device;
-    void *rest;
-    unsigned char flags[8];
-} properties;
-
-static void *map_pieces(void) {
-    int (*create)(uint64_t *, size_t, const properties *, unsigned long long);
-    int (*reserve)(uint64_t *, size_t, size_t, uint64_t, unsigned long long);
-    int (*map)(uint64_t, size_t, size_t, uint64_t, unsigned long long);
-    int (*release)(uint64_t);
-    void (*set_current)(void *);
-    int (*retain)(void **, int);
-    *(void **)&create = fake_driver_symbol("cuMemCreate");
-    *(void **)&reserve = fake_driver_symbol("cuMemAddressReserve");
-    *(void **)&map = fake_driver_symbol("cuMemMap");
-    *(void **)&release = fake_driver_symbol("cuMemRelease");
-    *(void **)&retain = fake_driver_symbol("cuDevicePrimaryCtxRetain");
-    *(void **)&set_current = fake_driver_symbol("cuCtxSetCurrent");
-    properties wanted = {1, 1, 1, 0, NULL, {0}};
-    uint64_t address = 0;
-    void *context;
-    must(wh_cuda_check(&error));
-    assert_int_equal(retain(&context, 0), 0);
-    set_current(context);
-    assert_int_equal(reserve(&address, (size_t)PIECE * PIECES, 0, 0, 0), 0);
-    for (uint64_t i = 0; i < PIECES; i++) {
-        uint64_t handle;
-        assert_int_equal(create(&handle, PIECE, &wanted, 0), 0);
-        assert_int_equal(map(address + i * PIECE, PIECE, 0, handle, 0), 0);
-        assert_int_equal(release(handle), 0);
-    }
-    return (void *)(uintptr_t)address;
-}
-
 static size_t count_open(void) {
     size_t count = 0;
     for (int fd = 0; fd < DESCRIPTORS_MAX; fd++) {
@@ -70,8 +31,10 @@ static void test_descriptors(void **state) {
     (void)state;
     wherry_storage *storage;
     int64_t size = (int64_t)PIECE * PIECES;
-    must(wherry_storage_wrap(map_pieces(), (uint64_t)size, (wherry_device){WHERRY_DEVICE_CUDA, -1}, NULL, NULL,
-                             &storage, &error));
+    void *pieces = map_device_pieces(PIECE, PIECES);
+    assert_non_null(pieces);
+    must(wherry_storage_wrap(pieces, (uint64_t)size, (wherry_device){WHERRY_DEVICE_CUDA, -1}, NULL, NULL, &storage,
+                             &error));
     wherry_value *value = build_tensor(storage, WHERRY_U8, 0, 1, &size, NULL);
     wh_source source = {0};
     must(wh_source_init(&source, value, 0, &error));

@@ -11,6 +11,7 @@
 #include "lane/cuda_ipc/cuda_ipc.h"
 #include "memory/memory.h"
 #include "support/build.h"
+#include "support/device_memory.h"
 #include "support/fake_driver.h"
 #include "support/ferry_processes.h"
 
@@ -395,62 +396,14 @@ static void test_one_device_of_several(void **state) {
 
 /* ---- mapped memory ---- */
 
-/** As the driver has it. */
-typedef struct properties {
-    int type;
-    int handle_types;
-    int location_type;
-    int device;
-    void *rest;
-    unsigned char flags[8];
-} properties;
-
-typedef struct access_rights {
-    int location_type;
-    int device;
-    int flags;
-} access_rights;
-
-enum { PINNED_TYPE = 1, DESCRIPTOR = 1, DEVICE_LOCATION = 1, READ_WRITE = 3, PIECE = 4 << 20, PIECES = 3 };
-
-/** Three physical allocations at addresses side by side, as an allocator makes them that lets segments grow. */
-static void *map_pieces(crowd_rank *self) {
-    int (*create)(uint64_t *, size_t, const properties *, unsigned long long);
-    int (*reserve)(uint64_t *, size_t, size_t, uint64_t, unsigned long long);
-    int (*map)(uint64_t, size_t, size_t, uint64_t, unsigned long long);
-    int (*set)(uint64_t, size_t, const access_rights *, size_t);
-    *(void **)&create = fake_driver_symbol("cuMemCreate");
-    *(void **)&reserve = fake_driver_symbol("cuMemAddressReserve");
-    *(void **)&map = fake_driver_symbol("cuMemMap");
-    *(void **)&set = fake_driver_symbol("cuMemSetAccess");
-    properties wanted = {PINNED_TYPE, DESCRIPTOR, DEVICE_LOCATION, 0, NULL, {0}};
-    access_rights rights = {DEVICE_LOCATION, 0, READ_WRITE};
-    uint64_t address = 0;
-    wherry_storage *first;
-    wherry_error error;
-    crowd_must(self, wherry_storage_allocate(1, device, &first, &error), error); /* so that there is a context */
-    wherry_storage_unref(first);
-    void *context;
-    int (*retain)(void **, int);
-    int (*set_current)(void *);
-    *(void **)&retain = fake_driver_symbol("cuDevicePrimaryCtxRetain");
-    *(void **)&set_current = fake_driver_symbol("cuCtxSetCurrent");
-    crowd_check(self, retain(&context, 0) == 0 && set_current(context) == 0, "no context");
-    crowd_check(self, reserve(&address, (size_t)PIECE * PIECES, 0, 0, 0) == 0, "no addresses");
-    for (int i = 0; i < PIECES; i++) {
-        uint64_t handle;
-        crowd_check(self, create(&handle, PIECE, &wanted, 0) == 0, "no physical memory");
-        crowd_check(self, map(address + (uint64_t)i * PIECE, PIECE, 0, handle, 0) == 0, "it cannot be mapped");
-        crowd_check(self, set(address + (uint64_t)i * PIECE, PIECE, &rights, 1) == 0, "no access");
-    }
-    return (void *)(uintptr_t)address;
-}
+enum { PIECE = 4 << 20, PIECES = 3 };
 
 static wherry_value *mapped_state(crowd_rank *self, uint8_t seed) {
     wherry_error error;
     wherry_value *state;
     wherry_storage *storage;
-    char *memory = map_pieces(self);
+    char *memory = map_device_pieces(PIECE, PIECES);
+    crowd_check(self, memory != NULL, "memory cannot be mapped");
     crowd_must(self, wherry_list_create(&state, &error), error);
     wherry_device unsaid = {WHERRY_DEVICE_CUDA, -1};
     crowd_must(self,

@@ -4,6 +4,7 @@
 
 #include "memory/cuda_queue.h"
 #include "support/build.h"
+#include "support/fake_driver.h"
 
 /** Host bytes to or from a device, or on it; waits until they are there. */
 static inline void device_copy(int32_t device, void *to, const void *from, size_t size) {
@@ -29,6 +30,51 @@ static inline wherry_storage *build_device_storage(int32_t device, uint64_t nbyt
     }
     wherry_storage_unref(host);
     return storage;
+}
+
+/**
+ * Physical allocations of device 0 at addresses side by side, as an allocator makes them that lets segments grow. A context of the device becomes current.
+ * @return where they begin; NULL where the driver refuses.
+ */
+static inline void *map_device_pieces(size_t piece, size_t count) {
+    struct properties { /* as the driver has them */
+        int type;
+        int handle_types;
+        int location_type;
+        int device;
+        void *rest;
+        unsigned char flags[8];
+    } wanted = {1, 1, 1, 0, NULL, {0}}; /* pinned, as a descriptor, on a device */
+    struct rights {
+        int location_type;
+        int device;
+        int flags;
+    } rights = {1, 0, 3}; /* read and write */
+    int (*retain)(void **, int);
+    int (*set_current)(void *);
+    int (*reserve)(uint64_t *, size_t, size_t, uint64_t, unsigned long long);
+    int (*create)(uint64_t *, size_t, const struct properties *, unsigned long long);
+    int (*map)(uint64_t, size_t, size_t, uint64_t, unsigned long long);
+    int (*set)(uint64_t, size_t, const struct rights *, size_t);
+    int (*release)(uint64_t);
+    *(void **)&retain = fake_driver_symbol("cuDevicePrimaryCtxRetain");
+    *(void **)&set_current = fake_driver_symbol("cuCtxSetCurrent");
+    *(void **)&reserve = fake_driver_symbol("cuMemAddressReserve");
+    *(void **)&create = fake_driver_symbol("cuMemCreate");
+    *(void **)&map = fake_driver_symbol("cuMemMap");
+    *(void **)&set = fake_driver_symbol("cuMemSetAccess");
+    *(void **)&release = fake_driver_symbol("cuMemRelease");
+    void *context;
+    uint64_t address = 0;
+    bool good = wh_cuda_check(NULL) == WHERRY_OK && retain(&context, 0) == 0 && set_current(context) == 0 &&
+                reserve(&address, piece * count, 0, 0, 0) == 0;
+    for (size_t i = 0; i < count && good; i++) {
+        uint64_t handle;
+        uint64_t at = address + i * piece;
+        good = create(&handle, piece, &wanted, 0) == 0 && map(at, piece, 0, handle, 0) == 0 && release(handle) == 0 &&
+               set(at, piece, &rights, 1) == 0;
+    }
+    return good ? (void *)(uintptr_t)address : NULL;
 }
 
 #endif

@@ -22,8 +22,7 @@ enum { ASKED_S = 2, MEETING_S = 60, FAILED_S = 300 };
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static wh_nccl_comm *comms; /**< The latest first. */
 static uint8_t own_process[WH_NCCL_PROCESS_BYTES];
-static pid_t owner;      /**< A fork has none of it, and cannot end what its parent has. */
-static atomic_bool used; /**< There was a communicator, or a question for one: before, nothing is to be given back. */
+static _Atomic pid_t owner; /**< A fork has none of it, and cannot end what its parent has. 0: there was nothing yet. */
 
 /** Under the lock. */
 static wherry_status know_process(wherry_error *error) {
@@ -58,7 +57,6 @@ static bool is_in(const wh_nccl_comm *comm, unsigned states) {
 /* ---- the list, under the lock ---- */
 
 static void add(wh_nccl_comm *comm, wh_nccl_state state) {
-    atomic_store(&used, true);
     comm->state = state;
     comm->since = wh_clock_now();
     comm->next = comms;
@@ -319,11 +317,11 @@ static bool is_lost(const wh_nccl_comm *comm, const void *context) {
 
 void wh_nccl_forget(const wh_group *group, int32_t rank, bool lost) {
     (void)group;
-    if (!lost || !atomic_load(&used)) {
+    if (!lost || owner != getpid()) { /* a fork leaves the lock alone, which its parent may have held */
         return;
     }
     pthread_mutex_lock(&lock);
-    wh_nccl_comm *out = owner == getpid() ? take_out(is_lost, &rank) : NULL;
+    wh_nccl_comm *out = take_out(is_lost, &rank);
     pthread_mutex_unlock(&lock);
     destroy_all(out);
 }
