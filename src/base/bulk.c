@@ -59,7 +59,10 @@ void wh_copy_past_cache(void *restrict to, const void *restrict from, size_t siz
     copy(out + head, in + head, lines);
     size_t done = head + lines * LINE;
     memcpy(out + done, in + done, size - done);
-    _mm_sfence(); /* such stores are not ordered with later ones by themselves */
+}
+
+void wh_copies_settle(void) {
+    _mm_sfence();
 }
 
 /** Whether the processor's own instruction copies whole lines at once (ERMS). Asking costs a trip to the hypervisor, where there is one: once. */
@@ -93,6 +96,9 @@ void wh_copy_into_cache(void *restrict to, const void *restrict from, size_t siz
     }
 }
 #else
+void wh_copies_settle(void) {
+}
+
 void wh_copy_into_cache(void *restrict to, const void *restrict from, size_t size) {
     memcpy(to, from, size);
 }

@@ -6,9 +6,12 @@
 
 /**
  * As memcpy, but past the caches where the processor can: what is only written need not be read first, and does not drive out what is. Worth it from a few
- * KiB on; afterwards everything is visible to other threads as after memcpy.
+ * KiB on. Such stores are not ordered with later ones by themselves: wh_copies_settle comes before anybody else is told of them.
  */
 void wh_copy_past_cache(void *restrict to, const void *restrict from, size_t size);
+
+/** From here on what was copied past the caches is as if it had been copied by memcpy. Once for many copies: it waits until they have reached memory. */
+void wh_copies_settle(void);
 
 /**
  * As memcpy, for bytes that are in no cache, into memory that is: page after page, the next one looked up meanwhile, so that small pages cost no more than

@@ -112,6 +112,7 @@ static void empty_slot(pulling *puller, size_t length) {
         slot += step;
         left -= step;
     }
+    wh_copies_settle();
     puller->left -= length;
     wh_ring_post(&puller->ring->tail, &puller->ring->push_waits, ++puller->tail);
     puller->sink->moved(puller->sink->context, length);
