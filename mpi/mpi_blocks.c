@@ -279,7 +279,7 @@ static bool cancel_get(wh_mpi_operation *get) {
             MPI_Cancel(&get->requests[i]);
         }
     }
-    wh_mpi_wait_begin(&wait, ABANDON_MS, QUICK_US, SLEEP_US);
+    wh_mpi_wait_begin(&wait, NULL, ABANDON_MS, QUICK_US, SLEEP_US);
     do {
         all = true;
         for (size_t i = 0; i < get->pieces; i++) {
@@ -376,7 +376,7 @@ wherry_status wh_mpi_finish(void *context, void *operation, uint32_t timeout_ms,
     wh_mpi *mpi = context;
     wh_mpi_operation *one = operation;
     wh_mpi_wait wait;
-    wh_mpi_wait_begin(&wait, timeout_ms, QUICK_US, SLEEP_US);
+    wh_mpi_wait_begin(&wait, NULL, timeout_ms, QUICK_US, SLEEP_US);
     wherry_status status = one->is_put ? finish_put(mpi, one, &wait, error) : finish_get(one, &wait, error);
     if (status == WHERRY_OK) {
         atomic_fetch_sub(&mpi->under_way, 1);

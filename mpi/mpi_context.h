@@ -81,6 +81,17 @@ typedef struct wh_mpi_operation {
     MPI_Request requests[]; /**< and their receives; MPI_REQUEST_NULL: through. */
 } wh_mpi_operation;
 
+/** Ends a wait before its time. */
+typedef struct wh_mpi_alarm {
+    pthread_mutex_t lock;
+    pthread_cond_t ringing;
+    bool rings; /**< Until somebody who waits has heard it. */
+} wh_mpi_alarm;
+
+void wh_mpi_alarm_init(wh_mpi_alarm *alarm);
+
+void wh_mpi_alarm_destroy(wh_mpi_alarm *alarm);
+
 typedef struct wh_mpi {
     struct wh_mpi *next; /**< Of those that were left and are not settled: mpi_group.c. */
     MPI_Comm communicator;
@@ -104,6 +115,7 @@ typedef struct wh_mpi {
     int missing; /**< How many others have not said so. */
     bool said_last;
 
+    wh_mpi_alarm alarm;   /**< For whoever waits for messages. */
     atomic_int under_way; /**< Blocks: while there are some, whoever waits for messages sleeps longer. */
 } wh_mpi;
 
@@ -127,6 +139,7 @@ uint64_t wh_mpi_now(void);
 
 /** A wait with an end. Starts with wh_mpi_wait_begin; wh_mpi_wait_on sleeps a little, longer each time. */
 typedef struct wh_mpi_wait {
+    wh_mpi_alarm *alarm;
     uint64_t begin; /**< Of being quick, in nanoseconds. */
     uint64_t end;
     uint64_t quick; /**< For so long it only yields the processor. */
@@ -134,13 +147,16 @@ typedef struct wh_mpi_wait {
     unsigned sleep_max_us;
 } wh_mpi_wait;
 
-void wh_mpi_wait_begin(wh_mpi_wait *wait, uint32_t timeout_ms, unsigned quick_us, unsigned sleep_max_us);
+/** @param alarm  NULL: only time ends it. */
+void wh_mpi_wait_begin(wh_mpi_wait *wait, wh_mpi_alarm *alarm, uint32_t timeout_ms, unsigned quick_us,
+                       unsigned sleep_max_us);
 
-/** @return false where the time is over. */
+/** @return false where the time is over, or the alarm has rung. */
 bool wh_mpi_wait_on(wh_mpi_wait *wait);
 
 /** The table: wherry/group_ops.h. */
 wherry_status wh_mpi_permit(void *context, wherry_error *error);
+void wh_mpi_wake(void *context);
 wherry_status wh_mpi_send(void *context, int32_t rank, const void *bytes, size_t size, uint32_t timeout_ms,
                           wherry_error *error);
 wherry_status wh_mpi_receive(void *context, uint32_t timeout_ms, wherry_group_deliver_fn deliver, void *sink,

@@ -1,18 +1,16 @@
 #include <wherry/mpi.h>
 
-#include <sched.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include "mpi_context.h"
 
 /** Others are waited for when a group is left, so that nothing is under way any more, for so long at most. */
 enum { LEAVE_MS = 1000, MAGIC = 0x57484d50 };
 
-/* ---- errors and waits ---- */
+/* ---- errors ---- */
 
 static void fill(wherry_error *error, wherry_status status, int32_t rank, const char *format, va_list arguments) {
     *error = (wherry_error){.status = status, .rank = rank, .offset = UINT64_MAX};
@@ -61,36 +59,6 @@ wherry_status wh_mpi_fail_code(wherry_error *error, int code, int32_t rank, cons
         snprintf(where, sizeof(where), "rank %d: ", (int)rank);
     }
     return wh_mpi_fail(error, status_of(class), rank, "%s%s failed: %.400s", where, function, text);
-}
-
-uint64_t wh_mpi_now(void) {
-    struct timespec time;
-    clock_gettime(CLOCK_MONOTONIC, &time);
-    return (uint64_t)time.tv_sec * UINT64_C(1000000000) + (uint64_t)time.tv_nsec;
-}
-
-void wh_mpi_wait_begin(wh_mpi_wait *wait, uint32_t timeout_ms, unsigned quick_us, unsigned sleep_max_us) {
-    wait->begin = wh_mpi_now();
-    wait->end = wait->begin + timeout_ms * UINT64_C(1000000);
-    wait->quick = quick_us * UINT64_C(1000);
-    wait->sleep_us = 20;
-    wait->sleep_max_us = sleep_max_us;
-}
-
-bool wh_mpi_wait_on(wh_mpi_wait *wait) {
-    uint64_t at = wh_mpi_now();
-    if (at >= wait->end) {
-        return false;
-    }
-    if (at - wait->begin < wait->quick) {
-        sched_yield(); /* the other side may need this processor */
-        return true;
-    }
-    uint64_t sleep = wait->sleep_us * UINT64_C(1000);
-    sleep = sleep < wait->end - at ? sleep : wait->end - at;
-    nanosleep(&(struct timespec){.tv_nsec = (long)sleep}, NULL);
-    wait->sleep_us = 2 * wait->sleep_us < wait->sleep_max_us ? 2 * wait->sleep_us : wait->sleep_max_us;
-    return true;
 }
 
 /* ---- who may call ---- */
@@ -149,6 +117,7 @@ static void dispose(wh_mpi *mpi) {
     wh_mpi_free_messages(mpi);
     wh_mpi_free_blocks(mpi);
     pthread_mutex_destroy(&mpi->lock);
+    wh_mpi_alarm_destroy(&mpi->alarm);
     free(mpi->waiting);
     free(mpi->left);
     free(mpi);
@@ -198,7 +167,7 @@ static void destroy(void *context) {
     pthread_mutex_unlock(&unsettled_lock);
     if (check_thread(mpi->level, NULL) == WHERRY_OK) {
         wh_mpi_wait wait;
-        wh_mpi_wait_begin(&wait, LEAVE_MS, 1000, 1000);
+        wh_mpi_wait_begin(&wait, NULL, LEAVE_MS, 1000, 1000);
         while (!sweep() && wh_mpi_wait_on(&wait)) {
         }
     }
@@ -254,6 +223,7 @@ static wh_mpi *create(MPI_Comm communicator, int level) {
     mpi->waiting = calloc((size_t)mpi->size, sizeof(*mpi->waiting));
     mpi->left = calloc((size_t)mpi->size, sizeof(*mpi->left));
     pthread_mutex_init(&mpi->lock, NULL);
+    wh_mpi_alarm_init(&mpi->alarm);
     if (!mpi->waiting || !mpi->left) {
         dispose(mpi);
         return NULL;
@@ -321,6 +291,7 @@ static void fill_table(const wh_mpi *mpi, uint32_t flags, wherry_group_ops *ops)
     ops->finish = wh_mpi_finish;
     ops->abandon = wh_mpi_abandon;
     ops->permit = wh_mpi_permit;
+    ops->wake = wh_mpi_wake;
 }
 
 wherry_status wh_mpi_open(MPI_Comm communicator, const wherry_mpi_options *options, wherry_group_ops *ops_p,

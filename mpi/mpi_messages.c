@@ -141,7 +141,7 @@ static int begin(wh_mpi *mpi, wh_mpi_outgoing *one) {
 static void linger(wh_mpi *mpi, wh_mpi_outgoing *one) {
     wh_mpi_wait wait;
     bool gone = false;
-    wh_mpi_wait_begin(&wait, LINGER_MS, QUICK_US, SLEEP_US);
+    wh_mpi_wait_begin(&wait, NULL, LINGER_MS, QUICK_US, SLEEP_US);
     do {
         pthread_mutex_lock(&mpi->lock);
         reap_outgoing(mpi);
@@ -168,7 +168,7 @@ wherry_status wh_mpi_send(void *context, int32_t rank, const void *bytes, size_t
     *one = (wh_mpi_outgoing){.rank = rank, .size = size, .awaited = awaited};
     memcpy(one->bytes, bytes, size);
     wh_mpi_wait wait;
-    wh_mpi_wait_begin(&wait, timeout_ms, QUICK_US, SLEEP_US);
+    wh_mpi_wait_begin(&wait, NULL, timeout_ms, QUICK_US, SLEEP_US);
     for (bool room = false; !room;) {
         pthread_mutex_lock(&mpi->lock);
         reap_outgoing(mpi);
@@ -229,7 +229,7 @@ wherry_status wh_mpi_receive(void *context, uint32_t timeout_ms, wherry_group_de
     }
     wh_mpi_wait wait;
     bool busy = atomic_load(&mpi->under_way) > 0;
-    wh_mpi_wait_begin(&wait, timeout_ms, busy ? 0 : QUICK_US, busy ? SLEEP_BUSY_US : SLEEP_US);
+    wh_mpi_wait_begin(&wait, &mpi->alarm, timeout_ms, busy ? 0 : QUICK_US, busy ? SLEEP_BUSY_US : SLEEP_US);
     if (busy) {
         wait.sleep_us = SLEEP_US;
     }

@@ -147,6 +147,13 @@ typedef struct wherry_group_ops {
      * @return WHERRY_OK; anything else is what the call answers.
      */
     wherry_status (*permit)(void *context, wherry_error *error);
+
+    /**
+     * Ends a `receive` that waits, or the next one, before its time: somebody in this process has something for the thread that is inside. Called by any
+     * thread, at any time, also without WHERRY_GROUP_OPS_CONCURRENT; never blocks. May be NULL, the default: then that is noticed a few milliseconds
+     * later, at the end of each transfer.
+     */
+    void (*wake)(void *context);
 } wherry_group_ops;
 
 /** Fills the defaults. */

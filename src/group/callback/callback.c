@@ -227,6 +227,11 @@ static wherry_status callback_pump(wh_group *group, wh_deadline deadline, wherry
     return wh_callback_read((wh_callback *)group, deadline, true, error);
 }
 
+static void callback_nudge(wh_group *group) {
+    const wh_callback *callback = (wh_callback *)group;
+    callback->ops.wake(callback->context);
+}
+
 /** Tells those that know this rank that it leaves; where all are there from the beginning, everybody. */
 static void say_farewell(wh_callback *callback) {
     wh_deadline deadline = wh_deadline_in_ms(FAREWELL_MS);
@@ -305,6 +310,7 @@ static wh_group_ops make_ops(const wherry_group_ops *ops) {
         .capabilities = capabilities_of(ops->flags),
         .send = callback_send,
         .pump = callback_pump,
+        .nudge = ops->wake ? callback_nudge : NULL,
         .put = ops->put ? wh_callback_put : NULL,
         .get = ops->put ? wh_callback_get : NULL,
         .finish = ops->put ? wh_callback_finish : NULL,
