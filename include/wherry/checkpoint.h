@@ -19,6 +19,7 @@
 #include <wherry/group.h>
 #include <wherry/manifest.h>
 #include <wherry/plan.h>
+#include <wherry/ready.h>
 #include <wherry/stats.h>
 #include <wherry/trace.h>
 #include <wherry/value.h>
@@ -197,6 +198,12 @@ typedef struct wherry_transfer_options {
 
     wherry_trace_fn trace; /**< Receiver: told what is done when. Default NULL. */
     void *trace_context;   /**< Passed to it. */
+
+    /**
+     * The state that is sent, or received into in place of `target`, made ready ahead of time; borrowed. Receiver: where the source's state has the same
+     * tensors in the same layout, and the same plain values, and state_p is NULL, nothing is planned; else it is as with `target`. Default NULL.
+     */
+    const wherry_ready *ready;
 } wherry_transfer_options;
 
 /** Fills the defaults. */
@@ -221,7 +228,7 @@ typedef struct wherry_outcome {
  * (not in a group to which nobody comes back, such as one over MPI).
  *
  * @param ranks     distinct, of the group; the own rank is allowed where another thread receives.
- * @param state     borrowed during the call.
+ * @param state     borrowed during the call. NULL, or the same, where options.ready has it.
  * @param options   NULL for the defaults.
  * @param outcomes  NULL, or an array of `count`, filled in the order of `ranks` in any case but WHERRY_INVALID_ARGUMENT.
  * @return WHERRY_OK where all are; else the first status in the order of ranks that is not, with its error. For one destination:
@@ -251,7 +258,8 @@ WHERRY_API wherry_status wherry_checkpoint_send(wherry_transport *transport, con
  * half written, and options.report_p lists them.
  *
  * @param options  NULL for the defaults.
- * @param state_p  the state; belongs to the caller: wherry_value_destroy. In place its tensors are views of the target's storages; what the target lacks is
+ * @param state_p  the state; belongs to the caller: wherry_value_destroy. NULL: the caller has it in options.target, accept or ready, and wants nothing beside
+ *                 that; plain values of the source are lost then. In place its tensors are views of the target's storages; what the target lacks is
  *                 none with WHERRY_RECV_PARTIAL, and of new storages with WHERRY_RECV_NEW.
  * @return WHERRY_OK; or, with nothing to destroy:
  *   - WHERRY_TIMED_OUT, WHERRY_CANCELLED, WHERRY_PEER_LOST, WHERRY_CLOSED: as wherry_checkpoint_send.

@@ -45,7 +45,7 @@ typedef struct wherry_stats {
     char detail
         [WHERRY_LANE_DETAIL_MAX]; /**< How the lane took the bytes, where its name does not say all: "UCX 1.13.1 over tcp/eth0". */
     uint32_t lanes_refused; /**< Receiver: how many of these should have worked, and did not: worth mending. */
-    uint32_t reserved;      /**< 0. */
+    uint32_t ready;         /**< Receiver: 1 where the plan of options.ready was taken, and nothing was planned. */
     uint64_t
         bytes_held; /**< Receiver, with WHERRY_RECV_COMPARE: bytes of chunks that the target held already, and that were not asked for. */
     double compare_seconds; /**< Receiver: finding that out; a part of plan_seconds. */

@@ -18,6 +18,7 @@
 #include <wherry/path.h>
 #include <wherry/plan.h>
 #include <wherry/prepare.h>
+#include <wherry/ready.h>
 #include <wherry/sharded.h>
 #include <wherry/state.h>
 #include <wherry/stats.h>

@@ -131,7 +131,10 @@ static void offer_lanes(wh_destination *destination, wh_note *offer, wh_string t
     }
 }
 
-static wherry_status send_offer(wh_destination *destination, wherry_error *error) {
+/** Offers the state; a manifest that the receiver knows is left out. */
+static wherry_status send_offer(wh_destination *destination, const wh_bytes *known, wherry_error *error) {
+    const wh_source *source = destination->source;
+    bool knows = known->size && memcmp(known->bytes, source->fingerprint.bytes, sizeof(source->fingerprint)) == 0;
     wh_string texts[WH_OFFERED_LANES_MAX] = {{0}};
     wh_note offer = {
         .type = WH_OFFER,
@@ -139,10 +142,10 @@ static wherry_status send_offer(wh_destination *destination, wherry_error *error
         .epoch = destination->epoch,
         .step = destination->transfer->options.step,
         .verify = (uint8_t)destination->transfer->options.verify,
-        .small_pages = destination->source->small_pages,
-        .manifest = {destination->source->manifest, destination->source->manifest_size},
+        .small_pages = source->small_pages,
+        .manifest = {source->manifest, knows ? 0 : source->manifest_size},
     };
-    if (destination->source->summary.bytes) {
+    if (source->summary.bytes) {
         offer_lanes(destination, &offer, texts);
     }
     wherry_status status = wh_destination_tell(destination, &offer, error);
@@ -195,7 +198,7 @@ static void take_want(wh_destination *destination, const wh_message *message) {
     }
     if (status == WHERRY_OK) {
         destination->state = WH_DESTINATION_OFFERED;
-        status = send_offer(destination, &error);
+        status = send_offer(destination, &want.known, &error);
         wh_point("source offered");
     }
     if (status != WHERRY_OK && !is_cancelled(destination, status)) {

@@ -57,6 +57,7 @@ void wh_note_encode(const wh_note *note, wh_string *message) {
         wh_append_number(message, note->nonce, 8);
         wh_append_number(message, (uint64_t)note->step, 8);
         wh_append_number(message, note->verify, 1);
+        wh_append_sized(message, note->known.bytes, note->known.size, 1);
         break;
     case WH_WITHDRAW:
         wh_append_number(message, note->nonce, 8);
@@ -223,6 +224,8 @@ wherry_status wh_note_decode(const void *bytes, size_t size, wh_note *note_p, wh
             note.nonce = first;
             note.step = (int64_t)wh_cursor_number(&cursor, 8);
             note.verify = (uint8_t)wh_cursor_number(&cursor, 1);
+            note.known = take_sized(&cursor, 1);
+            cursor.failed = cursor.failed || (note.known.size && note.known.size != WH_DIGEST_BYTES);
         }
     } else {
         take_fields(&cursor, &note);

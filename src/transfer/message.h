@@ -18,7 +18,7 @@
 #include "lane/lane.h"
 
 /** The version of the conversation. */
-enum { WH_CONVERSATION_VERSION = 1 };
+enum { WH_CONVERSATION_VERSION = 2 };
 
 typedef enum wh_message_type {
     WH_WANT = 1,        /**< receiver: send me a checkpoint. */
@@ -69,7 +69,8 @@ typedef struct wh_note {
     wh_bytes text;       /**< WITHDRAW, REFUSE_LANE, ASSISTED, REVOKED, ABORT: a text for people. */
     wh_bytes lane;       /**< PLAN, ASSIST: its name. */
     wh_bytes request;    /**< PLAN, ASSIST: for the lane. */
-    wh_bytes manifest;   /**< OFFER */
+    wh_bytes known;      /**< WANT: the fingerprint of a manifest that the receiver has, WH_DIGEST_BYTES; or nothing. */
+    wh_bytes manifest;   /**< OFFER; nothing where it is the one that the receiver has. */
     wh_bytes addresses;  /**< OFFER: of the storages, 8 bytes each; none where no lane needs them. */
     wh_bytes intervals;  /**< PLAN, RETRY, COMPARE: 16 bytes each: wh_note_intervals. */
     wh_bytes digests;    /**< DIGESTS: WH_DIGEST_BYTES each. */

@@ -1,4 +1,4 @@
-/* Receiving: ask, plan, take a lane, move the bytes, and rely on them only when the source has confirmed that they stood still. */
+/* Receiving: agree on what goes where, take a lane, move the bytes, and rely on them only when the source has confirmed that they stood still. */
 #include "transfer/receive.h"
 
 #include <stdio.h>
@@ -13,6 +13,7 @@
 #include "base/point.h"
 #include "plan/plan.h"
 #include "state/storage.h"
+#include "transfer/ready.h"
 
 wherry_status wh_receive_tell(wh_receive *receive, const wh_note *note, wherry_error *error) {
     receive->stats.messages++;
@@ -130,145 +131,6 @@ wherry_status wh_receive_await(wh_receive *receive, wh_message_type type, const 
     return status;
 }
 
-/* ---- asking and planning ---- */
-
-/** Sends the question. A source that has not joined yet is waited for. */
-static wherry_status send_want(wh_receive *receive, const wh_note *want, wherry_error *error) {
-    wherry_transport *transport = receive->transfer.transport;
-    wh_mailbox *mailbox = transport->group->mailbox;
-    receive->incarnation = wh_mailbox_incarnation(mailbox, receive->rank);
-    wherry_status status =
-        wh_transfer_tell(&receive->transfer, receive->rank, transport->tag, want, receive->transfer.deadline, error);
-    if (status == WHERRY_TIMED_OUT) {
-        wh_fail(error, status, "timed out after %.3f s while asking for a checkpoint: rank %d %s",
-                wh_seconds(receive->transfer.begin, wh_clock_now()), (int)receive->rank,
-                wh_mailbox_incarnation(mailbox, receive->rank) ? "takes no messages" : "has not come");
-        wh_fail_about(error, receive->rank, status);
-    }
-    receive->asked = status == WHERRY_OK;
-    return status;
-}
-
-static wherry_status ask(wh_receive *receive, wherry_error *error) {
-    wherry_transport *transport = receive->transfer.transport;
-    receive->nonce = wh_random_tag();
-    if (!receive->nonce) {
-        return wh_fail(error, WHERRY_SYSTEM, "the system gives no random numbers");
-    }
-    wherry_status status = wh_inbox_open(transport->group, receive->nonce, &receive->inbox, error);
-    if (status != WHERRY_OK) {
-        return status;
-    }
-    wh_cancel_attach(receive->transfer.options.cancel, &receive->cancellable, receive->inbox);
-    wh_note want = {
-        .type = WH_WANT,
-        .nonce = receive->nonce,
-        .step = receive->transfer.options.step,
-        .verify = (uint8_t)receive->transfer.options.verify,
-    };
-    receive->asked_at = wh_clock_now();
-    receive->stats.messages++;
-    status = send_want(receive, &want, error);
-    wh_point("receiver asked");
-    return status;
-}
-
-static wherry_status await_offer(wh_receive *receive, wherry_error *error) {
-    wherry_status status = WHERRY_OK;
-    while (status == WHERRY_OK && !receive->offer_message.bytes) {
-        status =
-            wh_receive_heed(receive, wh_transfer_tick(&receive->transfer), "waiting for the source to send", error);
-    }
-    receive->offered_at = wh_clock_now();
-    wh_point("receiver has the offer");
-    return status;
-}
-
-/** Bits of a receive have the same values in a plan, but for NEW. */
-static uint32_t plan_flags(uint32_t flags) {
-    uint32_t same = WHERRY_RECV_PARTIAL | WHERRY_RECV_ANY_DEVICE | WHERRY_RECV_ANY_BOX | WHERRY_RECV_TO_DEVICE;
-    return (flags & same) | (flags & WHERRY_RECV_NEW ? (uint32_t)WHERRY_PLAN_NEW : 0);
-}
-
-/** Shows what is offered to whom it concerns, and lets them say where it goes. */
-static wherry_status show_offer(const wherry_transfer_options *options, const wherry_value *state,
-                                const wherry_value **target_p, wherry_error *error) {
-    wherry_status status = options->inspect ? options->inspect(options->inspect_context, state) : WHERRY_OK;
-    if (status != WHERRY_OK) {
-        return wh_fail(error, status, "the inspect callback refused the state: %s", wherry_status_text(status));
-    }
-    status = options->accept ? options->accept(options->accept_context, state, target_p) : WHERRY_OK;
-    return status == WHERRY_OK
-               ? status
-               : wh_fail(error, status, "the accept callback refused the state: %s", wherry_status_text(status));
-}
-
-static wherry_status make_plan(wh_receive *receive, const wherry_value *target, bool apart, wherry_error *error) {
-    const wherry_transfer_options *options = &receive->transfer.options;
-    wherry_prepared *prepared;
-    wherry_status status = wherry_manifest_decode(receive->offer.manifest.bytes, receive->offer.manifest.size,
-                                                  options->limits, &prepared, error);
-    if (status != WHERRY_OK) {
-        return status;
-    }
-    status = show_offer(options, wherry_prepared_state(prepared), &target, error);
-    if (status != WHERRY_OK) {
-        wherry_prepared_destroy(prepared);
-        return status;
-    }
-    receive->in_place = target != NULL;
-    apart = apart || (options->accept && target && wh_targets_are_apart(target));
-    wherry_plan_options plan_options;
-    wherry_plan_options_init(&plan_options);
-    plan_options.flags = plan_flags(options->flags);
-    plan_options.device = options->device;
-    plan_options.allocate = options->allocate;
-    plan_options.context = options->allocate_context;
-    plan_options.rank = wh_transfer_rank(&receive->transfer);
-    status = wh_plan_create(prepared, target, apart, &plan_options, &receive->plan, error);
-    if (status != WHERRY_OK) {
-        wherry_prepared_destroy(prepared);
-        return status;
-    }
-    wherry_plan_summarize(receive->plan, &receive->summary);
-    size_t count;
-    const wherry_interval *intervals = wherry_plan_intervals(receive->plan, &count);
-    receive->wanted_bytes = receive->summary.chunk_bytes;
-    if (!wh_chunk_list_init(&receive->wanted, intervals, count)) {
-        return wh_fail_memory(error, "a receive");
-    }
-    wh_point("receiver planned");
-    for (size_t i = 0; i < receive->summary.missing || i < receive->summary.extra; i++) {
-        wh_log(WHERRY_LOG_DEBUG, "the states differ: the source lacks %s, the target lacks %s",
-               i < receive->summary.missing ? wherry_plan_missing(receive->plan, i) : "nothing more",
-               i < receive->summary.extra ? wherry_plan_extra(receive->plan, i) : "nothing more");
-    }
-    return WHERRY_OK;
-}
-
-/** Asks, and finds out what will be received where. The target is made and looked at while the source prepares its offer. */
-static wherry_status agree(wh_receive *receive, wherry_error *error) {
-    const wherry_transfer_options *options = &receive->transfer.options;
-    const wherry_value *target = NULL;
-    wherry_status status = ask(receive, error);
-    if (status == WHERRY_OK && options->target) {
-        status = options->target(options->target_context, &target);
-        if (status != WHERRY_OK) {
-            wh_fail(error, status, "the target callback failed: %s", wherry_status_text(status));
-        }
-    }
-    bool apart = status == WHERRY_OK && target && wh_targets_are_apart(target);
-    if (status == WHERRY_OK) {
-        status = await_offer(receive, error);
-    }
-    int64_t steps[] = {options->step, receive->offer.step};
-    if (status == WHERRY_OK && steps[0] != steps[1] && steps[0] != WHERRY_STEP_ANY && steps[1] != WHERRY_STEP_ANY) {
-        status = wh_fail(error, WHERRY_MISMATCH, "rank %d sends step %lld and step %lld is wanted", (int)receive->rank,
-                         (long long)steps[1], (long long)steps[0]);
-    }
-    return status == WHERRY_OK ? make_plan(receive, target, apart, error) : status;
-}
-
 /* ---- the end ---- */
 
 /**
@@ -357,7 +219,7 @@ static void log_success(const wh_receive *receive) {
 }
 
 static wherry_status run(wh_receive *receive, wherry_value **state_p, wherry_error *error) {
-    wherry_status status = agree(receive, error);
+    wherry_status status = wh_receive_agree(receive, error);
     if (status == WHERRY_OK) {
         status = wh_transfer_await_stream(&receive->transfer, receive->plan->census.cuda, error);
     }
@@ -380,7 +242,7 @@ static wherry_status run(wh_receive *receive, wherry_value **state_p, wherry_err
     } else {
         wh_receive_end_lane(receive);
         wh_receive_progress(receive, true);
-        status = wherry_plan_take_state(receive->plan, state_p, error);
+        status = state_p ? wherry_plan_take_state(receive->own_plan, state_p, error) : WHERRY_OK;
     }
     finish_stats(receive);
     if (status == WHERRY_OK) {
@@ -389,17 +251,29 @@ static wherry_status run(wh_receive *receive, wherry_value **state_p, wherry_err
     return status;
 }
 
+/** Whoever wants no state must say where the bytes go. */
+static wherry_status check_target(const wh_receive *receive, wherry_error *error) {
+    const wherry_transfer_options *options = &receive->transfer.options;
+    if (!receive->wants_state && !options->ready && !options->target && !options->accept) {
+        return wh_fail(error, WHERRY_INVALID_ARGUMENT, "state_p is NULL, and nothing says where to receive");
+    }
+    return wh_ready_check(options->ready, &receive->transfer, WHERRY_READY_RECV, error);
+}
+
 wherry_status wherry_checkpoint_recv(wherry_transport *transport, int32_t rank, const wherry_transfer_options *options,
                                      wherry_value **state_p, wherry_error *error) {
     wherry_error own;
     error = error ? error : &own;
-    if (!transport || !state_p) {
-        return wh_fail(error, WHERRY_INVALID_ARGUMENT, "transport or state_p is NULL");
+    if (!transport) {
+        return wh_fail(error, WHERRY_INVALID_ARGUMENT, "transport is NULL");
     }
-    wh_receive receive = {.rank = rank, .stop.event = -1};
+    wh_receive receive = {.rank = rank, .wants_state = state_p != NULL, .stop.event = -1};
     wherry_status status = wh_group_check_rank(transport->group, rank, error);
     if (status == WHERRY_OK) {
         status = wh_transfer_begin(&receive.transfer, transport, options, error);
+    }
+    if (status == WHERRY_OK) {
+        status = check_target(&receive, error);
     }
     if (status != WHERRY_OK) {
         return status;
@@ -418,6 +292,6 @@ wherry_status wherry_checkpoint_recv(wherry_transport *transport, int32_t rank, 
     wh_tensor_table_destroy(&receive.table);
     wh_free(receive.reasons.bytes);
     wh_free(receive.leg.intervals);
-    wherry_plan_destroy(receive.plan);
+    wherry_plan_destroy(receive.own_plan);
     return status;
 }

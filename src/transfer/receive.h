@@ -1,7 +1,7 @@
 /**
  * @file receive.h  A call of wherry_checkpoint_recv, as its parts share it.
  *
- * receive.c asks, plans and ends it; receive_lane.c finds a lane that works; receive_data.c moves the bytes. Everything here is used by the thread that is
+ * receive.c begins and ends it; receive_plan.c asks and plans; receive_lane.c finds a lane that works; receive_data.c moves the bytes. Everything here is used by the thread that is
  * inside the call; the crew only touches the sink.
  */
 #ifndef WH_TRANSFER_RECEIVE_H
@@ -31,9 +31,14 @@ typedef struct wh_receive {
     wh_cancellable cancellable;
     wh_message offer_message; /**< The OFFER, which `offer` borrows from. */
     wh_note offer;
-    wherry_plan *plan;
+    const wherry_plan *
+        known; /**< What holds for a source with the manifest that this side named in its question; NULL: it named none. */
+    const wherry_plan *plan;
+    wherry_plan *own_plan; /**< The same, unless it was known. */
     wherry_plan_summary summary;
     bool in_place;
+    bool apart; /**< No two tensors of the target share memory, as was seen while the source prepared its offer. */
+    bool wants_state;      /**< The caller does, beside what is in its target. */
     wh_chunk_list wanted;  /**< The chunks to ask for: the plan's, or those of them that the target does not hold. */
     uint64_t wanted_bytes; /**< In them. */
     wh_stop stop;
@@ -76,6 +81,9 @@ wherry_status wh_receive_heed(wh_receive *receive, wh_deadline deadline, const c
 
 /** Waits for the source's answer of that type, or of REFUSE_LANE. receive->answer and ->reason have it. */
 wherry_status wh_receive_await(wh_receive *receive, wh_message_type type, const char *doing, wherry_error *error);
+
+/** Asks, and finds out what will be received where. The target is made and looked at while the source prepares its offer. */
+wherry_status wh_receive_agree(wh_receive *receive, wherry_error *error);
 
 /** With WHERRY_RECV_COMPARE: finds out which chunks the target holds, and leaves them out of ->wanted. */
 wherry_status wh_receive_compare(wh_receive *receive, wherry_error *error);

@@ -4,6 +4,7 @@
 #include "base/byteorder.h"
 #include "base/cursor.h"
 #include "base/fail.h"
+#include "manifest/fingerprint.h"
 #include "memory/cuda.h"
 #include "memory/memory.h"
 #include "state/path.h"
@@ -72,6 +73,10 @@ wherry_status wh_source_init(wh_source *source, const wherry_value *state, int64
     if (status == WHERRY_OK) {
         status = wherry_manifest_encode(source->prepared, &source->manifest, &source->manifest_size, error);
     }
+    if (status == WHERRY_OK &&
+        !wh_manifest_fingerprint(source->prepared, source->manifest, source->manifest_size, &source->fingerprint)) {
+        status = wh_fail_memory(error, "the fingerprint of a manifest");
+    }
     source->small_pages =
         wh_storages_on_small_pages(source->prepared->storages, source->summary.storages, &source->prepared->census);
     for (size_t i = 0; i < source->summary.storages && status == WHERRY_OK; i++) {
@@ -90,11 +95,18 @@ wherry_status wh_source_init(wh_source *source, const wherry_value *state, int64
     return status;
 }
 
+void wh_source_borrow(wh_source *source, const wh_source *of) {
+    *source = *of;
+    source->borrowed = true;
+}
+
 void wh_source_destroy(wh_source *source) {
-    wherry_prepared_destroy(source->prepared);
     wh_source_unshare(source);
-    wherry_free(source->manifest);
-    wh_free(source->addresses.bytes);
+    if (!source->borrowed) {
+        wherry_prepared_destroy(source->prepared);
+        wherry_free(source->manifest);
+        wh_free(source->addresses.bytes);
+    }
     *source = (wh_source){0};
 }
 

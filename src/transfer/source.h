@@ -7,12 +7,15 @@
 
 #include "base/text.h"
 #include "lane/lane.h"
+#include "range/digest.h"
 
 typedef struct wh_source {
+    bool borrowed; /**< All but `shared` is another's. */
     wherry_prepared *prepared;
     wherry_prepared_summary summary;
     void *manifest;
     size_t manifest_size;
+    wh_digest fingerprint;   /**< Of the manifest. */
     wh_string addresses;     /**< Of the storages, as an OFFER has them. */
     bool small_pages;        /**< What the storages lie on, for the most part. */
     uint64_t devices;        /**< A bit for each CUDA device that has some of them. */
@@ -25,6 +28,12 @@ typedef struct wh_source {
  * @return as wherry_prepare and wherry_manifest_encode; WHERRY_UNSUPPORTED for a tensor whose memory cannot be read here, with its path.
  */
 wherry_status wh_source_init(wh_source *source, const wherry_value *state, int64_t rank, wherry_error *error);
+
+/**
+ * Serves what another is made of.
+ * @param of  stays until the source is destroyed. Nothing of it is shared yet.
+ */
+void wh_source_borrow(wh_source *source, const wh_source *of);
 
 void wh_source_destroy(wh_source *source);
 

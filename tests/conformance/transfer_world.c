@@ -70,8 +70,8 @@ static void *run(void *context) {
                                               call->outcomes, &call->error);
     } else {
         call->options.stats = call->options.stats ? call->options.stats : &call->stats;
-        call->status =
-            wherry_checkpoint_recv(call->transport, call->ranks[0], &call->options, &call->received, &call->error);
+        call->status = wherry_checkpoint_recv(call->transport, call->ranks[0], &call->options,
+                                              call->in_target ? NULL : &call->received, &call->error);
     }
     return NULL;
 }

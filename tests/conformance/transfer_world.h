@@ -35,6 +35,7 @@ typedef struct ferry_call {
     int32_t ranks[FERRY_RANKS]; /**< Send: to whom. Receive: from whom. */
     size_t count;               /**< 0: receive. */
     const wherry_value *state;  /**< Send: what. */
+    bool in_target;             /**< Receive: the state is not wanted beside the target. */
     wherry_value *received;
     wherry_transfer_options options;
     wherry_status status;
@@ -84,8 +85,10 @@ void ferry_one(const ferry_world *world, const wherry_value *state, const wherry
  */
 wherry_value *ferry_expected(const wherry_value *source, const wherry_value *target, uint32_t flags);
 
-/** Cases of the suite about options: transfer_suite_options.c. */
+/** Cases of the suite about options: transfer_suite_options.c; about states that are ready: transfer_suite_ready.c. */
 extern const struct CMUnitTest ferry_option_cases[];
 extern const size_t ferry_option_case_count;
+extern const struct CMUnitTest ferry_ready_cases[];
+extern const size_t ferry_ready_case_count;
 
 #endif

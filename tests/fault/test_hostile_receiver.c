@@ -131,7 +131,7 @@ static void test_a_long_question_is_not_kept(void **state) {
     size_t size = 8 << 20;
     uint8_t *bytes = calloc(1, size);
     bytes[0] = WH_WANT;
-    bytes[2] = 2; /* a version whose form is not known */
+    bytes[2] = WH_CONVERSATION_VERSION + 1; /* whose form is not known */
     wh_store_be64(bytes + 3, s.peer.own);
     script_send(&s.peer, s.peer.want_tag, bytes, size);
     assert_false(script_take(&s.peer, 50));

@@ -172,6 +172,17 @@ static void test_a_manifest_of_enormous_size(void **state) {
     }
 }
 
+/** "The one that you know", to a receiver that has named none. */
+static void test_no_manifest(void **state) {
+    (void)state;
+    scene s;
+    scene_begin(&s, &wh_lane_stream, WHERRY_VERIFY_OFF);
+    s.offer.manifest = (wh_bytes){NULL, 0};
+    say_offer(&s);
+    expect_abort(&s, WHERRY_MALFORMED);
+    scene_finish(&s, WHERRY_MALFORMED, false);
+}
+
 static bool is_about_bytes(wherry_status status) {
     return status <= WHERRY_TRUNCATED && status >= WHERRY_TRAILING_BYTES;
 }
@@ -555,6 +566,7 @@ static void test_silence(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_a_manifest_of_enormous_size),
+        cmocka_unit_test(test_no_manifest),
         cmocka_unit_test(test_a_manifest_of_random_bytes),
         cmocka_unit_test(test_an_offer_with_each_byte_changed),
         cmocka_unit_test(test_another_version),

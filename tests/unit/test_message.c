@@ -33,6 +33,7 @@ static wh_note full_note(wh_message_type type) {
         .text = of("it took too long \xE2\x82\xAC"),
         .lane = of("stream"),
         .request = of("please"),
+        .known = of("0123456789abcdef"),
         .manifest = of("manifest"),
         .addresses = of("12345678"),
         .intervals = of("0123456789abcdef"),
@@ -97,11 +98,29 @@ static void test_fields_of_the_larger_ones(void **state) {
 static void test_the_bytes_of_a_want(void **state) {
     (void)state;
     wh_note note = {.type = WH_WANT, .nonce = UINT64_C(0x8000000000000001), .step = 5, .verify = 1};
-    static const uint8_t expected[] = {1, 0, 1, 0x80, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 5, 1};
+    static const uint8_t expected[] = {1, 0, 2, 0x80, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 5, 1, 0};
     wh_string text = encode(&note);
     assert_int_equal(text.size, sizeof(expected));
     assert_memory_equal(text.bytes, expected, sizeof(expected));
     wh_free(text.bytes);
+}
+
+/** A fingerprint is whole, or there is none. */
+static void test_the_fingerprint_in_a_want(void **state) {
+    (void)state;
+    static const char bytes[] = "0123456789abcdefg";
+    for (size_t size = 0; size <= WH_DIGEST_BYTES + 1; size++) {
+        wh_note note = {.type = WH_WANT, .nonce = 1, .known = {bytes, size}};
+        wh_note read;
+        wh_string text = encode(&note);
+        if (size == 0 || size == WH_DIGEST_BYTES) {
+            must(wh_note_decode(text.bytes, text.size, &read, &error));
+            assert_true(same(read.known, note.known));
+        } else {
+            must_fail(WHERRY_MALFORMED, error, wh_note_decode(text.bytes, text.size, &read, &error));
+        }
+        wh_free(text.bytes);
+    }
 }
 
 static void test_cut_off_and_lengthened(void **state) {
@@ -282,6 +301,7 @@ int main(void) {
         cmocka_unit_test(test_every_type_there_and_back),
         cmocka_unit_test(test_fields_of_the_larger_ones),
         cmocka_unit_test(test_the_bytes_of_a_want),
+        cmocka_unit_test(test_the_fingerprint_in_a_want),
         cmocka_unit_test(test_cut_off_and_lengthened),
         cmocka_unit_test(test_unknown_types),
         cmocka_unit_test(test_another_version),

@@ -1,0 +1,211 @@
+/* States that were made ready before the call. */
+#include <string.h>
+
+#include "conformance/transfer_world.h"
+
+static wherry_error error;
+
+/** Makes a state ready at a rank. */
+static wherry_ready *ready_at(const ferry_world *world, int32_t rank, const wherry_value *state) {
+    wherry_ready *ready;
+    must(wherry_ready_create(world->transports[rank], state, NULL, &ready, &error));
+    assert_ptr_equal(wherry_ready_state(ready), state);
+    return ready;
+}
+
+/** A receive into what is ready, which wants nothing else. */
+static ferry_call receive_ready(const ferry_world *world, int32_t at, int32_t from, const wherry_ready *ready) {
+    ferry_call call = ferry_receive(world, at, from);
+    call.options.ready = ready;
+    call.in_target = true;
+    return call;
+}
+
+/** Gives all bytes of a state's storages one value. */
+static void fill(const wherry_value *state, int value) {
+    wherry_prepared *prepared;
+    wherry_storage *storage;
+    must(wherry_prepare(state, NULL, &prepared, &error));
+    for (size_t i = 0; (storage = wherry_prepared_storage(prepared, i)) != NULL; i++) {
+        if (wherry_storage_nbytes(storage)) {
+            memset(wherry_storage_data(storage), value, wherry_storage_nbytes(storage));
+        }
+    }
+    wherry_prepared_destroy(prepared);
+}
+
+/** Again and again, with other bytes each time; also where the source is not ready, and is asked by one that is. */
+static void test_ready_on_both_sides(void **state) {
+    (void)state;
+    ferry_world world = ferry_open();
+    wherry_value *source = ferry_large_state(3);
+    wherry_value *target = ferry_large_state(90);
+    wherry_ready *sends = ready_at(&world, 0, source);
+    wherry_ready *takes = ready_at(&world, 1, target);
+    for (int i = 0; i < 3; i++) {
+        fill(source, i + 1);
+        ferry_call calls[] = {ferry_send(&world, 0, 1, i == 1 ? source : NULL), receive_ready(&world, 1, 0, takes)};
+        calls[0].options.ready = i == 1 ? NULL : sends;
+        ferry_run(calls, 2);
+        ferry_expect_ok(calls + 1);
+        ferry_expect_ok(calls);
+        must(wherry_value_compare(source, target, WHERRY_COMPARE_ALL, &error));
+        assert_true(calls[1].stats.ready == 1 && calls[1].stats.tensors == 3001 && !calls[1].received);
+    }
+    wherry_ready_destroy(takes);
+    wherry_ready_destroy(sends);
+    wherry_value_destroy(target);
+    wherry_value_destroy(source);
+    ferry_close(&world);
+}
+
+/** Whatever a state is made of: views that share memory, parts of global tensors, values. */
+static void test_ready_random_states(void **state) {
+    (void)state;
+    enum { AS_RANK = 5 };
+    ferry_world world = ferry_open();
+    wh_random random = {12};
+    for (int i = 0; i < 40; i++) {
+        wh_random again = random;
+        wherry_value *source = wh_random_state(&random);
+        wherry_value *target = wh_random_state(&again);
+        wherry_ready_options options;
+        wherry_ready *takes;
+        wherry_ready_options_init(&options);
+        options.flags = WHERRY_READY_RECV;
+        options.rank = AS_RANK;
+        must(wherry_ready_create(world.transports[1], target, &options, &takes, &error));
+        fill(target, 0xA5);
+        ferry_call calls[] = {ferry_send(&world, 0, 1, source), receive_ready(&world, 1, 0, takes)};
+        calls[0].options.rank = calls[1].options.rank = AS_RANK; /* where local boxes are those of one rank */
+        ferry_run(calls, 2);
+        ferry_expect_ok(calls + 1);
+        ferry_expect_ok(calls);
+        assert_int_equal(calls[1].stats.ready, 1);
+        must(wherry_value_compare(source, target, WHERRY_COMPARE_ALL, &error));
+        wherry_ready_destroy(takes);
+        wherry_value_destroy(target);
+        wherry_value_destroy(source);
+    }
+    ferry_close(&world);
+}
+
+/** Two receivers at once, of which one is ready and the other is not. */
+static void test_ready_for_several(void **state) {
+    (void)state;
+    ferry_world world = ferry_open();
+    wherry_value *source = ferry_large_state(3);
+    wherry_value *target = ferry_large_state(90);
+    wherry_ready *sends = ready_at(&world, 0, source);
+    wherry_ready *takes = ready_at(&world, 1, target);
+    ferry_call calls[] = {ferry_send(&world, 0, 1, NULL), receive_ready(&world, 1, 0, takes),
+                          ferry_receive(&world, 2, 0)};
+    calls[0].options.ready = sends;
+    calls[0].ranks[1] = 2;
+    calls[0].count = 2;
+    ferry_run(calls, 3);
+    for (size_t i = 0; i < 3; i++) {
+        ferry_expect_ok(calls + i);
+    }
+    must(wherry_value_compare(source, target, WHERRY_COMPARE_ALL, &error));
+    must(wherry_value_compare(source, calls[2].received, WHERRY_COMPARE_ALL, &error));
+    assert_true(calls[1].stats.ready == 1 && calls[2].stats.ready == 0);
+    wherry_value_destroy(calls[2].received);
+    wherry_ready_destroy(takes);
+    wherry_ready_destroy(sends);
+    wherry_value_destroy(target);
+    wherry_value_destroy(source);
+    ferry_close(&world);
+}
+
+static wherry_value *state_of_step(int64_t step, int64_t bytes, uint8_t seed) {
+    wherry_value *value;
+    wherry_value *one = ferry_tensor(bytes, seed);
+    must(wherry_int_create(step, &value, &error));
+    must(wherry_dict_put(one, "step", value, &error));
+    return one;
+}
+
+/** A source whose state is another is planned with as ever: another value, another tensor; and whoever wants the values gets them. */
+static void test_ready_for_something_else(void **state) {
+    (void)state;
+    ferry_world world = ferry_open();
+    wherry_value *target = state_of_step(1, 5000, 90);
+    wherry_ready *takes = ready_at(&world, 1, target);
+    static const struct {
+        int64_t step, bytes;
+        bool in_target;
+        uint32_t ready;
+        wherry_status status;
+    } cases[] = {
+        {1, 5000, true, 1, WHERRY_OK},  {2, 5000, true, 0, WHERRY_OK},       {1, 5000, false, 0, WHERRY_OK},
+        {2, 5000, false, 0, WHERRY_OK}, {1, 5001, true, 0, WHERRY_MISMATCH},
+    };
+    for (size_t i = 0; i < sizeof(cases) / sizeof(*cases); i++) {
+        wherry_value *source = state_of_step(cases[i].step, cases[i].bytes, (uint8_t)i);
+        ferry_call calls[] = {ferry_send(&world, 0, 1, source), receive_ready(&world, 1, 0, takes)};
+        calls[1].in_target = cases[i].in_target;
+        ferry_run(calls, 2);
+        assert_int_equal(calls[1].status, cases[i].status);
+        assert_int_equal(calls[1].stats.ready, cases[i].ready);
+        if (cases[i].status == WHERRY_OK) {
+            must(wherry_value_compare(wherry_dict_get(source, "w"), wherry_dict_get(target, "w"), WHERRY_COMPARE_ALL,
+                                      &error));
+        }
+        if (calls[1].received) {
+            must(wherry_value_compare(source, calls[1].received, WHERRY_COMPARE_ALL, &error));
+        }
+        wherry_value_destroy(calls[1].received);
+        wherry_value_destroy(source);
+    }
+    wherry_ready_destroy(takes);
+    wherry_value_destroy(target);
+    ferry_close(&world);
+}
+
+static void test_ready_arguments(void **state) {
+    (void)state;
+    ferry_world world = ferry_open();
+    wherry_value *source = ferry_tensor(100, 1);
+    wherry_value *other = ferry_tensor(100, 1);
+    wherry_value *received;
+    wherry_ready *ready;
+    wherry_ready *sends;
+    int32_t to = 1;
+    wherry_ready_options make;
+    wherry_ready_options_init(&make);
+    make.flags = WHERRY_READY_SEND;
+    must(wherry_ready_create(world.transports[0], source, &make, &sends, &error));
+    must_fail(WHERRY_INVALID_ARGUMENT, error, wherry_ready_create(NULL, source, NULL, &ready, &error));
+    must_fail(WHERRY_INVALID_ARGUMENT, error, wherry_ready_create(world.transports[0], NULL, NULL, &ready, &error));
+    for (uint32_t flags = 0; flags <= WHERRY_READY_FLAGS + 1; flags += WHERRY_READY_FLAGS + 1) {
+        make.flags = flags;
+        must_fail(WHERRY_INVALID_ARGUMENT, error,
+                  wherry_ready_create(world.transports[0], source, &make, &ready, &error));
+    }
+    wherry_transfer_options options = ferry_options();
+    options.ready = sends;
+    must_fail(WHERRY_INVALID_ARGUMENT, error,
+              wherry_checkpoint_send(world.transports[0], &to, 1, other, &options, NULL, &error));
+    assert_non_null(strstr(error.message, "another"));
+    must_fail(WHERRY_INVALID_ARGUMENT, error,
+              wherry_checkpoint_send(world.transports[2], &to, 1, source, &options, NULL, &error));
+    assert_non_null(strstr(error.message, "rank 2"));
+    must_fail(WHERRY_INVALID_ARGUMENT, error, wherry_checkpoint_recv(world.transports[0], 1, &options, NULL, &error));
+    assert_non_null(strstr(error.message, "received into"));
+    options.target = ferry_target;
+    must_fail(WHERRY_INVALID_ARGUMENT, error,
+              wherry_checkpoint_recv(world.transports[0], 1, &options, &received, &error));
+    wherry_ready_destroy(sends);
+    wherry_ready_destroy(NULL);
+    wherry_value_destroy(other);
+    wherry_value_destroy(source);
+    ferry_close(&world);
+}
+
+const struct CMUnitTest ferry_ready_cases[] = {
+    cmocka_unit_test(test_ready_on_both_sides), cmocka_unit_test(test_ready_random_states),
+    cmocka_unit_test(test_ready_for_several),   cmocka_unit_test(test_ready_for_something_else),
+    cmocka_unit_test(test_ready_arguments),
+};
+const size_t ferry_ready_case_count = sizeof(ferry_ready_cases) / sizeof(*ferry_ready_cases);
