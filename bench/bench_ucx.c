@@ -11,19 +11,24 @@
 
 #include "bench_ucx_plain.h"
 
-enum { STEPS = 6 };
+enum { STEPS = 7 };
 
 typedef struct step {
     const char *name;
     int threads; /**< 0: the lane. */
     plain_api api;
     wherry_verify verify;
+    bool ready; /**< The state was made ready, on both sides. */
 } step;
 
 static const step steps[STEPS] = {
-    {.name = "lane", .verify = WHERRY_VERIFY_OFF},     {.name = "tag 1", .threads = 1, .api = PLAIN_TAG},
-    {.name = "tag 2", .threads = 2, .api = PLAIN_TAG}, {.name = "am 1", .threads = 1, .api = PLAIN_AM},
-    {.name = "am 2", .threads = 2, .api = PLAIN_AM},   {.name = "verified", .verify = WHERRY_VERIFY_ON},
+    {.name = "lane", .verify = WHERRY_VERIFY_OFF},
+    {.name = "tag 1", .threads = 1, .api = PLAIN_TAG},
+    {.name = "tag 2", .threads = 2, .api = PLAIN_TAG},
+    {.name = "am 1", .threads = 1, .api = PLAIN_AM},
+    {.name = "am 2", .threads = 2, .api = PLAIN_AM},
+    {.name = "verified", .verify = WHERRY_VERIFY_ON},
+    {.name = "ready", .verify = WHERRY_VERIFY_OFF, .ready = true},
 };
 
 /** What both processes share, besides the world. */
@@ -40,26 +45,28 @@ typedef struct run {
     board *board;
     wherry_transport *transport;
     bench_state state;
+    wherry_ready *ready;
 } run;
 
-static void ferry(run *own, bool source, wherry_verify verify, bool first) {
+static void ferry(run *own, bool source, const step *what, bool first) {
     wherry_transfer_options options;
     wherry_error error;
-    wherry_value *received;
+    wherry_value *received = NULL;
     wherry_transfer_options_init(&options);
     options.lanes = "ucx";
-    options.verify = verify;
+    options.verify = what->verify;
+    options.ready = what->ready ? own->ready : NULL;
     if (source) {
         bench_check(wherry_checkpoint_send(own->transport, (int32_t[]){1}, 1, own->state.value, &options, NULL, &error),
                     &error);
         return;
     }
-    options.target = bench_give_target;
+    options.target = what->ready ? NULL : bench_give_target;
     options.target_context = own->state.value;
     options.stats = &own->board->stats;
-    bench_check(wherry_checkpoint_recv(own->transport, 0, &options, &received, &error), &error);
+    bench_check(wherry_checkpoint_recv(own->transport, 0, &options, what->ready ? NULL : &received, &error), &error);
     if (first) {
-        bench_state_check(received);
+        bench_state_check(own->state.value);
     }
     wherry_value_destroy(received);
 }
@@ -76,6 +83,7 @@ static void play(bench_world *world, int32_t rank, void *context) {
              (int)rank);
     bench_check(wherry_group_join(address, NULL, &group, &error), &error);
     bench_check(wherry_transport_create(group, NULL, &own->transport, &error), &error);
+    bench_check(wherry_ready_create(own->transport, own->state.value, NULL, &own->ready, &error), &error);
     plain_ucx *plain = plain_create(world, &own->board->meeting, source);
     for (int repeat = -1; repeat < own->repeats; repeat++) {
         for (int i = 0; i < STEPS; i++) {
@@ -84,7 +92,7 @@ static void play(bench_world *world, int32_t rank, void *context) {
             if (steps[i].threads) {
                 plain_run(plain, &own->state, steps[i].api, steps[i].threads);
             } else {
-                ferry(own, source, steps[i].verify, repeat < 0);
+                ferry(own, source, steps + i, repeat < 0);
             }
             if (!source && repeat >= 0) {
                 own->board->seconds[i][repeat] = bench_now() - begin;
@@ -94,6 +102,7 @@ static void play(bench_world *world, int32_t rank, void *context) {
     }
     bench_gate(world);
     plain_destroy(plain);
+    wherry_ready_destroy(own->ready);
     wherry_transport_destroy(own->transport);
     wherry_group_leave(group);
     bench_state_destroy(&own->state);
