@@ -66,7 +66,7 @@ def test_a_wait_that_nothing_wakes_does_not_abort_the_exit():
                 libc.sleep(3)
         sys.slow = Slow()
         tensor = torch.zeros(8)
-        operation = _table.Operation(pgs[1].recv([tensor], 0, 1), tensor, 0, timedelta(seconds=2))
+        operation = _table.Operation([pgs[1].recv([tensor], 0, 1)], tensor, 0, timedelta(seconds=2))
         operation.end = lambda: None
         threading.Thread(target=operation.wait, daemon=True).start()
         time.sleep(0.2)
@@ -81,7 +81,7 @@ def test_a_wait_with_much_time_left_is_ended_at_exit():
     began = time.monotonic()
     code, output, errors = run("""
         tensor = torch.zeros(8)
-        operation = _table.Operation(pgs[1].recv([tensor], 0, 1), tensor, 0, timedelta(seconds=50))
+        operation = _table.Operation([pgs[1].recv([tensor], 0, 1)], tensor, 0, timedelta(seconds=50))
         threading.Thread(target=operation.wait, daemon=True).start()
         time.sleep(0.2)
         print("done")

@@ -4,6 +4,7 @@ import os
 import signal
 import threading
 import time
+from datetime import timedelta
 
 import launch
 import pytest
@@ -13,7 +14,7 @@ import wherry
 from torch_states import assert_same, plain_state
 from wherry import _core
 from wherry.torch import PGTransport
-from wherry.torch._table import carries_blocks
+from wherry.torch._table import _PIECE, Operation, carries_blocks
 
 
 def start():
@@ -86,6 +87,55 @@ def in_place_body(verify):
 def test_in_place(verify):
     with launch.job(2) as job:
         job.run(in_place_body, verify)
+
+
+def pieces_body():
+    """Blocks of one piece, of several, and with a rest of a few bytes; more of them than wait at once."""
+    rank, _ = start()
+    sizes = [_PIECE - 1, _PIECE, _PIECE + 1, (64 << 20) + 3, *[64 << 10] * 40]
+    state = {f"t{i}": torch.arange(size, dtype=torch.int32).to(torch.uint8) + i for i, size in enumerate(sizes)}
+    target = {name: torch.zeros_like(tensor) for name, tensor in state.items()}
+    transport = transport_over_group(state_dict=lambda: target)
+    if rank == 0:
+        transport.send_checkpoint([1], state)
+    else:
+        transport.recv_checkpoint(0)
+        assert all(torch.equal(target[name], tensor) for name, tensor in state.items())
+    assert transport.last_stats.lane == "blocks"
+    dist.destroy_process_group()
+
+
+def test_blocks_in_pieces():
+    with launch.job(2) as job:
+        job.run(pieces_body)
+
+
+class Piece:
+    """A piece that is through when its gate is open."""
+
+    def __init__(self):
+        self.gate = threading.Event()
+
+    def wait(self, limit):
+        if not self.gate.wait(limit.total_seconds()):
+            raise RuntimeError("timed out")
+
+
+def test_what_is_given_up_begins_no_more_pieces():
+    pieces = [Piece(), Piece(), Piece()]
+    begun = []
+    operation = Operation([], torch.zeros(3), 1, timedelta(seconds=20), (begun.append(one) or one for one in pieces))
+    waiter = threading.Thread(target=operation.wait)
+    pieces[0].gate.set()
+    waiter.start()
+    while len(begun) < 2:
+        time.sleep(0.001)
+    assert not operation.done(0)
+    operation.end()
+    assert operation.done(0) and operation.trouble
+    pieces[1].gate.set()
+    waiter.join(10)
+    assert not waiter.is_alive() and begun == pieces[:2]
 
 
 def mismatch_body():

@@ -14,6 +14,11 @@ static const lane_shape whole = {
 static const lane_shape pieces = {
     .chunks = 10, .pieces = 4, .shortest = 1000, .longest = 5000, .source_gap = 9, .target_gap = 20, .strided = true};
 
+/** So many of ten small chunks are under way at once: a receiver's all wait for their bytes. */
+static size_t at_once(bool source) {
+    return source ? UNDER_WAY : 10;
+}
+
 /** A chunk that is one run moves from its own memory, and to it: in the order of the chunks, on the channel of the request. */
 static void test_in_place(void **state) {
     (void)state;
@@ -23,7 +28,7 @@ static void test_in_place(void **state) {
         scene_begin(&s, &whole, source, false, &channel);
         must(work(&s, source));
         assert_int_equal(s.group.count, whole.chunks);
-        assert_int_equal(s.group.most_open, UNDER_WAY);
+        assert_int_equal(s.group.most_open, at_once(source));
         assert_int_equal(s.group.abandoned, 0);
         for (size_t i = 0; i < s.group.count; i++) {
             const seen *one = s.group.seen + i;
@@ -57,7 +62,40 @@ static void test_packed(void **state) {
     }
 }
 
-/** Where chunks are large, fewer are under way. */
+/** A receiver's wait for their bytes, up to a number, and the next ones are begun together, when half of them are through. */
+static void test_ahead(void **state) {
+    (void)state;
+    static const lane_shape many = {.chunks = 100, .pieces = 1, .shortest = 100, .longest = 200};
+    enum { HALF = WH_BLOCKS_AHEAD / 2 };
+    scene s;
+    bool done = false;
+    scene_begin(&s, &many, false, false, NULL);
+    s.group.answer = WHERRY_TIMED_OUT;
+    for (size_t through = 0; through < 2 * HALF; through++) {
+        s.group.finish_stops = through + 1;
+        must(work_some(&s, false, &done));
+        assert_true(!done && s.group.finished == through);
+        assert_int_equal(s.group.count, WH_BLOCKS_AHEAD + through / HALF * HALF);
+    }
+    s.group.finish_stops = 0;
+    must(work(&s, false));
+    assert_true(s.group.finished == many.chunks && s.group.most_open == WH_BLOCKS_AHEAD);
+    scene_end(&s);
+}
+
+/** Those that land in memory of the sink's are no more than a source has under way. */
+static void test_staged(void **state) {
+    (void)state;
+    static const lane_shape staged = {.chunks = 20, .pieces = 1, .shortest = 100, .longest = 200, .staged = 1};
+    scene s;
+    scene_begin(&s, &staged, false, false, NULL);
+    must(work(&s, false));
+    assert_int_equal(s.group.count, staged.chunks);
+    assert_int_equal(s.group.most_open, UNDER_WAY);
+    scene_end(&s);
+}
+
+/** Where chunks are large, fewer are sent at once. */
 static void test_large_chunks(void **state) {
     (void)state;
     static const lane_shape large = {.chunks = 4, .pieces = 1, .shortest = 7 * MIB, .longest = 7 * MIB};
@@ -80,7 +118,7 @@ static void test_parts(void **state) {
         s.group.answer = WHERRY_TIMED_OUT;
         must(work_some(&s, source, &done));
         assert_false(done);
-        assert_true(s.group.finished == 2 && s.group.open == UNDER_WAY);
+        assert_true(s.group.finished == 2 && s.group.open == (source ? UNDER_WAY : whole.chunks - 2));
         must(work_some(&s, source, &done));
         assert_true(!done && s.group.finished == 2);
         s.group.finish_stops = 0;
@@ -132,7 +170,8 @@ static void test_limits(void **state) {
         s.site.no_progress_ms = SHORT_MS;
         must_fail(WHERRY_TIMED_OUT, error, work(&s, source));
         assert_non_null(strstr(error.message, "has not moved a byte for 60 ms"));
-        assert_true(error.rank == PEER && s.group.open == 0 && s.group.abandoned == UNDER_WAY);
+        assert_true(error.rank == PEER && s.group.open == 0);
+        assert_int_equal(s.group.abandoned, source ? UNDER_WAY : whole.chunks - 1);
         scene_end(&s);
 
         scene_begin(&s, &whole, source, false, NULL);
@@ -158,7 +197,7 @@ static void test_stop(void **state) {
         must(work_some(&s, source, &done));
         wh_stop_request(&s.stop);
         must_fail(WHERRY_CANCELLED, error, work_some(&s, source, &done));
-        assert_true(!done && s.group.open == 0 && s.group.abandoned == UNDER_WAY);
+        assert_true(!done && s.group.open == 0 && s.group.abandoned == (source ? UNDER_WAY : whole.chunks - 1));
         scene_end(&s);
     }
 }
@@ -173,9 +212,9 @@ static void test_close_in_the_middle(void **state) {
         s.group.finish_stops = 1;
         s.group.answer = WHERRY_TIMED_OUT;
         must(work_some(&s, source, &done));
-        assert_true(!done && s.group.open == UNDER_WAY);
+        assert_true(!done && s.group.open == at_once(source));
         scene_end(&s);
-        assert_int_equal(s.group.abandoned, UNDER_WAY);
+        assert_int_equal(s.group.abandoned, at_once(source));
     }
 }
 
@@ -290,6 +329,7 @@ int main(void) {
         cmocka_unit_test(test_stop),         cmocka_unit_test(test_close_in_the_middle),
         cmocka_unit_test(test_channels),     cmocka_unit_test(test_where_it_cannot_work),
         cmocka_unit_test(test_no_memory),    cmocka_unit_test(test_hostile_size),
+        cmocka_unit_test(test_ahead),        cmocka_unit_test(test_staged),
     };
     wherry_log_set_level(WHERRY_LOG_OFF);
     wh_blocks_limit.longest_mib = 0;

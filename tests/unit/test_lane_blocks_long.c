@@ -125,20 +125,22 @@ static void test_memory(void **state) {
     }
 }
 
-/** Long blocks are two at once; those that need scratch memory are one, and all in the same. */
+/** A source has two long blocks under way, a receiver as many as there are; those that need scratch memory are one, and all in the same. */
 static void test_how_many_at_once(void **state) {
     (void)state;
     static const lane_shape large = {.chunks = 39, .pieces = 1, .shortest = MIB, .longest = MIB};
     wh_blocks_limit.longest_mib = 13;
-    for (int packed = 0; packed < 2; packed++) {
+    for (int number = 0; number < 3; number++) {
+        bool source = number == 2;
+        bool packed = number == 1;
         lane_shape shape = large;
         shape.target_gap = packed ? 64 : 0;
         shape.strided = packed;
         scene s;
-        scene_begin(&s, &shape, false, false, NULL);
-        must(work(&s, false));
+        scene_begin(&s, &shape, source, false, NULL);
+        must(work(&s, source));
         assert_int_equal(s.group.count, 3);
-        assert_int_equal(s.group.most_open, packed ? 1 : 2);
+        assert_int_equal(s.group.most_open, packed ? 1 : source ? 2 : 3);
         for (size_t i = 1; packed && i < 3; i++) {
             assert_ptr_equal(s.group.seen[i].bytes, s.group.seen[0].bytes);
         }

@@ -103,9 +103,9 @@ class Frames:
 
     def _finish(self, work: Any, frame: torch.Tensor, rank: int, what: str, deadline: Deadline) -> None:
         """Waits in another thread: a wait in torch cannot be interrupted. Whoever gives up ends that thread too."""
-        operation = Operation(work, frame, rank, timedelta(seconds=min(deadline.left, 1e8) + _LATER))
+        operation = Operation([work], frame, rank, timedelta(seconds=min(deadline.left, 1e8) + _LATER))
         if frame.device.type != "cpu":
-            return self._look(operation, what, deadline)
+            return self._look(work, operation, what, deadline)
         waiter = threading.Thread(target=operation.wait, name="wherry-card", daemon=True)
         try:
             waiter.start()
@@ -121,10 +121,10 @@ class Frames:
                 waiter.join(_WAKING)
         self._judge(operation, what, deadline)
 
-    def _look(self, operation: Operation, what: str, deadline: Deadline) -> None:
+    def _look(self, work: Any, operation: Operation, what: str, deadline: Deadline) -> None:
         """Waits in this thread: an operation on an accelerator can be looked at. Whoever gives up ends the group."""
         try:
-            finish(operation.work, operation.tensor, operation.limit, lambda: deadline.passed)
+            finish(work, operation.tensor, operation.limit, lambda: deadline.passed)
         except Exception as error:
             operation.trouble = error
             abort(self._pg)

@@ -15,11 +15,12 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import itertools
 import queue
 import re
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -37,6 +38,10 @@ _QUEUE = 8  # messages that wait to be sent to a rank
 
 #: Tags that programs are unlikely to use: of the frames, and behind it those of the channels.
 _TAG = 0x5748_0000
+
+#: A block goes in messages of so many bytes: all are received ahead, and sent one after the other. The thread that sends one writes what the socket
+#: takes at once, which is about this; of longer ones gloo's own thread writes the rest, and a GiB takes a fifth longer.
+_PIECE = 4 << 20
 
 #: How long the other side may take to end a session that went well.
 _PARTING = 10.0
@@ -73,16 +78,23 @@ def _loss(rank: int, error: Exception) -> PeerLost:
 
 
 class Operation:
-    """Something that is under way in torch, and the thread that waits for it."""
+    """Something that is under way in torch, in one piece or several, and the thread that waits for it.
 
-    def __init__(self, work: Any, tensor: torch.Tensor, rank: int, limit: timedelta) -> None:
-        self.work = work
-        self.limit = limit
+    @param begun  the pieces that are under way already.
+    @param more   begins the others, one at a time: each when the one before is through.
+    """
+
+    def __init__(self, begun: list[Any], tensor: torch.Tensor, rank: int, limit: timedelta, more: Iterable[Any] = ()) -> None:
+        self.limit = limit  # of each piece
         self.tensor = tensor  # kept until it is done
         self.rank = rank
         self.trouble: Exception | None = None
         self.waiter: threading.Thread | None = None
         self.ends = 0.0  # the wait, at the latest
+        self._begun = begun
+        self._more = iter(more)
+        self._given_up = False
+        self._lock = threading.Lock()  # of the three
         self._done = threading.Event()
 
     def wait(self) -> None:
@@ -90,14 +102,27 @@ class Operation:
         if self.done(0):  # given up before its turn
             return
         self.waiter = threading.current_thread()
-        self.ends = time.monotonic() + self.limit.total_seconds()
         _waits.add(self)
         try:
-            self.work.wait(self.limit)
+            for number in itertools.count():
+                piece = self._piece(number)
+                if piece is None:
+                    break
+                self.ends = time.monotonic() + self.limit.total_seconds()
+                piece.wait(self.limit)
         except Exception as error:
             self.trouble = self.trouble or error
         self._done.set()
         _waits.discard(self)
+
+    def _piece(self, number: int) -> Any:
+        """A piece that is under way; None: there are no more."""
+        with self._lock:
+            if self._given_up:
+                raise Closed("it was given up")
+            if number == len(self._begun):
+                self._begun += itertools.islice(self._more, 1)
+            return self._begun[number] if number < len(self._begun) else None
 
     def done(self, seconds: float) -> bool:
         return self._done.wait(seconds)
@@ -105,11 +130,14 @@ class Operation:
     def end(self) -> None:
         """Ends it, and with it the group's connections: a wait that times out closes them. Then its memory is left alone.
 
-        The thread that waits for it notices, but for a block that was just being moved when the other side died: gloo wakes
+        The thread that waits for it notices, but for a piece that was just being moved when the other side died: gloo wakes
         nobody then, and that thread ends with its limit, or with the process.
         """
+        with self._lock:
+            self._given_up = True  # so that nothing more begins
         try:
-            self.work.wait(timedelta(milliseconds=1))
+            for piece in self._begun:  # one that was waited for already times out too
+                piece.wait(timedelta(milliseconds=1))
         except Exception as error:  # it is meant to
             self.trouble = self.trouble or error
         self._done.set()
@@ -164,7 +192,7 @@ class Peer:
             self._session.lose(self.rank, error)
 
     def _run(self, what: str, frame: torch.Tensor) -> Operation:
-        operation = self._session.begin(what, frame, self.rank, _TAG)
+        operation = self._session.begin(what, frame, self.rank)
         setattr(self, "reading" if what == "recv" else "writing", operation)
         if self._session.broken:  # nobody else would end it
             operation.end()
@@ -309,8 +337,8 @@ class PgSession:
 
     # ---- for the peers and the table ----
 
-    def begin(self, what: str, tensor: torch.Tensor, rank: int, tag: int, limit: timedelta | None = None) -> Operation:
-        return Operation(getattr(self._pg, what)([tensor], rank, tag), tensor, rank, limit or self.limit)
+    def begin(self, what: str, tensor: torch.Tensor, rank: int) -> Operation:
+        return Operation([self.start(what, tensor, rank)], tensor, rank, self.limit)
 
     def start(self, what: str, tensor: torch.Tensor, rank: int) -> Any:
         return getattr(self._pg, what)([tensor], rank, _TAG)
@@ -318,9 +346,16 @@ class PgSession:
     def begin_block(self, what: str, rank: int, channel: int, pointer: int, size: int) -> Operation:
         self.check(rank)
         memory = (ctypes.c_char * size).from_address(pointer)
+        whole = torch.frombuffer(memory, dtype=torch.uint8)
+        start = getattr(self._pg, what)
+        pieces = (start([whole[at : at + _PIECE]], rank, _TAG + 1 + channel) for at in range(0, size, _PIECE))
+        begun: list[Any] = []
+        operation = Operation(begun, whole, rank, _BLOCK_LIMIT, pieces)
         try:
-            operation = self.begin(what, torch.frombuffer(memory, dtype=torch.uint8), rank, _TAG + 1 + channel, _BLOCK_LIMIT)
+            if what == "recv":  # what comes finds its place
+                begun.extend(pieces)
         except RuntimeError as error:
+            operation.end()
             raise _loss(rank, error) from error
         peer = self.peers[rank]
         assert isinstance(peer, Peer)  # those that take turns have no blocks

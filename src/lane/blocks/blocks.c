@@ -52,9 +52,6 @@ static wherry_status new_end(const wh_lane_site *site, uint32_t channel, uint8_t
     own->site = site;
     own->channel = channel;
     own->longest = (uint64_t)longest_mib << 20;
-    for (size_t i = 0; i < WH_BLOCKS_UNDER_WAY; i++) {
-        own->order[i] = own->blocks + i;
-    }
     *end_p = &own->base;
     return WHERRY_OK;
 }
@@ -133,11 +130,12 @@ static void blocks_close(wh_lane_end *end) {
         return;
     }
     wh_blocks_abandon(own);
-    for (size_t i = 0; i < WH_BLOCKS_UNDER_WAY; i++) {
-        wh_free(own->blocks[i].scratch);
+    for (size_t i = 0; i < WH_BLOCKS_AHEAD && own->order[i]; i++) {
+        wh_free(own->order[i]->scratch);
         for (size_t k = 0; k < WH_BLOCKS_CHUNKS; k++) {
-            wh_landing_destroy(own->blocks[i].landings + k);
+            wh_landing_destroy(own->order[i]->landings + k);
         }
+        wh_free(own->order[i]);
     }
     wh_segments_destroy(&own->segments);
     wh_digester_destroy(own->digester);

@@ -5,10 +5,13 @@
 #include "lane/lane.h"
 
 /**
- * Operations that are under way at once: while one is being packed or hashed, the others move. WH_BLOCKS_BYTES bounds them where blocks are large: none is begun
- * while so many bytes of scratch memory are in use, and no third one while so many bytes are under way at all.
+ * Operations that a source has under way at once: while one is being packed, the others move. WH_BLOCKS_BYTES bounds them where blocks are large: at either side
+ * none is begun while so many bytes of scratch memory are in use, and a source begins no third one while so many bytes are under way at all.
+ *
+ * A receiver has more of them, which wait for what the source will send: what lies ready is never waited for, and a group that is busy with bytes is not asked
+ * for another receive after each block. It begins the next ones when half of them are through.
  */
-enum { WH_BLOCKS_UNDER_WAY = 3, WH_BLOCKS_BYTES = 12 << 20 };
+enum { WH_BLOCKS_UNDER_WAY = 3, WH_BLOCKS_AHEAD = 32, WH_BLOCKS_BYTES = 12 << 20 };
 
 /**
  * A block is a chunk, or several of which each continues the one before (wh_sink.continues): an operation costs the same whatever its length. It has no more
@@ -34,6 +37,7 @@ typedef struct wh_block {
     uint64_t first; /**< The source's: its first chunk. */
     size_t chunks;
     bool in_place;    /**< Its bytes go from or to where they belong; else by way of scratch. */
+    uint64_t held;    /**< Bytes of memory that it needs beside the tensors': scratch of its own, or of the sink's. */
     uint8_t *scratch; /**< Made when first needed. */
     size_t scratch_bytes;
     wh_landing landings[WH_BLOCKS_CHUNKS]; /**< The receiver's, one a chunk. */
@@ -52,13 +56,12 @@ typedef struct wh_blocks_end {
     wh_deadline patience;  /**< When a peer that moves nothing is given up. */
     wh_digester *digester; /**< The receiver's, made when first needed. */
     wh_segments segments;  /**< The source's. */
-    wh_block blocks[WH_BLOCKS_UNDER_WAY];
 
-    /** All of them: those under way, the oldest first; then those that are free, the last used one first. */
-    wh_block *order[WH_BLOCKS_UNDER_WAY];
-    size_t count;    /**< How many are under way, */
-    uint64_t bytes;  /**< the bytes in them, */
-    uint64_t packed; /**< and those of them that are in scratch. */
+    /** All blocks: those under way, the oldest first; then those that are free, the last used one first; then those that were never needed, NULL. */
+    wh_block *order[WH_BLOCKS_AHEAD];
+    size_t count;   /**< How many are under way, */
+    uint64_t bytes; /**< the bytes in them, */
+    uint64_t held;  /**< and what they need beside the tensors. */
 } wh_blocks_end;
 
 /** Operations of the lane: lane.h. */

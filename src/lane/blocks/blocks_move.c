@@ -18,6 +18,11 @@ enum { STEP_BYTES = 4 << 20 };
 typedef struct side {
     const void *what;
 
+    /** How many blocks may be under way; how many are so few that the next ones are begun; and with how many bytes no third one is. */
+    size_t most;
+    size_t few;
+    uint64_t bytes;
+
     /** Those of the feed or the sink, and their context. */
     void *context;
     bool (*next)(void *context, uint64_t *chunk_p);
@@ -39,15 +44,19 @@ static void be_patient(wh_blocks_end *own) {
 
 /* ---- what is under way ---- */
 
-/** Where the next block will be. There must be room. */
+/** Where the next block will be. There must be room. @return NULL where there is no memory. */
 static wh_block *next_block(wh_blocks_end *own) {
-    return own->order[own->count];
+    wh_block **block_p = own->order + own->count;
+    if (!*block_p) {
+        *block_p = wh_alloc_zeroed(1, sizeof(**block_p));
+    }
+    return *block_p;
 }
 
 static void note_begun(wh_blocks_end *own, const wh_block *block) {
     own->count++;
     own->bytes += block->size;
-    own->packed += block->in_place ? 0 : block->size;
+    own->held += block->held;
 }
 
 /** The oldest is gone. It is the next to be used again, so that large scratch memory is made for one of them and not for each in turn. */
@@ -57,14 +66,13 @@ static wh_block *note_gone(wh_blocks_end *own) {
     memmove(own->order, own->order + 1, own->count * sizeof(*own->order));
     own->order[own->count] = block;
     own->bytes -= block->size;
-    own->packed -= block->in_place ? 0 : block->size;
+    own->held -= block->held;
     return block;
 }
 
 /** Whether another block may be begun. */
-static bool has_room(const wh_blocks_end *own) {
-    return own->count < WH_BLOCKS_UNDER_WAY && own->packed < WH_BLOCKS_BYTES &&
-           (own->count < WH_BLOCKS_UNDER_WAY - 1 || own->bytes < WH_BLOCKS_BYTES);
+static bool has_room(const wh_blocks_end *own, const side *s) {
+    return own->count < s->most && own->held < WH_BLOCKS_BYTES && (own->count < 2 || own->bytes < s->bytes);
 }
 
 void wh_blocks_abandon(wh_blocks_end *own) {
@@ -76,6 +84,7 @@ void wh_blocks_abandon(wh_blocks_end *own) {
 /** The block goes by way of scratch. @return false where there is no memory. */
 static bool use_scratch(wh_block *block) {
     block->in_place = false;
+    block->held += block->size;
     bool there = WH_RESERVE(block->scratch, block->scratch_bytes, block->size);
     block->bytes = block->scratch;
     return there;
@@ -152,6 +161,9 @@ static wherry_status add_get(wh_blocks_end *own, const void *what, wh_block *blo
     } else {
         block->in_place = block->in_place && one_run && first->iov_base == block->bytes + block->size;
     }
+    if (landing->staged) { /* as many as a source has under way: each may take memory for the longest chunk */
+        block->held += wh_max(landing->segments.bytes, WH_BLOCKS_BYTES / WH_BLOCKS_UNDER_WAY);
+    }
     block->size += landing->segments.bytes;
     block->chunks++;
     return WHERRY_OK;
@@ -201,7 +213,7 @@ static bool joins(const wh_blocks_end *own, const side *s, const wh_block *block
 /** Adds chunks to a block: the next one, and those that continue it. @return with no chunk in it where there are no more. */
 static wherry_status form_block(wh_blocks_end *own, const side *s, wh_block *block, wherry_error *error) {
     bool more = own->has_ahead || s->next(s->context, &own->ahead);
-    block->size = block->chunks = 0;
+    block->size = block->chunks = block->held = 0;
     while (more) {
         uint64_t chunk = own->ahead;
         own->has_ahead = false;
@@ -216,11 +228,17 @@ static wherry_status form_block(wh_blocks_end *own, const side *s, wh_block *blo
     return wh_stop_requested(own->site->stop) ? wh_site_cancelled(error) : WHERRY_OK;
 }
 
-/** Begins blocks while there is room. */
+/** Begins blocks while there is room, once only few are left. */
 static wherry_status begin_some(wh_blocks_end *own, const side *s, wherry_error *error) {
     wherry_status status = WHERRY_OK;
-    while (status == WHERRY_OK && !own->given && has_room(own)) {
+    if (own->count > s->few) {
+        return status;
+    }
+    while (status == WHERRY_OK && !own->given && has_room(own, s)) {
         wh_block *block = next_block(own);
+        if (!block) {
+            return wh_fail_memory(error, "a block");
+        }
         status = form_block(own, s, block, error);
         own->given = status == WHERRY_OK && block->chunks == 0;
         if (status == WHERRY_OK && block->chunks) {
@@ -287,13 +305,31 @@ static wherry_status work_some(wh_blocks_end *own, const side *s, uint32_t wait_
 
 wherry_status wh_blocks_push_some(wh_lane_end *end, const wh_feed *feed, uint32_t wait_ms, bool *done_p,
                                   wherry_error *error) {
-    const side source = {feed, feed->context, feed->next, feed->continues, add_put, begin_put, end_put};
+    const side source = {.what = feed,
+                         .most = WH_BLOCKS_UNDER_WAY,
+                         .few = WH_BLOCKS_UNDER_WAY - 1,
+                         .bytes = WH_BLOCKS_BYTES,
+                         .context = feed->context,
+                         .next = feed->next,
+                         .continues = feed->continues,
+                         .add = add_put,
+                         .begin = begin_put,
+                         .end = end_put};
     return work_some((void *)end, &source, wait_ms, done_p, error);
 }
 
 wherry_status wh_blocks_pull_some(wh_lane_end *end, const wh_sink *sink, uint32_t wait_ms, bool *done_p,
                                   wherry_error *error) {
-    const side receiver = {sink, sink->context, sink->next, sink->continues, add_get, begin_get, end_get};
+    const side receiver = {.what = sink,
+                           .most = WH_BLOCKS_AHEAD,
+                           .few = WH_BLOCKS_AHEAD / 2,
+                           .bytes = UINT64_MAX,
+                           .context = sink->context,
+                           .next = sink->next,
+                           .continues = sink->continues,
+                           .add = add_get,
+                           .begin = begin_get,
+                           .end = end_get};
     wh_blocks_end *own = (void *)end;
     if (sink->verify && !own->digester) {
         own->digester = wh_digester_create();
