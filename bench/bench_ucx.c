@@ -1,7 +1,7 @@
 /*
  * bench_ucx TENSORS BYTES REPEATS: ferries a state between two processes over the lane `ucx`, in turn with a program that uses UCX itself: by tagged messages and
- * by active ones, with one thread and with two. Prints a line of JSON with the seconds of every repeat. UCX_TLS and the like hold for all of them. A first round
- * warms up and is not counted; what it received is compared with what was sent.
+ * by active ones, with one thread and with two. Prints a line of JSON with the seconds of every repeat, and of the lane those of moving the bytes. UCX_TLS and
+ * the like hold for all of them. A first round warms up and is not counted; what it received is compared with what was sent.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -35,6 +35,7 @@ static const step steps[STEPS] = {
 typedef struct board {
     plain_meeting meeting;
     double seconds[STEPS][BENCH_REPEATS_MAX];
+    double data[STEPS][BENCH_REPEATS_MAX]; /**< Of the lane: moving the bytes. */
     wherry_stats stats;
 } board;
 
@@ -96,6 +97,7 @@ static void play(bench_world *world, int32_t rank, void *context) {
             }
             if (!source && repeat >= 0) {
                 own->board->seconds[i][repeat] = bench_now() - begin;
+                own->board->data[i][repeat] = steps[i].threads ? 0 : own->board->stats.data_seconds;
             }
             bench_gate(world);
         }
@@ -108,16 +110,26 @@ static void play(bench_world *world, int32_t rank, void *context) {
     bench_state_destroy(&own->state);
 }
 
+static void print_list(const char *before, const char *name, const double *values, int repeats) {
+    printf("%s\"%s\": [", before, name);
+    for (int repeat = 0; repeat < repeats; repeat++) {
+        printf("%s%.9f", repeat ? ", " : "", values[repeat]);
+    }
+    printf("]");
+}
+
 static void print_board(const run *own) {
-    const wherry_stats *stats = &own->board->stats;
+    const board *all = own->board;
     printf("{\"bytes\": %llu, \"detail\": \"%s\", \"workers\": %u, \"steps\": {",
-           (unsigned long long)own->tensors * own->bytes, stats->detail, (unsigned)stats->workers);
+           (unsigned long long)own->tensors * own->bytes, all->stats.detail, (unsigned)all->stats.workers);
     for (int i = 0; i < STEPS; i++) {
-        printf("%s\"%s\": [", i ? ", " : "", steps[i].name);
-        for (int repeat = 0; repeat < own->repeats; repeat++) {
-            printf("%s%.9f", repeat ? ", " : "", own->board->seconds[i][repeat]);
+        print_list(i ? ", " : "", steps[i].name, all->seconds[i], own->repeats);
+    }
+    printf("}, \"data\": {");
+    for (int i = 0, lanes = 0; i < STEPS; i++) {
+        if (!steps[i].threads) {
+            print_list(lanes++ ? ", " : "", steps[i].name, all->data[i], own->repeats);
         }
-        printf("]");
     }
     printf("}}\n");
 }

@@ -143,6 +143,21 @@ static int send_copy(wh_mpi *mpi, wh_mpi_copy *copy, wh_mpi_operation *put, size
     return code;
 }
 
+/** Copies the next bytes of a put, which is busy. */
+static void copy_runs(wh_mpi_operation *put, uint8_t *to, size_t size) {
+    while (size) {
+        size_t part = smaller(put->runs->iov_len - put->skip, size);
+        memcpy(to, (const uint8_t *)put->runs->iov_base + put->skip, part);
+        to += part;
+        size -= part;
+        put->skip += part;
+        if (put->skip == put->runs->iov_len) {
+            put->runs++;
+            put->skip = 0;
+        }
+    }
+}
+
 /** Sends the next piece of a put, which is busy until then, where there is room. @return WHERRY_TIMED_OUT where there is none. */
 static wherry_status send_piece(wh_mpi *mpi, wh_mpi_operation *put, wherry_error *error) {
     bool full = false;
@@ -152,9 +167,8 @@ static wherry_status send_piece(wh_mpi *mpi, wh_mpi_operation *put, wherry_error
     wh_mpi_copy *copy = take_copy(mpi, put, &full);
     if (copy) {
         size_t size = smaller(put->size - put->done, WH_MPI_PIECE);
-        const uint8_t *from = put->bytes + put->done;
         pthread_mutex_unlock(&mpi->lock);
-        memcpy(copy->bytes, from, size);
+        copy_runs(put, copy->bytes, size);
         pthread_mutex_lock(&mpi->lock);
         code = send_copy(mpi, copy, put, size);
     }
@@ -206,16 +220,16 @@ static wherry_status finish_put(wh_mpi *mpi, wh_mpi_operation *put, wh_mpi_wait 
     }
 }
 
-wherry_status wh_mpi_put(void *context, int32_t rank, uint32_t channel, const void *bytes, size_t size,
-                         void **operation_p, wherry_error *error) {
-    wh_mpi *mpi = context;
+/** @param runs  NULL: it has one. */
+static wherry_status begin_put(wh_mpi *mpi, int32_t rank, uint32_t channel, struct iovec whole,
+                               const struct iovec *runs, void **operation_p, wherry_error *error) {
     wherry_status status = wh_mpi_permit(mpi, error);
     wh_mpi_operation *put = status == WHERRY_OK ? calloc(1, sizeof(*put)) : NULL;
     if (!put) {
         return status == WHERRY_OK ? wh_mpi_fail(error, WHERRY_NO_MEMORY, rank, "no memory for a block") : status;
     }
-    *put =
-        (wh_mpi_operation){.is_put = true, .rank = rank, .channel = channel, .bytes = (uint8_t *)bytes, .size = size};
+    *put = (wh_mpi_operation){.is_put = true, .rank = rank, .channel = channel, .whole = whole, .size = whole.iov_len};
+    put->runs = runs ? runs : &put->whole;
     atomic_store(&put->moved, wh_mpi_now());
     pthread_mutex_lock(&mpi->lock);
     wh_mpi_operation **at = &mpi->puts;
@@ -227,6 +241,20 @@ wherry_status wh_mpi_put(void *context, int32_t rank, uint32_t channel, const vo
     atomic_fetch_add(&mpi->under_way, 1);
     *operation_p = put;
     return WHERRY_OK;
+}
+
+wherry_status wh_mpi_put(void *context, int32_t rank, uint32_t channel, const void *bytes, size_t size,
+                         void **operation_p, wherry_error *error) {
+    return begin_put(context, rank, channel, (struct iovec){(void *)bytes, size}, NULL, operation_p, error);
+}
+
+wherry_status wh_mpi_put_runs(void *context, int32_t rank, uint32_t channel, const struct iovec *runs, size_t count,
+                              void **operation_p, wherry_error *error) {
+    struct iovec whole = {NULL, 0};
+    for (size_t i = 0; i < count; i++) {
+        whole.iov_len += runs[i].iov_len;
+    }
+    return begin_put(context, rank, channel, whole, runs, operation_p, error);
 }
 
 /* ---- getting ---- */

@@ -20,6 +20,9 @@
 /** Pieces of a block have this many bytes, but for the last. Both sides cut alike. */
 #define WH_MPI_PIECE ((size_t)8 << 20)
 
+/** Parts of blocks that are packed: larger ones leave the caches, and with smaller ones the ranks wait for each other more often. */
+#define WH_MPI_PART ((size_t)512 << 10)
+
 enum {
     WH_MPI_VERSION = 1,
     WH_MPI_TAG_MESSAGE = 0, /**< Of messages; that of a channel is its number and one. */
@@ -73,12 +76,15 @@ typedef struct wh_mpi_operation {
     bool busy; /**< A put: a thread copies a piece of it. */
     int32_t rank;
     uint32_t channel;
-    uint8_t *bytes;
+    uint8_t *bytes; /**< A get: where they go. */
     size_t size;
-    size_t done;            /**< Bytes that are through: copied, or received. */
-    _Atomic uint64_t moved; /**< When the last of them were, or it was begun. */
-    size_t pieces;          /**< A get: how many, */
-    MPI_Request requests[]; /**< and their receives; MPI_REQUEST_NULL: through. */
+    struct iovec whole;       /**< A put: its only run, where it has one; */
+    const struct iovec *runs; /**< the run that its next bytes are in, */
+    size_t skip;              /**< and how many before them. */
+    size_t done;              /**< Bytes that are through: copied, or received. */
+    _Atomic uint64_t moved;   /**< When the last of them were, or it was begun. */
+    size_t pieces;            /**< A get: how many, */
+    MPI_Request requests[];   /**< and their receives; MPI_REQUEST_NULL: through. */
 } wh_mpi_operation;
 
 /** Ends a wait before its time. */
@@ -163,6 +169,8 @@ wherry_status wh_mpi_receive(void *context, uint32_t timeout_ms, wherry_group_de
                              wherry_error *error);
 wherry_status wh_mpi_put(void *context, int32_t rank, uint32_t channel, const void *bytes, size_t size,
                          void **operation_p, wherry_error *error);
+wherry_status wh_mpi_put_runs(void *context, int32_t rank, uint32_t channel, const struct iovec *runs, size_t count,
+                              void **operation_p, wherry_error *error);
 wherry_status wh_mpi_get(void *context, int32_t rank, uint32_t channel, void *bytes, size_t size, void **operation_p,
                          wherry_error *error);
 wherry_status wh_mpi_finish(void *context, void *operation, uint32_t timeout_ms, wherry_error *error);

@@ -292,6 +292,8 @@ static void fill_table(const wh_mpi *mpi, uint32_t flags, wherry_group_ops *ops)
     ops->abandon = wh_mpi_abandon;
     ops->permit = wh_mpi_permit;
     ops->wake = wh_mpi_wake;
+    ops->part_bytes = WH_MPI_PART;
+    ops->put_runs = wh_mpi_put_runs;
 }
 
 wherry_status wh_mpi_open(MPI_Comm communicator, const wherry_mpi_options *options, wherry_group_ops *ops_p,

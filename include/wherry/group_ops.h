@@ -14,6 +14,7 @@
 
 #include <stddef.h>
 #include <stdint.h>
+#include <sys/uio.h>
 
 #include <wherry/error.h>
 #include <wherry/group.h>
@@ -154,6 +155,23 @@ typedef struct wherry_group_ops {
      * later, at the end of each transfer.
      */
     void (*wake)(void *context);
+
+    /**
+     * Bytes of a part, 64 KiB to 8 MiB; 0, the default: there are none. Small tensors are packed into blocks, some MiB each. With
+     * this, at both ranks, such a block is put and got in parts, each an operation of its own: the smaller of the two, in whole
+     * 64 KiB. One is then packed while another moves and a third is unpacked, and all of them stay in the caches. For a table
+     * whose operations cost little.
+     */
+    uint64_t part_bytes;
+
+    /**
+     * As put, of a block whose bytes lie in several runs, end to end: for a table that copies them anyway, so that they need not
+     * be packed before. The other rank gets it as any other. May be NULL, the default: then blocks are packed for put.
+     * @param runs   none is empty; they stay as they are, the array too, until the operation is gone.
+     * @param count  of them; at least 1.
+     */
+    wherry_status (*put_runs)(void *context, int32_t rank, uint32_t channel, const struct iovec *runs, size_t count,
+                              void **operation_p, wherry_error *error);
 } wherry_group_ops;
 
 /** Fills the defaults. */

@@ -11,6 +11,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <sys/uio.h>
 
 #include <wherry/error.h>
 
@@ -115,8 +116,11 @@ typedef struct wh_group_ops {
      * timeout_ms at most. An operation is gone when finish has answered anything but WHERRY_TIMED_OUT, or abandon has returned: its memory is not touched
      * any more. Errors of put, get and finish: WHERRY_PEER_LOST, WHERRY_CLOSED, and what the group's own moving fails with.
      */
+    uint32_t part_bytes; /**< See wherry/group_ops.h; 0: there are no parts. */
     wherry_status (*put)(wh_group *group, int32_t rank, uint32_t channel, const void *bytes, size_t size,
                          void **operation_p, wherry_error *error);
+    wherry_status (*put_runs)(wh_group *group, int32_t rank, uint32_t channel, const struct iovec *runs, size_t count,
+                              void **operation_p, wherry_error *error); /**< NULL: it takes one run. */
     wherry_status (*get)(wh_group *group, int32_t rank, uint32_t channel, void *bytes, size_t size, void **operation_p,
                          wherry_error *error);
     wherry_status (*finish)(wh_group *group, int32_t rank, void *operation, uint32_t timeout_ms, wherry_error *error);

@@ -1,7 +1,6 @@
 #include "lane/run_cursor.h"
 
-#include <string.h>
-
+#include "base/bulk.h"
 #include "base/checked.h"
 
 wh_run_cursor wh_run_cursor_at(const wh_segments *segments) {
@@ -52,7 +51,7 @@ void wh_run_cursor_pack(wh_run_cursor *cursor, void *to, size_t bytes) {
     uint8_t *at = to;
     while (bytes) {
         size_t part = wh_min(wh_run_cursor_left(cursor), bytes);
-        memcpy(at, (const char *)cursor->at->iov_base + cursor->skip, part);
+        wh_copy_into_cache(at, (const char *)cursor->at->iov_base + cursor->skip, part);
         wh_run_cursor_advance(cursor, part);
         at += part;
         bytes -= part;
@@ -64,7 +63,7 @@ void wh_run_cursor_unpack(wh_run_cursor *cursor, const void *from, size_t bytes)
     while (bytes) {
         size_t part = wh_min(wh_run_cursor_left(cursor), bytes);
         if (cursor->at->iov_base) {
-            memcpy((char *)cursor->at->iov_base + cursor->skip, at, part);
+            wh_copy_past_cache((char *)cursor->at->iov_base + cursor->skip, at, part);
         }
         wh_run_cursor_advance(cursor, part);
         at += part;

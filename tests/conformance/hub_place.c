@@ -21,6 +21,11 @@ void *wh_open_table_place(int32_t size) {
     return table_hub_open(size, &options);
 }
 
+void *wh_open_parts_place(int32_t size) {
+    static const table_hub_options options = {.flags = TABLE_HUB_ALL, .blocks = true, .part_bytes = 64 << 10};
+    return table_hub_open(size, &options);
+}
+
 void *wh_open_plain_place(int32_t size) {
     static const table_hub_options options = {.flags = WHERRY_GROUP_OPS_FIXED, .blocks = true};
     return table_hub_open(size, &options);

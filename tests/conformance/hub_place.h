@@ -11,9 +11,10 @@ void wh_close_local_place(void *place);
 
 /**
  * Over a table that can do everything, blocks included; and over one whose calls do not overlap, that notices no death and to which nobody comes back, but that
- * moves blocks.
+ * moves blocks. In between, one that takes blocks in parts, and as runs.
  */
 void *wh_open_table_place(int32_t size);
+void *wh_open_parts_place(int32_t size);
 void *wh_open_plain_place(int32_t size);
 
 /** Over whatever table_hub_open gave. */

@@ -460,6 +460,13 @@ static void test_tables(void **state) {
     some.put = NULL;
     must_fail(WHERRY_INVALID_ARGUMENT, error, wh_callback_create(&some, context, &group, &error));
     assert_non_null(strstr(error.message, "3 of put, get"));
+    static const uint64_t parts[] = {1, (64 << 10) - 1, (8 << 20) + 1, UINT64_MAX};
+    for (size_t i = 0; i < sizeof(parts) / sizeof(*parts); i++) {
+        some = ops;
+        some.part_bytes = parts[i];
+        must_fail(WHERRY_INVALID_ARGUMENT, error, wh_callback_create(&some, context, &group, &error));
+        assert_non_null(strstr(error.message, "part_bytes"));
+    }
     world w = {.hub = hub};
     for (int32_t rank = 0; rank < 2; rank++) {
         context = rank ? table_hub_member(hub, rank, &ops) : context;

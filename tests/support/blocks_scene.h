@@ -15,6 +15,7 @@
 enum { MIB = 1 << 20, PEER = 1, SEEN_MAX = 128, LONG_MS = 20000, SHORT_MS = 60, UNDER_WAY = 3 };
 
 static wherry_error error;
+static uint32_t scene_part_bytes; /**< Of the next scene's group. */
 static const wh_lane_ops *const lane = &wh_lane_blocks;
 
 /** What a group was asked to move. */
@@ -29,6 +30,7 @@ typedef struct seen {
 /** A group that notes what it is to move, and says that it did. */
 typedef struct fake {
     wh_group base;
+    wh_group_ops ops;
     seen seen[SEEN_MAX];
     size_t count;
     size_t open;
@@ -90,14 +92,22 @@ static inline wherry_status fake_finish(wh_group *group, int32_t rank, void *ope
 
 static inline void fake_abandon(wh_group *group, void *operation) {
     fake *own = (fake *)group;
+    const seen *one = operation;
+    while (++one < own->seen + own->count) {
+        assert_true(one->gone); /* else it would get what comes for the one before it */
+    }
     let_go(own, operation);
     own->abandoned++;
 }
 
 static inline fake fake_of(void) {
-    static const wh_group_ops ops = {
-        .name = "fake", .put = fake_put, .get = fake_get, .finish = fake_finish, .abandon = fake_abandon};
-    return (fake){.base = {&ops, 0, 2, NULL}};
+    return (fake){.base = {NULL, 0, 2, NULL},
+                  .ops = {.name = "fake",
+                          .part_bytes = scene_part_bytes,
+                          .put = fake_put,
+                          .get = fake_get,
+                          .finish = fake_finish,
+                          .abandon = fake_abandon}};
 }
 
 /** One side over such a group. */
@@ -114,10 +124,10 @@ static inline wh_lane_end *open_end(const wh_lane_site *site, bool source, uint3
     wh_lane_end *end = NULL;
     bool assist = true;
     bool ready = false;
-    const uint8_t offer[] = {1, WH_BLOCKS_LONG_MIB};
+    const uint8_t offer[] = {2, WH_BLOCKS_LONG_MIB, UINT8_MAX};
     must(lane->probe(site, offer, sizeof(offer), &request, &assist, &end, &error));
     assert_false(assist);
-    assert_int_equal(request.size, 4);
+    assert_int_equal(request.size, 5);
     if (source) {
         lane->close(end);
         end = NULL;
@@ -133,6 +143,7 @@ static inline wh_lane_end *open_end(const wh_lane_site *site, bool source, uint3
 
 static inline void scene_begin(scene *s, const lane_shape *shape, bool source, bool verify, uint32_t *channel_p) {
     *s = (scene){.group = fake_of(), .data = lane_data_create(shape, 1, verify)};
+    s->group.base.ops = &s->group.ops;
     must(wh_stop_init(&s->stop, &error));
     s->site = (wh_lane_site){.group = &s->group.base,
                              .peer = PEER,

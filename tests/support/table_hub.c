@@ -30,6 +30,7 @@ typedef struct operation {
     uint32_t channel;
     bool is_put;
     void *bytes;
+    const struct iovec *runs; /**< Of put_runs, instead of bytes. */
     size_t size;
     bool over;            /**< It met its other half, or cannot any more. */
     wherry_status status; /**< Then: how it went. */
@@ -230,9 +231,17 @@ static bool meets(const operation *one, const operation *other) {
 }
 
 static void move_block(place *to, operation *put, operation *get) {
+    const struct iovec whole = {put->bytes, put->size};
+    const struct iovec *run = put->runs ? put->runs : &whole;
+    size_t left = put->size < get->size ? put->size : get->size;
     put->over = get->over = true;
     get->status = put->size == get->size ? WHERRY_OK : WHERRY_MALFORMED;
-    memcpy(get->bytes, put->bytes, put->size < get->size ? put->size : get->size);
+    for (unsigned char *at = get->bytes; left; run++) {
+        size_t length = run->iov_len < left ? run->iov_len : left;
+        memcpy(at, run->iov_base, length);
+        at += length;
+        left -= length;
+    }
     if (to->damage) {
         to->damage--;
         ((unsigned char *)get->bytes)[get->size / 2] ^= 1;
@@ -293,6 +302,20 @@ static wherry_status table_put(void *context, int32_t rank, uint32_t channel, co
                            .is_put = true,
                            .bytes = (void *)bytes,
                            .size = size};
+    return begin_block(m, &put, operation_p);
+}
+
+static wherry_status table_put_runs(void *context, int32_t rank, uint32_t channel, const struct iovec *runs,
+                                    size_t count, void **operation_p, wherry_error *error) {
+    member *m = context;
+    (void)error;
+    operation put = {.owner = m, .from = m->rank, .to = rank, .channel = channel, .is_put = true, .runs = runs};
+    for (size_t i = 0; i < count; i++) {
+        if (!runs[i].iov_len) {
+            die("an empty run");
+        }
+        put.size += runs[i].iov_len;
+    }
     return begin_block(m, &put, operation_p);
 }
 
@@ -404,6 +427,8 @@ void *table_hub_member(table_hub *hub, int32_t rank, wherry_group_ops *ops_p) {
         ops_p->get = table_get;
         ops_p->finish = table_finish;
         ops_p->abandon = table_abandon;
+        ops_p->part_bytes = hub->options.part_bytes;
+        ops_p->put_runs = hub->options.part_bytes ? table_put_runs : NULL;
     }
     return m;
 }

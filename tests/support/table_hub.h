@@ -13,9 +13,10 @@ typedef struct table_hub table_hub;
 
 /** What the members of a hub are like. */
 typedef struct table_hub_options {
-    uint32_t flags;     /**< WHERRY_GROUP_OPS_*. Without CONCURRENT, two calls that overlap end the test. */
-    uint64_t max_block; /**< 0: the hub's own. Tables take at most TABLE_HUB_BLOCK_MAX. */
-    bool blocks;        /**< Tables have put, get, finish and abandon. A block moves when both sides have begun it. */
+    uint32_t flags;      /**< WHERRY_GROUP_OPS_*. Without CONCURRENT, two calls that overlap end the test. */
+    uint64_t max_block;  /**< 0: the hub's own. Tables take at most TABLE_HUB_BLOCK_MAX. */
+    bool blocks;         /**< Tables have put, get, finish and abandon. A block moves when both sides have begun it. */
+    uint64_t part_bytes; /**< Of the tables; with it they have put_runs too. */
 } table_hub_options;
 
 enum { TABLE_HUB_BLOCK_MAX = 64 << 10 };

@@ -247,16 +247,16 @@ static void test_where_it_cannot_work(void **state) {
     site.group = &other;
     for (int own_rank = 0; own_rank < 2; own_rank++) {
         must_fail(WHERRY_UNSUPPORTED, error, lane->offer(&site, &text, &error));
-        must_fail(WHERRY_UNSUPPORTED, error, lane->probe(&site, "\1\0", 2, &text, &flag, &end, &error));
-        must_fail(WHERRY_UNSUPPORTED, error, lane->accept(&site, "\1\0\0\0", 4, &flag, &end, &error));
+        must_fail(WHERRY_UNSUPPORTED, error, lane->probe(&site, "\2\0\0", 3, &text, &flag, &end, &error));
+        must_fail(WHERRY_UNSUPPORTED, error, lane->accept(&site, "\2\0\0\0\0", 5, &flag, &end, &error));
         assert_true(text.size == 0 && !end);
         site = s.site;
         site.peer = site.group->rank;
     }
-    must_fail(WHERRY_MALFORMED, error, lane->probe(&s.site, "\2\0", 2, &text, &flag, &end, &error));
-    must_fail(WHERRY_MALFORMED, error, lane->accept(&s.site, "\1\x40\0\0", 4, &flag, &end, &error));
-    must_fail(WHERRY_MALFORMED, error, lane->accept(&s.site, "\2\0\0\0", 4, &flag, &end, &error));
-    must(lane->accept(&s.site, "\1\x3F\xFF\0", 4, &flag, &end, &error));
+    must_fail(WHERRY_MALFORMED, error, lane->probe(&s.site, "\1\0\0", 3, &text, &flag, &end, &error));
+    must_fail(WHERRY_MALFORMED, error, lane->accept(&s.site, "\2\x40\0\0\0", 5, &flag, &end, &error));
+    must_fail(WHERRY_MALFORMED, error, lane->accept(&s.site, "\1\0\0\0\0", 5, &flag, &end, &error));
+    must(lane->accept(&s.site, "\2\x3F\xFF\0\0", 5, &flag, &end, &error));
     lane->close(end);
     scene_end(&s);
 }

@@ -13,6 +13,7 @@ static const lane_shape apart = {
 static int reset(void **state) {
     (void)state;
     wh_blocks_limit = (wh_blocks_limits){1, LONG_PATIENCE_MS};
+    scene_part_bytes = 0;
     return 0;
 }
 
@@ -161,27 +162,100 @@ static void test_agreement(void **state) {
     scene s;
     scene_begin(&s, &side_by_side, false, false, NULL);
     for (size_t i = 0; i < sizeof(cases) / sizeof(*cases); i++) {
-        const uint8_t offer[] = {1, cases[i].offered};
+        const uint8_t offer[] = {2, cases[i].offered, 0};
         wh_string text = {0};
         wh_string made = {0};
         wh_lane_end *end = NULL;
         bool flag;
         wh_blocks_limit.longest_mib = cases[i].own;
         s.site.no_progress_ms = cases[i].no_progress_ms;
-        must(lane->probe(&s.site, offer, 2, &text, &flag, &end, &error));
+        must(lane->probe(&s.site, offer, 3, &text, &flag, &end, &error));
         assert_int_equal(text.bytes[3], cases[i].agreed);
         assert_int_equal(((wh_blocks_end *)(void *)end)->longest, (uint64_t)cases[i].agreed * MIB);
         lane->close(end);
         must(lane->offer(&s.site, &made, &error));
-        assert_true(made.size == 2 && made.bytes[0] == 1);
+        assert_true(made.size == 3 && made.bytes[0] == 2);
         assert_int_equal(made.bytes[1], cases[i].no_progress_ms < LONG_PATIENCE_MS ? 0 : cases[i].own);
-        must(lane->accept(&s.site, text.bytes, 4, &flag, &end, &error));
+        must(lane->accept(&s.site, text.bytes, 5, &flag, &end, &error));
         assert_int_equal(((wh_blocks_end *)(void *)end)->longest, (uint64_t)cases[i].agreed * MIB);
         lane->close(end);
         wh_free(text.bytes);
         wh_free(made.bytes);
     }
     scene_end(&s);
+}
+
+/** Both agree to the shorter parts; where one has none, there are none. */
+static void test_agreement_on_parts(void **state) {
+    (void)state;
+    static const struct {
+        uint8_t offered;
+        uint8_t own;
+        uint8_t agreed;
+    } cases[] = {{8, 8, 8}, {8, 2, 2}, {3, 8, 3}, {255, 128, 128}, {0, 8, 0}, {8, 0, 0}};
+    for (size_t i = 0; i < sizeof(cases) / sizeof(*cases); i++) {
+        const uint8_t offer[] = {2, 0, cases[i].offered};
+        scene s;
+        wh_string text = {0};
+        wh_string made = {0};
+        wh_lane_end *end = NULL;
+        bool flag;
+        scene_part_bytes = (uint32_t)cases[i].own * WH_BLOCKS_PART_UNIT;
+        scene_begin(&s, &side_by_side, false, false, NULL);
+        must(lane->probe(&s.site, offer, 3, &text, &flag, &end, &error));
+        assert_int_equal((uint8_t)text.bytes[4], cases[i].agreed);
+        assert_int_equal(((wh_blocks_end *)(void *)end)->part, (uint64_t)cases[i].agreed * WH_BLOCKS_PART_UNIT);
+        lane->close(end);
+        must(lane->offer(&s.site, &made, &error));
+        assert_int_equal((uint8_t)made.bytes[2], cases[i].own);
+        must(lane->accept(&s.site, text.bytes, 5, &flag, &end, &error));
+        assert_int_equal(((wh_blocks_end *)(void *)end)->part, (uint64_t)cases[i].agreed * WH_BLOCKS_PART_UNIT);
+        lane->close(end);
+        wh_free(text.bytes);
+        wh_free(made.bytes);
+        scene_end(&s);
+    }
+}
+
+/** A chunk that is a block by itself goes in parts, the same at both sides, in place where it lies so; one of several chunks does not. */
+static void test_parts(void **state) {
+    (void)state;
+    static const lane_shape alone = {
+        .chunks = 3, .pieces = 1, .shortest = 300 * KIB, .longest = 300 * KIB, .source_gap = 9, .target_gap = 9};
+    static const lane_shape in_pieces = {.chunks = 3,
+                                         .pieces = 9,
+                                         .shortest = 40 * KIB,
+                                         .longest = 50 * KIB,
+                                         .source_gap = 9,
+                                         .target_gap = 20,
+                                         .strided = true};
+    const lane_shape *const shapes[] = {&alone, &in_pieces, &side_by_side};
+    for (int i = 0; i < 6; i++) {
+        bool source = i & 1;
+        const lane_shape *shape = shapes[i / 2];
+        scene s;
+        size_t expected_count = 0;
+        wh_blocks_limit.longest_mib = shape == &side_by_side;
+        scene_part_bytes = 2 * WH_BLOCKS_PART_UNIT;
+        scene_begin(&s, shape, source, !source, NULL);
+        must(work(&s, source));
+        for (size_t chunk = 0; chunk < shape->chunks && shape != &side_by_side; chunk++) {
+            for (uint64_t left = chunk_bytes(s.data, chunk), size; left; left -= size) {
+                size = wh_min(left, scene_part_bytes);
+                assert_int_equal(s.group.seen[expected_count++].size, size);
+            }
+        }
+        assert_int_equal(s.group.count, shape == &side_by_side ? 3 + 3 : expected_count); /* its last chunk is alone */
+        const uint8_t *expected =
+            source ? s.data->source + s.data->pieces->source : s.data->target + s.data->pieces->target;
+        for (size_t k = 0; k < 3 && shape == &alone; k++) {
+            assert_ptr_equal(s.group.seen[k].bytes, expected + k * scene_part_bytes);
+        }
+        assert_int_equal(source ? s.data->feed_moved : s.data->sink_moved,
+                         lane_data_bytes(s.data, (lane_round){1, 0}, false));
+        assert_int_equal(s.group.most_open, WH_BLOCKS_PARTS);
+        scene_end(&s);
+    }
 }
 
 static void test_hostile_lengths(void **state) {
@@ -192,14 +266,15 @@ static void test_hostile_lengths(void **state) {
     bool flag;
     wh_blocks_limit.longest_mib = WH_BLOCKS_LONG_MIB;
     scene_begin(&s, &side_by_side, false, false, NULL);
-    must_fail(WHERRY_MALFORMED, error, lane->probe(&s.site, "\1\x41", 2, &text, &flag, &end, &error));
-    must_fail(WHERRY_MALFORMED, error, lane->probe(&s.site, "\1\xFF", 2, &text, &flag, &end, &error));
-    must_fail(WHERRY_MALFORMED, error, lane->probe(&s.site, "\1", 1, &text, &flag, &end, &error));
-    must_fail(WHERRY_MALFORMED, error, lane->accept(&s.site, "\1\0\0\x41", 4, &flag, &end, &error));
-    must_fail(WHERRY_MALFORMED, error, lane->accept(&s.site, "\1\0\0\xFF", 4, &flag, &end, &error));
-    must_fail(WHERRY_MALFORMED, error, lane->accept(&s.site, "\1\0\0", 3, &flag, &end, &error));
+    must_fail(WHERRY_MALFORMED, error, lane->probe(&s.site, "\2\x41\0", 3, &text, &flag, &end, &error));
+    must_fail(WHERRY_MALFORMED, error, lane->probe(&s.site, "\2\xFF\0", 3, &text, &flag, &end, &error));
+    must_fail(WHERRY_MALFORMED, error, lane->probe(&s.site, "\2\0", 2, &text, &flag, &end, &error));
+    must_fail(WHERRY_MALFORMED, error, lane->accept(&s.site, "\2\0\0\x41\0", 5, &flag, &end, &error));
+    must_fail(WHERRY_MALFORMED, error, lane->accept(&s.site, "\2\0\0\xFF\0", 5, &flag, &end, &error));
+    must_fail(WHERRY_MALFORMED, error, lane->accept(&s.site, "\2\0\0\0", 4, &flag, &end, &error));
     wh_blocks_limit.longest_mib = 3; /* longer than this source has offered */
-    must_fail(WHERRY_MALFORMED, error, lane->accept(&s.site, "\1\0\0\4", 4, &flag, &end, &error));
+    must_fail(WHERRY_MALFORMED, error, lane->accept(&s.site, "\2\0\0\4\0", 5, &flag, &end, &error));
+    must_fail(WHERRY_MALFORMED, error, lane->accept(&s.site, "\2\0\0\3\1", 5, &flag, &end, &error)); /* parts */
     assert_true(!text.size && !end);
     scene_end(&s);
 }
@@ -313,6 +388,8 @@ int main(void) {
         cmocka_unit_test_setup(test_memory, reset),
         cmocka_unit_test_setup(test_how_many_at_once, reset),
         cmocka_unit_test_setup(test_agreement, reset),
+        cmocka_unit_test_setup(test_agreement_on_parts, reset),
+        cmocka_unit_test_setup(test_parts, reset),
         cmocka_unit_test_setup(test_hostile_lengths, reset),
         cmocka_unit_test_setup(test_stop_while_forming, reset),
         cmocka_unit_test_setup(test_a_feed_that_is_wrong, reset),

@@ -13,6 +13,7 @@
 #include "group/callback/callback_internal.h"
 
 enum { BLOCK_MIN = 1 << 10, BLOCK_DEFAULT = 1 << 20, BLOCK_MAX = 1 << 30, FAREWELL_MS = 100 };
+enum { PART_MIN = 64 << 10, PART_MAX = 8 << 20 };
 
 void wherry_group_ops_init(wherry_group_ops *ops) {
     *ops = (wherry_group_ops){.struct_size = sizeof(*ops), .name = "callback", .max_block = BLOCK_DEFAULT};
@@ -311,7 +312,9 @@ static wh_group_ops make_ops(const wherry_group_ops *ops) {
         .send = callback_send,
         .pump = callback_pump,
         .nudge = ops->wake ? callback_nudge : NULL,
+        .part_bytes = (uint32_t)ops->part_bytes,
         .put = ops->put ? wh_callback_put : NULL,
+        .put_runs = ops->put && ops->put_runs ? wh_callback_put_runs : NULL,
         .get = ops->put ? wh_callback_get : NULL,
         .finish = ops->put ? wh_callback_finish : NULL,
         .abandon = ops->put ? wh_callback_abandon_block : NULL,
@@ -344,6 +347,10 @@ static wherry_status check_ops(const wherry_group_ops *ops, wherry_error *error)
     if (ops->max_block < BLOCK_MIN || ops->max_block > BLOCK_MAX) {
         return wh_fail(error, WHERRY_INVALID_ARGUMENT, "max_block is %llu, and has to be %d to %d",
                        (unsigned long long)ops->max_block, BLOCK_MIN, BLOCK_MAX);
+    }
+    if (ops->part_bytes && (ops->part_bytes < PART_MIN || ops->part_bytes > PART_MAX)) {
+        return wh_fail(error, WHERRY_INVALID_ARGUMENT, "part_bytes is %llu, and has to be 0, or %d to %d",
+                       (unsigned long long)ops->part_bytes, PART_MIN, PART_MAX);
     }
     return WHERRY_OK;
 }

@@ -1,4 +1,6 @@
 /* Blocks that move without copies: the table does it, and this sees to it that it is called in turn and that its answers make sense. */
+#include <string.h>
+
 #include "base/alloc.h"
 #include "base/fail.h"
 #include "group/callback/callback_internal.h"
@@ -25,8 +27,27 @@ static wherry_status settle(wh_callback *callback, wherry_status status, const c
     return status;
 }
 
-/** Begins a block by one of the table's two functions for that: from `bytes`, or into them. */
-static wherry_status begin(wh_callback *callback, bool into, int32_t rank, uint32_t channel, void *bytes, size_t size,
+/** What a block is, and the table's function that begins it. */
+typedef struct beginning {
+    const char *function;
+    void *bytes;
+    size_t size;
+    const struct iovec *runs; /**< Of put_runs, */
+    size_t count;             /**< and how many. */
+} beginning;
+
+static wherry_status call(wh_callback *callback, const beginning *what, int32_t rank, uint32_t channel,
+                          void **operation_p, wherry_error *error) {
+    const wherry_group_ops *ops = &callback->ops;
+    if (what->runs) {
+        return ops->put_runs(callback->context, rank, channel, what->runs, what->count, operation_p, error);
+    }
+    return strcmp(what->function, "get") == 0
+               ? ops->get(callback->context, rank, channel, what->bytes, what->size, operation_p, error)
+               : ops->put(callback->context, rank, channel, what->bytes, what->size, operation_p, error);
+}
+
+static wherry_status begin(wh_callback *callback, const beginning *what, int32_t rank, uint32_t channel,
                            void **operation_p, wherry_error *error) {
     wherry_error latest;
     wherry_status status = wh_callback_check_peer(callback, rank, 0, error);
@@ -39,10 +60,9 @@ static wherry_status begin(wh_callback *callback, bool into, int32_t rank, uint3
     pthread_mutex_unlock(&callback->lock);
     wh_fail(&latest, WHERRY_OK, "%s", "");
     wh_callback_enter(callback);
-    status = into ? callback->ops.get(callback->context, rank, channel, bytes, size, &begun->operation, &latest)
-                  : callback->ops.put(callback->context, rank, channel, bytes, size, &begun->operation, &latest);
+    status = call(callback, what, rank, channel, &begun->operation, &latest);
     wh_callback_leave(callback);
-    status = settle(callback, status, into ? "get" : "put", rank, begun->incarnation, &latest, error);
+    status = settle(callback, status, what->function, rank, begun->incarnation, &latest, error);
     if (status == WHERRY_OK) {
         *operation_p = begun;
     } else {
@@ -53,12 +73,20 @@ static wherry_status begin(wh_callback *callback, bool into, int32_t rank, uint3
 
 wherry_status wh_callback_put(wh_group *group, int32_t rank, uint32_t channel, const void *bytes, size_t size,
                               void **operation_p, wherry_error *error) {
-    return begin((wh_callback *)group, false, rank, channel, (void *)bytes, size, operation_p, error);
+    return begin((wh_callback *)group, &(beginning){.function = "put", .bytes = (void *)bytes, .size = size}, rank,
+                 channel, operation_p, error);
+}
+
+wherry_status wh_callback_put_runs(wh_group *group, int32_t rank, uint32_t channel, const struct iovec *runs,
+                                   size_t count, void **operation_p, wherry_error *error) {
+    return begin((wh_callback *)group, &(beginning){.function = "put_runs", .runs = runs, .count = count}, rank,
+                 channel, operation_p, error);
 }
 
 wherry_status wh_callback_get(wh_group *group, int32_t rank, uint32_t channel, void *bytes, size_t size,
                               void **operation_p, wherry_error *error) {
-    return begin((wh_callback *)group, true, rank, channel, bytes, size, operation_p, error);
+    return begin((wh_callback *)group, &(beginning){.function = "get", .bytes = bytes, .size = size}, rank, channel,
+                 operation_p, error);
 }
 
 wherry_status wh_callback_finish(wh_group *group, int32_t rank, void *operation, uint32_t timeout_ms,

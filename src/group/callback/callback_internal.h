@@ -81,6 +81,8 @@ wherry_status wh_callback_signal(wh_callback *callback, int32_t rank, wh_frame_k
 wherry_status wh_callback_check_peer(wh_callback *callback, int32_t rank, uint64_t to, wherry_error *error);
 
 /** The table's blocks: operations of wh_group_ops. */
+wherry_status wh_callback_put_runs(wh_group *group, int32_t rank, uint32_t channel, const struct iovec *runs,
+                                   size_t count, void **operation_p, wherry_error *error);
 wherry_status wh_callback_put(wh_group *group, int32_t rank, uint32_t channel, const void *bytes, size_t size,
                               void **operation_p, wherry_error *error);
 wherry_status wh_callback_get(wh_group *group, int32_t rank, uint32_t channel, void *bytes, size_t size,

@@ -11,10 +11,11 @@
 #include "lane/lanes.h"
 
 /*
- * An offer is the version and the longest block of several chunks that the source makes (u8, MiB). A request is the version, the channel (u16, big endian) and
- * the longest block that it shall make, which is no longer.
+ * An offer is the version, the longest block of several chunks that the source makes (u8, MiB), and the bytes of its parts (u8, WH_BLOCKS_PART_UNIT). A request is
+ * the version, the channel (u16, big endian), the longest block that it shall make, which is no longer, and the parts, which are not longer either; where one of
+ * the sides has none, there are none.
  */
-enum { VERSION = 1, OFFER_BYTES = 2, REQUEST_BYTES = 4, CHANNELS = WHERRY_GROUP_CHANNEL_MAX + 1, WAIT_MS = 5 };
+enum { VERSION = 2, OFFER_BYTES = 3, REQUEST_BYTES = 5, CHANNELS = WHERRY_GROUP_CHANNEL_MAX + 1, WAIT_MS = 5 };
 
 /* At 10 MB/s, with two blocks under way, the first is through after 6 to 13 s: well within the default limit of 30 s. */
 wh_blocks_limits wh_blocks_limit = {.longest_mib = WH_BLOCKS_LONG_MIB, .patience_ms = 10000};
@@ -22,6 +23,11 @@ wh_blocks_limits wh_blocks_limit = {.longest_mib = WH_BLOCKS_LONG_MIB, .patience
 /** The longest block of several chunks that this side agrees to, in MiB. */
 static uint8_t longest_here(const wh_lane_site *site) {
     return site->no_progress_ms >= wh_blocks_limit.patience_ms ? wh_blocks_limit.longest_mib : 0;
+}
+
+/** The parts of a chunk that this side agrees to, in WH_BLOCKS_PART_UNIT. */
+static uint8_t part_here(const wh_lane_site *site) {
+    return (uint8_t)(site->group->ops->part_bytes / WH_BLOCKS_PART_UNIT);
 }
 
 /**
@@ -42,8 +48,8 @@ static wherry_status next_channel(uint32_t *channel_p, wherry_error *error) {
     return WHERRY_OK;
 }
 
-static wherry_status new_end(const wh_lane_site *site, uint32_t channel, uint8_t longest_mib, wh_lane_end **end_p,
-                             wherry_error *error) {
+static wherry_status new_end(const wh_lane_site *site, uint32_t channel, uint8_t longest_mib, uint8_t part,
+                             wh_lane_end **end_p, wherry_error *error) {
     wh_blocks_end *own = wh_alloc_zeroed(1, sizeof(*own));
     if (!own) {
         return wh_fail_memory(error, "a lane");
@@ -52,12 +58,13 @@ static wherry_status new_end(const wh_lane_site *site, uint32_t channel, uint8_t
     own->site = site;
     own->channel = channel;
     own->longest = (uint64_t)longest_mib << 20;
+    own->part = (uint64_t)part * WH_BLOCKS_PART_UNIT;
     *end_p = &own->base;
     return WHERRY_OK;
 }
 
 static wherry_status blocks_offer(const wh_lane_site *site, wh_string *offer, wherry_error *error) {
-    const char bytes[OFFER_BYTES] = {VERSION, (char)longest_here(site)};
+    const char bytes[OFFER_BYTES] = {VERSION, (char)longest_here(site), (char)part_here(site)};
     wherry_status status = wh_group_check_blocks(site->group, site->peer, error);
     if (status == WHERRY_OK) {
         wh_string_append(offer, bytes, sizeof(bytes));
@@ -83,10 +90,12 @@ static wherry_status blocks_probe(const wh_lane_site *site, const void *offer, s
         return status;
     }
     uint8_t longest = (uint8_t)wh_min(offered[1], longest_here(site));
-    const char bytes[REQUEST_BYTES] = {VERSION, (char)(channel >> 8), (char)(channel & 0xFF), (char)longest};
+    uint8_t part = (uint8_t)wh_min(offered[2], part_here(site));
+    const char bytes[REQUEST_BYTES] = {VERSION, (char)(channel >> 8), (char)(channel & 0xFF), (char)longest,
+                                       (char)part};
     wh_string_append(request, bytes, sizeof(bytes));
     return request->failed ? wh_fail_memory(error, "the request of a lane")
-                           : new_end(site, channel, longest, end_p, error);
+                           : new_end(site, channel, longest, part, end_p, error);
 }
 
 static wherry_status blocks_accept(const wh_lane_site *site, const void *request, size_t size, bool *ready_p,
@@ -96,12 +105,13 @@ static wherry_status blocks_accept(const wh_lane_site *site, const void *request
     if (status != WHERRY_OK) {
         return status;
     }
-    if (size != REQUEST_BYTES || bytes[0] != VERSION || bytes[1] >= CHANNELS >> 8 || bytes[3] > longest_here(site)) {
+    if (size != REQUEST_BYTES || bytes[0] != VERSION || bytes[1] >= CHANNELS >> 8 || bytes[3] > longest_here(site) ||
+        bytes[4] > part_here(site)) {
         return wh_fail(error, WHERRY_MALFORMED, "the request of rank %d for the lane blocks cannot be read",
                        (int)site->peer);
     }
     *ready_p = true;
-    return new_end(site, (uint32_t)bytes[1] << 8 | bytes[2], bytes[3], end_p, error);
+    return new_end(site, (uint32_t)bytes[1] << 8 | bytes[2], bytes[3], bytes[4], end_p, error);
 }
 
 static wherry_status blocks_pull(wh_lane_end *end, uint32_t worker, const wh_sink *sink, wherry_error *error) {
@@ -132,10 +142,14 @@ static void blocks_close(wh_lane_end *end) {
     wh_blocks_abandon(own);
     for (size_t i = 0; i < WH_BLOCKS_AHEAD && own->order[i]; i++) {
         wh_free(own->order[i]->scratch);
+        wh_free(own->order[i]->runs);
         for (size_t k = 0; k < WH_BLOCKS_CHUNKS; k++) {
             wh_landing_destroy(own->order[i]->landings + k);
         }
         wh_free(own->order[i]);
+    }
+    for (size_t i = 0; i < WH_BLOCKS_PARTS; i++) {
+        wh_landing_destroy(own->landings + i);
     }
     wh_segments_destroy(&own->segments);
     wh_digester_destroy(own->digester);

@@ -2,7 +2,7 @@
 #ifndef WH_LANE_BLOCKS_INTERNAL_H
 #define WH_LANE_BLOCKS_INTERNAL_H
 
-#include "lane/lane.h"
+#include "lane/run_cursor.h"
 
 /**
  * Operations that a source has under way at once: while one is being packed, the others move. WH_BLOCKS_BYTES bounds them where blocks are large: at either side
@@ -16,8 +16,12 @@ enum { WH_BLOCKS_UNDER_WAY = 3, WH_BLOCKS_AHEAD = 32, WH_BLOCKS_BYTES = 12 << 20
 /**
  * A block is a chunk, or several of which each continues the one before (wh_sink.continues): an operation costs the same whatever its length. It has no more
  * chunks than this, and where it has several, no more bytes than the sides agreed on, WH_BLOCKS_LONG_MIB at most.
+ *
+ * A chunk that is a block by itself is of small tensors, most likely, and has to be packed. Where the group likes that (wherry_group_ops.part_bytes), it goes in
+ * parts, each a block: what is packed, moved and unpacked stays in the caches, and the sides work at the same time. Their length, WH_BLOCKS_PART_UNIT times a
+ * number, is agreed on too. Over such a group either side has WH_BLOCKS_PARTS blocks under way.
  */
-enum { WH_BLOCKS_CHUNKS = 64, WH_BLOCKS_LONG_MIB = 64 };
+enum { WH_BLOCKS_CHUNKS = 64, WH_BLOCKS_LONG_MIB = 64, WH_BLOCKS_PART_UNIT = 64 << 10, WH_BLOCKS_PARTS = 4 };
 
 /** How long blocks may be that this process agrees to. Variables for tests, which lower them while no end is open. */
 typedef struct wh_blocks_limits {
@@ -35,11 +39,17 @@ typedef struct wh_block {
     uint8_t *bytes; /**< What moves: where it belongs, or scratch. */
     size_t size;
     uint64_t first; /**< The source's: its first chunk. */
-    size_t chunks;
-    bool in_place;    /**< Its bytes go from or to where they belong; else by way of scratch. */
+    size_t chunks;  /**< How many it has; those that end with it, where it is a part. */
+    bool is_part;
+    wh_run_cursor
+        cursor;          /**< Where it lies in the chunk, or where it lands: of one that is packed and has one chunk. */
+    wh_landing *landing; /**< The receiver's: of the chunk that it is a part of. */
+    bool in_place;       /**< Its bytes go from or to where they belong; else by way of scratch. */
     uint64_t held;    /**< Bytes of memory that it needs beside the tensors': scratch of its own, or of the sink's. */
     uint8_t *scratch; /**< Made when first needed. */
     size_t scratch_bytes;
+    struct iovec *runs; /**< The source's, for a group that packs them itself: made when first needed. */
+    size_t run_capacity;
     wh_landing landings[WH_BLOCKS_CHUNKS]; /**< The receiver's, one a chunk. */
 } wh_block;
 
@@ -48,11 +58,19 @@ typedef struct wh_blocks_end {
     wh_lane_end base;
     const wh_lane_site *site;
     uint32_t channel;
-    uint64_t longest;      /**< Bytes of a block of several chunks. */
-    bool begun;            /**< A round is at work. */
-    bool given;            /**< All of its chunks were begun. */
-    bool has_ahead;        /**< A chunk was taken from the round that did not belong to the block, */
-    uint64_t ahead;        /**< and this is it: the next one begins with it. */
+    uint64_t longest;                     /**< Bytes of a block of several chunks. */
+    uint64_t part;                        /**< Bytes of a part; 0: there are none. */
+    bool begun;                           /**< A round is at work. */
+    bool given;                           /**< All of its chunks were begun. */
+    bool has_ahead;                       /**< A chunk was taken from the round that did not belong to the block, */
+    uint64_t ahead;                       /**< and this is it: the next one begins with it. */
+    uint64_t left;                        /**< Bytes of the chunk that goes in parts now that were not begun, */
+    wh_run_cursor cursor;                 /**< where they begin, */
+    uint64_t cut;                         /**< the source's: its number, */
+    wh_landing *landing;                  /**< and the receiver's: where it lands, one of the following. */
+    wh_landing landings[WH_BLOCKS_PARTS]; /**< Taken in turn: each has several parts, so none is needed that long. */
+    size_t next_landing;
+    bool hashing;          /**< A part of a chunk was hashed, and not its last. */
     wh_deadline patience;  /**< When a peer that moves nothing is given up. */
     wh_digester *digester; /**< The receiver's, made when first needed. */
     wh_segments segments;  /**< The source's. */

@@ -8,7 +8,6 @@
 #include "base/checked.h"
 #include "base/fail.h"
 #include "lane/blocks/blocks_internal.h"
-#include "lane/run_cursor.h"
 #include "lane/site.h"
 
 /** Progress is told in steps of so many bytes. */
@@ -30,6 +29,9 @@ typedef struct side {
 
     /** Adds a chunk to a block that is being formed. */
     wherry_status (*add)(wh_blocks_end *own, const void *what, wh_block *block, uint64_t chunk, wherry_error *error);
+
+    /** The only chunk of the block goes in parts: keeps what it needs of it. */
+    void (*divide)(wh_blocks_end *own, wh_block *block);
 
     /** Begins to move a block, whose chunks are all there. */
     wherry_status (*begin)(wh_blocks_end *own, wh_block *block, wherry_error *error);
@@ -70,15 +72,19 @@ static wh_block *note_gone(wh_blocks_end *own) {
     return block;
 }
 
-/** Whether another block may be begun. */
+/** Whether another block may be begun. Where there are parts, a receiver is no further ahead than a source: what stays in the caches is moved faster. */
 static bool has_room(const wh_blocks_end *own, const side *s) {
-    return own->count < s->most && own->held < WH_BLOCKS_BYTES && (own->count < 2 || own->bytes < s->bytes);
+    size_t most = own->part ? WH_BLOCKS_PARTS : s->most;
+    uint64_t bytes = own->part ? WH_BLOCKS_BYTES : s->bytes;
+    return own->count < most && own->held < WH_BLOCKS_BYTES && (own->count < 2 || own->bytes < bytes);
 }
 
+/** The last one first: what still comes for one that is gone would be taken for the next, which may be shorter, and some MPIs end the process over that. */
 void wh_blocks_abandon(wh_blocks_end *own) {
     while (own->count) {
-        own->site->group->ops->abandon(own->site->group, note_gone(own)->operation);
+        own->site->group->ops->abandon(own->site->group, own->order[--own->count]->operation);
     }
+    own->bytes = own->held = 0;
 }
 
 /** The block goes by way of scratch. @return false where there is no memory. */
@@ -105,6 +111,7 @@ static wherry_status add_put(wh_blocks_end *own, const void *what, wh_block *blo
         block->first = chunk;
         block->in_place = one_run;
         block->bytes = segments->items[0].iov_base;
+        block->cursor = wh_run_cursor_at(segments);
     } else if (!block->in_place || !one_run || segments->items[0].iov_base != block->bytes + block->size) {
         return wh_fail(error, WHERRY_INTERNAL, "chunk %llu does not lie where the one before it ends",
                        (unsigned long long)chunk);
@@ -114,14 +121,36 @@ static wherry_status add_put(wh_blocks_end *own, const void *what, wh_block *blo
     return WHERRY_OK;
 }
 
+/** The segments stay as they are until all parts were begun. */
+static void divide_put(wh_blocks_end *own, wh_block *block) {
+    own->cursor = block->cursor;
+    own->cut = block->first;
+}
+
+/** The bytes lie in several runs, and the group takes them so. They are not in scratch then, but may count as if: there is no more of them than of that. */
+static wherry_status put_runs(wh_blocks_end *own, wh_block *block, wherry_error *error) {
+    wh_group *group = own->site->group;
+    size_t bytes;
+    if (!WH_RESERVE(block->runs, block->run_capacity, (size_t)(block->cursor.end - block->cursor.at))) {
+        return wh_fail_memory(error, "a block");
+    }
+    size_t count = wh_run_cursor_window(&block->cursor, NULL, block->runs, block->run_capacity, block->size, &bytes);
+    return wh_site_blame(
+        own->site,
+        group->ops->put_runs(group, own->site->peer, own->channel, block->runs, count, &block->operation, error),
+        error);
+}
+
 static wherry_status begin_put(wh_blocks_end *own, wh_block *block, wherry_error *error) {
     wh_group *group = own->site->group;
+    if (!block->in_place && group->ops->put_runs) {
+        return put_runs(own, block, error);
+    }
     if (!block->in_place) {
         if (!use_scratch(block)) {
             return wh_fail_memory(error, "a block");
         }
-        wh_run_cursor cursor = wh_run_cursor_at(&own->segments);
-        wh_run_cursor_pack(&cursor, block->scratch, block->size);
+        wh_run_cursor_pack(&block->cursor, block->scratch, block->size);
     }
     return wh_site_blame(
         own->site,
@@ -169,6 +198,15 @@ static wherry_status add_get(wh_blocks_end *own, const void *what, wh_block *blo
     return WHERRY_OK;
 }
 
+static void divide_get(wh_blocks_end *own, wh_block *block) {
+    wh_landing former = own->landings[own->next_landing];
+    own->landing = own->landings + own->next_landing;
+    own->next_landing = (own->next_landing + 1) % WH_BLOCKS_PARTS;
+    *own->landing = block->landings[0];
+    block->landings[0] = former; /* its memory is used again */
+    own->cursor = wh_run_cursor_at(&own->landing->segments);
+}
+
 static wherry_status begin_get(wh_blocks_end *own, wh_block *block, wherry_error *error) {
     wh_group *group = own->site->group;
     if (!block->in_place && !use_scratch(block)) {
@@ -180,10 +218,36 @@ static wherry_status begin_get(wh_blocks_end *own, wh_block *block, wherry_error
         error);
 }
 
+/** A part has come: hashed out of the cache, where it still is, and unpacked. */
+static wherry_status end_part(wh_blocks_end *own, const wh_sink *sink, wh_block *block, wherry_error *error) {
+    wh_digest digest;
+    if (sink->verify) {
+        if (!own->hashing) {
+            wh_digester_begin(own->digester);
+        }
+        wh_digester_add(own->digester, block->bytes, block->size);
+        own->hashing = block->chunks == 0;
+    }
+    if (!block->in_place) {
+        wh_run_cursor_unpack(&block->cursor, block->bytes, block->size);
+    }
+    sink->moved(sink->context, block->size);
+    if (!block->chunks) {
+        return WHERRY_OK;
+    }
+    if (sink->verify) {
+        digest = wh_digester_end(own->digester);
+    }
+    return sink->close(sink->context, block->landing, sink->verify ? &digest : NULL, NULL, error);
+}
+
 static wherry_status end_get(wh_blocks_end *own, const void *what, wh_block *block, wherry_error *error) {
     const wh_sink *sink = what;
     wherry_status status = WHERRY_OK;
     uint8_t *from = block->bytes;
+    if (block->is_part) {
+        return end_part(own, sink, block, error);
+    }
     for (size_t i = 0; i < block->chunks && status == WHERRY_OK; i++) {
         wh_landing *landing = block->landings + i;
         struct iovec whole = {from, landing->segments.bytes}; /* in scratch it is in the cache, and one run */
@@ -214,6 +278,7 @@ static bool joins(const wh_blocks_end *own, const side *s, const wh_block *block
 static wherry_status form_block(wh_blocks_end *own, const side *s, wh_block *block, wherry_error *error) {
     bool more = own->has_ahead || s->next(s->context, &own->ahead);
     block->size = block->chunks = block->held = 0;
+    block->is_part = false;
     while (more) {
         uint64_t chunk = own->ahead;
         own->has_ahead = false;
@@ -228,20 +293,49 @@ static wherry_status form_block(wh_blocks_end *own, const side *s, wh_block *blo
     return wh_stop_requested(own->site->stop) ? wh_site_cancelled(error) : WHERRY_OK;
 }
 
+/** Makes a block of the next part of the chunk that goes in parts. */
+static void form_part(wh_blocks_end *own, wh_block *block) {
+    block->size = (size_t)wh_min(own->left, own->part);
+    own->left -= block->size;
+    block->is_part = true;
+    block->held = 0;
+    block->chunks = own->left == 0;
+    block->first = own->cut;
+    block->landing = own->landing;
+    block->cursor = own->cursor;
+    block->in_place = own->cursor.at->iov_base && wh_run_cursor_left(&own->cursor) >= block->size;
+    block->bytes = block->in_place ? (uint8_t *)own->cursor.at->iov_base + own->cursor.skip : NULL;
+    wh_run_cursor_advance(&own->cursor, block->size);
+}
+
+/** Finds what is to be begun next: a part, or the next block. @return as form_block. */
+static wherry_status form_next(wh_blocks_end *own, const side *s, wh_block *block, wherry_error *error) {
+    if (!own->left) {
+        wherry_status status = form_block(own, s, block, error);
+        own->given = status == WHERRY_OK && block->chunks == 0;
+        if (status != WHERRY_OK || block->chunks != 1 || !own->part || block->size <= own->part) {
+            return status;
+        }
+        own->left = block->size;
+        s->divide(own, block);
+    }
+    form_part(own, block);
+    return WHERRY_OK;
+}
+
 /** Begins blocks while there is room, once only few are left. */
 static wherry_status begin_some(wh_blocks_end *own, const side *s, wherry_error *error) {
     wherry_status status = WHERRY_OK;
     if (own->count > s->few) {
         return status;
     }
-    while (status == WHERRY_OK && !own->given && has_room(own, s)) {
+    while (status == WHERRY_OK && (own->left || !own->given) && has_room(own, s)) {
         wh_block *block = next_block(own);
         if (!block) {
             return wh_fail_memory(error, "a block");
         }
-        status = form_block(own, s, block, error);
-        own->given = status == WHERRY_OK && block->chunks == 0;
-        if (status == WHERRY_OK && block->chunks) {
+        status = form_next(own, s, block, error);
+        if (status == WHERRY_OK && !own->given) {
             status = s->begin(own, block, error);
             if (status == WHERRY_OK) {
                 note_begun(own, block);
@@ -277,7 +371,8 @@ static wherry_status work_some(wh_blocks_end *own, const side *s, uint32_t wait_
     wherry_status status = WHERRY_OK;
     if (!own->begun) {
         own->begun = true;
-        own->given = own->has_ahead = false;
+        own->given = own->has_ahead = own->hashing = false;
+        own->left = 0;
         be_patient(own);
     }
     if (wh_stop_requested(own->site->stop)) {
@@ -313,6 +408,7 @@ wherry_status wh_blocks_push_some(wh_lane_end *end, const wh_feed *feed, uint32_
                          .next = feed->next,
                          .continues = feed->continues,
                          .add = add_put,
+                         .divide = divide_put,
                          .begin = begin_put,
                          .end = end_put};
     return work_some((void *)end, &source, wait_ms, done_p, error);
@@ -328,6 +424,7 @@ wherry_status wh_blocks_pull_some(wh_lane_end *end, const wh_sink *sink, uint32_
                            .next = sink->next,
                            .continues = sink->continues,
                            .add = add_get,
+                           .divide = divide_get,
                            .begin = begin_get,
                            .end = end_get};
     wh_blocks_end *own = (void *)end;
