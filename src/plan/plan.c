@@ -102,6 +102,9 @@ static int visit_runs(void *context, const wh_copy_runs *runs) {
     return v->fn(v->context, &copy);
 }
 
+/** Storages lie all over memory: so many moves ahead, they are fetched. */
+enum { AHEAD = 8 };
+
 /** The first move that reaches behind a position. */
 static size_t first_move(const wherry_plan *plan, uint64_t position) {
     size_t low = 0;
@@ -125,6 +128,7 @@ int wherry_plan_visit_chunk(const wherry_plan *plan, uint64_t chunk, wherry_copy
     uint64_t end = wh_space_chunk_begin(&plan->prepared->space, chunk + 1);
     int result = 0;
     for (size_t i = first_move(plan, begin); i < plan->move_count && plan->moves[i].copy.from < end && !result; i++) {
+        __builtin_prefetch(plan->moves[wh_min(i + AHEAD, plan->move_count - 1)].storage);
         if (plan->moves[i].end > begin) {
             visit v = {plan->moves + i, begin, visit_fn, context};
             result = wh_copy_visit(&plan->moves[i].copy, begin, end, visit_runs, &v);

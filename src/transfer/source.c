@@ -112,14 +112,13 @@ void wh_source_destroy(wh_source *source) {
 
 typedef struct gathering {
     const wherry_prepared *prepared;
-    const uint8_t *bases; /**< NULL: the storages' own. */
+    const uint8_t *bases; /**< Addresses of the storages, side by side: those themselves lie all over memory. */
     wh_segments *segments;
 } gathering;
 
 static int gather_piece(void *context, const wh_piece *piece) {
     const gathering *g = context;
-    char *base = g->bases ? (char *)(uintptr_t)wh_load_be64(g->bases + 8 * piece->storage)
-                          : wherry_storage_data(g->prepared->storages[piece->storage]);
+    char *base = (char *)(uintptr_t)wh_load_be64(g->bases + 8 * piece->storage);
     uint64_t offset = piece->offset;
     for (uint64_t i = 0; i < piece->count; i++) {
         if (!wh_segments_add(g->segments, (char *)((uintptr_t)base + offset), piece->length)) {
@@ -141,13 +140,12 @@ static wherry_status gather(const gathering *g, uint64_t chunk, wherry_error *er
     return WHERRY_OK;
 }
 
-wherry_status wh_source_gather(const wh_source *source, uint64_t chunk, wh_segments *segments, wherry_error *error) {
-    gathering g = {source->prepared, NULL, segments};
-    return gather(&g, chunk, error);
-}
-
 wherry_status wh_origin_gather(const wherry_prepared *prepared, const void *bases, uint64_t chunk,
                                wh_segments *segments, wherry_error *error) {
     gathering g = {prepared, bases, segments};
     return gather(&g, chunk, error);
+}
+
+wherry_status wh_source_gather(const wh_source *source, uint64_t chunk, wh_segments *segments, wherry_error *error) {
+    return wh_origin_gather(source->prepared, source->addresses.bytes, chunk, segments, error);
 }
