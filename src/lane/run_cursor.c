@@ -69,4 +69,5 @@ void wh_run_cursor_unpack(wh_run_cursor *cursor, const void *from, size_t bytes)
         at += part;
         bytes -= part;
     }
+    wh_copies_settle();
 }

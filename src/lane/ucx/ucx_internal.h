@@ -8,9 +8,10 @@
 
 /**
  * Pieces that are under way at once, a worker: while one is packed or hashed, the others move. A run that is shorter than WH_UCX_DIRECT is packed with its
- * neighbours into pieces of up to WH_UCX_PACKED bytes, which are still in the cache when they go out.
+ * neighbours into pieces of up to WH_UCX_PACKED bytes, which are still in the cache when they go out: hence there are few of these at once, though long ones,
+ * since each takes UCX some messages, whatever its length.
  */
-enum { WH_UCX_SLOTS = 8, WH_UCX_DIRECT = 64 << 10, WH_UCX_PACKED = 256 << 10 };
+enum { WH_UCX_SLOTS = 8, WH_UCX_DIRECT = 64 << 10, WH_UCX_PACKED = 1 << 20, WH_UCX_PACKED_MAX = 3 };
 
 /** How many pieces a receiver keeps that were announced and not begun. A source has no more than its slots under way. */
 enum { WH_UCX_QUEUE = 2 * WH_UCX_SLOTS };
@@ -28,7 +29,8 @@ extern uint32_t wh_ucx_meet_ms;
 typedef struct wh_ucx_outgoing {
     wh_ucx_operation operation;
     uint64_t chunk;
-    size_t bytes; /**< 0: the slot is free. */
+    size_t bytes;    /**< 0: the slot is free. */
+    uint8_t *packed; /**< Where it was packed; NULL: it lies where it belongs. */
     uint8_t header[WH_UCX_HEADER_BYTES];
 } wh_ucx_outgoing;
 
@@ -66,8 +68,9 @@ typedef struct wh_ucx_incoming {
     size_t bytes;
     bool direct;      /**< It goes to where it belongs; else by way of scratch. */
     wh_digest digest; /**< The last piece's: of the chunk, as the source says. */
-    uint8_t *bounce;  /**< Where it goes then. */
-    uint8_t *scratch; /**< For one that is longer than the station's, made when first needed. */
+    uint8_t *to;      /**< Where it goes: one of these. */
+    uint8_t *bounce;  /**< Scratch: a part of the station's; NULL: its own, */
+    uint8_t *scratch; /**< for one that is longer, made when first needed. */
     size_t scratch_bytes;
 } wh_ucx_incoming;
 
@@ -130,8 +133,12 @@ bool wh_ucx_pull_message(void *context, const void *header, size_t header_size, 
 void wh_ucx_pusher_destroy(wh_ucx_pusher *push);
 void wh_ucx_puller_destroy(wh_ucx_puller *pull);
 
-/** WH_UCX_PACKED bytes of the station's scratch memory, those of a slot. @return NULL where there is no memory. */
-uint8_t *wh_ucx_scratch(wh_ucx_worker *worker, size_t slot);
+/**
+ * Takes WH_UCX_PACKED bytes of the station's scratch memory, for a piece in a slot: those of all that are free that come first, since the others may be in no
+ * cache. Gives them back. @return NULL where there is no memory.
+ */
+uint8_t *wh_ucx_scratch_take(wh_ucx_worker *worker);
+void wh_ucx_scratch_give(wh_ucx_worker *worker, const uint8_t *part);
 
 /** Begins a round: the digester, where it is verified, and patience. */
 wherry_status wh_ucx_begin_round(wh_ucx_worker *worker, bool verify, wherry_error *error);

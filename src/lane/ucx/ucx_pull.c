@@ -119,11 +119,11 @@ static wherry_status check_piece(wh_ucx_worker *worker, const wh_sink *sink, con
 /** Memory for a piece that does not go to where it belongs by itself. @return false where there is none. */
 static bool find_bounce(wh_ucx_worker *worker, wh_ucx_incoming *slot) {
     if (slot->bytes <= WH_UCX_PACKED) {
-        slot->bounce = wh_ucx_scratch(worker, (size_t)(slot - worker->pull->slots));
-    } else {
-        slot->bounce = WH_RESERVE(slot->scratch, slot->scratch_bytes, slot->bytes) ? slot->scratch : NULL;
+        slot->bounce = wh_ucx_scratch_take(worker);
+        return slot->bounce;
     }
-    return slot->bounce;
+    slot->bounce = NULL;
+    return WH_RESERVE(slot->scratch, slot->scratch_bytes, slot->bytes);
 }
 
 /** Begins the oldest piece that was announced. There is a slot free. */
@@ -143,13 +143,15 @@ static wherry_status begin_piece(wh_ucx_worker *worker, const wh_sink *sink, whe
     if (!slot->direct && !find_bounce(worker, slot)) {
         return wh_fail_memory(error, "a piece");
     }
-    void *to = slot->direct ? (uint8_t *)pull->cursor.at->iov_base + pull->cursor.skip : slot->bounce;
+    slot->to = slot->direct   ? (uint8_t *)pull->cursor.at->iov_base + pull->cursor.skip
+               : slot->bounce ? slot->bounce
+                              : slot->scratch;
     wh_run_cursor_advance(&pull->cursor, piece->bytes);
     slot->chunk->begun += piece->bytes;
     pull->queue_first = (pull->queue_first + 1) % WH_UCX_QUEUE;
     pull->queue_count--;
     pull->slot_count++;
-    wh_ucx_receive(worker->station, &slot->operation, piece->data, to, piece->bytes);
+    wh_ucx_receive(worker->station, &slot->operation, piece->data, slot->to, piece->bytes);
     return WHERRY_OK;
 }
 
@@ -161,15 +163,17 @@ static wherry_status end_piece(wh_ucx_worker *worker, const wh_sink *sink, wherr
     if (slot->operation.status != UCS_OK) {
         return wh_ucx_fail_lost(worker, slot->operation.status, error);
     }
-    const void *bytes = slot->direct ? (const uint8_t *)slot->cursor.at->iov_base + slot->cursor.skip : slot->bounce;
     if (sink->verify) {
         if (!chunk->landed) {
             wh_digester_begin(worker->digester);
         }
-        wh_digester_add(worker->digester, bytes, slot->bytes);
+        wh_digester_add(worker->digester, slot->to, slot->bytes);
     }
     if (!slot->direct) {
-        wh_run_cursor_unpack(&slot->cursor, slot->bounce, slot->bytes);
+        wh_run_cursor_unpack(&slot->cursor, slot->to, slot->bytes);
+    }
+    if (!slot->direct && slot->bounce) {
+        wh_ucx_scratch_give(worker, slot->bounce);
     }
     pull->slot_first = (pull->slot_first + 1) % WH_UCX_SLOTS;
     pull->slot_count--;

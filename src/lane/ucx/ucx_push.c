@@ -32,7 +32,7 @@ void wh_ucx_pusher_destroy(wh_ucx_pusher *push) {
 
 /* ---- pieces ---- */
 
-/** How long the next piece is, and whether it goes out from where it lies. */
+/** How long the next piece is, and whether it goes out from where it lies. There is one. */
 static size_t measure(const wh_run_cursor *cursor, bool *direct_p) {
     size_t first = wh_run_cursor_left(cursor);
     *direct_p = true;
@@ -50,22 +50,23 @@ static size_t measure(const wh_run_cursor *cursor, bool *direct_p) {
     return bytes;
 }
 
-/** Sends the next piece of the chunk. It is hashed first: then the copy finds it in the cache. */
+/** Sends the next piece of the chunk, unless it is one too many that is packed. It is hashed first: then the copy finds it in the cache. */
 static wherry_status push_piece(wh_ucx_worker *worker, wh_ucx_outgoing *slot, bool verify, wherry_error *error) {
     wh_ucx_pusher *push = worker->push;
     bool direct;
     size_t bytes = measure(&push->cursor, &direct);
-    const void *from;
+    const void *from = (const char *)push->cursor.at->iov_base + push->cursor.skip;
+    slot->packed = NULL;
     if (direct) {
-        from = (const char *)push->cursor.at->iov_base + push->cursor.skip;
         wh_run_cursor_advance(&push->cursor, bytes);
+    } else if (__builtin_popcount(worker->station->scratch_used) == WH_UCX_PACKED_MAX) {
+        return WHERRY_OK;
     } else {
-        uint8_t *packed = wh_ucx_scratch(worker, (size_t)(slot - push->slots));
-        if (!packed) {
+        from = slot->packed = wh_ucx_scratch_take(worker);
+        if (!from) {
             return wh_fail_memory(error, "a piece");
         }
-        wh_run_cursor_pack(&push->cursor, packed, bytes);
-        from = packed;
+        wh_run_cursor_pack(&push->cursor, slot->packed, bytes);
     }
     wh_ucx_header header = {
         .kind = WH_UCX_PIECE, .chunk = push->chunk, .bytes = push->segments.bytes, .offset = push->offset};
@@ -124,6 +125,9 @@ static wherry_status end_pieces(wh_ucx_worker *worker, const wh_feed *feed, size
             }
             feed->moved(feed->context, slot->bytes);
             slot->bytes = 0;
+            if (slot->packed) {
+                wh_ucx_scratch_give(worker, slot->packed);
+            }
             if (is_read(worker->push, slot->chunk)) {
                 wh_feed_done(feed, slot->chunk);
             }
@@ -135,14 +139,16 @@ static wherry_status end_pieces(wh_ucx_worker *worker, const wh_feed *feed, size
     return WHERRY_OK;
 }
 
-/** Begins pieces while there are slots. *more_p becomes false where there are no more. */
+/** Begins pieces while there are slots, and not too many are packed. *more_p becomes false where there are no more. */
 static wherry_status begin_pieces(wh_ucx_worker *worker, const wh_feed *feed, bool *more_p, wherry_error *error) {
     wherry_status status = WHERRY_OK;
+    bool begun = true;
     for (wh_ucx_outgoing *slot = worker->push->slots;
-         slot < worker->push->slots + WH_UCX_SLOTS && *more_p && status == WHERRY_OK; slot++) {
+         slot < worker->push->slots + WH_UCX_SLOTS && *more_p && begun && status == WHERRY_OK; slot++) {
         if (!slot->bytes) {
             *more_p = next_piece(worker, feed, &status, error);
             status = *more_p ? push_piece(worker, slot, feed->verify, error) : status;
+            begun = slot->bytes;
         }
     }
     return status;

@@ -12,7 +12,7 @@
 #include "base/log.h"
 
 /** The number of the lane's messages. Turns in which nothing happens before it waits; how long that is at most. */
-enum { MESSAGE_ID = 1, IDLE_TURNS = 64, WAIT_MS = 20 };
+enum { MESSAGE_ID = 1, IDLE_TURNS = 8, WAIT_MS = 20 };
 
 /** How long a connection may take to end: what is under way, then the connection itself; and when UCX is taken to have nothing to do. */
 enum { DRAIN_MS = 50, END_MS = 500, QUIET_TURNS = 64 };

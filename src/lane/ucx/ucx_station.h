@@ -48,6 +48,7 @@ typedef struct wh_ucx_station {
     uint32_t idle;             /**< Turns in which nothing happened. */
     uint8_t *scratch; /**< Memory to pack into, kept with the station: touching new memory takes longer than packing. */
     size_t scratch_bytes;
+    uint32_t scratch_used; /**< A bit for each part that is. */
     wh_ucx_message_fn message;
     void *message_context;
     struct wh_ucx_station *next; /**< ucx_pool.h */
