@@ -145,16 +145,9 @@ static int send_copy(wh_mpi *mpi, wh_mpi_copy *copy, wh_mpi_operation *put, size
 
 /** Copies the next bytes of a put, which is busy. */
 static void copy_runs(wh_mpi_operation *put, uint8_t *to, size_t size) {
-    while (size) {
-        size_t part = smaller(put->runs->iov_len - put->skip, size);
-        memcpy(to, (const uint8_t *)put->runs->iov_base + put->skip, part);
-        to += part;
-        size -= part;
-        put->skip += part;
-        if (put->skip == put->runs->iov_len) {
-            put->runs++;
-            put->skip = 0;
-        }
+    wherry_group_copy_runs(to, put->runs, put->skip, size);
+    for (put->skip += size; put->skip && put->skip >= put->runs->iov_len; put->runs++) {
+        put->skip -= put->runs->iov_len;
     }
 }
 

@@ -20,8 +20,11 @@
 /** Pieces of a block have this many bytes, but for the last. Both sides cut alike. */
 #define WH_MPI_PIECE ((size_t)8 << 20)
 
-/** Parts of blocks that are packed: larger ones leave the caches, and with smaller ones the ranks wait for each other more often. */
-#define WH_MPI_PART ((size_t)512 << 10)
+/**
+ * Parts of blocks that are packed: with larger ones the receiver's leave its caches, and with smaller ones the ranks wait for each other more often. The source's copies
+ * go past its caches: where two processors share none, writing what the other has just read takes longer than memory does.
+ */
+#define WH_MPI_PART ((size_t)256 << 10)
 
 enum {
     WH_MPI_VERSION = 1,

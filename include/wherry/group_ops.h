@@ -178,6 +178,15 @@ typedef struct wherry_group_ops {
 WHERRY_API void wherry_group_ops_init(wherry_group_ops *ops);
 
 /**
+ * Copies runs of bytes end to end, for a table that sends copies: past the caches of this processor where it can, since another one will read them. Does not
+ * block. Any thread.
+ * @param to    at least `size` bytes, which no run overlaps.
+ * @param runs  have at least skip + size bytes.
+ * @param skip  so many bytes of them are passed over; fewer than the first one has.
+ */
+WHERRY_API void wherry_group_copy_runs(void *to, const struct iovec *runs, size_t skip, size_t size);
+
+/**
  * Makes a group of a table, as a new incarnation of this rank: one number that is higher than those of the rank's former
  * processes by the clock of the machine. The others are told by a block to each that can take one at once; those that
  * come later learn it from the first message. Does not wait for them.

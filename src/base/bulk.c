@@ -31,6 +31,7 @@ static void copy_lines(uint8_t *restrict to, const uint8_t *restrict from, size_
 __attribute__((target("avx512f"))) static void copy_lines_avx512(uint8_t *restrict to, const uint8_t *restrict from,
                                                                  size_t lines) {
     for (; lines >= 4; lines -= 4, to += 4 * LINE, from += 4 * LINE) {
+        __builtin_prefetch(from + PAGE);
         __m512i a = _mm512_loadu_si512(from);
         __m512i b = _mm512_loadu_si512(from + LINE);
         __m512i c = _mm512_loadu_si512(from + 2 * LINE);

@@ -8,6 +8,8 @@
 
 #include <cmocka.h>
 
+#include <wherry/group_ops.h>
+
 #include "base/bulk.h"
 
 enum { ROOM = 20000, EDGE = 80 };
@@ -48,8 +50,35 @@ static void test_into_cache(void **state) {
     check_every_alignment(wh_copy_into_cache);
 }
 
+/** Runs of many lengths, from the middle of the first to the middle of the last. */
+static void test_runs(void **state) {
+    (void)state;
+    enum { RUNS = 6, FIRST = 3000 };
+    static uint8_t from[ROOM];
+    static uint8_t to[ROOM];
+    struct iovec runs[RUNS];
+    uint8_t *at = from;
+    for (size_t i = 0; i < ROOM; i++) {
+        from[i] = (uint8_t)(i * 31 + i / 251);
+    }
+    for (size_t i = 0; i < RUNS; i++) {
+        runs[i] = (struct iovec){at, i ? 1 + i * 900 : FIRST};
+        at += runs[i].iov_len;
+    }
+    size_t all = (size_t)(at - from);
+    for (size_t skip = 0; skip < FIRST; skip += 37) {
+        for (size_t size = 0; skip + size <= all; size += 977) {
+            memset(to, 0xEE, sizeof(to));
+            wherry_group_copy_runs(to + 1, runs, skip, size);
+            assert_memory_equal(to + 1, from + skip, size);
+            assert_true(to[0] == 0xEE && to[size + 1] == 0xEE);
+        }
+    }
+}
+
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_past_cache), cmocka_unit_test(test_into_cache)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_past_cache), cmocka_unit_test(test_into_cache),
+                                       cmocka_unit_test(test_runs)};
     cmocka_set_message_output(CM_OUTPUT_TAP);
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

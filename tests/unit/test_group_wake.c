@@ -78,5 +78,6 @@ static void test_woken(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_woken)};
     wherry_log_set_level(WHERRY_LOG_OFF);
+    cmocka_set_message_output(CM_OUTPUT_TAP);
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

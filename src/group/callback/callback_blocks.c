@@ -2,6 +2,8 @@
 #include <string.h>
 
 #include "base/alloc.h"
+#include "base/bulk.h"
+#include "base/checked.h"
 #include "base/fail.h"
 #include "group/callback/callback_internal.h"
 
@@ -113,4 +115,15 @@ void wh_callback_abandon_block(wh_group *group, void *operation) {
     callback->ops.abandon(callback->context, begun->operation);
     wh_callback_leave(callback);
     wh_free(begun);
+}
+
+void wherry_group_copy_runs(void *to, const struct iovec *runs, size_t skip, size_t size) {
+    uint8_t *at = to;
+    for (; size; runs++, skip = 0) {
+        size_t part = wh_min(runs->iov_len - skip, size);
+        wh_copy_past_cache(at, (const uint8_t *)runs->iov_base + skip, part);
+        at += part;
+        size -= part;
+    }
+    wh_copies_settle();
 }
