@@ -18,6 +18,7 @@ the test's store, and meet at what the test puts into their environment.
 from __future__ import annotations
 
 import atexit
+import collections
 import contextlib
 import ctypes
 import faulthandler
@@ -263,16 +264,22 @@ def descriptors():
 
 
 def held():
-    """What a process holds that must not be left behind: how many threads, and which descriptors."""
-    return len(list(pathlib.Path("/proc/self/task").iterdir())), descriptors()
+    """What a process holds that must not be left behind: which threads, by their numbers, and which descriptors."""
+    return {one.name for one in pathlib.Path("/proc/self/task").iterdir()}, descriptors()
+
+
+def left_behind(before):
+    """What this process holds now that it did not hold before. What somebody else has ended meanwhile, such as a thread of an earlier test, does not count."""
+    threads, found = held()
+    return threads - before[0], collections.Counter(found) - collections.Counter(before[1])
 
 
 def settles(before, timeout=2):
-    """Waits until this process holds what it held before. A thread that has ended is still listed for a moment."""
+    """Waits until this process holds no more than it held before. A thread that has ended is still listed for a moment."""
     until = time.monotonic() + timeout
-    while (now := held()) != before and time.monotonic() < until:
+    while any(left := left_behind(before)) and time.monotonic() < until:
         time.sleep(0.005)
-    assert now == before, f"left behind: {now}, before: {before}"
+    assert not any(left), f"left behind: threads {left[0]}, descriptors {dict(left[1])}"
 
 
 def _write(path, text):
