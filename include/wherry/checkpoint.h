@@ -201,7 +201,8 @@ typedef struct wherry_transfer_options {
 
     /**
      * The state that is sent, or received into in place of `target`, made ready ahead of time; borrowed. Receiver: where the source's state has the same
-     * tensors in the same layout, and the same plain values, and state_p is NULL, nothing is planned; else it is as with `target`. Default NULL.
+     * tensors in the same layout, and the same plain values, state_p and inspect are NULL, and both are the same `rank` if there are DTensors, nothing is
+     * planned, and `limits` do not matter; else it is as with `target`. stats.ready says which. Default NULL.
      */
     const wherry_ready *ready;
 } wherry_transfer_options;
@@ -259,7 +260,7 @@ WHERRY_API wherry_status wherry_checkpoint_send(wherry_transport *transport, con
  *
  * @param options  NULL for the defaults.
  * @param state_p  the state; belongs to the caller: wherry_value_destroy. NULL: the caller has it in options.target, accept or ready, and wants nothing beside
- *                 that; plain values of the source are lost then. In place its tensors are views of the target's storages; what the target lacks is
+ *                 that: plain values of the source are lost then. A target that is NULL after all, or WHERRY_RECV_NEW, is WHERRY_INVALID_ARGUMENT then. In place its tensors are views of the target's storages; what the target lacks is
  *                 none with WHERRY_RECV_PARTIAL, and of new storages with WHERRY_RECV_NEW.
  * @return WHERRY_OK; or, with nothing to destroy:
  *   - WHERRY_TIMED_OUT, WHERRY_CANCELLED, WHERRY_PEER_LOST, WHERRY_CLOSED: as wherry_checkpoint_send.

@@ -54,7 +54,7 @@ typedef void (*wherry_group_deliver_fn)(void *sink, int32_t rank, const void *by
  * which ends before some of the members, is as good as one whose last members are 0.
  *
  * WHERRY_GROUP_OPS_CONCURRENT says which threads may call the functions, and how many at once. They must not call the
- * library. Their `error` is never NULL; what they do not fill, the library does.
+ * library, but for wherry_group_copy_runs. Their `error` is never NULL; what they do not fill, the library does.
  */
 typedef struct wherry_group_ops {
     uint32_t struct_size; /**< sizeof(wherry_group_ops). */
@@ -151,7 +151,7 @@ typedef struct wherry_group_ops {
 
     /**
      * Ends a `receive` that waits, or the next one, before its time: somebody in this process has something for the thread that is inside. Called by any
-     * thread, at any time, also without WHERRY_GROUP_OPS_CONCURRENT; never blocks. May be NULL, the default: then that is noticed a few milliseconds
+     * thread, at any time, also without WHERRY_GROUP_OPS_CONCURRENT, and by the one inside `receive` from within `deliver`; never blocks. May be NULL, the default: then that is noticed a few milliseconds
      * later, at the end of each transfer.
      */
     void (*wake)(void *context);

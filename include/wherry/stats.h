@@ -55,7 +55,7 @@ typedef struct wherry_stats {
 typedef enum wherry_tensor_state {
     WHERRY_TENSOR_COMPLETE =
         0, /**< All its bytes had come. Without WHERRY_OK it is still not known to be of one step with the others. */
-    WHERRY_TENSOR_PARTIAL = 1,   /**< Half written. */
+    WHERRY_TENSOR_PARTIAL = 1,   /**< Half written, or it may be: its bytes were on their way. */
     WHERRY_TENSOR_UNTOUCHED = 2, /**< As it was. */
 } wherry_tensor_state;
 

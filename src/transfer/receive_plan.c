@@ -98,6 +98,13 @@ static wherry_status plan_anew(wh_receive *receive, const wherry_value *target, 
         return status;
     }
     receive->in_place = target != NULL;
+    if (!receive->wants_state && (!target || options->flags & WHERRY_RECV_NEW)) {
+        wherry_prepared_destroy(prepared);
+        return wh_fail(
+            error, WHERRY_INVALID_ARGUMENT,
+            "state_p is NULL, and what is received into new memory would be lost: give it, or a target without "
+            "WHERRY_RECV_NEW");
+    }
     bool apart = receive->apart || ((options->accept || options->ready) && target && wh_targets_are_apart(target));
     wherry_plan_options plan_options;
     wherry_plan_options_init(&plan_options);

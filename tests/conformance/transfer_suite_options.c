@@ -252,7 +252,7 @@ static void test_memory_for_what_the_target_lacks(void **state) {
 }
 
 /** A mesh of the ranks 10 and 11; the part of one of them. */
-static wherry_value *shard_of_eleven(uint8_t seed) {
+wherry_value *ferry_shard_of_eleven(uint8_t seed) {
     int64_t two[] = {2};
     int64_t ranks[] = {10, 11};
     wherry_mesh_info info = {.device = WHERRY_DEVICE_CPU, .ndim = 1, .shape = two, .ranks = ranks};
@@ -279,13 +279,13 @@ static wherry_value *shard_of_eleven(uint8_t seed) {
 static void test_ranks_as_meshes_name_them(void **state) {
     (void)state;
     ferry_world world = ferry_open();
-    wherry_value *source = shard_of_eleven(1);
+    wherry_value *source = ferry_shard_of_eleven(1);
     static const struct {
         int64_t source, receiver;
         wherry_status status;
     } cases[] = {{10, 10, WHERRY_OK}, {11, 11, WHERRY_OK}, {10, 11, WHERRY_MISMATCH}, {-1, 11, WHERRY_OK}};
     for (size_t i = 0; i < sizeof(cases) / sizeof(*cases); i++) {
-        wherry_value *target = shard_of_eleven(90);
+        wherry_value *target = ferry_shard_of_eleven(90);
         ferry_call calls[] = {ferry_send(&world, 0, 1, source), ferry_receive(&world, 1, 0)};
         calls[0].options.rank = cases[i].source;
         calls[1].options.rank = cases[i].receiver;

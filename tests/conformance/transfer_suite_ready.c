@@ -163,6 +163,83 @@ static void test_ready_for_something_else(void **state) {
     ferry_close(&world);
 }
 
+/** One source and one target, from two threads and over two transports at once. */
+static void test_ready_shared_by_calls(void **state) {
+    (void)state;
+    ferry_world world = ferry_open();
+    wherry_value *source = ferry_large_state(3);
+    wherry_value *targets[] = {ferry_large_state(90), ferry_large_state(91)};
+    wherry_ready *sends = ready_at(&world, 0, source);
+    wherry_ready *takes[] = {ready_at(&world, 1, targets[0]), ready_at(&world, 2, targets[1])};
+    ferry_call calls[] = {ferry_send(&world, 0, 1, NULL), ferry_send(&world, 0, 2, NULL),
+                          receive_ready(&world, 1, 0, takes[0]), receive_ready(&world, 2, 0, takes[1])};
+    calls[0].options.ready = calls[1].options.ready = sends;
+    ferry_run(calls, 4);
+    for (size_t i = 0; i < 4; i++) {
+        ferry_expect_ok(calls + i);
+    }
+    for (size_t i = 0; i < 2; i++) {
+        assert_int_equal(calls[2 + i].stats.ready, 1);
+        must(wherry_value_compare(source, targets[i], WHERRY_COMPARE_ALL, &error));
+        wherry_ready_destroy(takes[i]);
+        wherry_value_destroy(targets[i]);
+    }
+    wherry_ready_destroy(sends);
+    wherry_value_destroy(source);
+    ferry_close(&world);
+}
+
+/** The same bytes of a DTensor at another rank are another box: what is ready does not hold for them. */
+static void test_ready_at_another_rank(void **state) {
+    (void)state;
+    ferry_world world = ferry_open();
+    static const struct {
+        int64_t source;
+        uint32_t ready;
+        wherry_status status;
+    } cases[] = {{11, 1, WHERRY_OK}, {10, 0, WHERRY_MISMATCH}};
+    wherry_value *source = ferry_shard_of_eleven(1);
+    wherry_value *target = ferry_shard_of_eleven(90);
+    wherry_ready_options options;
+    wherry_ready *takes;
+    wherry_ready_options_init(&options);
+    options.rank = 11;
+    must(wherry_ready_create(world.transports[1], target, &options, &takes, &error));
+    for (size_t i = 0; i < sizeof(cases) / sizeof(*cases); i++) {
+        ferry_call calls[] = {ferry_send(&world, 0, 1, source), receive_ready(&world, 1, 0, takes)};
+        calls[0].options.rank = cases[i].source;
+        calls[1].options.rank = 11;
+        ferry_run(calls, 2);
+        assert_int_equal(calls[1].status, cases[i].status);
+        assert_int_equal(calls[1].stats.ready, cases[i].ready);
+    }
+    wherry_ready_destroy(takes);
+    wherry_value_destroy(target);
+    wherry_value_destroy(source);
+    ferry_close(&world);
+}
+
+/** Whoever wants no state, and has no target after all, is told before a byte moves. */
+static void test_nothing_is_received_in_vain(void **state) {
+    (void)state;
+    ferry_world world = ferry_open();
+    wherry_value *source = ferry_tensor(5000, 1);
+    wherry_value *target = ferry_tensor(5000, 90);
+    for (int i = 0; i < 2; i++) {
+        ferry_call calls[] = {ferry_send(&world, 0, 1, source), ferry_receive(&world, 1, 0)};
+        calls[1].in_target = true;
+        calls[1].options.target = ferry_target;
+        calls[1].options.target_context = i ? target : NULL;
+        calls[1].options.flags = i ? WHERRY_RECV_NEW : 0;
+        ferry_run(calls, 2);
+        assert_int_equal(calls[1].status, WHERRY_INVALID_ARGUMENT);
+        assert_int_equal(calls[0].status, WHERRY_ABORTED);
+    }
+    wherry_value_destroy(target);
+    wherry_value_destroy(source);
+    ferry_close(&world);
+}
+
 static void test_ready_arguments(void **state) {
     (void)state;
     ferry_world world = ferry_open();
@@ -204,8 +281,9 @@ static void test_ready_arguments(void **state) {
 }
 
 const struct CMUnitTest ferry_ready_cases[] = {
-    cmocka_unit_test(test_ready_on_both_sides), cmocka_unit_test(test_ready_random_states),
-    cmocka_unit_test(test_ready_for_several),   cmocka_unit_test(test_ready_for_something_else),
-    cmocka_unit_test(test_ready_arguments),
+    cmocka_unit_test(test_ready_on_both_sides),         cmocka_unit_test(test_ready_random_states),
+    cmocka_unit_test(test_ready_for_several),           cmocka_unit_test(test_ready_for_something_else),
+    cmocka_unit_test(test_ready_shared_by_calls),       cmocka_unit_test(test_ready_at_another_rank),
+    cmocka_unit_test(test_nothing_is_received_in_vain), cmocka_unit_test(test_ready_arguments),
 };
 const size_t ferry_ready_case_count = sizeof(ferry_ready_cases) / sizeof(*ferry_ready_cases);

@@ -85,6 +85,9 @@ void ferry_one(const ferry_world *world, const wherry_value *state, const wherry
  */
 wherry_value *ferry_expected(const wherry_value *source, const wherry_value *target, uint32_t flags);
 
+/** A DTensor over ranks 10 and 11: half of it, filled from a seed. */
+wherry_value *ferry_shard_of_eleven(uint8_t seed);
+
 /** Cases of the suite about options: transfer_suite_options.c; about states that are ready: transfer_suite_ready.c. */
 extern const struct CMUnitTest ferry_option_cases[];
 extern const size_t ferry_option_case_count;

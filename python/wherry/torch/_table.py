@@ -354,9 +354,11 @@ class PgSession:
         try:
             if what == "recv":  # what comes finds its place
                 begun.extend(pieces)
-        except RuntimeError as error:
+        except BaseException as error:  # nobody but this knows of those that have begun
             operation.end()
-            raise _loss(rank, error) from error
+            if isinstance(error, RuntimeError):
+                raise _loss(rank, error) from error
+            raise
         peer = self.peers[rank]
         assert isinstance(peer, Peer)  # those that take turns have no blocks
         peer.blocks.put(operation)
