@@ -1,7 +1,6 @@
 /*
  * bench_ucx TENSORS BYTES REPEATS: ferries a state between two processes over the lane `ucx`, in turn with a program that uses UCX itself: by tagged messages and
- * by active ones, with one thread and with two. Prints a line of JSON with the seconds of every repeat, and of the lane those of moving the bytes. UCX_TLS and
- * the like hold for all of them. A first round warms up and is not counted; what it received is compared with what was sent.
+ * by active ones, with one thread and with two. Prints a line of JSON with the seconds of every repeat. UCX_TLS and the like hold for all of them. A first round warms up and is not counted; what it received is compared with what was sent.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -35,7 +34,6 @@ static const step steps[STEPS] = {
 typedef struct board {
     plain_meeting meeting;
     double seconds[STEPS][BENCH_REPEATS_MAX];
-    double data[STEPS][BENCH_REPEATS_MAX]; /**< Of the lane: moving the bytes. */
     wherry_stats stats;
 } board;
 
@@ -100,7 +98,6 @@ static void play(bench_world *world, int32_t rank, void *context) {
             }
             if (!source && repeat >= 0) {
                 own->board->seconds[i][repeat] = bench_now() - begin;
-                own->board->data[i][repeat] = steps[i].threads ? 0 : own->board->stats.data_seconds;
             }
             bench_gate(world);
         }
@@ -127,12 +124,6 @@ static void print_board(const run *own) {
            (unsigned long long)own->tensors * own->bytes, all->stats.detail, (unsigned)all->stats.workers);
     for (int i = 0; i < STEPS; i++) {
         print_list(i ? ", " : "", steps[i].name, all->seconds[i], own->repeats);
-    }
-    printf("}, \"data\": {");
-    for (int i = 0, lanes = 0; i < STEPS; i++) {
-        if (!steps[i].threads) {
-            print_list(lanes++ ? ", " : "", steps[i].name, all->data[i], own->repeats);
-        }
     }
     printf("}}\n");
 }

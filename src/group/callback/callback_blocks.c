@@ -1,6 +1,4 @@
 /* Blocks that move without copies: the table does it, and this sees to it that it is called in turn and that its answers make sense. */
-#include <string.h>
-
 #include "base/alloc.h"
 #include "base/bulk.h"
 #include "base/checked.h"
@@ -29,9 +27,10 @@ static wherry_status settle(wh_callback *callback, wherry_status status, const c
     return status;
 }
 
-/** What a block is, and the table's function that begins it. */
+/** What a block is, and the table's function that begins it: get, put, or, where there are runs, put_runs. */
 typedef struct beginning {
-    const char *function;
+    const char *function; /**< Its name, for errors. */
+    bool into;
     void *bytes;
     size_t size;
     const struct iovec *runs; /**< Of put_runs, */
@@ -44,9 +43,8 @@ static wherry_status call(wh_callback *callback, const beginning *what, int32_t 
     if (what->runs) {
         return ops->put_runs(callback->context, rank, channel, what->runs, what->count, operation_p, error);
     }
-    return strcmp(what->function, "get") == 0
-               ? ops->get(callback->context, rank, channel, what->bytes, what->size, operation_p, error)
-               : ops->put(callback->context, rank, channel, what->bytes, what->size, operation_p, error);
+    return what->into ? ops->get(callback->context, rank, channel, what->bytes, what->size, operation_p, error)
+                      : ops->put(callback->context, rank, channel, what->bytes, what->size, operation_p, error);
 }
 
 static wherry_status begin(wh_callback *callback, const beginning *what, int32_t rank, uint32_t channel,
@@ -87,8 +85,8 @@ wherry_status wh_callback_put_runs(wh_group *group, int32_t rank, uint32_t chann
 
 wherry_status wh_callback_get(wh_group *group, int32_t rank, uint32_t channel, void *bytes, size_t size,
                               void **operation_p, wherry_error *error) {
-    return begin((wh_callback *)group, &(beginning){.function = "get", .bytes = bytes, .size = size}, rank, channel,
-                 operation_p, error);
+    return begin((wh_callback *)group, &(beginning){.function = "get", .into = true, .bytes = bytes, .size = size},
+                 rank, channel, operation_p, error);
 }
 
 wherry_status wh_callback_finish(wh_group *group, int32_t rank, void *operation, uint32_t timeout_ms,

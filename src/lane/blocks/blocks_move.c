@@ -127,11 +127,12 @@ static void divide_put(wh_blocks_end *own, wh_block *block) {
     own->cut = block->first;
 }
 
-/** The bytes lie in several runs, and the group takes them so. They are not in scratch then, but may count as if: there is no more of them than of that. */
+/** The bytes lie in several runs, and the group takes them so: no scratch is needed. Empty ones are left out, so that there are no more runs than bytes. */
 static wherry_status put_runs(wh_blocks_end *own, wh_block *block, wherry_error *error) {
     wh_group *group = own->site->group;
     size_t bytes;
-    if (!WH_RESERVE(block->runs, block->run_capacity, (size_t)(block->cursor.end - block->cursor.at))) {
+    if (!WH_RESERVE(block->runs, block->run_capacity,
+                    wh_min((size_t)(block->cursor.end - block->cursor.at), block->size))) {
         return wh_fail_memory(error, "a block");
     }
     size_t count = wh_run_cursor_window(&block->cursor, NULL, block->runs, block->run_capacity, block->size, &bytes);
