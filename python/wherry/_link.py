@@ -14,6 +14,7 @@ import logging
 import math
 import os
 import threading
+import time
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -31,6 +32,11 @@ PATIENCE_SECONDS = 5.0
 #: The message of a process that leaves a group and lives on: whoever waits for it may find it elsewhere.
 _FAREWELL_TAG = 0x6661_7265
 _FAREWELL_MS = 200
+
+#: How long a rank that was lost without a word may take to join again, which a process that crashed seldom does, and how
+#: often that is looked for.
+_BACK_SECONDS = 1.0
+_LOOK_SECONDS = 0.005
 
 _exiting = threading.Event()
 
@@ -174,15 +180,11 @@ class Link:
         deadline = Deadline(options["timeout_ms"] / 1000 if options["timeout_ms"] >= 0 else math.inf)
         found = {one.rank: one for one in self._send(ranks, state, options)}
         while again and not deadline.passed:
-            gone = [one.rank for one in found.values() if isinstance(one.error, PeerLost) and self._comes_back(one.rank)]
+            gone = [one.rank for one in found.values() if isinstance(one.error, PeerLost) and self.comes_back(one.rank, deadline)]
             if not gone:
                 break
             found.update((one.rank, one) for one in self._send(gone, state, {**options, "timeout_ms": deadline.left_ms}))
         return [found[rank] for rank in ranks]
-
-    def _comes_back(self, rank: int) -> bool:
-        # What a process said is forgotten as soon as another takes its place: so that is looked for before and after.
-        return self.alive(rank) or self.left(rank) or self.alive(rank)
 
     def _send(self, ranks: Sequence[int], state: _core.State, options: Mapping[str, Any]) -> list[Outcome]:
         cancel = options.get("cancel") or _core.Cancel()
@@ -214,6 +216,17 @@ class Link:
                 self._inner.group.receive(rank, _FAREWELL_TAG, 0)
         except Error:
             return False
+        return True
+
+    def comes_back(self, rank: int, deadline: Deadline) -> bool:
+        """Whether a rank that was lost has left and lives on, or is back. One that left while it was greeted could not say so,
+        and is given a moment to join again."""
+        moment = Deadline(min(deadline.left, _BACK_SECONDS))
+        # What a process said is forgotten as soon as another takes its place: so that is looked for before and after.
+        while not (self.alive(rank) or self.left(rank) or self.alive(rank)):
+            if moment.passed:
+                return False
+            time.sleep(min(_LOOK_SECONDS, moment.left))
         return True
 
     def close_when_idle(self) -> None:

@@ -105,9 +105,6 @@ bool wh_mailbox_admit(wh_mailbox *mailbox, int32_t rank, uint64_t incarnation) {
     bool older = incarnation < who->incarnation;
     if (incarnation > who->incarnation) {
         wh_letters_burn(mailbox, &mailbox->letters, rank, 0);
-        for (wh_inbox *inbox = mailbox->inboxes; inbox; inbox = inbox->next) {
-            wh_letters_burn(mailbox, &inbox->letters, rank, 0);
-        }
         if (who->incarnation && !who->lost) {
             note_loss(mailbox, who, "it has started anew");
         }

@@ -29,8 +29,9 @@ void wh_mailbox_set_pump(wh_mailbox *mailbox, wh_group *group);
 void wh_mailbox_destroy(wh_mailbox *mailbox);
 
 /**
- * Lets a rank in as an incarnation. What an earlier one left is dropped, and whoever waits on that gets its error. One that was lost and is back as
- * the same incarnation (a link that was cut and mended) may be waited on again.
+ * Lets a rank in as an incarnation. What an earlier one left is dropped, but for what lies in an inbox, whose owner hears the end of the conversation
+ * there before the loss; whoever waits on the earlier one gets its error. One that was lost and is back as the same incarnation (a link that was cut and
+ * mended) may be waited on again.
  * @return false where it is older than the one that is known: that one is to be turned away.
  */
 bool wh_mailbox_admit(wh_mailbox *mailbox, int32_t rank, uint64_t incarnation);

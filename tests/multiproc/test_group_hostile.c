@@ -3,6 +3,7 @@
  */
 #include <poll.h>
 #include <pthread.h>
+#include <semaphore.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/socket.h>
@@ -13,6 +14,7 @@
 #include "base/stop.h"
 #include "group/hello.h"
 #include "group/inbox.h"
+#include "group/mailbox.h"
 #include "group/sockets/connection.h"
 #include "group/sockets/sockets.h"
 #include "support/build.h"
@@ -54,8 +56,18 @@ static int dial(const wh_test_meeting *meeting) {
     return -1;
 }
 
-/** Dials and greets as an incarnation of rank 1. */
-static int greet(const wh_test_meeting *meeting, uint64_t incarnation, wh_hello_purpose purpose) {
+/** Sends what a greeting has to say. */
+static void say(int fd, wh_hello *hello) {
+    const uint8_t *out;
+    size_t size;
+    wh_hello_output(hello, &out, &size);
+    assert_int_equal(send(fd, out, size, MSG_NOSIGNAL), (ssize_t)size);
+    wh_hello_sent(hello, size);
+}
+
+/** Dials and greets as an incarnation of rank 1, but for the last frame, which is for the caller to send. */
+static int begin_to_greet(const wh_test_meeting *meeting, uint64_t incarnation, wh_hello_purpose purpose,
+                          wh_hello **hello_p) {
     wh_hello_config config = {.purpose = purpose,
                               .rank = 1,
                               .size = 2,
@@ -65,19 +77,23 @@ static int greet(const wh_test_meeting *meeting, uint64_t incarnation, wh_hello_
     wh_hello *hello;
     int fd = dial(meeting);
     must(wh_hello_create(&config, true, &hello, &error));
-    const uint8_t *out;
-    size_t size;
-    while (wh_hello_output(hello, &out, &size), size || wh_hello_state_of(hello) != WH_HELLO_DONE) {
+    while (wh_hello_state_of(hello) != WH_HELLO_DONE) {
         uint8_t in[1];
         size_t used;
-        if (size) {
-            assert_int_equal(send(fd, out, size, MSG_NOSIGNAL), (ssize_t)size);
-            wh_hello_sent(hello, size);
-        } else {
-            assert_int_equal(recv(fd, in, 1, 0), 1);
-            must(wh_hello_input(hello, in, 1, &used, &error));
+        if (!wh_hello_peer(hello)) { /* what comes behind that is the last */
+            say(fd, hello);
         }
+        assert_int_equal(recv(fd, in, 1, 0), 1);
+        must(wh_hello_input(hello, in, 1, &used, &error));
     }
+    *hello_p = hello;
+    return fd;
+}
+
+static int greet(const wh_test_meeting *meeting, uint64_t incarnation, wh_hello_purpose purpose) {
+    wh_hello *hello;
+    int fd = begin_to_greet(meeting, incarnation, purpose, &hello);
+    say(fd, hello);
     wh_hello_destroy(hello);
     return fd;
 }
@@ -220,6 +236,56 @@ static void test_silence(void **state) {
     wh_group_destroy(v.group);
 }
 
+/** Keeps the thread that reads from the peers busy. */
+static void block(void *context, wh_message *message) {
+    sem_t *at = context;
+    wh_message_clear(message);
+    sem_post(at);
+    sem_wait(at + 1);
+}
+
+/** What a process said before it ended is heard, also where the one in its place is noticed first. */
+static void test_last_words(void **state) {
+    victim v = {.meeting = *state};
+    const nonsense busy = {WH_HELLO_CONTROL, 17, WH_FRAME_MESSAGE, ASK, 0, 16, 1};
+    const nonsense last = {WH_HELLO_CONTROL, 17, WH_FRAME_MESSAGE, TALK, 0, 16, 1};
+    pthread_t thread;
+    sem_t blocked[2];
+    assert_int_equal(sem_init(blocked, 0, 0) + sem_init(blocked + 1, 0, 0), 0);
+    assert_int_equal(pthread_create(&thread, NULL, join_victim, &v), 0);
+    int fd = greet(v.meeting, 1, WH_HELLO_CONTROL);
+    pthread_join(thread, NULL);
+    must(v.status);
+    wh_inbox *inbox;
+    wh_hello *hello;
+    must(wh_inbox_open(v.group, TALK, &inbox, &error));
+    must(wh_service_open(v.group, ASK, block, blocked, &error));
+    int successor = begin_to_greet(v.meeting, 2, WH_HELLO_CONTROL, &hello);
+    speak(fd, &busy);
+    sem_wait(blocked);
+    speak(fd, &last);
+    close(fd);
+    say(successor, hello); /* it was made later, and is looked at first */
+    sem_post(blocked + 1);
+    while (wh_mailbox_incarnation(v.group->mailbox, 1) != 2) {
+        usleep(1000);
+    }
+    wh_message message;
+    must(wh_inbox_take(inbox, wh_deadline_in_ms(SOON_MS), &message, &error));
+    assert_int_equal(message.kind, WH_MESSAGE_BYTES);
+    assert_true(message.incarnation == 1);
+    wh_message_clear(&message);
+    must(wh_inbox_take(inbox, wh_deadline_in_ms(SOON_MS), &message, &error));
+    assert_int_equal(message.kind, WH_MESSAGE_LOST);
+    assert_true(message.incarnation == 1);
+    wh_message_clear(&message);
+    wh_hello_destroy(hello);
+    close(successor);
+    wh_service_close(v.group, ASK);
+    wh_inbox_close(inbox);
+    wh_group_destroy(v.group);
+}
+
 enum { LARGE = 4 << 20 };
 
 /** A large message on its way does not hold up whoever was told to stop; it arrives whole all the same. */
@@ -256,6 +322,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_nonsense, wh_test_open_unix, wh_test_close),
         cmocka_unit_test_setup_teardown(test_silence, wh_test_open_unix, wh_test_close),
+        cmocka_unit_test_setup_teardown(test_last_words, wh_test_open_unix, wh_test_close),
         cmocka_unit_test_setup_teardown(test_stop_in_the_middle_of_a_message, wh_test_open_unix, wh_test_close),
     };
     return cmocka_run_group_tests_name("group_hostile", tests, NULL, NULL);

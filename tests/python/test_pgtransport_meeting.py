@@ -112,7 +112,7 @@ def address_body(folder):
             with PGTransport(pair, 20, "cpu", address=f"unix://{folder}/all2") as other:
                 exchange(rank - 1, 1, 0, other)
         dist.barrier()
-    for turn in range(6):  # a transport for each transfer
+    for turn in range(30):  # a transport for each transfer, which is left as the next is joined
         with PGTransport(dist.group.WORLD, 20, "cpu", address=f"unix://{folder}/turns") as transport:
             exchange(rank, turn % 2, 1 - turn % 2, transport, {"turn": turn})
     finish()

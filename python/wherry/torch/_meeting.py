@@ -26,7 +26,7 @@ from wherry import _core
 from wherry._harbour import Poll
 from wherry._link import Link
 from wherry._options import Deadline
-from wherry.errors import Aborted, BadBytes, Error, Mismatch, NoMemory, PeerLost, Unsupported
+from wherry.errors import Aborted, BadBytes, Error, Mismatch, NoMemory, PeerLost, Timeout, Unsupported
 from wherry.torch import _pg
 from wherry.torch._way import Berth, Way, held
 from wherry.torch._way_harbour import FrameWay, StoreWay
@@ -69,10 +69,12 @@ class AddressWay(Way):
     def look_again(self, source: int, link: Link, error: Error, deadline: Deadline) -> bool:
         """A source that has left, and lives on, is waited for until it joins again."""
         rank = self._ranks[source]
-        if not isinstance(error, PeerLost) or not (link.left(rank) or link.alive(rank)):
+        if not isinstance(error, PeerLost) or not link.comes_back(rank, deadline):
             return False
         poll = Poll(deadline)
-        while not link.alive(rank) and not deadline.passed:
+        while not link.alive(rank):
+            if deadline.passed:
+                raise Timeout(f"rank {source} has left the group, and did not come back in time", rank=source) from error
             poll.wait()
         return True
 

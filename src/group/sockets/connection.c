@@ -271,7 +271,7 @@ static ssize_t read_now(wh_connection *connection) {
     return got;
 }
 
-wherry_status wh_connection_read(wh_connection *connection, const wh_connection_events *events, wherry_error *error) {
+static wherry_status read_frames(wh_connection *connection, const wh_connection_events *events, wherry_error *error) {
     if (!WH_RESERVE(connection->in, connection->in_capacity, WH_FRAME_MAX + HEAD + READ_SIZE)) {
         return wh_fail_memory(error, "a connection");
     }
@@ -286,4 +286,11 @@ wherry_status wh_connection_read(wh_connection *connection, const wh_connection_
     connection->heard = wh_clock_now();
     wherry_status status = in_part && !connection->part_left ? end_part(connection, events, error) : WHERRY_OK;
     return status == WHERRY_OK ? take_frames(connection, events, error) : status;
+}
+
+wherry_status wh_connection_read(wh_connection *connection, const wh_connection_events *events, wherry_error *error) {
+    connection->reading = true;
+    wherry_status status = read_frames(connection, events, error);
+    connection->reading = false;
+    return status;
 }

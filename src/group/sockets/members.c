@@ -91,6 +91,10 @@ bool wh_sockets_learn(wh_sockets *sockets, int64_t rank, uint64_t incarnation, c
         wh_sockets_outdo(sockets, incarnation);
         return true;
     }
+    wh_sockets_hear_out(sockets, rank); /* the former incarnation may have ended in order, and said so */
+    if (incarnation <= member->incarnation) {
+        return true; /* its last words were of a still newer one */
+    }
     member->incarnation = incarnation;
     snprintf(member->place, sizeof(member->place), "%s", place);
     wh_mailbox_admit(sockets->base.mailbox, (int32_t)rank, incarnation);

@@ -163,9 +163,16 @@ static void heed_refusal(wh_sockets *sockets, const wh_connection *connection, c
 static void hear_rest(wh_sockets *sockets, wh_connection *connection) {
     const wh_connection_events handlers = {greeted, take_message, wh_sockets_take_table, sockets};
     struct pollfd at = {connection->fd, POLLIN, 0};
-    for (int i = 0; i < REST_READS && poll(&at, 1, 0) == 1; i++) {
-        if (wh_connection_read(connection, &handlers, NULL) != WHERRY_OK) {
-            return;
+    bool up = wh_connection_is_up(connection) && !connection->reading;
+    for (int i = 0; up && i < REST_READS && poll(&at, 1, 0) == 1; i++) {
+        up = wh_connection_read(connection, &handlers, NULL) == WHERRY_OK;
+    }
+}
+
+void wh_sockets_hear_out(wh_sockets *sockets, int64_t rank) {
+    for (wh_connection *one = sockets->connections; one; one = one->next) {
+        if (one->rank == rank && !one->mourned) {
+            hear_rest(sockets, one);
         }
     }
 }
@@ -219,6 +226,7 @@ static void close_doomed(wh_sockets *sockets) {
     while (*at) {
         if ((*at)->doomed) {
             wh_connection_write(*at, NULL);
+            hear_rest(sockets, *at);
             close_connection(sockets, at, NULL);
         } else {
             at = &(*at)->next;
@@ -354,6 +362,9 @@ void wh_sockets_serve(wh_sockets *sockets, wh_connection **at, short events) {
     if (status == WHERRY_OK && wh_connection_wants_to_write(connection)) {
         status = wh_connection_write(connection, &error);
         pthread_cond_broadcast(&sockets->changed);
+        if (status != WHERRY_OK) { /* the other side reads no more; what it has said before still holds */
+            hear_rest(sockets, connection);
+        }
     }
     if (status != WHERRY_OK) {
         close_connection(sockets, at, &error);
