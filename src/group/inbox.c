@@ -88,7 +88,10 @@ static void take_loss(wh_inbox *inbox, wh_message *message_p) {
     *message_p = (wh_message){WH_MESSAGE_LOST, rank, who->last_lost, inbox->tag, reason, reason ? size : 0, -1};
 }
 
-/** Whether there was a message; the lock is held. Losses come behind what the ranks had sent before. */
+/**
+ * Whether there was a message; the lock is held. Losses come behind what the ranks had sent before. Where the group is closed they say nothing: it was
+ * this process that went, and whoever waits is to hear that.
+ */
 static bool take_now(wh_inbox *inbox, wh_message *message_p) {
     if (inbox->letters.first) {
         wh_letter *taken = wh_letters_unlink(inbox->mailbox, &inbox->letters, &inbox->letters.first);
@@ -96,7 +99,7 @@ static bool take_now(wh_inbox *inbox, wh_message *message_p) {
         wh_free(taken);
         return true;
     }
-    if (inbox->losses_seen != inbox->mailbox->losses) {
+    if (!inbox->mailbox->closed && inbox->losses_seen != inbox->mailbox->losses) {
         take_loss(inbox, message_p);
         return true;
     }

@@ -22,7 +22,7 @@ uint64_t wh_inbox_tag(const wh_inbox *inbox);
 /**
  * Takes the oldest message, waiting for it until the deadline.
  * @param message_p  the caller's: wh_message_clear.
- * @return WHERRY_OK; WHERRY_TIMED_OUT; WHERRY_CLOSED where the group was left or fenced.
+ * @return WHERRY_OK; WHERRY_TIMED_OUT; WHERRY_CLOSED where the group was left or fenced, behind what had come, and in place of losses.
  */
 wherry_status wh_inbox_take(wh_inbox *inbox, wh_deadline deadline, wh_message *message_p, wherry_error *error);
 

@@ -112,14 +112,26 @@ static void serve(void *context, wh_message *message) {
     pthread_mutex_unlock(&transport->lock);
 }
 
-/** Pairs the WANTs that wait; those of incarnations that are gone are forgotten. */
+/** Forgets the WANTs of incarnations that are gone, which must not stand before those of their successors. */
+static void forget_the_gone(wherry_transport *transport) {
+    wh_asking **at = &transport->asking;
+    while (*at) {
+        const wh_message *message = &(*at)->message;
+        if (wh_mailbox_is_present(transport->group->mailbox, message->rank, message->incarnation)) {
+            at = &(*at)->next;
+        } else {
+            forget(at);
+        }
+    }
+}
+
+/** Pairs the WANTs that wait. */
 static void pair_waiting(wherry_transport *transport) {
+    forget_the_gone(transport);
     wh_asking **at = &transport->asking;
     while (*at) {
         wh_asking *one = *at;
-        if (!wh_mailbox_is_present(transport->group->mailbox, one->message.rank, one->message.incarnation)) {
-            forget(at);
-        } else if (pair(transport, &one->message, one->nonce)) {
+        if (pair(transport, &one->message, one->nonce)) {
             *at = one->next;
             wh_free(one);
         } else {
@@ -259,8 +271,9 @@ const char *wherry_transport_lane(const wherry_transport *transport, size_t inde
 size_t wherry_transport_waiting(wherry_transport *transport, int32_t *ranks, size_t capacity) {
     size_t count = 0;
     pthread_mutex_lock(&transport->lock);
+    forget_the_gone(transport);
     for (const wh_asking *one = transport->asking; one; one = one->next) {
-        bool known = !wh_mailbox_is_present(transport->group->mailbox, one->message.rank, one->message.incarnation);
+        bool known = false;
         for (const wh_asking *before = transport->asking; before != one && !known; before = before->next) {
             known = before->message.rank == one->message.rank;
         }

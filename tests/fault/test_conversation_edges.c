@@ -19,6 +19,9 @@ static void pause_ms(unsigned ms) {
     usleep(ms * 1000);
 }
 
+/** The lanes that a rank which joins again has. */
+static const wh_lane_ops *const few_lanes[] = {&wh_lane_cma, &wh_lane_ring, &wh_lane_stream};
+
 static wherry_value *one_tensor(int64_t bytes, uint8_t seed) {
     return build_dict("w", build_tensor(build_storage((uint64_t)bytes, seed), WHERRY_U8, 0, 1, &bytes, NULL), NULL);
 }
@@ -73,7 +76,6 @@ static void await_send(wherry_transport *transport) {
 /** A rank that was lost before it asked comes back and asks: not the send that has given it up answers, but the next. */
 static void test_a_rank_that_was_given_up_asks(void **state) {
     (void)state;
-    static const wh_lane_ops *const lanes[] = {&wh_lane_cma, &wh_lane_ring, &wh_lane_stream};
     ferry_world world = ferry_open();
     wherry_value *source = one_tensor(1000, 1);
     ferry_call first = ferry_send(&world, 0, 1, source);
@@ -87,7 +89,7 @@ static void test_a_rank_that_was_given_up_asks(void **state) {
     wh_group *former = world.groups[1];
     world.groups[1] = ferry_kind->join(world.place, 1);
     wh_group_destroy(former);
-    must(wh_transport_create(world.groups[1], 0, lanes, 3, world.transports + 1, &error));
+    must(wh_transport_create(world.groups[1], 0, few_lanes, 3, world.transports + 1, &error));
     pause_ms(100);
     ferry_call asks = ferry_receive(&world, 1, 0);
     ferry_start(&asks);
@@ -101,6 +103,44 @@ static void test_a_rank_that_was_given_up_asks(void **state) {
     expect_ok(&second);
     assert_int_equal(first.outcomes[0].status, WHERRY_PEER_LOST);
     assert_int_equal(first.outcomes[1].status, WHERRY_TIMED_OUT);
+    wherry_value_destroy(asks.received);
+    wherry_value_destroy(source);
+    ferry_close(&world);
+}
+
+/** Waits until rank 1 is the one that is seen to wait. */
+static void await_question(wherry_transport *transport) {
+    int32_t rank = -1;
+    wh_deadline deadline = wh_deadline_in_ms(SCRIPT_MS);
+    while (wherry_transport_waiting(transport, &rank, 1) == 0 && !wh_deadline_passed(deadline)) {
+        pause_ms(2);
+    }
+    assert_int_equal(rank, 1);
+}
+
+/** A process has asked and is gone, unserved; the one in its place asks as well, and is seen to wait. */
+static void test_a_question_behind_one_of_a_former_incarnation(void **state) {
+    (void)state;
+    ferry_world world = ferry_open();
+    ferry_world former = world;
+    wherry_value *source = one_tensor(1000, 1);
+    ferry_call fenced = ferry_receive(&former, 1, 0);
+    ferry_start(&fenced);
+    await_question(world.transports[0]);
+    world.groups[1] = ferry_kind->join(world.place, 1);
+    ferry_join(&fenced);
+    assert_int_equal(fenced.status, WHERRY_CLOSED);
+    must(wh_transport_create(world.groups[1], 0, few_lanes, 3, world.transports + 1, &error));
+    ferry_call asks = ferry_receive(&world, 1, 0);
+    ferry_start(&asks);
+    await_question(world.transports[0]);
+    ferry_call sends = ferry_send(&world, 0, 1, source);
+    ferry_run(&sends, 1);
+    ferry_join(&asks);
+    expect_ok(&asks);
+    expect_ok(&sends);
+    wherry_transport_destroy(former.transports[1]);
+    wh_group_destroy(former.groups[1]);
     wherry_value_destroy(asks.received);
     wherry_value_destroy(source);
     ferry_close(&world);
@@ -309,6 +349,7 @@ int main(void) {
     static const wh_group_kind kind = {"local", wh_open_local_place, wh_join_local_place, wh_close_local_place};
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_teardown(test_a_rank_that_was_given_up_asks, let_go),
+        cmocka_unit_test(test_a_question_behind_one_of_a_former_incarnation),
         cmocka_unit_test_teardown(test_a_question_while_a_send_ends, let_go),
         cmocka_unit_test_teardown(test_a_question_that_was_withdrawn_unread, let_go),
         cmocka_unit_test_teardown(test_revoked_before_the_first_byte, let_go),

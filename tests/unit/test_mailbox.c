@@ -1,4 +1,5 @@
 /* The mailbox on its own: shares, incarnations, loss, closing. Waiting and threads are the conformance suite's. */
+#include "group/inbox.h"
 #include "group/mailbox.h"
 #include "support/build.h"
 
@@ -93,12 +94,35 @@ static void test_closing(void **state) {
     wh_mailbox_destroy(NULL);
 }
 
+/** Whoever waits in an inbox hears what had come, and then that this process is out: a rank that it loses by that is none that was lost. */
+static void test_closing_comes_before_losses(void **state) {
+    (void)state;
+    const uint64_t talk = WH_TAG_CONVERSATION | 1;
+    wh_mailbox *mailbox = wh_mailbox_create(2, SHARE);
+    wh_group group = {.size = 2, .mailbox = mailbox};
+    wh_inbox *inbox;
+    wh_message message;
+    must(wh_inbox_open(&group, talk, &inbox, &error));
+    assert_true(wh_mailbox_admit(mailbox, 1, 1));
+    must(put(mailbox, 1, 1, talk, "there"));
+    wh_mailbox_close(mailbox);
+    wh_mailbox_lose(mailbox, 1, 1, "the connection was given up");
+    must(wh_inbox_take(inbox, wh_deadline_in_ms(0), &message, &error));
+    assert_int_equal(message.kind, WH_MESSAGE_BYTES);
+    wh_message_clear(&message);
+    assert_false(wh_inbox_poll(inbox, &message));
+    must_fail(WHERRY_CLOSED, error, wh_inbox_take(inbox, wh_deadline_in_ms(0), &message, &error));
+    wh_inbox_close(inbox);
+    wh_mailbox_destroy(mailbox);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_shares),
         cmocka_unit_test(test_incarnations),
         cmocka_unit_test(test_loss),
         cmocka_unit_test(test_closing),
+        cmocka_unit_test(test_closing_comes_before_losses),
     };
     return cmocka_run_group_tests_name("mailbox", tests, NULL, NULL);
 }
