@@ -83,6 +83,7 @@ static wherry_status digest_own(void *context, uint32_t worker, wherry_error *er
         }
         atomic_fetch_add_explicit(&sink->moved, g.length,
                                   memory_order_relaxed); /* so that both sides see that it gets on */
+        wh_point("receiver compared a chunk");
     }
     wh_free(g.bytes);
     wh_free(g.covered);

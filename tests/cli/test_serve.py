@@ -16,7 +16,7 @@ import time
 
 import pytest
 from checkpoints import large, small, sparse
-from command import ARGUMENT, DEADLINE, OK, PEER, RESOURCE, USAGE, WHERRY, environment, start, wait_for, wherry
+from command import ARGUMENT, DEADLINE, OK, PEER, RESOURCE, USAGE, WHERRY, await_strike, environment, start, wait_for, wherry
 
 np = pytest.importorskip("numpy")
 
@@ -44,10 +44,9 @@ class Server:
 
 
 @contextlib.contextmanager
-def serving(place, *arguments):
+def serving(place, *arguments, strike=None):
     with open(place / "serve.log", "w") as log:
-        process = subprocess.Popen([WHERRY, "serve", "--json", *map(str, arguments)], env=environment(), stdout=subprocess.PIPE,
-                                   stderr=log, text=True)
+        process = start("serve", "--json", *arguments, strike=strike, stderr=log)
     try:
         yield Server(process, place)
     finally:
@@ -260,14 +259,8 @@ def ample(tmp_path):
     shutil.rmtree(place)
 
 
-def fetch_and_kill(server, target, percent):
-    """Fetches until so much has come, and kills it then."""
-    fetch = start("fetch", server.address, "-o", target, "--resume", "--lanes", "stream", WHERRY_TOKEN=server.token)
-    for line in fetch.stderr:
-        if (found := re.match(r"receiving +(\d+)%", line)) and percent <= int(found[1]) < 100:
-            fetch.kill()
-            break
-    assert fetch.wait(60) == -signal.SIGKILL, "it was done before it could be killed"
+CHUNK = 4 << 20
+RECEIVED, COMPARED, SENT = "receiver closed a chunk", "receiver compared a chunk", "source gathers a chunk"
 
 
 def test_killed_three_times_and_resumed(ample, tmp_path):
@@ -275,8 +268,10 @@ def test_killed_three_times_and_resumed(ample, tmp_path):
     source = large(ample / "source.safetensors", nbytes)
     target = ample / "target.safetensors"
     with serving(tmp_path, source) as server:
-        for number, percent in enumerate((20, 30, 30), 1):
-            fetch_and_kill(server, target, percent)
+        for number, percent in enumerate((20, 25, 25), 1):
+            fetch = start("fetch", server.address, "-o", target, "--resume", "--lanes", "stream", WHERRY_TOKEN=server.token,
+                          strike=(nbytes // CHUNK * percent // 100, signal.SIGKILL, RECEIVED))
+            assert fetch.wait(60) == -signal.SIGKILL, fetch.stderr.read()
             assert not target.exists() and (ample / ".target.safetensors.part").exists()
             wait_for(lambda: server.log.count("has not got it all") == number)
         done = server.fetch("-o", target, "--resume", "--lanes", "stream", "--json", "-q")
@@ -304,17 +299,15 @@ def test_resuming_mends_what_differs(tmp_path, model):
         assert told["bytes_held"] == 0 and not part.exists()
 
 
-@pytest.mark.parametrize("resume", [False, True])
-def test_a_signal_leaves_nothing_half_done(resume, ample, tmp_path):
-    source = sparse(ample / "source.safetensors", 8, 256 << 20)
+@pytest.mark.parametrize("resume, point", [(False, RECEIVED), (True, COMPARED), (True, RECEIVED)])
+def test_a_signal_leaves_nothing_half_done(resume, point, ample, tmp_path):
+    source = large(ample / "source.safetensors", 1 << 30)
     target = ample / "target.safetensors"
     target.write_bytes(b"what was there before")
     with serving(tmp_path, source) as server:
-        fetch = start("fetch", server.address, "-o", target, *(["--resume"] if resume else []), "--lanes", "stream", WHERRY_TOKEN=server.token)
-        for line in fetch.stderr:
-            if re.match(r"(receiving|comparing) +[1-6]\d%", line):
-                fetch.send_signal(signal.SIGINT)
-                break
+        fetch = start("fetch", server.address, "-o", target, *(["--resume"] if resume else []), "--lanes", "stream", WHERRY_TOKEN=server.token,
+                      strike=((1 << 30) // CHUNK // 4, signal.SIGINT, point))
+        await_strike(fetch)
         assert fetch.wait(10) == 128 + signal.SIGINT
         assert target.read_bytes() == b"what was there before"
         assert (ample / ".target.safetensors.part").exists() == resume
@@ -323,12 +316,9 @@ def test_a_signal_leaves_nothing_half_done(resume, ample, tmp_path):
 
 def test_a_server_that_dies(ample, tmp_path):
     source = sparse(ample / "source.safetensors", 8, 256 << 20)
-    with serving(tmp_path, source) as server:
+    with serving(tmp_path, source, strike=(100, signal.SIGKILL, SENT)) as server:
         fetch = start("fetch", server.address, "-o", ample / "got.safetensors", "--lanes", "stream", WHERRY_TOKEN=server.token)
-        for line in fetch.stderr:
-            if line.startswith("receiving"):
-                server.process.kill()
-                break
+        wait_for(lambda: "struck" in server.log, 60)
         assert fetch.wait(10) == PEER
         assert os.listdir(ample) == ["source.safetensors"]
         begin = time.monotonic()
