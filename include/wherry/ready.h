@@ -1,8 +1,8 @@
 /**
  * @file wherry/ready.h  A state made ready to be sent or received into, ahead of time.
  *
- * Before the first byte moves, a send walks its state and writes the manifest, and a receive reads that and plans: about half a microsecond a tensor, which for
- * many small tensors is as long as moving them. A program whose state keeps its tensors from step to step, as an engine that trains one model does, need
+ * Before the first byte moves, a send walks its state and writes the manifest, and a receive walks its target, or reads that and plans: a fifth to half a
+ * microsecond a tensor, which for many small tensors is about as long as moving them. A program whose state keeps its tensors from step to step, as an engine that trains one model does, need
  * not wait for that when something has crashed. It does it once, when it starts:
  *
  *     wherry_ready_create(transport, state, NULL, &ready, &error);

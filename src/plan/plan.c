@@ -30,8 +30,16 @@ void wherry_plan_destroy(wherry_plan *plan) {
     wh_free(plan->tangled.items);
     destroy_paths(&plan->missing);
     destroy_paths(&plan->extra);
-    wherry_prepared_destroy(plan->prepared);
+    if (!plan->borrowed) {
+        wherry_prepared_destroy(plan->prepared);
+    }
     wh_free(plan);
+}
+
+bool wh_plan_on_small_pages(const wherry_plan *plan) {
+    const wherry_prepared *prepared = plan->prepared;
+    return plan->borrowed ? wh_storages_on_small_pages(prepared->storages, prepared->storage_count, &plan->census)
+                          : wh_storages_on_small_pages(plan->kept, plan->kept_count, &plan->census);
 }
 
 const wherry_prepared *wherry_plan_prepared(const wherry_plan *plan) {

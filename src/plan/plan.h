@@ -34,6 +34,7 @@ typedef struct wh_paths {
 
 struct wherry_plan {
     wherry_prepared *prepared;
+    bool borrowed; /**< It is another's, who keeps it and its storages. */
     wherry_plan_options options;
     wh_move *moves; /**< By ascending begin (copy.from). */
     size_t move_count;
@@ -47,7 +48,7 @@ struct wherry_plan {
     uint64_t bytes;
     bool state_taken;
     uint64_t work;         /**< How much finding positions may still take. */
-    wherry_storage **kept; /**< References to the storages that are written. */
+    wherry_storage **kept; /**< References to the storages that are written; none where it is borrowed. */
     wh_census census;      /**< Of them. */
     size_t kept_count;
     size_t kept_capacity;
@@ -62,6 +63,9 @@ struct wherry_plan {
 
 /** Keeps a storage alive as long as the plan. @return false where there is no memory. */
 bool wh_plan_keep(wherry_plan *plan, wherry_storage *storage);
+
+/** wh_storages_on_small_pages of those that are written. */
+bool wh_plan_on_small_pages(const wherry_plan *plan);
 
 /** Makes a tensor one of another storage. */
 void wh_plan_bind(wherry_tensor *tensor, wherry_storage *storage);
@@ -140,6 +144,13 @@ bool wh_targets_are_apart(const wherry_value *target);
 /** wherry_plan_create, with what wh_targets_are_apart said. */
 wherry_status wh_plan_create(wherry_prepared *prepared, const wherry_value *target, bool apart,
                              const wherry_plan_options *options, wherry_plan **plan_p, wherry_error *error);
+
+/**
+ * A plan to receive a prepared state from a source whose state is the same: into itself.
+ * @param prepared  by wherry_prepare, all of it in memory that can be written; borrowed, with its state and its storages, until the plan is destroyed.
+ * @return WHERRY_OK; WHERRY_NO_MEMORY; WHERRY_MISMATCH where storages share memory; WHERRY_UNSUPPORTED, WHERRY_LIMIT where too many tensors cross each other.
+ */
+wherry_status wh_plan_same(const wherry_prepared *prepared, wherry_plan **plan_p, wherry_error *error);
 
 /** Tensors of the source that are received into new storages: all of them, or those without a target. Starts as {0}. */
 typedef struct wh_fresh {

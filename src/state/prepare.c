@@ -101,12 +101,46 @@ static wherry_status lay_out(wh_space *space, wh_region *region, wherry_error *e
     return WHERRY_OK;
 }
 
+/** Whether a view is one run of bytes, each of them once; of how many. */
+static bool is_contiguous(const wh_view *view, uint64_t *bytes_p) {
+    uint64_t count = 1;
+    for (uint32_t d = view->ndim; d-- > 0;) {
+        if (view->shape[d] != 1 && (uint64_t)view->strides[d] != count) {
+            return false;
+        }
+        count *= (uint64_t)view->shape[d];
+    }
+    *bytes_p = count * view->item;
+    return count > 0;
+}
+
+/** Covers a storage that has one tensor only, nearly all of which are contiguous. @return false where it is not: nothing is added then. */
+static bool cover_solid(wherry_prepared *prepared, const wh_view *view, wherry_status *status_p, wherry_error *error) {
+    uint64_t bytes;
+    uint64_t sum;
+    if (!is_contiguous(view, &bytes) || !wh_add(prepared->space.bytes, bytes, &sum)) {
+        return false;
+    }
+    wherry_extent extent = {.offset = view->offset, .length = bytes};
+    *status_p =
+        wh_space_add_extent(&prepared->space, &extent) ? WHERRY_OK : wh_fail_memory(error, "the extents of a state");
+    prepared->solid++;
+    return true;
+}
+
 static wherry_status cover(const gathering *g, const wh_grouping *groups, uint64_t max_gap, wherry_error *error) {
     wh_space *space = &g->prepared->space;
     wh_region region = {0};
     wherry_status status = WHERRY_OK;
+    bool ok = wh_space_reserve(space, g->prepared->storage_count);
     for (size_t s = 0; s < g->prepared->storage_count && status == WHERRY_OK; s++) {
-        bool ok = wh_space_add_storage(space);
+        ok = ok && wh_space_add_storage(space);
+        if (ok && groups->starts[s + 1] - groups->starts[s] == 1) {
+            wh_view view = wh_tensor_view(g->tensors[groups->order[groups->starts[s]]]);
+            if (cover_solid(g->prepared, &view, &status, error)) {
+                continue;
+            }
+        }
         for (size_t i = groups->starts[s]; i < groups->starts[s + 1] && ok; i++) {
             wh_view view = wh_tensor_view(g->tensors[groups->order[i]]);
             ok = wh_region_add_view(&region, &view, max_gap);

@@ -34,6 +34,8 @@ struct wherry_prepared {
     size_t mesh_place_capacity;
     uint64_t storage_bytes;
     uint64_t view_bytes;
+    size_t
+        solid; /**< How many storages have one tensor, contiguous: what is sent of them is its bytes, each once, and no others. */
     wh_space space;
 };
 

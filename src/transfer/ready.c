@@ -5,33 +5,29 @@
 #include "base/options.h"
 #include "plan/plan.h"
 #include "transfer/transport.h"
-#include <wherry/manifest.h>
 
 void wherry_ready_options_init(wherry_ready_options *options) {
     *options = (wherry_ready_options){.struct_size = sizeof(*options), .flags = WHERRY_READY_FLAGS, .rank = -1};
 }
 
-/** Plans to receive the state from a rank that has the same one: from what this rank itself would offer. */
-static wherry_status plan_ahead(wherry_ready *ready, wherry_error *error) {
-    const wh_source *source = &ready->source;
-    wherry_prepared *prepared;
-    wherry_limits limits; /* what this process holds itself is none too large */
-    wherry_limits_init(&limits);
-    limits.depth = WHERRY_DEPTH_MAX;
-    limits.manifest_bytes = limits.values = limits.string_bytes = UINT64_MAX;
-    limits.total_bytes = INT64_MAX;
-    wherry_status status = wherry_manifest_decode(source->manifest, source->manifest_size, &limits, &prepared, error);
-    if (status != WHERRY_OK) {
-        return status;
+wherry_status wh_ready_init(wherry_ready *ready, const wherry_value *state, int64_t rank, uint32_t flags,
+                            wherry_error *error) {
+    *ready = (wherry_ready){.state = state, .rank = rank, .flags = flags};
+    wherry_status status = wh_source_init(&ready->source, state, rank, error);
+    if (status == WHERRY_OK && flags & WHERRY_READY_SEND) {
+        status = wh_source_locate(&ready->source, error);
     }
-    wherry_plan_options options;
-    wherry_plan_options_init(&options);
-    options.rank = ready->rank;
-    status = wherry_plan_create(prepared, ready->state, &options, &ready->plan, error);
-    if (status != WHERRY_OK) {
-        wherry_prepared_destroy(prepared);
-    }
-    return status;
+    return status == WHERRY_OK && flags & WHERRY_READY_RECV ? wh_ready_plan(ready, error) : status;
+}
+
+wherry_status wh_ready_plan(wherry_ready *ready, wherry_error *error) {
+    return wh_plan_same(ready->source.prepared, &ready->plan, error);
+}
+
+void wh_ready_clear(wherry_ready *ready) {
+    wherry_plan_destroy(ready->plan);
+    wh_source_destroy(&ready->source);
+    *ready = (wherry_ready){0};
 }
 
 wherry_status wherry_ready_create(const wherry_transport *transport, const wherry_value *state,
@@ -48,17 +44,12 @@ wherry_status wherry_ready_create(const wherry_transport *transport, const wherr
             "fill the options by wherry_ready_options_init; flags must be known, at least one, and a rank is "
             "-1 or more");
     }
-    wherry_ready *ready = wh_alloc_zeroed(1, sizeof(*ready));
+    wherry_ready *ready = wh_alloc(sizeof(*ready));
     if (!ready) {
         return wh_fail_memory(error, "a state that is ready");
     }
-    ready->state = state;
-    ready->flags = chosen.flags;
-    ready->rank = chosen.rank >= 0 ? chosen.rank : transport->group->rank;
-    wherry_status status = wh_source_init(&ready->source, state, ready->rank, error);
-    if (status == WHERRY_OK && chosen.flags & WHERRY_READY_RECV) {
-        status = plan_ahead(ready, error);
-    }
+    int64_t rank = chosen.rank >= 0 ? chosen.rank : transport->group->rank;
+    wherry_status status = wh_ready_init(ready, state, rank, chosen.flags, error);
     if (status != WHERRY_OK) {
         wherry_ready_destroy(ready);
         return status;
@@ -69,8 +60,7 @@ wherry_status wherry_ready_create(const wherry_transport *transport, const wherr
 
 void wherry_ready_destroy(wherry_ready *ready) {
     if (ready) {
-        wherry_plan_destroy(ready->plan);
-        wh_source_destroy(&ready->source);
+        wh_ready_clear(ready);
         wh_free(ready);
     }
 }

@@ -184,7 +184,7 @@ static void finish_stats(wh_receive *receive) {
     uint64_t now = wh_clock_now();
     stats->struct_size = sizeof(*stats);
     stats->offer_seconds = wh_seconds(receive->asked_at, receive->offered_at);
-    stats->plan_seconds = wh_seconds(receive->offered_at, receive->data_at);
+    stats->plan_seconds = wh_seconds(receive->offered_at, receive->data_at + receive->ready_ns);
     stats->data_seconds = wh_seconds(receive->data_at, receive->done_at ? receive->done_at : now);
     stats->verify_seconds = receive->verify ? wh_seconds(receive->landed_at, receive->done_at) : 0;
     stats->release_seconds = wh_seconds(receive->done_at, now);
@@ -293,5 +293,6 @@ wherry_status wherry_checkpoint_recv(wherry_transport *transport, int32_t rank, 
     wh_free(receive.reasons.bytes);
     wh_free(receive.leg.intervals);
     wherry_plan_destroy(receive.own_plan);
+    wh_ready_clear(&receive.own_ready);
     return status;
 }

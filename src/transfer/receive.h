@@ -9,6 +9,7 @@
 
 #include "transfer/cancel.h"
 #include "transfer/crew.h"
+#include "transfer/ready.h"
 #include "transfer/sink.h"
 #include "transfer/tensor_table.h"
 #include "transfer/transfer.h"
@@ -31,7 +32,8 @@ typedef struct wh_receive {
     wh_cancellable cancellable;
     wh_message offer_message; /**< The OFFER, which `offer` borrows from. */
     wh_note offer;
-    const wherry_plan *
+    wherry_ready own_ready; /**< The target, where it was not made ready before. */
+    const wherry_ready *
         known; /**< What holds for a source with the manifest that this side named in its question; NULL: it named none. */
     const wherry_plan *plan;
     wherry_plan *own_plan; /**< The same, unless it was known. */
@@ -57,6 +59,7 @@ typedef struct wh_receive {
     uint64_t peer_bytes;    /**< What the source says it has done. */
     wh_tensor_table table;
     bool has_table;
+    uint64_t ready_ns; /**< How long it took to make the target ready. */
     uint64_t asked_at; /**< Moments, by wh_clock_now. */
     uint64_t offered_at;
     uint64_t data_at;
@@ -82,7 +85,7 @@ wherry_status wh_receive_heed(wh_receive *receive, wh_deadline deadline, const c
 /** Waits for the source's answer of that type, or of REFUSE_LANE. receive->answer and ->reason have it. */
 wherry_status wh_receive_await(wh_receive *receive, wh_message_type type, const char *doing, wherry_error *error);
 
-/** Asks, and finds out what will be received where. The target is made and looked at while the source prepares its offer. */
+/** Asks, and finds out what will be received where. The target is made, and made ready, before: at the same time as the source makes its state so. */
 wherry_status wh_receive_agree(wh_receive *receive, wherry_error *error);
 
 /** With WHERRY_RECV_COMPARE: finds out which chunks the target holds, and leaves them out of ->wanted. */

@@ -37,14 +37,13 @@ static wherry_status ask(wh_receive *receive, wherry_error *error) {
         return status;
     }
     wh_cancel_attach(receive->transfer.options.cancel, &receive->cancellable, receive->inbox);
-    const wherry_ready *ready = options->ready && !receive->wants_state && !options->inspect ? options->ready : NULL;
-    receive->known = ready ? ready->plan : NULL;
+    const wherry_ready *known = receive->known;
     wh_note want = {
         .type = WH_WANT,
         .nonce = receive->nonce,
         .step = options->step,
         .verify = (uint8_t)options->verify,
-        .known = {ready ? ready->source.fingerprint.bytes : NULL, ready ? WH_DIGEST_BYTES : 0},
+        .known = {known ? known->source.fingerprint.bytes : NULL, known ? WH_DIGEST_BYTES : 0},
     };
     receive->asked_at = wh_clock_now();
     receive->stats.messages++;
@@ -105,7 +104,7 @@ static wherry_status plan_anew(wh_receive *receive, const wherry_value *target, 
             "state_p is NULL, and what is received into new memory would be lost: give it, or a target without "
             "WHERRY_RECV_NEW");
     }
-    bool apart = receive->apart || ((options->accept || options->ready) && target && wh_targets_are_apart(target));
+    bool apart = receive->apart || ((options->accept || receive->known) && target && wh_targets_are_apart(target));
     wherry_plan_options plan_options;
     wherry_plan_options_init(&plan_options);
     plan_options.flags = plan_flags(options->flags);
@@ -125,9 +124,9 @@ static wherry_status plan_anew(wh_receive *receive, const wherry_value *target, 
 static wherry_status make_plan(wh_receive *receive, const wherry_value *target, wherry_error *error) {
     wherry_status status = WHERRY_OK;
     if (receive->known && receive->offer.manifest.size == 0) {
-        receive->plan = receive->known;
+        receive->plan = receive->known->plan;
         receive->in_place = true;
-        receive->stats.ready = 1;
+        receive->stats.ready = receive->known == receive->transfer.options.ready;
     } else if (receive->offer.manifest.size == 0) {
         return wh_fail(error, WHERRY_MALFORMED, "rank %d offers a state without a manifest", (int)receive->rank);
     } else {
@@ -160,26 +159,58 @@ static wherry_status find_target(wh_receive *receive, const wherry_value **targe
         return WHERRY_OK;
     }
     wherry_status status = options->target(options->target_context, target_p);
-    if (status != WHERRY_OK) {
-        return wh_fail(error, status, "the target callback failed: %s", wherry_status_text(status));
+    return status == WHERRY_OK ? status
+                               : wh_fail(error, status, "the target callback failed: %s", wherry_status_text(status));
+}
+
+/**
+ * Finds what holds for a source that has the same state: the usual case, and then there is no manifest to read. Where the target alone says what is received,
+ * it is made ready now, unless it cannot be: what is wrong with it, the offer will show.
+ */
+static void get_ready(wh_receive *receive, const wherry_value *target) {
+    const wherry_transfer_options *options = &receive->transfer.options;
+    if (receive->wants_state || options->inspect) {
+        return;
     }
-    receive->apart = *target_p && wh_targets_are_apart(*target_p);
+    if (options->ready) {
+        receive->known = options->ready;
+    } else if (target && !(options->flags & WHERRY_RECV_NEW) &&
+               wh_ready_init(&receive->own_ready, target, wh_transfer_rank(&receive->transfer), 0, NULL) == WHERRY_OK) {
+        receive->known = &receive->own_ready;
+    }
+}
+
+/** While the offer is on its way: plans to receive from a source that has the same state, or looks at the target for any other. */
+static wherry_status plan_ahead(wh_receive *receive, const wherry_value *target, wherry_error *error) {
+    if (receive->known == &receive->own_ready) {
+        return wh_ready_plan(&receive->own_ready, error);
+    }
+    receive->apart = target && !receive->known && wh_targets_are_apart(target);
     return WHERRY_OK;
 }
 
 wherry_status wh_receive_agree(wh_receive *receive, wherry_error *error) {
     const wherry_value *target = NULL;
-    wherry_status status = ask(receive, error);
+    wherry_error unfit = {.status = WHERRY_OK}; /* matters only for a source that has the same state */
+    wherry_status status = find_target(receive, &target, error);
     if (status == WHERRY_OK) {
-        status = find_target(receive, &target, error);
+        uint64_t begin = wh_clock_now();
+        get_ready(receive, target);
+        receive->ready_ns = wh_clock_now() - begin;
+        status = ask(receive, error);
     }
     if (status == WHERRY_OK) {
+        unfit.status = plan_ahead(receive, target, &unfit);
         status = await_offer(receive, error);
     }
     int64_t steps[] = {receive->transfer.options.step, receive->offer.step};
     if (status == WHERRY_OK && steps[0] != steps[1] && steps[0] != WHERRY_STEP_ANY && steps[1] != WHERRY_STEP_ANY) {
         status = wh_fail(error, WHERRY_MISMATCH, "rank %d sends step %lld and step %lld is wanted", (int)receive->rank,
                          (long long)steps[1], (long long)steps[0]);
+    }
+    if (status == WHERRY_OK && unfit.status != WHERRY_OK && receive->offer.manifest.size == 0) {
+        *error = unfit;
+        status = unfit.status;
     }
     return status == WHERRY_OK ? make_plan(receive, target, error) : status;
 }

@@ -65,7 +65,8 @@ static wherry_status open_inbox(wherry_transport *transport, wh_inbox **inbox_p,
 static wherry_status take_state(send_call *call, const wherry_value *state, wherry_error *error) {
     const wherry_ready *ready = call->transfer.options.ready;
     if (!ready) {
-        return wh_source_init(&call->source, state, wh_transfer_rank(&call->transfer), error);
+        wherry_status status = wh_source_init(&call->source, state, wh_transfer_rank(&call->transfer), error);
+        return status == WHERRY_OK ? wh_source_locate(&call->source, error) : status;
     }
     wh_source_borrow(&call->source, &ready->source);
     return WHERRY_OK;

@@ -77,22 +77,25 @@ wherry_status wh_source_init(wh_source *source, const wherry_value *state, int64
         !wh_manifest_fingerprint(source->prepared, source->manifest, source->manifest_size, &source->fingerprint)) {
         status = wh_fail_memory(error, "the fingerprint of a manifest");
     }
+    return status;
+}
+
+wherry_status wh_source_locate(wh_source *source, wherry_error *error) {
     source->small_pages =
         wh_storages_on_small_pages(source->prepared->storages, source->summary.storages, &source->prepared->census);
-    for (size_t i = 0; i < source->summary.storages && status == WHERRY_OK; i++) {
+    for (size_t i = 0; i < source->summary.storages; i++) {
         const void *data = wherry_storage_data(wherry_prepared_storage(source->prepared, i));
         wh_append_number(&source->addresses, (uintptr_t)data, 8);
     }
-    if (status == WHERRY_OK && source->addresses.failed) {
+    if (source->addresses.failed) {
         return wh_fail_memory(error, "a checkpoint's addresses");
     }
-    if (status == WHERRY_OK && source->manifest_size + source->addresses.size > WH_MESSAGE_MAX - OFFER_REST) {
-        return wh_fail(
-            error, WHERRY_LIMIT,
-            "the manifest has %zu bytes for %llu tensors, more than an offer can carry; send the state in parts",
-            source->manifest_size, (unsigned long long)source->summary.tensors);
-    }
-    return status;
+    return source->manifest_size + source->addresses.size <= WH_MESSAGE_MAX - OFFER_REST
+               ? WHERRY_OK
+               : wh_fail(error, WHERRY_LIMIT,
+                         "the manifest has %zu bytes for %llu tensors, more than an offer can carry; send the state in "
+                         "parts",
+                         source->manifest_size, (unsigned long long)source->summary.tensors);
 }
 
 void wh_source_borrow(wh_source *source, const wh_source *of) {

@@ -16,8 +16,8 @@ typedef struct wh_source {
     void *manifest;
     size_t manifest_size;
     wh_digest fingerprint;   /**< Of the manifest. */
-    wh_string addresses;     /**< Of the storages, as an OFFER has them. */
-    bool small_pages;        /**< What the storages lie on, for the most part. */
+    wh_string addresses;     /**< Of the storages, as an OFFER has them: by wh_source_locate, */
+    bool small_pages;        /**< as what they lie on, for the most part. */
     uint64_t devices;        /**< A bit for each CUDA device that has some of them. */
     wh_shared_memory shared; /**< Filled by wh_source_share. */
 } wh_source;
@@ -28,6 +28,9 @@ typedef struct wh_source {
  * @return as wherry_prepare and wherry_manifest_encode; WHERRY_UNSUPPORTED for a tensor whose memory cannot be read here, with its path.
  */
 wherry_status wh_source_init(wh_source *source, const wherry_value *state, int64_t rank, wherry_error *error);
+
+/** Finds where its memory is, before anybody is served. @return WHERRY_OK; WHERRY_NO_MEMORY; WHERRY_LIMIT where no offer has room for it. */
+wherry_status wh_source_locate(wh_source *source, wherry_error *error);
 
 /**
  * Serves what another is made of.

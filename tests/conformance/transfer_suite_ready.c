@@ -219,6 +219,116 @@ static void test_ready_at_another_rank(void **state) {
     ferry_close(&world);
 }
 
+/** A receive into a target, which wants nothing else; no manifest can be read on the way. */
+static ferry_call receive_into(const ferry_world *world, int32_t at, int32_t from, wherry_value *target,
+                               wherry_limits *limits) {
+    ferry_call call = ferry_receive(world, at, from);
+    wherry_limits_init(limits);
+    limits->manifest_bytes = 1;
+    call.options.limits = limits;
+    call.options.target = ferry_target;
+    call.options.target_context = target;
+    call.in_target = true;
+    return call;
+}
+
+/** Compares all bytes of two states' storages, those between the tensors as well. */
+static void compare_storages(const wherry_value *one, const wherry_value *other) {
+    wherry_prepared *a;
+    wherry_prepared *b;
+    wherry_storage *storage;
+    must(wherry_prepare(one, NULL, &a, &error));
+    must(wherry_prepare(other, NULL, &b, &error));
+    for (size_t i = 0; (storage = wherry_prepared_storage(a, i)) != NULL; i++) {
+        uint64_t size = wherry_storage_nbytes(storage);
+        assert_int_equal(size, wherry_storage_nbytes(wherry_prepared_storage(b, i)));
+        if (size) {
+            assert_memory_equal(wherry_storage_data(storage), wherry_storage_data(wherry_prepared_storage(b, i)), size);
+        }
+    }
+    wherry_prepared_destroy(a);
+    wherry_prepared_destroy(b);
+}
+
+/** From a source with the same state nothing is matched, and what is written is byte for byte what matching would write. */
+static void test_same_state_is_not_matched(void **state) {
+    (void)state;
+    enum { AS_RANK = 5 };
+    ferry_world world = ferry_open();
+    wh_random random = {77};
+    for (int i = 0; i < 40; i++) {
+        wh_random seeds[] = {random, random};
+        wherry_value *source = i ? wh_random_state(&random) : ferry_large_state(3);
+        wherry_value *targets[] = {i ? wh_random_state(seeds) : ferry_large_state(90),
+                                   i ? wh_random_state(seeds + 1) : ferry_large_state(90)};
+        wherry_limits limits;
+        fill(targets[0], 0xA5);
+        fill(targets[1], 0xA5);
+        ferry_call calls[] = {ferry_send(&world, 0, 1, source), receive_into(&world, 1, 0, targets[0], &limits),
+                              ferry_receive(&world, 2, 0)};
+        calls[0].ranks[1] = 2;
+        calls[0].count = 2;
+        calls[2].options.target = ferry_target;
+        calls[2].options.target_context = targets[1];
+        for (size_t k = 0; k < 3; k++) {
+            calls[k].options.rank = AS_RANK; /* where local boxes are those of one rank */
+        }
+        ferry_run(calls, 3);
+        for (size_t k = 0; k < 3; k++) {
+            ferry_expect_ok(calls + k);
+        }
+        assert_int_equal(calls[1].stats.ready, 0);
+        assert_int_equal(calls[1].stats.tensors, calls[2].stats.tensors);
+        compare_storages(targets[0], targets[1]);
+        wherry_value_destroy(calls[2].received);
+        wherry_value_destroy(targets[0]);
+        wherry_value_destroy(targets[1]);
+        wherry_value_destroy(source);
+    }
+    ferry_close(&world);
+}
+
+/** A state of two tensors of `bytes`, whose storages lie `distance` apart in memory. */
+static wherry_value *two_over(uint8_t *memory, int64_t bytes, size_t distance) {
+    wherry_value *both;
+    must(wherry_dict_create(&both, &error));
+    for (size_t i = 0; i < 2; i++) {
+        wherry_storage *storage;
+        wherry_value *value;
+        must(wherry_storage_wrap(memory + i * distance, (uint64_t)bytes, wherry_device_cpu(), NULL, NULL, &storage,
+                                 &error));
+        wherry_tensor tensor = {.storage = storage, .dtype = WHERRY_U8, .ndim = 1, .shape = &bytes};
+        must(wherry_tensor_create(&tensor, &value, &error));
+        must(wherry_dict_put(both, i ? "b" : "a", value, &error));
+        wherry_storage_unref(storage);
+    }
+    return both;
+}
+
+/** Targets that share memory where the sources do not: refused before anything is touched, though the states are told alike. */
+static void test_same_state_over_shared_memory(void **state) {
+    (void)state;
+    enum { BYTES = 5000 };
+    static uint8_t memory[2][3 * BYTES];
+    ferry_world world = ferry_open();
+    memset(memory[0], 1, sizeof(memory[0]));
+    memset(memory[1], 2, sizeof(memory[1]));
+    wherry_value *source = two_over(memory[0], BYTES, BYTES);
+    wherry_value *target = two_over(memory[1], BYTES, BYTES - 1);
+    wherry_limits limits;
+    ferry_call calls[] = {ferry_send(&world, 0, 1, source), receive_into(&world, 1, 0, target, &limits)};
+    ferry_run(calls, 2);
+    assert_int_equal(calls[1].status, WHERRY_MISMATCH);
+    assert_non_null(strstr(calls[1].error.message, "share memory"));
+    assert_int_equal(calls[0].status, WHERRY_ABORTED);
+    for (size_t i = 0; i < sizeof(memory[1]); i++) {
+        assert_int_equal(memory[1][i], 2);
+    }
+    wherry_value_destroy(target);
+    wherry_value_destroy(source);
+    ferry_close(&world);
+}
+
 /** Whoever wants no state, and has no target after all, is told before a byte moves. */
 static void test_nothing_is_received_in_vain(void **state) {
     (void)state;
@@ -284,6 +394,7 @@ const struct CMUnitTest ferry_ready_cases[] = {
     cmocka_unit_test(test_ready_on_both_sides),         cmocka_unit_test(test_ready_random_states),
     cmocka_unit_test(test_ready_for_several),           cmocka_unit_test(test_ready_for_something_else),
     cmocka_unit_test(test_ready_shared_by_calls),       cmocka_unit_test(test_ready_at_another_rank),
+    cmocka_unit_test(test_same_state_is_not_matched),   cmocka_unit_test(test_same_state_over_shared_memory),
     cmocka_unit_test(test_nothing_is_received_in_vain), cmocka_unit_test(test_ready_arguments),
 };
 const size_t ferry_ready_case_count = sizeof(ferry_ready_cases) / sizeof(*ferry_ready_cases);

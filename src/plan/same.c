@@ -1,0 +1,123 @@
+/*
+ * The plan of a receiver whose state is as the source's, so that every tensor goes to where it lies. Nothing is matched, since both sides are the same; what is
+ * checked is that tensors which share memory here do so in the source as well.
+ */
+#include <stdlib.h>
+
+#include "base/alloc.h"
+#include "base/fail.h"
+#include "plan/plan.h"
+
+/** Bytes of a storage, by address. */
+typedef struct stretch {
+    uintptr_t begin;
+    uintptr_t end;
+} stretch;
+
+static int by_begin(const void *one, const void *other) {
+    const stretch *a = one;
+    const stretch *b = other;
+    return a->begin < b->begin ? -1 : a->begin > b->begin;
+}
+
+/** Where the bytes of a move lie. */
+static stretch stretch_of(const wh_move *move) {
+    uintptr_t begin = (uintptr_t)wherry_storage_data(move->storage) + move->copy.to;
+    return (stretch){begin, begin + move->copy.length};
+}
+
+/** Whether no two moves write the same bytes, whatever their order in memory. false also where there is no memory to tell. */
+static bool are_apart(const wherry_plan *plan) {
+    stretch *stretches = wh_alloc_array(plan->move_count, sizeof(*stretches));
+    bool apart = stretches != NULL;
+    for (size_t i = 0; i < plan->move_count && apart; i++) {
+        stretches[i] = stretch_of(plan->moves + i);
+    }
+    if (apart) {
+        qsort(stretches, plan->move_count, sizeof(*stretches), by_begin);
+    }
+    for (size_t i = 1; i < plan->move_count && apart; i++) {
+        apart = stretches[i - 1].end <= stretches[i].begin;
+    }
+    wh_free(stretches);
+    return apart;
+}
+
+/** Adds all storages, where each has one contiguous tensor. @return false where they share memory: nothing is added then. */
+static bool add_all_solid(wherry_plan *plan) {
+    const wherry_prepared *prepared = plan->prepared;
+    const wh_space *space = &prepared->space;
+    uintptr_t reach = 0;
+    bool ascending = true;
+    for (size_t s = 0; s < prepared->storage_count; s++) {
+        const wherry_extent *extent = space->extents + space->firsts[s];
+        uint64_t begin = space->begins[space->firsts[s]];
+        wh_move *move = plan->moves + plan->move_count++;
+        *move = (wh_move){{.from = begin, .to = extent->offset, .length = extent->length},
+                          begin + extent->length,
+                          prepared->storages[s]};
+        stretch bytes = stretch_of(move);
+        ascending = ascending && reach <= bytes.begin;
+        reach = bytes.end;
+    }
+    bool apart = ascending || are_apart(plan);
+    plan->move_count = apart ? plan->move_count : 0;
+    return apart;
+}
+
+static bool list_leaf(void *context, wherry_value *leaf) {
+    wh_matches *matches = context;
+    for (size_t i = 0; i < wh_value_tensor_count(leaf); i++) {
+        wherry_value *tensor = wh_value_tensor_at(leaf, i);
+        matches->items[matches->count++] = (wh_match){tensor, tensor, 0};
+    }
+    return true;
+}
+
+/** Adds tensors of any form, each by itself. */
+static wherry_status add_all(wherry_plan *plan, wherry_error *error) {
+    const wherry_prepared *prepared = plan->prepared;
+    wh_matches matches = {0};
+    if (!WH_RESERVE(matches.items, matches.capacity, prepared->tensor_count)) {
+        return wh_fail_memory(error, "a plan");
+    }
+    wh_visit_tensor_leaves(prepared->state, list_leaf, &matches);
+    for (size_t i = 0; i < matches.count; i++) {
+        matches.items[i].storage = prepared->places[i];
+    }
+    wherry_status status = wh_plan_check_aliases(&matches, error);
+    for (size_t i = 0; i < matches.count && status == WHERRY_OK; i++) {
+        status = wh_plan_add_match(plan, matches.items + i, error);
+    }
+    wh_free(matches.items);
+    return status;
+}
+
+wherry_status wh_plan_same(const wherry_prepared *prepared, wherry_plan **plan_p, wherry_error *error) {
+    wherry_plan *plan = wh_alloc_zeroed(1, sizeof(*plan));
+    if (!plan) {
+        return wh_fail_memory(error, "a plan");
+    }
+    plan->prepared = (wherry_prepared *)prepared;
+    plan->borrowed = true;
+    wherry_plan_options_init(&plan->options);
+    plan->options.rank = prepared->rank;
+    plan->work = WH_PLAN_WORK + prepared->tensor_count * WH_PLAN_WORK_PER_TENSOR;
+    plan->tensor_count = prepared->tensor_count;
+    plan->census = prepared->census;
+    wherry_status status = WHERRY_OK;
+    if (!WH_RESERVE(plan->moves, plan->move_capacity, prepared->tensor_count)) {
+        status = wh_fail_memory(error, "a plan");
+    } else if (prepared->solid < prepared->storage_count || !add_all_solid(plan)) {
+        status = add_all(plan, error);
+    }
+    if (status == WHERRY_OK && !wh_plan_finish_moves(plan)) {
+        status = wh_fail_memory(error, "a plan");
+    }
+    if (status != WHERRY_OK) {
+        wherry_plan_destroy(plan);
+        return status;
+    }
+    *plan_p = plan;
+    return WHERRY_OK;
+}
