@@ -2,6 +2,8 @@
 #ifndef WH_LANE_UCX_INTERNAL_H
 #define WH_LANE_UCX_INTERNAL_H
 
+#include <stdatomic.h>
+
 #include "lane/run_cursor.h"
 #include "lane/ucx/ucx_pool.h"
 #include "lane/ucx/ucx_wire.h"
@@ -116,6 +118,7 @@ typedef struct wh_ucx_end {
     bool pushes;
     uint8_t token[WH_UCX_TOKEN_BYTES];
     char chosen[WH_UCX_CHOSEN_MAX]; /**< By the first worker, at the end of a round. */
+    atomic_uint met;                /**< Workers of the source that have met their counterparts. */
     wh_ucx_worker workers[WH_UCX_WORKERS_MAX];
 } wh_ucx_end;
 

@@ -185,6 +185,22 @@ static wherry_status meet(wh_ucx_worker *worker, wherry_error *error) {
     return status;
 }
 
+/**
+ * Waits until all workers have met their counterparts, and nothing is half connected any more: the end of a process at the other side while it is ends this one
+ * in UCX 1.13, by an assertion of its own.
+ */
+static wherry_status await_others(wh_ucx_worker *worker, wherry_error *error) {
+    wh_ucx_end *end = worker->end;
+    wherry_status status = WHERRY_OK;
+    atomic_fetch_add(&end->met, 1);
+    while (status == WHERRY_OK && atomic_load(&end->met) < end->base.workers) {
+        wh_ucx_turn(worker->station, end->site->stop);
+        status = wh_ucx_must_end(worker, error);
+    }
+    wh_ucx_got_on(worker);
+    return status;
+}
+
 static wherry_status push_chunks(wh_ucx_worker *worker, const wh_feed *feed, wherry_error *error) {
     wherry_status status = WHERRY_OK;
     bool more = true;
@@ -232,6 +248,7 @@ wherry_status wh_ucx_push(wh_lane_end *base, uint32_t number, const wh_feed *fee
     worker->push->ended = false;
     if (!worker->push->met) {
         status = meet(worker, error);
+        status = status == WHERRY_OK ? await_others(worker, error) : status;
     }
     if (status == WHERRY_OK) {
         status = push_chunks(worker, feed, error);
