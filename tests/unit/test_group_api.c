@@ -440,6 +440,12 @@ static wherry_status receive_nothing(void *context, uint32_t timeout_ms, wherry_
     return WHERRY_OK;
 }
 
+static wherry_status put_no_runs(void *context, int32_t rank, uint32_t channel, const struct iovec *runs, size_t count,
+                                 void **operation_p, wherry_error *failure) {
+    (void)context, (void)rank, (void)channel, (void)runs, (void)count, (void)operation_p, (void)failure;
+    return WHERRY_OK;
+}
+
 static wherry_group_ops idle_table(void) {
     wherry_group_ops ops;
     wherry_group_ops_init(&ops);
@@ -454,8 +460,9 @@ static wherry_group_ops idle_table(void) {
 static void test_bad_tables(void **state) {
     (void)state;
     wherry_group *group = NULL;
-    wherry_group_ops bad[11];
-    for (size_t i = 0; i < 11; i++) {
+    enum { BAD = 13 };
+    wherry_group_ops bad[BAD];
+    for (size_t i = 0; i < BAD; i++) {
         bad[i] = idle_table();
     }
     bad[0].struct_size = 0;
@@ -469,8 +476,10 @@ static void test_bad_tables(void **state) {
     bad[8].flags = WHERRY_GROUP_OPS_FLAGS + 1;
     bad[9].name = NULL;
     bad[10].flags = WHERRY_GROUP_OPS_BACKGROUND;
+    bad[11].part_bytes = 64 << 10;
+    bad[12].put_runs = put_no_runs;
     destroyed = 0;
-    for (size_t i = 0; i < 11; i++) {
+    for (size_t i = 0; i < BAD; i++) {
         must_fail(WHERRY_INVALID_ARGUMENT, error, wherry_group_from_ops(bad + i, NULL, &group, &error));
     }
     must_fail(WHERRY_INVALID_ARGUMENT, error, wherry_group_from_ops(NULL, NULL, &group, &error));

@@ -340,6 +340,11 @@ static wherry_status check_ops(const wherry_group_ops *ops, wherry_error *error)
                        "the table of the group has %d of put, get, finish and abandon; fill all of them, or none",
                        blocks);
     }
+    if (!blocks && (ops->put_runs || ops->part_bytes)) {
+        return wh_fail(error, WHERRY_INVALID_ARGUMENT,
+                       "the table of the group has put_runs or part_bytes, which are of use only to one with put, get, "
+                       "finish and abandon");
+    }
     if (ops->rank < 0 || ops->rank >= ops->size) {
         return wh_fail(error, WHERRY_INVALID_ARGUMENT, "rank %d is not one of %d; set rank and size of the table",
                        (int)ops->rank, (int)ops->size);
