@@ -51,17 +51,21 @@ static wherry_transfer_options options_of(const scene *s) {
     return options;
 }
 
-static void *cancel_later(void *context) {
-    usleep(TIMEOUT_MS * 1000);
-    wherry_cancel_request(context);
-    return NULL;
-}
-
 /** The call that ends early: by a timeout, or by another thread that cancels it. */
 typedef struct hurry {
+    crowd_rank *self;
     wherry_cancel *cancel;
     pthread_t thread;
 } hurry;
+
+/** Only once the other one stands still, however long it takes to get there. */
+static void *cancel_later(void *context) {
+    const hurry *h = context;
+    crowd_await_strike(h->self);
+    usleep(TIMEOUT_MS * 1000);
+    wherry_cancel_request(h->cancel);
+    return NULL;
+}
 
 static void hurry_begin(crowd_rank *self, hurry *h, wherry_transfer_options *options) {
     const scene *s = self->scene;
@@ -71,8 +75,9 @@ static void hurry_begin(crowd_rank *self, hurry *h, wherry_transfer_options *opt
         return;
     }
     crowd_must(self, wherry_cancel_create(&h->cancel, &error), error);
+    h->self = self;
     options->cancel = h->cancel;
-    crowd_check(self, pthread_create(&h->thread, NULL, cancel_later, h->cancel) == 0, "no thread");
+    crowd_check(self, pthread_create(&h->thread, NULL, cancel_later, h) == 0, "no thread");
 }
 
 static void hurry_end(crowd_rank *self, hurry *h, wherry_status status, const wherry_error *error) {
