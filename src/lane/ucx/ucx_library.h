@@ -22,6 +22,7 @@
     X(ucp_worker_release_address)                                                                                      \
     X(ucp_worker_get_efd)                                                                                              \
     X(ucp_worker_arm)                                                                                                  \
+    X(ucp_worker_signal)                                                                                               \
     X(ucp_worker_progress)                                                                                             \
     X(ucp_worker_set_am_recv_handler)                                                                                  \
     X(ucp_ep_create)                                                                                                   \

@@ -192,11 +192,16 @@ static wherry_status meet(wh_ucx_worker *worker, wherry_error *error) {
 static wherry_status await_others(wh_ucx_worker *worker, wherry_error *error) {
     wh_ucx_end *end = worker->end;
     wherry_status status = WHERRY_OK;
-    atomic_fetch_add(&end->met, 1);
+    if (atomic_fetch_add(&end->met, 1) + 1 == end->base.workers) {
+        for (uint32_t i = 0; i < end->base.workers; i++) {
+            wh_ucx_wake(end->workers[i].station);
+        }
+    }
     while (status == WHERRY_OK && atomic_load(&end->met) < end->base.workers) {
         wh_ucx_turn(worker->station, end->site->stop);
         status = wh_ucx_must_end(worker, error);
     }
+    worker->station->idle = 0;
     wh_ucx_got_on(worker);
     return status;
 }

@@ -292,6 +292,10 @@ void wh_ucx_turn(wh_ucx_station *station, const wh_stop *stop) {
     }
 }
 
+void wh_ucx_wake(wh_ucx_station *station) {
+    station->ucx->ucp_worker_signal(station->worker);
+}
+
 /** Lets UCX get on until nothing is pending, or for so long. */
 static void settle(wh_ucx_station *station, int milliseconds) {
     const wh_ucx_library *ucx = station->ucx;

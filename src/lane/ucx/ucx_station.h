@@ -87,6 +87,9 @@ void wh_ucx_station_disconnect(wh_ucx_station *station);
 /** Lets UCX get on. Where it has nothing to do, waits for it or for the stop, a few milliseconds at most. */
 void wh_ucx_turn(wh_ucx_station *station, const wh_stop *stop);
 
+/** Ends the wait of whoever is in a turn, or its next one. Any thread. */
+void wh_ucx_wake(wh_ucx_station *station);
+
 /** Sends a header and data, both kept by the caller until it is done. With `rendezvous`, the receiver says when and where to. */
 void wh_ucx_send(wh_ucx_station *station, wh_ucx_operation *operation, const uint8_t header[WH_UCX_HEADER_BYTES],
                  const void *data, size_t size, bool rendezvous);
