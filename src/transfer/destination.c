@@ -171,6 +171,9 @@ static void take_want(wh_destination *destination, const wh_message *message) {
     if (want.type != WH_WANT) {
         return; /* withdrawn twice */
     }
+    if (!wh_mailbox_is_present(destination->transfer->transport->group->mailbox, message->rank, message->incarnation)) {
+        return; /* its next incarnation asks anew */
+    }
     wh_point("source was asked");
     destination->nonce = want.nonce;
     destination->incarnation = message->incarnation;

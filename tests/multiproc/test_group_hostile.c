@@ -4,11 +4,14 @@
 #include <poll.h>
 #include <pthread.h>
 #include <semaphore.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <unistd.h>
+
+#include <wherry/allocator.h>
 
 #include "base/byteorder.h"
 #include "base/stop.h"
@@ -244,32 +247,58 @@ static void block(void *context, wh_message *message) {
     sem_wait(at + 1);
 }
 
-/** What a process said before it ended is heard, also where the one in its place is noticed first. */
-static void test_last_words(void **state) {
-    victim v = {.meeting = *state};
-    const nonsense busy = {WH_HELLO_CONTROL, 17, WH_FRAME_MESSAGE, ASK, 0, 16, 1};
-    const nonsense last = {WH_HELLO_CONTROL, 17, WH_FRAME_MESSAGE, TALK, 0, 16, 1};
-    pthread_t thread;
+/** Rank 1 ends while the victim reads nothing, and its successor is looked at first, since its connection was made later. */
+typedef struct succession {
+    victim v;
     sem_t blocked[2];
-    assert_int_equal(sem_init(blocked, 0, 0) + sem_init(blocked + 1, 0, 0), 0);
-    assert_int_equal(pthread_create(&thread, NULL, join_victim, &v), 0);
-    int fd = greet(v.meeting, 1, WH_HELLO_CONTROL);
-    pthread_join(thread, NULL);
-    must(v.status);
     wh_inbox *inbox;
     wh_hello *hello;
-    must(wh_inbox_open(v.group, TALK, &inbox, &error));
-    must(wh_service_open(v.group, ASK, block, blocked, &error));
-    int successor = begin_to_greet(v.meeting, 2, WH_HELLO_CONTROL, &hello);
-    speak(fd, &busy);
-    sem_wait(blocked);
-    speak(fd, &last);
-    close(fd);
-    say(successor, hello); /* it was made later, and is looked at first */
-    sem_post(blocked + 1);
-    while (wh_mailbox_incarnation(v.group->mailbox, 1) != 2) {
+    int successor;
+    int fd; /**< Of the former one: what it says now is read last. */
+} succession;
+
+static void begin_succession(succession *s, const wh_test_meeting *meeting) {
+    const nonsense busy = {WH_HELLO_CONTROL, 17, WH_FRAME_MESSAGE, ASK, 0, 16, 1};
+    pthread_t thread;
+    s->v = (victim){.meeting = meeting};
+    assert_int_equal(sem_init(s->blocked, 0, 0) + sem_init(s->blocked + 1, 0, 0), 0);
+    assert_int_equal(pthread_create(&thread, NULL, join_victim, &s->v), 0);
+    s->fd = greet(meeting, 1, WH_HELLO_CONTROL);
+    pthread_join(thread, NULL);
+    must(s->v.status);
+    must(wh_inbox_open(s->v.group, TALK, &s->inbox, &error));
+    must(wh_service_open(s->v.group, ASK, block, s->blocked, &error));
+    s->successor = begin_to_greet(meeting, 2, WH_HELLO_CONTROL, &s->hello);
+    speak(s->fd, &busy);
+    sem_wait(s->blocked);
+}
+
+/** The former one is gone, and the victim reads again. */
+static void succeed(succession *s) {
+    close(s->fd);
+    say(s->successor, s->hello);
+    sem_post(s->blocked + 1);
+    wh_service_close(s->v.group, ASK);
+    while (wh_mailbox_incarnation(s->v.group->mailbox, 1) != 2) {
         usleep(1000);
     }
+}
+
+static void end_succession(succession *s) {
+    wh_hello_destroy(s->hello);
+    close(s->successor);
+    wh_inbox_close(s->inbox);
+    wh_group_destroy(s->v.group);
+}
+
+/** What a process said before it ended is heard, also where the one in its place is noticed first. */
+static void test_last_words(void **state) {
+    const nonsense last = {WH_HELLO_CONTROL, 17, WH_FRAME_MESSAGE, TALK, 0, 16, 1};
+    succession s;
+    begin_succession(&s, *state);
+    wh_inbox *inbox = s.inbox;
+    speak(s.fd, &last);
+    succeed(&s);
     wh_message message;
     must(wh_inbox_take(inbox, wh_deadline_in_ms(SOON_MS), &message, &error));
     assert_int_equal(message.kind, WH_MESSAGE_BYTES);
@@ -279,11 +308,47 @@ static void test_last_words(void **state) {
     assert_int_equal(message.kind, WH_MESSAGE_LOST);
     assert_true(message.incarnation == 1);
     wh_message_clear(&message);
-    wh_hello_destroy(hello);
-    close(successor);
-    wh_service_close(v.group, ASK);
-    wh_inbox_close(inbox);
-    wh_group_destroy(v.group);
+    end_succession(&s);
+}
+
+static atomic_bool scarce; /* memory, beyond a limit */
+
+static void *take_scarce(void *context, size_t size) {
+    (void)context;
+    return size >= 2 << 20 && atomic_load(&scarce) ? NULL : malloc(size ? size : 1);
+}
+
+static void *resize_scarce(void *context, void *memory, size_t size) {
+    (void)context;
+    return size >= 2 << 20 && atomic_load(&scarce) ? NULL : realloc(memory, size);
+}
+
+static void give_scarce(void *context, void *memory) {
+    (void)context;
+    free(memory);
+}
+
+/** Last words for which there is no memory, and which are more than one reading takes: that connection is not read again. */
+static void test_last_words_without_memory(void **state) {
+    enum { PART = 200000, ALL = 390000, WHOLE = 5 << 20 };
+    static uint8_t words[ALL];
+    succession s;
+    begin_succession(&s, *state);
+    int room = 1 << 20;
+    setsockopt(s.fd, SOL_SOCKET, SO_SNDBUF, &room, sizeof(room));
+    wh_frame_head(words, WH_FRAME_MESSAGE, 16 + PART);
+    wh_store_be64(words + WH_FRAME_HEAD, TALK);
+    wh_store_be64(words + WH_FRAME_HEAD + 8, WHOLE);
+    assert_int_equal(send(s.fd, words, ALL, MSG_NOSIGNAL | MSG_DONTWAIT), ALL);
+    atomic_store(&scarce, true);
+    succeed(&s);
+    wh_message message;
+    must(wh_inbox_take(s.inbox, wh_deadline_in_ms(SOON_MS), &message, &error));
+    atomic_store(&scarce, false);
+    assert_int_equal(message.kind, WH_MESSAGE_LOST);
+    wh_message_clear(&message);
+    close(talk(*state, s.v.group, 3));
+    end_succession(&s);
 }
 
 enum { LARGE = 4 << 20 };
@@ -319,10 +384,13 @@ static void test_stop_in_the_middle_of_a_message(void **state) {
 }
 
 int main(void) {
+    const wherry_allocator scarce_memory = {take_scarce, resize_scarce, give_scarce, NULL};
+    wherry_allocator_set(&scarce_memory);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_nonsense, wh_test_open_unix, wh_test_close),
         cmocka_unit_test_setup_teardown(test_silence, wh_test_open_unix, wh_test_close),
         cmocka_unit_test_setup_teardown(test_last_words, wh_test_open_unix, wh_test_close),
+        cmocka_unit_test_setup_teardown(test_last_words_without_memory, wh_test_open_unix, wh_test_close),
         cmocka_unit_test_setup_teardown(test_stop_in_the_middle_of_a_message, wh_test_open_unix, wh_test_close),
     };
     return cmocka_run_group_tests_name("group_hostile", tests, NULL, NULL);

@@ -289,8 +289,12 @@ static wherry_status read_frames(wh_connection *connection, const wh_connection_
 }
 
 wherry_status wh_connection_read(wh_connection *connection, const wh_connection_events *events, wherry_error *error) {
+    if (connection->broken) {
+        return wh_fail(error, WHERRY_PEER_LOST, "the connection could not be read before");
+    }
     connection->reading = true;
     wherry_status status = read_frames(connection, events, error);
     connection->reading = false;
+    connection->broken = status != WHERRY_OK;
     return status;
 }

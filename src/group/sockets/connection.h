@@ -48,6 +48,7 @@ typedef struct wh_connection {
     size_t part_left; /**< how much is missing of its present frame, */
     uint64_t to_come; /**< and in the frames behind that. */
     bool in_message;
+    bool broken;  /**< Reading has failed, and what stands here of a message is not whole. */
     bool reading; /**< It is being read: what comes of that must not read from it again. */
 } wh_connection;
 

@@ -87,7 +87,7 @@ typedef struct wh_sockets {
 /** Learns of an incarnation of a rank; what is older is given up, and everybody is told. @return false for a rank that cannot be. */
 bool wh_sockets_learn(wh_sockets *sockets, int64_t rank, uint64_t incarnation, const char *place);
 
-/** Takes what a rank has said over its connections and nobody has read yet. */
+/** Takes what the incarnation of a rank that is known has said over its connections and nobody has read yet. */
 void wh_sockets_hear_out(wh_sockets *sockets, int64_t rank);
 
 /** Takes a TABLE frame. @return false where it is malformed. */

@@ -107,7 +107,7 @@ static bool greeted(void *context, wh_connection *connection, const wh_hello_fie
     if (connection->meeting >= 0) {
         wh_meeting_note_answer(sockets, connection->meeting);
         bool known = !first || find_up(sockets, connection->rank, connection->incarnation);
-        connection->doomed = known && sockets->meetings[connection->meeting].shared; /* it was met before */
+        connection->doomed |= known && sockets->meetings[connection->meeting].shared; /* it was met before */
     }
     if (first && !connection->doomed && is_for_messages(sockets, connection)) {
         member->connection = connection;
@@ -170,8 +170,9 @@ static void hear_rest(wh_sockets *sockets, wh_connection *connection) {
 }
 
 void wh_sockets_hear_out(wh_sockets *sockets, int64_t rank) {
+    uint64_t incarnation = sockets->members[rank].incarnation;
     for (wh_connection *one = sockets->connections; one; one = one->next) {
-        if (one->rank == rank && !one->mourned) {
+        if (one->rank == rank && one->incarnation == incarnation && !one->mourned) {
             hear_rest(sockets, one);
         }
     }
