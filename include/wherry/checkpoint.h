@@ -251,8 +251,8 @@ WHERRY_API wherry_status wherry_checkpoint_send(wherry_transport *transport, con
 /**
  * Receives a state from a rank that sends it.
  *
- * A source that is dead when the call begins fails it at once; one that has not joined yet is waited for. One that waits for this call's target, accept or
- * allocate gives it up at its own no_progress_ms.
+ * A source that is dead when the call begins fails it at once; one that has not joined yet is waited for. It is asked when options.target has returned, and told
+ * where that failed. One that waits for this call's accept or allocate gives it up at its own no_progress_ms.
  *
  * Into new memory, or with options.target in place, or with WHERRY_RECV_NEW in place as far as the target goes. Every check comes before the first byte is
  * written: on a mismatch nothing is touched, and the source is told and freed. After a failure in the middle the error says how many tensors are complete and

@@ -58,7 +58,7 @@ WHERRY_API void wherry_ready_options_init(wherry_ready_options *options);
  * @param options    NULL for the defaults.
  * @param ready_p    belongs to the caller: wherry_ready_destroy, when no call uses it any more. It takes about 500 bytes a tensor.
  * @return WHERRY_OK; WHERRY_INVALID_ARGUMENT, also for a tensor without memory; WHERRY_NO_MEMORY; WHERRY_UNSUPPORTED for a tensor whose memory cannot be read or written here, with its path;
- * WHERRY_LIMIT for a manifest over 254 MiB, 8 bytes a storage included; to be received into, also WHERRY_MISMATCH where tensors overlap themselves in ways that cannot be written, and
+ * to be sent, also WHERRY_LIMIT for a manifest over 254 MiB, 8 bytes a storage included; to be received into, also WHERRY_MISMATCH where tensors overlap themselves in ways that cannot be written, and
  * whatever else wherry_plan_create returns for such a target.
  */
 WHERRY_API wherry_status wherry_ready_create(const struct wherry_transport *transport, const wherry_value *state,

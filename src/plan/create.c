@@ -11,7 +11,11 @@ void wherry_plan_options_init(wherry_plan_options *options) {
 }
 
 bool wh_plan_keep(wherry_plan *plan, wherry_storage *storage) {
-    if (plan->borrowed || (plan->kept_count && plan->kept[plan->kept_count - 1] == storage)) {
+    if (plan->borrowed) {
+        wh_census_add(&plan->census, storage);
+        return true;
+    }
+    if (plan->kept_count && plan->kept[plan->kept_count - 1] == storage) {
         return true;
     }
     if (!WH_GROW(plan->kept, plan->kept_capacity, plan->kept_count)) {

@@ -62,6 +62,7 @@ static bool add_all_solid(wherry_plan *plan) {
     }
     bool apart = ascending || are_apart(plan);
     plan->move_count = apart ? plan->move_count : 0;
+    plan->census = apart ? prepared->census : plan->census;
     return apart;
 }
 
@@ -104,7 +105,6 @@ wherry_status wh_plan_same(const wherry_prepared *prepared, wherry_plan **plan_p
     plan->options.rank = prepared->rank;
     plan->work = WH_PLAN_WORK + prepared->tensor_count * WH_PLAN_WORK_PER_TENSOR;
     plan->tensor_count = prepared->tensor_count;
-    plan->census = prepared->census;
     wherry_status status = WHERRY_OK;
     if (!WH_RESERVE(plan->moves, plan->move_capacity, prepared->tensor_count)) {
         status = wh_fail_memory(error, "a plan");

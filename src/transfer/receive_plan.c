@@ -169,14 +169,16 @@ static wherry_status find_target(wh_receive *receive, const wherry_value **targe
  */
 static void get_ready(wh_receive *receive, const wherry_value *target) {
     const wherry_transfer_options *options = &receive->transfer.options;
+    uint32_t others = WHERRY_RECV_NEW | WHERRY_RECV_PARTIAL; /* who says so has a target that differs */
     if (receive->wants_state || options->inspect) {
         return;
     }
     if (options->ready) {
         receive->known = options->ready;
-    } else if (target && !(options->flags & WHERRY_RECV_NEW) &&
+    } else if (target && !(options->flags & others) &&
                wh_ready_init(&receive->own_ready, target, wh_transfer_rank(&receive->transfer), 0, NULL) == WHERRY_OK) {
         receive->known = &receive->own_ready;
+        wh_source_forget_manifest(&receive->own_ready.source); /* its fingerprint is all that is said of it */
     }
 }
 
@@ -192,12 +194,18 @@ static wherry_status plan_ahead(wh_receive *receive, const wherry_value *target,
 wherry_status wh_receive_agree(wh_receive *receive, wherry_error *error) {
     const wherry_value *target = NULL;
     wherry_error unfit = {.status = WHERRY_OK}; /* matters only for a source that has the same state */
-    wherry_status status = find_target(receive, &target, error);
-    if (status == WHERRY_OK) {
+    wherry_error targetless = {
+        .status = WHERRY_OK}; /* the source is asked all the same, so that it hears why it need not wait */
+    targetless.status = find_target(receive, &target, &targetless);
+    if (targetless.status == WHERRY_OK) {
         uint64_t begin = wh_clock_now();
         get_ready(receive, target);
         receive->ready_ns = wh_clock_now() - begin;
-        status = ask(receive, error);
+    }
+    wherry_status status = ask(receive, error);
+    if (targetless.status != WHERRY_OK) {
+        *error = targetless;
+        return targetless.status;
     }
     if (status == WHERRY_OK) {
         unfit.status = plan_ahead(receive, target, &unfit);

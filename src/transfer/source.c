@@ -98,6 +98,12 @@ wherry_status wh_source_locate(wh_source *source, wherry_error *error) {
                          source->manifest_size, (unsigned long long)source->summary.tensors);
 }
 
+void wh_source_forget_manifest(wh_source *source) {
+    wherry_free(source->manifest);
+    source->manifest = NULL;
+    source->manifest_size = 0;
+}
+
 void wh_source_borrow(wh_source *source, const wh_source *of) {
     *source = *of;
     source->borrowed = true;
@@ -107,7 +113,7 @@ void wh_source_destroy(wh_source *source) {
     wh_source_unshare(source);
     if (!source->borrowed) {
         wherry_prepared_destroy(source->prepared);
-        wherry_free(source->manifest);
+        wh_source_forget_manifest(source);
         wh_free(source->addresses.bytes);
     }
     *source = (wh_source){0};

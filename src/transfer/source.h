@@ -29,6 +29,9 @@ typedef struct wh_source {
  */
 wherry_status wh_source_init(wh_source *source, const wherry_value *state, int64_t rank, wherry_error *error);
 
+/** Gives the manifest back, of one that will serve nobody. */
+void wh_source_forget_manifest(wh_source *source);
+
 /** Finds where its memory is, before anybody is served. @return WHERRY_OK; WHERRY_NO_MEMORY; WHERRY_LIMIT where no offer has room for it. */
 wherry_status wh_source_locate(wh_source *source, wherry_error *error);
 

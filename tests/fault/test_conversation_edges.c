@@ -345,6 +345,30 @@ static void test_what_a_damaged_chunk_leaves(void **state) {
     ferry_close(&world);
 }
 
+static wherry_status find_no_target(void *context, const wherry_value **target_p) {
+    (void)context, (void)target_p;
+    return WHERRY_NO_MEMORY;
+}
+
+/** A receiver that finds nowhere to receive says so, and the source does not wait for it. */
+static void test_a_target_that_cannot_be_had(void **state) {
+    (void)state;
+    ferry_world world = ferry_open();
+    wherry_value *source = one_tensor(1000, 1);
+    ferry_call calls[] = {ferry_send(&world, 0, 1, source), ferry_receive(&world, 1, 0)};
+    calls[1].options.target = find_no_target;
+    ferry_start(calls);
+    await_send(world.transports[0]);
+    ferry_start(calls + 1);
+    ferry_join(calls + 1);
+    ferry_join(calls);
+    assert_int_equal(calls[1].status, WHERRY_NO_MEMORY);
+    assert_int_equal(calls[0].status, WHERRY_ABORTED);
+    assert_non_null(strstr(calls[0].error.message, "the target callback failed"));
+    wherry_value_destroy(source);
+    ferry_close(&world);
+}
+
 int main(void) {
     static const wh_group_kind kind = {"local", wh_open_local_place, wh_join_local_place, wh_close_local_place};
     const struct CMUnitTest tests[] = {
@@ -353,6 +377,7 @@ int main(void) {
         cmocka_unit_test_teardown(test_a_question_while_a_send_ends, let_go),
         cmocka_unit_test_teardown(test_a_question_that_was_withdrawn_unread, let_go),
         cmocka_unit_test_teardown(test_revoked_before_the_first_byte, let_go),
+        cmocka_unit_test(test_a_target_that_cannot_be_had),
         cmocka_unit_test(test_slow_and_steady),
         cmocka_unit_test(test_what_a_damaged_chunk_leaves),
     };
