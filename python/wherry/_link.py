@@ -179,11 +179,13 @@ class Link:
         """
         deadline = Deadline(options["timeout_ms"] / 1000 if options["timeout_ms"] >= 0 else math.inf)
         found = {one.rank: one for one in self._send(ranks, state, options)}
+        moments: dict[int, Deadline] = {}
         while again and not deadline.passed:
-            gone = [one.rank for one in found.values() if isinstance(one.error, PeerLost) and self.comes_back(one.rank, deadline)]
-            if not gone:
+            lost = [one.rank for one in found.values() if isinstance(one.error, PeerLost)]
+            back = self.returned(lost, deadline, moments, options.get("cancel"))
+            if not back:
                 break
-            found.update((one.rank, one) for one in self._send(gone, state, {**options, "timeout_ms": deadline.left_ms}))
+            found.update((one.rank, one) for one in self._send(back, state, {**options, "timeout_ms": deadline.left_ms}))
         return [found[rank] for rank in ranks]
 
     def _send(self, ranks: Sequence[int], state: _core.State, options: Mapping[str, Any]) -> list[Outcome]:
@@ -218,16 +220,30 @@ class Link:
             return False
         return True
 
-    def comes_back(self, rank: int, deadline: Deadline) -> bool:
-        """Whether a rank that was lost has left and lives on, or is back. One that left while it was greeted could not say so,
-        and is given a moment to join again."""
-        moment = Deadline(min(deadline.left, _BACK_SECONDS))
-        # What a process said is forgotten as soon as another takes its place: so that is looked for before and after.
-        while not (self.alive(rank) or self.left(rank) or self.alive(rank)):
-            if moment.passed:
-                return False
-            time.sleep(min(_LOOK_SECONDS, moment.left))
-        return True
+    def returned(
+        self,
+        lost: Sequence[int],
+        deadline: Deadline,
+        moments: dict[int, Deadline] | None = None,
+        cancel: _core.Cancel | None = None,
+    ) -> list[int]:
+        """Those of some ranks that were lost which have left and live on, or are back: as soon as it is one of them.
+
+        One that left while it was greeted could not say so, and is given a moment to join again, which `moments` keeps from
+        call to call. None is left: none comes back.
+        """
+        moments = {} if moments is None else moments
+        for rank in lost:
+            moments.setdefault(rank, Deadline(min(deadline.left, _BACK_SECONDS)))
+        while True:
+            # What a process said is forgotten as soon as another takes its place: so that is looked for before and after.
+            back = [rank for rank in lost if self.alive(rank) or self.left(rank) or self.alive(rank)]
+            pending = max((moments[rank].left for rank in lost), default=0.0)
+            if back or pending <= 0 or (cancel is not None and cancel.requested):
+                for rank in back:
+                    del moments[rank]
+                return back
+            time.sleep(min(_LOOK_SECONDS, pending))
 
     def close_when_idle(self) -> None:
         """Leaves as soon as no call is inside."""

@@ -69,7 +69,7 @@ class AddressWay(Way):
     def look_again(self, source: int, link: Link, error: Error, deadline: Deadline) -> bool:
         """A source that has left, and lives on, is waited for until it joins again."""
         rank = self._ranks[source]
-        if not isinstance(error, PeerLost) or not link.comes_back(rank, deadline):
+        if not isinstance(error, PeerLost) or not link.returned([rank], deadline):
             return False
         poll = Poll(deadline)
         while not link.alive(rank):
