@@ -117,7 +117,7 @@ def run(build, repeats, machine, results_folder, patience):
         "",
         *ferry_report.table(["case", "ours", "limit", "ratio", "required", "holds"], [row.cells() for row in rows_of(whole, pages, perf)]),
         "",
-        "Ours is the whole call of the receiver, from the question to the confirmation, without digests; where states are ready, both sides have made theirs ready before",
+        "Ours is the whole call of the receiver, in place and with nothing wanted beside it, from the question to the confirmation, without digests; where states are ready, both sides have made theirs ready before",
         "(`wherry/ready.h`), as an engine that trains one model can. The plain program links libucp, has a context and a",
         "worker for each thread, posts all sends and all receives at once, from and into the same memory, and polls; its best way counts. UCX_TLS is the same",
         f"for both: {', '.join(f'`{value}` ({key})' for key, value in SETTINGS.items())}.",
