@@ -1,4 +1,5 @@
 /* A source that sends nonsense over the stream lane: the receiver answers with an error, and writes nothing but what its sink gave. */
+#include <poll.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -316,7 +317,8 @@ static void test_damaged_bytes_reach_the_sink_with_both_digests(void **state) {
 static void *dribble(void *context) {
     scene *s = context;
     for (size_t i = 0; i < s->script.size; i++) {
-        if (write(s->channel, s->script.bytes + i, 1) != 1) {
+        struct pollfd room = {s->channel, POLLOUT, 0}; /* a byte takes as much of it as a page */
+        if (poll(&room, 1, LONG_MS) != 1 || write(s->channel, s->script.bytes + i, 1) != 1) {
             abort();
         }
         if (i % 8 == 0) {

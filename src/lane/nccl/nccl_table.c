@@ -14,10 +14,11 @@
 #define BIT(state) (1U << (state))
 
 /**
- * A question that nobody has come back to for so long is asked again with the same unique id, whose listening thread NCCL keeps until it is used. So long may a source's
+ * A question that nobody has come back to for so long, though a source that has to load NCCL first takes seconds to answer, is asked again with the same unique id,
+ * whose listening thread NCCL keeps until it is used. So long may a source's
  * half be in the making, and so long is a failure remembered, in seconds.
  */
-enum { ASKED_S = 2, MEETING_S = 60, FAILED_S = 300 };
+enum { ASKED_S = 10, MEETING_S = 60, FAILED_S = 300 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static wh_nccl_comm *comms; /**< The latest first. */
