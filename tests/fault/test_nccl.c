@@ -88,7 +88,7 @@ static void test_kept_by_one(void **state) {
     for (int is_source = 0; is_source < 2; is_source++) {
         wh_nccl_end_all();
         must_ferry(&s, "nccl");
-        wh_nccl_pair pair = {.rank = is_source ? 1 : 0, .is_source = is_source};
+        wh_nccl_pair pair = {.rank = is_source, .own = !is_source, .is_source = is_source};
         must(wh_nccl_process(pair.process, &error));
         wh_nccl_drop(&pair, NULL, 0);
         assert_int_equal(wh_nccl_count(BIT(WH_NCCL_IDLE)), 1);

@@ -20,6 +20,11 @@ static wherry_status check_device(const wh_lane_site *site, wherry_error *error)
                          : wh_fail(error, WHERRY_UNSUPPORTED, "the state has no memory of a CUDA device");
 }
 
+/** -1: the site is of no group. */
+static int32_t own_rank(const wh_lane_site *site) {
+    return site->group ? site->group->rank : -1;
+}
+
 /** NCCL itself is not looked for before a receiver asks: loading it takes long, and most of them do not. */
 static wherry_status nccl_offer(const wh_lane_site *site, wh_string *text, wherry_error *error) {
     wh_nccl_offer offer = {.count = 0};
@@ -33,13 +38,13 @@ static wherry_status nccl_offer(const wh_lane_site *site, wh_string *text, wherr
     if (status != WHERRY_OK) {
         return status;
     }
-    offer.count = wh_nccl_kept(site->peer, wh_site_device(site), offer.ids, WH_NCCL_KEPT_MAX);
+    offer.count = wh_nccl_kept(own_rank(site), site->peer, wh_site_device(site), offer.ids, WH_NCCL_KEPT_MAX);
     wh_nccl_append_offer(text, &offer);
     return text->failed ? wh_fail_memory(error, "an offer") : WHERRY_OK;
 }
 
 static wh_nccl_pair source_pair(const wh_lane_site *site, const wh_nccl_request *request) {
-    wh_nccl_pair pair = {.rank = site->peer, .device = wh_site_device(site), .is_source = true};
+    wh_nccl_pair pair = {.rank = site->peer, .own = own_rank(site), .device = wh_site_device(site), .is_source = true};
     memcpy(pair.process, request->process, sizeof(pair.process));
     return pair;
 }
@@ -163,7 +168,7 @@ static wherry_status nccl_probe(const wh_lane_site *site, const void *bytes, siz
     if (status != WHERRY_OK) {
         return status;
     }
-    wh_nccl_pair pair = {.rank = site->peer, .device = site->devices ? wh_site_device(site) : 0};
+    wh_nccl_pair pair = {.rank = site->peer, .own = own_rank(site), .device = site->devices ? wh_site_device(site) : 0};
     memcpy(pair.process, offer.process, sizeof(pair.process));
     if (wh_nccl_was_refused(&pair, error)) {
         return WHERRY_UNSUPPORTED;

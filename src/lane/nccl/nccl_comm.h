@@ -26,10 +26,14 @@ typedef enum wh_nccl_state {
     WH_NCCL_FAILED,  /**< RECEIVER: there is none, and this is a note of why: it need not be tried again soon. */
 } wh_nccl_state;
 
-/** Whose communicators: those with a process, on a device, as source or as receiver. */
+/**
+ * Whose communicators: those with a process, on a device, as source or as receiver. A process may be several ranks, and what one of them does, which ends what
+ * the other side has no more, must not concern another.
+ */
 typedef struct wh_nccl_pair {
     uint8_t process[WH_NCCL_PROCESS_BYTES]; /**< The other one. */
-    int32_t rank;                           /**< Of it, in its group. */
+    int32_t rank;                           /**< Of it, in its group, */
+    int32_t own;                            /**< and of this one. */
     int32_t device;                         /**< Here. */
     bool is_source;                         /**< This side is. */
 } wh_nccl_pair;
@@ -70,7 +74,7 @@ wherry_status wh_nccl_ask(const wh_nccl_pair *pair, uint64_t tag, wh_nccl_comm *
 wherry_status wh_nccl_meet(const wh_nccl_pair *pair, uint64_t id, const wh_nccl_unique *unique, wherry_error *error);
 
 /** Ids of communicators with a rank that are kept as source, at most `most`. */
-size_t wh_nccl_kept(int32_t rank, int32_t device, uint64_t *ids, size_t most);
+size_t wh_nccl_kept(int32_t own, int32_t rank, int32_t device, uint64_t *ids, size_t most);
 
 /** Ends all that are kept for a pair, but for those of these ids: the other side does not have them. */
 void wh_nccl_drop(const wh_nccl_pair *pair, const uint64_t *ids, size_t count);

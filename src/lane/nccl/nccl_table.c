@@ -46,8 +46,13 @@ wherry_status wh_nccl_process(uint8_t process[WH_NCCL_PROCESS_BYTES], wherry_err
     return status;
 }
 
+/** Whether it is of the same two ranks, whatever process the other is. */
+static bool is_between(const wh_nccl_comm *comm, const wh_nccl_pair *pair) {
+    return comm->pair.is_source == pair->is_source && comm->pair.own == pair->own && comm->pair.rank == pair->rank;
+}
+
 static bool is_of(const wh_nccl_comm *comm, const wh_nccl_pair *pair) {
-    return comm->pair.is_source == pair->is_source && comm->pair.device == pair->device &&
+    return is_between(comm, pair) && comm->pair.device == pair->device &&
            memcmp(comm->pair.process, pair->process, sizeof(pair->process)) == 0;
 }
 
@@ -164,13 +169,13 @@ bool wh_nccl_was_refused(const wh_nccl_pair *pair, wherry_error *error) {
     return comm != NULL;
 }
 
-size_t wh_nccl_kept(int32_t rank, int32_t device, uint64_t *ids, size_t most) {
+size_t wh_nccl_kept(int32_t own, int32_t rank, int32_t device, uint64_t *ids, size_t most) {
+    const wh_nccl_pair pair = {.rank = rank, .own = own, .is_source = true};
     size_t count = 0;
     pthread_mutex_lock(&lock);
     wh_nccl_comm *stale = know_process(NULL) == WHERRY_OK ? take_stale() : NULL;
     for (const wh_nccl_comm *comm = comms; comm && count < most; comm = comm->next) {
-        if (comm->state == WH_NCCL_IDLE && comm->pair.is_source && comm->pair.rank == rank &&
-            comm->pair.device == device) {
+        if (comm->state == WH_NCCL_IDLE && is_between(comm, &pair) && comm->pair.device == device) {
             ids[count++] = comm->id;
         }
     }
@@ -293,8 +298,8 @@ typedef struct dropping {
 
 static bool is_dropped(const wh_nccl_comm *comm, const void *context) {
     const dropping *d = context;
-    bool earlier = comm->pair.is_source == d->pair->is_source && comm->pair.rank == d->pair->rank &&
-                   memcmp(comm->pair.process, d->pair->process, sizeof(comm->pair.process)) != 0;
+    bool earlier =
+        is_between(comm, d->pair) && memcmp(comm->pair.process, d->pair->process, sizeof(comm->pair.process)) != 0;
     bool named = false;
     for (size_t i = 0; i < d->count; i++) {
         named = named || d->ids[i] == comm->id;
