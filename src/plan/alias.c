@@ -16,14 +16,13 @@ enum { ALIAS_WORK = 1 << 26 };
 
 /** The bytes that a target covers, by address. */
 typedef struct footprint {
-    uint64_t begin;
-    uint64_t end;
+    wh_stretch bytes; /**< First, since by_begin looks at that alone. */
     const wh_match *match;
 } footprint;
 
 static int by_begin(const void *one, const void *other) {
-    const footprint *a = one;
-    const footprint *b = other;
+    const wh_stretch *a = one;
+    const wh_stretch *b = other;
     return a->begin < b->begin ? -1 : a->begin > b->begin;
 }
 
@@ -128,17 +127,18 @@ static wherry_status check_pairs(const footprint *prints, size_t count, wherry_e
     size_t first = 0;
     uint64_t reach = 0;
     for (size_t i = 0; i < count; i++) {
-        if (prints[i].begin >= reach) {
+        if (prints[i].bytes.begin >= reach) {
             first = i;
         }
         for (size_t j = first; j < i && work > 0; j++, work--) {
             const wh_match *a = prints[j].match;
             const wh_match *b = prints[i].match;
-            if (prints[j].end > prints[i].begin && !sources_alias_alike(a, b) && targets_overlap(a, b, &work)) {
+            if (prints[j].bytes.end > prints[i].bytes.begin && !sources_alias_alike(a, b) &&
+                targets_overlap(a, b, &work)) {
                 return refuse(a, b, error);
             }
         }
-        reach = prints[i].end > reach ? prints[i].end : reach;
+        reach = prints[i].bytes.end > reach ? prints[i].bytes.end : reach;
     }
     return work > 0 ? WHERRY_OK
                     : wh_fail(error, WHERRY_UNSUPPORTED, "too many targets lie across each other to check them all");
@@ -162,8 +162,8 @@ wherry_status wh_plan_check_aliases(const wh_matches *matches, wherry_error *err
         }
         wherry_extent whole = wh_extent_borrow(&extent);
         uint64_t begin = (uintptr_t)wherry_storage_data(to->storage) + extent.offset;
-        prints[count++] = (footprint){begin, begin + wh_extent_span(&whole), match};
-        sorted = sorted && (count < 2 || prints[count - 2].begin <= begin);
+        prints[count++] = (footprint){{begin, begin + wh_extent_span(&whole)}, match};
+        sorted = sorted && (count < 2 || prints[count - 2].bytes.begin <= begin);
         status = check_self(match, error);
     }
     if (status == WHERRY_OK && !sorted) {
@@ -176,12 +176,26 @@ wherry_status wh_plan_check_aliases(const wh_matches *matches, wherry_error *err
     return status;
 }
 
-/** The footprints of a target's tensors as they are collected. */
+bool wh_stretches_are_apart(wh_stretch *stretches, size_t count) {
+    bool sorted = true;
+    for (size_t i = 1; i < count && sorted; i++) {
+        sorted = stretches[i - 1].begin <= stretches[i].begin;
+    }
+    if (!sorted) {
+        qsort(stretches, count, sizeof(*stretches), by_begin);
+    }
+    bool apart = true;
+    for (size_t i = 1; i < count && apart; i++) {
+        apart = stretches[i - 1].end <= stretches[i].begin;
+    }
+    return apart;
+}
+
+/** What a target's tensors cover, as it is collected. */
 typedef struct scan {
-    footprint *prints;
+    wh_stretch *stretches;
     size_t count;
     size_t capacity;
-    bool sorted;
     bool once; /**< None covers a byte twice. */
 } scan;
 
@@ -194,26 +208,19 @@ static bool scan_leaf(void *context, wherry_value *leaf) {
         if (!wh_extent_of_view(&view, &extent)) {
             continue;
         }
-        if (!WH_GROW(s->prints, s->capacity, s->count)) {
+        if (!WH_GROW(s->stretches, s->capacity, s->count)) {
             return false;
         }
         s->once = extent_of_target(tensor, &extent);
         wherry_extent whole = wh_extent_borrow(&extent);
-        s->prints[s->count++] = (footprint){extent.offset, extent.offset + wh_extent_span(&whole), NULL};
-        s->sorted = s->sorted && (s->count < 2 || s->prints[s->count - 2].begin <= extent.offset);
+        s->stretches[s->count++] = (wh_stretch){extent.offset, extent.offset + wh_extent_span(&whole)};
     }
     return s->once;
 }
 
 bool wh_targets_are_apart(const wherry_value *target) {
-    scan s = {.sorted = true, .once = true};
-    bool apart = wh_visit_tensor_leaves(target, scan_leaf, &s);
-    if (apart && !s.sorted) {
-        qsort(s.prints, s.count, sizeof(*s.prints), by_begin);
-    }
-    for (size_t i = 1; i < s.count && apart; i++) {
-        apart = s.prints[i - 1].end <= s.prints[i].begin;
-    }
-    wh_free(s.prints);
+    scan s = {.once = true};
+    bool apart = wh_visit_tensor_leaves(target, scan_leaf, &s) && wh_stretches_are_apart(s.stretches, s.count);
+    wh_free(s.stretches);
     return apart;
 }

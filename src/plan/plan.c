@@ -20,26 +20,20 @@ void wherry_plan_destroy(wherry_plan *plan) {
     for (size_t i = 0; i < plan->move_count; i++) {
         wh_free((void *)plan->moves[i].copy.levels);
     }
-    for (size_t i = 0; i < plan->kept_count; i++) {
+    for (size_t i = 0; i < plan->kept_count && !plan->borrowed; i++) {
         wherry_storage_unref(plan->kept[i]);
     }
     wh_free(plan->moves);
     wh_free(plan->reach);
-    wh_free(plan->kept);
     wh_free(plan->wanted.items);
     wh_free(plan->tangled.items);
     destroy_paths(&plan->missing);
     destroy_paths(&plan->extra);
     if (!plan->borrowed) {
+        wh_free(plan->kept);
         wherry_prepared_destroy(plan->prepared);
     }
     wh_free(plan);
-}
-
-bool wh_plan_on_small_pages(const wherry_plan *plan) {
-    const wherry_prepared *prepared = plan->prepared;
-    return plan->borrowed ? wh_storages_on_small_pages(prepared->storages, prepared->storage_count, &plan->census)
-                          : wh_storages_on_small_pages(plan->kept, plan->kept_count, &plan->census);
 }
 
 const wherry_prepared *wherry_plan_prepared(const wherry_plan *plan) {

@@ -34,7 +34,7 @@ typedef struct wh_paths {
 
 struct wherry_plan {
     wherry_prepared *prepared;
-    bool borrowed; /**< It is another's, who keeps it and its storages. */
+    bool borrowed; /**< It is another's, and so are the storages that are kept. */
     wherry_plan_options options;
     wh_move *moves; /**< By ascending begin (copy.from). */
     size_t move_count;
@@ -48,7 +48,7 @@ struct wherry_plan {
     uint64_t bytes;
     bool state_taken;
     uint64_t work;         /**< How much finding positions may still take. */
-    wherry_storage **kept; /**< References to the storages that are written; none where it is borrowed. */
+    wherry_storage **kept; /**< The storages that are written, each with a reference unless they are borrowed. */
     wh_census census;      /**< Of them. */
     size_t kept_count;
     size_t kept_capacity;
@@ -63,9 +63,6 @@ struct wherry_plan {
 
 /** Keeps a storage alive as long as the plan. @return false where there is no memory. */
 bool wh_plan_keep(wherry_plan *plan, wherry_storage *storage);
-
-/** wh_storages_on_small_pages of those that are written. */
-bool wh_plan_on_small_pages(const wherry_plan *plan);
 
 /** Makes a tensor one of another storage. */
 void wh_plan_bind(wherry_tensor *tensor, wherry_storage *storage);
@@ -134,6 +131,15 @@ wherry_status wh_mismatch(const wherry_value *source, const wherry_value *target
 
 /** Checks that no two targets overlap but where their sources do in the same way. */
 wherry_status wh_plan_check_aliases(const wh_matches *matches, wherry_error *error);
+
+/** Bytes of memory, by address. */
+typedef struct wh_stretch {
+    uint64_t begin;
+    uint64_t end;
+} wh_stretch;
+
+/** Whether no two have a byte in common. Sorts them. */
+bool wh_stretches_are_apart(wh_stretch *stretches, size_t count);
 
 /**
  * Whether no two tensors of a target reach into each other, and none covers a byte twice: then whatever the sources are, there is nothing to check.

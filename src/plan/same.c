@@ -2,43 +2,23 @@
  * The plan of a receiver whose state is as the source's, so that every tensor goes to where it lies. Nothing is matched, since both sides are the same; what is
  * checked is that tensors which share memory here do so in the source as well.
  */
-#include <stdlib.h>
-
 #include "base/alloc.h"
 #include "base/fail.h"
 #include "plan/plan.h"
 
-/** Bytes of a storage, by address. */
-typedef struct stretch {
-    uintptr_t begin;
-    uintptr_t end;
-} stretch;
-
-static int by_begin(const void *one, const void *other) {
-    const stretch *a = one;
-    const stretch *b = other;
-    return a->begin < b->begin ? -1 : a->begin > b->begin;
-}
-
 /** Where the bytes of a move lie. */
-static stretch stretch_of(const wh_move *move) {
-    uintptr_t begin = (uintptr_t)wherry_storage_data(move->storage) + move->copy.to;
-    return (stretch){begin, begin + move->copy.length};
+static wh_stretch stretch_of(const wh_move *move) {
+    uint64_t begin = (uintptr_t)wherry_storage_data(move->storage) + move->copy.to;
+    return (wh_stretch){begin, begin + move->copy.length};
 }
 
-/** Whether no two moves write the same bytes, whatever their order in memory. false also where there is no memory to tell. */
+/** Whether no two moves write the same bytes. false also where there is no memory to tell. */
 static bool are_apart(const wherry_plan *plan) {
-    stretch *stretches = wh_alloc_array(plan->move_count, sizeof(*stretches));
-    bool apart = stretches != NULL;
-    for (size_t i = 0; i < plan->move_count && apart; i++) {
+    wh_stretch *stretches = wh_alloc_array(plan->move_count, sizeof(*stretches));
+    for (size_t i = 0; i < plan->move_count && stretches; i++) {
         stretches[i] = stretch_of(plan->moves + i);
     }
-    if (apart) {
-        qsort(stretches, plan->move_count, sizeof(*stretches), by_begin);
-    }
-    for (size_t i = 1; i < plan->move_count && apart; i++) {
-        apart = stretches[i - 1].end <= stretches[i].begin;
-    }
+    bool apart = stretches && wh_stretches_are_apart(stretches, plan->move_count);
     wh_free(stretches);
     return apart;
 }
@@ -47,7 +27,7 @@ static bool are_apart(const wherry_plan *plan) {
 static bool add_all_solid(wherry_plan *plan) {
     const wherry_prepared *prepared = plan->prepared;
     const wh_space *space = &prepared->space;
-    uintptr_t reach = 0;
+    uint64_t reach = 0;
     bool ascending = true;
     for (size_t s = 0; s < prepared->storage_count; s++) {
         const wherry_extent *extent = space->extents + space->firsts[s];
@@ -56,7 +36,7 @@ static bool add_all_solid(wherry_plan *plan) {
         *move = (wh_move){{.from = begin, .to = extent->offset, .length = extent->length},
                           begin + extent->length,
                           prepared->storages[s]};
-        stretch bytes = stretch_of(move);
+        wh_stretch bytes = stretch_of(move);
         ascending = ascending && reach <= bytes.begin;
         reach = bytes.end;
     }
@@ -100,6 +80,8 @@ wherry_status wh_plan_same(const wherry_prepared *prepared, wherry_plan **plan_p
         return wh_fail_memory(error, "a plan");
     }
     plan->prepared = (wherry_prepared *)prepared;
+    plan->kept = prepared->storages;
+    plan->kept_count = prepared->storage_count;
     plan->borrowed = true;
     wherry_plan_options_init(&plan->options);
     plan->options.rank = prepared->rank;

@@ -211,7 +211,7 @@ static void note_forbidden(wh_receive *receive) {
 static uint64_t count_runs(const wh_receive *receive) {
     const wherry_plan *plan = receive->plan;
     uint64_t pages = receive->summary.bytes / SMALL_PAGE;
-    bool small = receive->offer.small_pages || wh_plan_on_small_pages(plan);
+    bool small = receive->offer.small_pages || wh_storages_on_small_pages(plan->kept, plan->kept_count, &plan->census);
     return pages > receive->summary.copies && small ? pages : receive->summary.copies;
 }
 
