@@ -20,9 +20,18 @@ static wherry_status check_device(const wh_lane_site *site, wherry_error *error)
                          : wh_fail(error, WHERRY_UNSUPPORTED, "the state has no memory of a CUDA device");
 }
 
-/** -1: the site is of no group. */
-static int32_t own_rank(const wh_lane_site *site) {
-    return site->group ? site->group->rank : -1;
+/** Whose communicators a transfer takes. @param process  the other one; NULL: not known yet. */
+static wh_nccl_pair pair_of(const wh_lane_site *site, bool is_source, const uint8_t *process) {
+    wh_nccl_pair pair = {
+        .rank = site->peer,
+        .own = site->group ? site->group->rank : -1,
+        .device = site->devices ? wh_site_device(site) : 0,
+        .is_source = is_source,
+    };
+    if (process) {
+        memcpy(pair.process, process, sizeof(pair.process));
+    }
+    return pair;
 }
 
 /** NCCL itself is not looked for before a receiver asks: loading it takes long, and most of them do not. */
@@ -38,15 +47,10 @@ static wherry_status nccl_offer(const wh_lane_site *site, wh_string *text, wherr
     if (status != WHERRY_OK) {
         return status;
     }
-    offer.count = wh_nccl_kept(own_rank(site), site->peer, wh_site_device(site), offer.ids, WH_NCCL_KEPT_MAX);
+    wh_nccl_pair pair = pair_of(site, true, NULL);
+    offer.count = wh_nccl_kept(&pair, offer.ids, WH_NCCL_KEPT_MAX);
     wh_nccl_append_offer(text, &offer);
     return text->failed ? wh_fail_memory(error, "an offer") : WHERRY_OK;
-}
-
-static wh_nccl_pair source_pair(const wh_lane_site *site, const wh_nccl_request *request) {
-    wh_nccl_pair pair = {.rank = site->peer, .own = own_rank(site), .device = wh_site_device(site), .is_source = true};
-    memcpy(pair.process, request->process, sizeof(pair.process));
-    return pair;
 }
 
 /** Both sides must be in it at once, so that the source has to begin before the receiver waits. */
@@ -68,7 +72,7 @@ static wherry_status nccl_assist(const wh_lane_site *site, const void *bytes, si
                        "rank %d has NCCL %u and this one %d; both must have the same version", (int)site->peer,
                        (unsigned)request.library, library->version);
     }
-    wh_nccl_pair pair = source_pair(site, &request);
+    wh_nccl_pair pair = pair_of(site, true, request.process);
     wh_nccl_drop(&pair, NULL, 0); /* it would not ask if it had what was offered */
     return wh_nccl_meet(&pair, request.id, &request.unique, error);
 }
@@ -92,7 +96,7 @@ static wherry_status nccl_accept(const wh_lane_site *site, const void *bytes, si
     if (status != WHERRY_OK) {
         return status;
     }
-    wh_nccl_pair pair = source_pair(site, &request);
+    wh_nccl_pair pair = pair_of(site, true, request.process);
     wh_nccl_comm *comm = wh_nccl_take(&pair, request.id, BIT(WH_NCCL_MEETING) | BIT(WH_NCCL_IDLE));
     if (!comm) {
         return wh_fail(error, WHERRY_REFUSED, "the communicator that rank %d names is not there any more",
@@ -168,8 +172,7 @@ static wherry_status nccl_probe(const wh_lane_site *site, const void *bytes, siz
     if (status != WHERRY_OK) {
         return status;
     }
-    wh_nccl_pair pair = {.rank = site->peer, .own = own_rank(site), .device = site->devices ? wh_site_device(site) : 0};
-    memcpy(pair.process, offer.process, sizeof(pair.process));
+    wh_nccl_pair pair = pair_of(site, false, offer.process);
     if (wh_nccl_was_refused(&pair, error)) {
         return WHERRY_UNSUPPORTED;
     }

@@ -73,8 +73,8 @@ wherry_status wh_nccl_ask(const wh_nccl_pair *pair, uint64_t tag, wh_nccl_comm *
 /** SOURCE. Begins to make what a receiver asked for. @return WHERRY_OK; WHERRY_LIMIT, WHERRY_MALFORMED, or as wh_nccl_begin. */
 wherry_status wh_nccl_meet(const wh_nccl_pair *pair, uint64_t id, const wh_nccl_unique *unique, wherry_error *error);
 
-/** Ids of communicators with a rank that are kept as source, at most `most`. */
-size_t wh_nccl_kept(int32_t own, int32_t rank, int32_t device, uint64_t *ids, size_t most);
+/** Ids of communicators of a pair that are kept, at most `most`, whatever process the other is. */
+size_t wh_nccl_kept(const wh_nccl_pair *pair, uint64_t *ids, size_t most);
 
 /** Ends all that are kept for a pair, but for those of these ids: the other side does not have them. */
 void wh_nccl_drop(const wh_nccl_pair *pair, const uint64_t *ids, size_t count);

@@ -169,13 +169,12 @@ bool wh_nccl_was_refused(const wh_nccl_pair *pair, wherry_error *error) {
     return comm != NULL;
 }
 
-size_t wh_nccl_kept(int32_t own, int32_t rank, int32_t device, uint64_t *ids, size_t most) {
-    const wh_nccl_pair pair = {.rank = rank, .own = own, .is_source = true};
+size_t wh_nccl_kept(const wh_nccl_pair *pair, uint64_t *ids, size_t most) {
     size_t count = 0;
     pthread_mutex_lock(&lock);
     wh_nccl_comm *stale = know_process(NULL) == WHERRY_OK ? take_stale() : NULL;
     for (const wh_nccl_comm *comm = comms; comm && count < most; comm = comm->next) {
-        if (comm->state == WH_NCCL_IDLE && is_between(comm, &pair) && comm->pair.device == device) {
+        if (comm->state == WH_NCCL_IDLE && is_between(comm, pair) && comm->pair.device == pair->device) {
             ids[count++] = comm->id;
         }
     }
