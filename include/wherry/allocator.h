@@ -3,7 +3,8 @@
  *
  * All of the library's bookkeeping, whatever its size, is allocated through one table of functions. The bytes of tensors
  * are not: those are memory that the caller wraps (wherry/storage.h) or that a memory space provides. The default is the C
- * library's, which keeps up to 32 MiB of large blocks for the next call instead of giving them back to the system.
+ * library's, which keeps up to 32 MiB of large blocks for the next call instead of giving them back to the system, and
+ * out of which values and storages are cut in blocks of 16 KiB.
  */
 #ifndef WHERRY_ALLOCATOR_H
 #define WHERRY_ALLOCATOR_H

@@ -7,6 +7,8 @@
 #include <string.h>
 #include <sys/mman.h>
 
+#include "base/pool.h"
+
 /*
  * The default allocator is the C library's, with two additions, since touching memory for the first time costs more than all the work that is
  * done in it. A large block that is given back is kept for the next one, up to a bound, instead of going back to the system. And very large
@@ -112,7 +114,12 @@ static void *default_reallocate(void *context, void *memory, size_t size) {
 static const wherry_allocator ours = {default_allocate, default_reallocate, default_release, NULL};
 static wherry_allocator current = {default_allocate, default_reallocate, default_release, NULL};
 
+bool wh_alloc_may_keep(void) {
+    return KEEP_BLOCKS && current.allocate == default_allocate;
+}
+
 void wherry_allocator_set(const wherry_allocator *allocator) {
+    wh_pool_close_common();
     current = allocator ? *allocator : ours;
 }
 

@@ -9,6 +9,9 @@
 
 #include "base/shared.h"
 
+/** Whether memory may be held back between objects: the allocator is the default, and no sanitizer watches each of them. */
+bool wh_alloc_may_keep(void);
+
 /** size bytes, or NULL; size may be 0, and the result is still one to release. */
 WH_SHARED void *wh_alloc(size_t size);
 

@@ -3,6 +3,9 @@
  *
  * Objects are cut from blocks one behind the other. Each keeps how far it lies from the beginning of its block; a block is given back when the
  * last of its objects is. Decoding builds tens of thousands of values at once, and half of its time would go into the allocator otherwise.
+ *
+ * What is made one by one is cut from a pool that all threads have in common: a program that allocates the memory of each tensor before it describes that would
+ * otherwise have its values spread over as many pages as it has tensors, and whoever walks them would wait for each.
  */
 #ifndef WH_BASE_POOL_H
 #define WH_BASE_POOL_H
@@ -26,7 +29,7 @@ bool wh_pool_reserve(wh_pool *pool, size_t size);
 
 /**
  * Cuts off an object, aligned for pointers and 64-bit numbers.
- * @param pool      NULL: the object is an allocation of its own.
+ * @param pool      NULL: the common one. Where another thread is just at that, or the allocator is not the default, the object is an allocation of its own.
  * @param offset_p  what wh_pool_free needs; 0 for an allocation of its own.
  * @return NULL where there is no memory.
  */
@@ -37,5 +40,8 @@ void wh_pool_free(void *object, uint32_t offset);
 
 /** Ends cutting; the objects live on. */
 void wh_pool_close(wh_pool *pool);
+
+/** The same of the common one; the next object begins it anew. */
+void wh_pool_close_common(void);
 
 #endif

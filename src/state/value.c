@@ -224,7 +224,7 @@ wherry_status wherry_object_create(const char *type_name, wherry_value *payload,
     }
     wherry_status status = wh_value_check_adopt(value, payload, error);
     if (status != WHERRY_OK) {
-        wh_free(value);
+        wh_pool_free(value, value->pool_offset);
         return status;
     }
     value->as.object.type = memcpy(value + 1, type_name, size + 1);

@@ -5,6 +5,8 @@
 #include <stdint.h>
 #include <string.h>
 
+#include <pthread.h>
+#include <stdlib.h>
 #include <cmocka.h>
 
 #include "../support/counting_allocator.h"
@@ -115,14 +117,71 @@ static void test_no_memory(void **state) {
     wh_pool_close(&pool);
 }
 
+/** Makes the objects of a thread, and looks whether another wrote into them. @return NULL where all was well. */
+static void *make_and_release(void *context) {
+    enum { MINE = 500 };
+    static _Thread_local object mine[MINE];
+    uint8_t byte = *(uint8_t *)context;
+    bool well = true;
+    for (int round = 0; round < 20; round++) {
+        for (size_t i = 0; i < MINE; i++) {
+            mine[i].size = 1 + (i * 37 + (size_t)round) % 300;
+            mine[i].bytes = wh_pool_alloc(NULL, mine[i].size, &mine[i].offset);
+            memset(mine[i].bytes, byte, mine[i].size);
+        }
+        for (size_t i = 0; i < MINE; i++) {
+            well = well && mine[i].bytes[0] == byte && mine[i].bytes[mine[i].size - 1] == byte;
+            wh_pool_free(mine[i].bytes, mine[i].offset);
+        }
+    }
+    return well ? NULL : context;
+}
+
+/* With the default allocator objects that are made one by one lie together, whatever else is allocated between them; any thread may make them. */
+static void test_common_pool(void **state) {
+    (void)state;
+    enum { MANY = 1000, THREADS = 4 };
+    static object objects[MANY];
+    static void *between[MANY];
+    size_t near = 0;
+    wherry_allocator_set(NULL);
+    for (size_t i = 0; i < MANY; i++) {
+        objects[i].bytes = wh_pool_alloc(NULL, 100, &objects[i].offset);
+        between[i] = malloc(4096);
+        assert_non_null(objects[i].bytes);
+        memset(objects[i].bytes, (int)i & 0xFF, 100);
+        near += i && objects[i].bytes - objects[i - 1].bytes == 104;
+    }
+    assert_true(near > MANY * 9 / 10 || !wh_alloc_may_keep());
+    for (size_t i = 0; i < MANY; i++) {
+        assert_int_equal(objects[i].bytes[99], i & 0xFF);
+        wh_pool_free(objects[i].bytes, objects[i].offset);
+        free(between[i]);
+    }
+    pthread_t threads[THREADS];
+    uint8_t bytes[THREADS] = {1, 2, 3, 4};
+    for (int i = 0; i < THREADS; i++) {
+        assert_int_equal(pthread_create(threads + i, NULL, make_and_release, bytes + i), 0);
+    }
+    for (int i = 0; i < THREADS; i++) {
+        void *wrong;
+        pthread_join(threads[i], &wrong);
+        assert_null(wrong);
+    }
+    uint32_t offset;
+    void *large = wh_pool_alloc(NULL, 100000, &offset);
+    assert_non_null(large);
+    assert_int_equal(offset, 0);
+    wh_pool_free(large, offset);
+    wherry_allocator_set(&(wherry_allocator){counting_allocate, counting_reallocate, counting_release, &count});
+}
+
 #define HELD_TEST(name) cmocka_unit_test_setup_teardown(name, begin, end)
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        HELD_TEST(test_objects),
-        HELD_TEST(test_without_a_pool),
-        HELD_TEST(test_pool_outlives_its_objects),
-        HELD_TEST(test_no_memory),
+        HELD_TEST(test_objects),   HELD_TEST(test_without_a_pool), HELD_TEST(test_pool_outlives_its_objects),
+        HELD_TEST(test_no_memory), HELD_TEST(test_common_pool),
     };
     return cmocka_run_group_tests_name("base_pool", tests, NULL, NULL);
 }
