@@ -5,15 +5,11 @@
 
 #include "base/alloc.h"
 
-/** The longest head of an item: a byte and eight more. */
-enum { HEAD_MAX = 9 };
-
 void wh_writer_reserve(wh_writer *writer, size_t size) {
     writer->failed = !WH_RESERVE(writer->bytes, writer->capacity, size);
 }
 
-/** Room for so many bytes, or NULL. */
-static unsigned char *room(wh_writer *writer, size_t more) {
+unsigned char *wh_writer_room(wh_writer *writer, size_t more) {
     if (more <= writer->capacity - writer->size && writer->bytes) {
         return writer->bytes + writer->size;
     }
@@ -26,30 +22,31 @@ static unsigned char *room(wh_writer *writer, size_t more) {
 }
 
 void wh_write_bool(wh_writer *writer, bool content) {
-    unsigned char *at = room(writer, HEAD_MAX);
-    writer->size += at ? cbor_encode_bool(content, at, HEAD_MAX) : 0;
+    unsigned char *at = wh_writer_room(writer, WH_HEAD_MAX);
+    writer->size += at ? cbor_encode_bool(content, at, WH_HEAD_MAX) : 0;
 }
 
-void wh_write_any_head(wh_writer *writer, unsigned major, uint64_t number) {
-    unsigned char *at = room(writer, HEAD_MAX);
-    if (at) { /* an integer's head, made that of another type */
-        writer->size += cbor_encode_uint(number, at, HEAD_MAX);
-        *at = (unsigned char)(*at | major << 5);
-    }
+unsigned char *wh_put_long_head(unsigned char *at, unsigned major, uint64_t number) {
+    size_t size = cbor_encode_uint(number, at, WH_HEAD_MAX);
+    *at = (unsigned char)(*at | major << 5); /* an integer's head, made that of another type */
+    return at + size;
 }
 
 void wh_write_tag(wh_writer *writer, uint64_t tag) {
-    unsigned char *at = room(writer, HEAD_MAX);
-    writer->size += at ? cbor_encode_tag(tag, at, HEAD_MAX) : 0;
+    unsigned char *at = wh_writer_room(writer, WH_HEAD_MAX);
+    writer->size += at ? cbor_encode_tag(tag, at, WH_HEAD_MAX) : 0;
 }
 
 static void write_string(wh_writer *writer, unsigned major, const void *bytes, size_t size) {
-    wh_write_head(writer, major, size);
-    unsigned char *at = room(writer, size);
-    if (at && size) {
-        memcpy(at, bytes, size);
-        writer->size += size;
+    unsigned char *at = size < SIZE_MAX / 2 ? wh_writer_room(writer, WH_HEAD_MAX + size) : NULL;
+    if (at) {
+        at = wh_put_head(at, major, size);
+        if (size) {
+            memcpy(at, bytes, size);
+        }
+        wh_writer_take(writer, at + size);
     }
+    writer->failed = writer->failed || !at;
 }
 
 void wh_write_bytes(wh_writer *writer, const void *bytes, size_t size) {
@@ -61,8 +58,7 @@ void wh_write_text(wh_writer *writer, const char *text, size_t size) {
 }
 
 void wh_write_ints(wh_writer *writer, const int64_t *numbers, size_t count) {
-    wh_write_array(writer, count);
-    for (size_t i = 0; i < count; i++) {
-        wh_write_int(writer, numbers[i]);
-    }
+    unsigned char *at = count < SIZE_MAX / 2 / WH_HEAD_MAX ? wh_writer_room(writer, (count + 1) * WH_HEAD_MAX) : NULL;
+    wh_writer_take(writer, at ? wh_put_ints(at, numbers, count) : NULL);
+    writer->failed = writer->failed || !at;
 }

@@ -19,34 +19,73 @@ typedef struct wh_writer {
 /** Makes room for so many bytes in all, in the hope that no more are needed. */
 void wh_writer_reserve(wh_writer *writer, size_t size);
 
-/** The head of any item, by way of libcbor; `major` is its type, as CBOR numbers it. */
-void wh_write_any_head(wh_writer *writer, unsigned major, uint64_t number);
+/** The longest head of an item: a byte and eight more. */
+enum { WH_HEAD_MAX = 9 };
 
-/** The head of an item; one that is short, as nearly all are, and has room, is written without a call. */
-static inline void wh_write_head(wh_writer *writer, unsigned major, uint64_t number) {
-    enum { SHORT = 3 };
-    if (number > UINT16_MAX || writer->capacity - writer->size < SHORT) {
-        wh_write_any_head(writer, major, number);
-        return;
-    }
-    unsigned char *at = writer->bytes + writer->size;
+/** A head that is not short, by way of libcbor. @return behind it. */
+unsigned char *wh_put_long_head(unsigned char *at, unsigned major, uint64_t number);
+
+/**
+ * Writes the head of an item where there is room for WH_HEAD_MAX bytes; `major` is its type, as CBOR numbers it. Whoever writes many takes room for all of them, so
+ * that nothing but this is done for each: nearly all are short.
+ * @return behind it.
+ */
+static inline unsigned char *wh_put_head(unsigned char *at, unsigned major, uint64_t number) {
     if (number < 24) {
-        *at = (unsigned char)(major << 5 | number);
-        writer->size++;
-    } else if (number <= UINT8_MAX) {
+        at[0] = (unsigned char)(major << 5 | number);
+        return at + 1;
+    }
+    if (number <= UINT8_MAX) {
         at[0] = (unsigned char)(major << 5 | 24);
         at[1] = (unsigned char)number;
-        writer->size += 2;
-    } else {
+        return at + 2;
+    }
+    if (number <= UINT16_MAX) {
         at[0] = (unsigned char)(major << 5 | 25);
         at[1] = (unsigned char)(number >> 8);
         at[2] = (unsigned char)number;
-        writer->size += SHORT;
+        return at + 3;
     }
+    return wh_put_long_head(at, major, number);
+}
+
+static inline unsigned char *wh_put_int(unsigned char *at, int64_t number) {
+    return wh_put_head(at, number < 0 ? WH_MAJOR_NEGINT : WH_MAJOR_UINT, (uint64_t)(number < 0 ? -1 - number : number));
+}
+
+static inline unsigned char *wh_put_array(unsigned char *at, uint64_t count) {
+    return wh_put_head(at, WH_MAJOR_ARRAY, count);
+}
+
+static inline unsigned char *wh_put_null(unsigned char *at) {
+    return wh_put_head(at, WH_MAJOR_SIMPLE, WH_SIMPLE_NULL);
+}
+
+/** An array of integers; it takes count + 1 heads. */
+static inline unsigned char *wh_put_ints(unsigned char *at, const int64_t *numbers, size_t count) {
+    at = wh_put_array(at, count);
+    for (size_t i = 0; i < count; i++) {
+        at = wh_put_int(at, numbers[i]);
+    }
+    return at;
+}
+
+/** Room for so many bytes, or NULL. */
+unsigned char *wh_writer_room(wh_writer *writer, size_t more);
+
+/** All before `at`, which lies in the room that was taken last, is written. at may be NULL: nothing is. */
+static inline void wh_writer_take(wh_writer *writer, const unsigned char *at) {
+    writer->size = at ? (size_t)(at - writer->bytes) : writer->size;
+}
+
+static inline void wh_write_head(wh_writer *writer, unsigned major, uint64_t number) {
+    unsigned char *at = wh_writer_room(writer, WH_HEAD_MAX);
+    wh_writer_take(writer, at ? wh_put_head(at, major, number) : NULL);
 }
 
 static inline void wh_write_int(wh_writer *writer, int64_t number) {
-    wh_write_head(writer, number < 0 ? WH_MAJOR_NEGINT : WH_MAJOR_UINT, (uint64_t)(number < 0 ? -1 - number : number));
+    unsigned char *at = wh_writer_room(writer, WH_HEAD_MAX);
+    wh_writer_take(writer, at ? wh_put_int(at, number) : NULL);
 }
 
 static inline void wh_write_array(wh_writer *writer, uint64_t count) {

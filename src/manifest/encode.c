@@ -38,9 +38,14 @@ static void write_extent(wh_writer *out, const wherry_extent *extent) {
     }
 }
 
+static unsigned char *put_device(unsigned char *at, wherry_device device) {
+    at = wh_put_int(at, device.kind);
+    return wh_put_int(at, device.index < 0 ? -1 : device.index);
+}
+
 static void write_device(wh_writer *out, wherry_device device) {
-    wh_write_int(out, device.kind);
-    wh_write_int(out, device.index < 0 ? -1 : device.index);
+    unsigned char *at = wh_writer_room(out, 2 * WH_HEAD_MAX);
+    wh_writer_take(out, at ? put_device(at, device) : NULL);
 }
 
 static void write_storage(wh_writer *out, const wherry_prepared *prepared, size_t number) {
@@ -48,15 +53,15 @@ static void write_storage(wh_writer *out, const wherry_prepared *prepared, size_
     uint64_t nbytes = wherry_storage_nbytes(storage);
     size_t count;
     const wherry_extent *extents = wh_space_extents(&prepared->space, number, &count);
-    wh_write_array(out, 4);
-    wh_write_int(out, (int64_t)nbytes);
-    write_device(out, wherry_storage_device(storage));
-    if (wh_extents_are_whole(extents, count, nbytes)) {
-        wh_write_null(out);
-        return;
+    bool whole = wh_extents_are_whole(extents, count, nbytes);
+    unsigned char *at = wh_writer_room(out, 5 * WH_HEAD_MAX);
+    if (at) {
+        at = wh_put_array(at, 4);
+        at = wh_put_int(at, (int64_t)nbytes);
+        at = put_device(at, wherry_storage_device(storage));
+        wh_writer_take(out, whole ? wh_put_null(at) : wh_put_array(at, count));
     }
-    wh_write_array(out, count);
-    for (size_t i = 0; i < count; i++) {
+    for (size_t i = 0; i < count && !whole; i++) {
         write_extent(out, extents + i);
     }
 }
@@ -80,28 +85,38 @@ static void write_mesh(wh_writer *out, const wherry_mesh_info *mesh) {
     }
 }
 
-static void write_strides(wh_writer *out, uint32_t ndim, const int64_t *shape, const int64_t *strides) {
+/** Heads that shape and strides take at most. */
+static size_t heads_of_shape(uint32_t ndim) {
+    return 2 * ((size_t)ndim + 1);
+}
+
+static unsigned char *put_shape(unsigned char *at, uint32_t ndim, const int64_t *shape, const int64_t *strides) {
     int64_t contiguous[WHERRY_NDIM_MAX];
     bool same = wh_contiguous_strides(ndim, shape, contiguous);
     for (uint32_t d = 0; d < ndim && same; d++) {
         same = contiguous[d] == strides[d];
     }
-    if (same) {
-        wh_write_null(out);
-    } else {
-        wh_write_ints(out, strides, ndim);
-    }
+    at = wh_put_ints(at, shape, ndim);
+    return same ? wh_put_null(at) : wh_put_ints(at, strides, ndim);
+}
+
+static void write_shape(wh_writer *out, uint32_t ndim, const int64_t *shape, const int64_t *strides) {
+    unsigned char *at = wh_writer_room(out, heads_of_shape(ndim) * WH_HEAD_MAX);
+    wh_writer_take(out, at ? put_shape(at, ndim, shape, strides) : NULL);
 }
 
 static void write_tensor(encoder *e, const wherry_tensor *tensor) {
-    wh_write_array(&e->out, WH_TENSOR_ITEMS);
-    wh_write_int(&e->out, WHERRY_KIND_TENSOR);
-    wh_write_int(&e->out, e->prepared->places[e->tensor++]);
-    wh_write_int(&e->out, tensor->dtype);
-    wh_write_int(&e->out, tensor->flags);
-    wh_write_int(&e->out, tensor->offset);
-    wh_write_ints(&e->out, tensor->shape, tensor->ndim);
-    write_strides(&e->out, tensor->ndim, tensor->shape, tensor->strides);
+    uint32_t place = e->prepared->places[e->tensor++];
+    unsigned char *at = wh_writer_room(&e->out, (WH_TENSOR_ITEMS + heads_of_shape(tensor->ndim)) * WH_HEAD_MAX);
+    if (at) {
+        at = wh_put_array(at, WH_TENSOR_ITEMS);
+        at = wh_put_int(at, WHERRY_KIND_TENSOR);
+        at = wh_put_int(at, place);
+        at = wh_put_int(at, tensor->dtype);
+        at = wh_put_int(at, tensor->flags);
+        at = wh_put_int(at, tensor->offset);
+        wh_writer_take(&e->out, put_shape(at, tensor->ndim, tensor->shape, tensor->strides));
+    }
 }
 
 static void write_placement(wh_writer *out, const wherry_placement *placement) {
@@ -130,8 +145,7 @@ static void write_dtensor(encoder *e, const wherry_dtensor *dtensor) {
     }
     wh_write_int(&e->out, dtensor->dtype);
     wh_write_int(&e->out, dtensor->flags);
-    wh_write_ints(&e->out, dtensor->shape, dtensor->ndim);
-    write_strides(&e->out, dtensor->ndim, dtensor->shape, dtensor->strides);
+    write_shape(&e->out, dtensor->ndim, dtensor->shape, dtensor->strides);
     write_tensor(e, wherry_tensor_get(dtensor->local));
 }
 

@@ -176,18 +176,48 @@ wherry_status wh_plan_check_aliases(const wh_matches *matches, wherry_error *err
     return status;
 }
 
+/** Behind the last of those from `first` on that ascend. */
+static size_t end_of_run(const wh_stretch *stretches, size_t first, size_t count) {
+    size_t end = first;
+    do {
+        end++;
+    } while (end < count && stretches[end - 1].begin <= stretches[end].begin);
+    return end < count ? end : count;
+}
+
+/** Merges each two runs that ascend into one. @return how many there are then. */
+static size_t merge_runs(const wh_stretch *from, wh_stretch *to, size_t count) {
+    size_t runs = 0;
+    for (size_t begin = 0; begin < count; runs++) {
+        size_t middle = end_of_run(from, begin, count);
+        size_t end = middle < count ? end_of_run(from, middle, count) : middle;
+        for (size_t one = begin, other = middle; begin < end; begin++) {
+            bool first = other == end || (one < middle && from[one].begin <= from[other].begin);
+            to[begin] = first ? from[one++] : from[other++];
+        }
+    }
+    return runs;
+}
+
+/* What an allocator gives ascends but for a few leaps: then merging takes a fraction of the time of sorting. */
 bool wh_stretches_are_apart(wh_stretch *stretches, size_t count) {
-    bool sorted = true;
-    for (size_t i = 1; i < count && sorted; i++) {
-        sorted = stretches[i - 1].begin <= stretches[i].begin;
-    }
-    if (!sorted) {
-        qsort(stretches, count, sizeof(*stretches), by_begin);
-    }
+    wh_stretch *sorted = stretches;
+    wh_stretch *spare = NULL;
     bool apart = true;
-    for (size_t i = 1; i < count && apart; i++) {
-        apart = stretches[i - 1].end <= stretches[i].begin;
+    if (end_of_run(stretches, 0, count) < count) {
+        wh_stretch *to = spare = wh_alloc_array(count, sizeof(*spare));
+        apart = spare != NULL;
+        for (size_t runs = count; runs > 1 && apart;) {
+            runs = merge_runs(sorted, to, count);
+            wh_stretch *from = sorted;
+            sorted = to;
+            to = from;
+        }
     }
+    for (size_t i = 1; i < count && apart; i++) {
+        apart = sorted[i - 1].end <= sorted[i].begin;
+    }
+    wh_free(spare);
     return apart;
 }
 

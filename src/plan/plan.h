@@ -138,7 +138,7 @@ typedef struct wh_stretch {
     uint64_t end;
 } wh_stretch;
 
-/** Whether no two have a byte in common. Sorts them. */
+/** Whether no two have a byte in common. Changes their order. false also where there is no memory to tell. */
 bool wh_stretches_are_apart(wh_stretch *stretches, size_t count);
 
 /**

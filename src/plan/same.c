@@ -6,44 +6,33 @@
 #include "base/fail.h"
 #include "plan/plan.h"
 
-/** Where the bytes of a move lie. */
-static wh_stretch stretch_of(const wh_move *move) {
-    uint64_t begin = (uintptr_t)wherry_storage_data(move->storage) + move->copy.to;
-    return (wh_stretch){begin, begin + move->copy.length};
-}
-
-/** Whether no two moves write the same bytes. false also where there is no memory to tell. */
-static bool are_apart(const wherry_plan *plan) {
-    wh_stretch *stretches = wh_alloc_array(plan->move_count, sizeof(*stretches));
-    for (size_t i = 0; i < plan->move_count && stretches; i++) {
-        stretches[i] = stretch_of(plan->moves + i);
+/** Whether no two storages, each of which has one contiguous tensor, share bytes that are written. false also where there is no memory to tell. */
+static bool are_apart(const wherry_prepared *prepared) {
+    const wh_space *space = &prepared->space;
+    wh_stretch *stretches = wh_alloc_array(prepared->storage_count, sizeof(*stretches));
+    for (size_t s = 0; s < prepared->storage_count && stretches; s++) {
+        const wherry_extent *extent = space->extents + space->firsts[s];
+        uint64_t begin = (uintptr_t)prepared->memory[s] + extent->offset;
+        stretches[s] = (wh_stretch){begin, begin + extent->length};
     }
-    bool apart = stretches && wh_stretches_are_apart(stretches, plan->move_count);
+    bool apart = stretches && wh_stretches_are_apart(stretches, prepared->storage_count);
     wh_free(stretches);
     return apart;
 }
 
-/** Adds all storages, where each has one contiguous tensor. @return false where they share memory: nothing is added then. */
-static bool add_all_solid(wherry_plan *plan) {
+/** Adds all storages, each of which has one contiguous tensor. */
+static void add_all_solid(wherry_plan *plan) {
     const wherry_prepared *prepared = plan->prepared;
     const wh_space *space = &prepared->space;
-    uint64_t reach = 0;
-    bool ascending = true;
     for (size_t s = 0; s < prepared->storage_count; s++) {
         const wherry_extent *extent = space->extents + space->firsts[s];
         uint64_t begin = space->begins[space->firsts[s]];
-        wh_move *move = plan->moves + plan->move_count++;
-        *move = (wh_move){{.from = begin, .to = extent->offset, .length = extent->length},
-                          begin + extent->length,
-                          prepared->storages[s]};
-        wh_stretch bytes = stretch_of(move);
-        ascending = ascending && reach <= bytes.begin;
-        reach = bytes.end;
+        plan->moves[s] = (wh_move){{.from = begin, .to = extent->offset, .length = extent->length},
+                                   begin + extent->length,
+                                   prepared->storages[s]};
     }
-    bool apart = ascending || are_apart(plan);
-    plan->move_count = apart ? plan->move_count : 0;
-    plan->census = apart ? prepared->census : plan->census;
-    return apart;
+    plan->move_count = prepared->storage_count;
+    plan->census = prepared->census;
 }
 
 static bool list_leaf(void *context, wherry_value *leaf) {
@@ -90,7 +79,9 @@ wherry_status wh_plan_same(const wherry_prepared *prepared, wherry_plan **plan_p
     wherry_status status = WHERRY_OK;
     if (!WH_RESERVE(plan->moves, plan->move_capacity, prepared->tensor_count)) {
         status = wh_fail_memory(error, "a plan");
-    } else if (prepared->solid < prepared->storage_count || !add_all_solid(plan)) {
+    } else if (prepared->solid && are_apart(prepared)) {
+        add_all_solid(plan);
+    } else {
         status = add_all(plan, error);
     }
     if (status == WHERRY_OK && !wh_plan_finish_moves(plan)) {

@@ -70,6 +70,12 @@ bool wh_space_divide(wh_space *space, const bool *second) {
     return true;
 }
 
+void wh_space_clear(wh_space *space) {
+    uint64_t chunk_bytes = space->chunk_bytes;
+    wh_space_destroy(space);
+    space->chunk_bytes = chunk_bytes;
+}
+
 void wh_space_destroy(wh_space *space) {
     for (size_t i = 0; i < space->extent_count; i++) {
         wh_free((void *)space->extents[i].levels);

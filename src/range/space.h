@@ -57,6 +57,9 @@ bool wh_space_divide(wh_space *space, const bool *second);
 
 void wh_space_destroy(wh_space *space);
 
+/** As it started. */
+void wh_space_clear(wh_space *space);
+
 /** The extents of a storage. */
 const wherry_extent *wh_space_extents(const wh_space *space, size_t storage, size_t *count_p);
 

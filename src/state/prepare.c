@@ -23,7 +23,9 @@ void wherry_prepare_options_init(wherry_prepare_options *options) {
 
 typedef struct gathering {
     wherry_prepared *prepared;
-    wh_index storages;             /**< Finds a storage's number. */
+    wh_index storages; /**< Finds a storage's number; of the first `indexed`. */
+    size_t indexed;
+    uintptr_t top;                 /**< Behind all memory so far. */
     wh_index meshes;               /**< Finds a mesh's number. */
     const wherry_tensor **tensors; /**< In the order of the walk. */
     size_t capacity;
@@ -32,7 +34,7 @@ typedef struct gathering {
 /** Two storages are the same where they are the same memory or, without memory, the same handle. */
 static const void *identity(const wherry_storage *storage) {
     const void *data = wherry_storage_data(storage);
-    return data && wherry_storage_nbytes(storage) ? data : storage;
+    return data ? data : storage;
 }
 
 static bool is_storage(const void *owner, size_t element, const void *key) {
@@ -44,22 +46,77 @@ static bool is_storage(const void *owner, size_t element, const void *key) {
            a.kind == b.kind && a.index == b.index;
 }
 
-static bool gather_tensor(gathering *g, const wherry_value *value) {
-    wherry_prepared *prepared = g->prepared;
-    wherry_storage *storage = value->as.tensor->storage;
-    uint64_t hash = wh_hash_pointer(identity(storage));
-    size_t at = wh_index_find(&g->storages, hash, is_storage, prepared, storage);
+/** Puts those into the index that are not in it. */
+static bool index_all(gathering *g) {
+    const wherry_prepared *prepared = g->prepared;
+    bool ok = wh_index_reserve(&g->storages, prepared->storage_count);
+    for (; g->indexed < prepared->storage_count && ok; g->indexed++) {
+        const void *data = prepared->memory[g->indexed];
+        ok = wh_index_add(&g->storages, wh_hash_pointer(data ? data : prepared->storages[g->indexed]), g->indexed);
+    }
+    return ok;
+}
+
+/** The number of a storage, which is added where it is new. Memory behind all other is new for certain: nothing has to be looked up as long as addresses ascend. */
+static bool gather_storage(gathering *g, wherry_storage *storage, size_t *at_p) {
+    uintptr_t data = (uintptr_t)wherry_storage_data(storage);
+    bool behind = data && data >= g->top;
+    size_t at = WH_INDEX_NONE;
+    if (!behind) {
+        if (!index_all(g)) {
+            return false;
+        }
+        at = wh_index_find(&g->storages, wh_hash_pointer(identity(storage)), is_storage, g->prepared, storage);
+    }
     if (at == WH_INDEX_NONE) {
-        at = prepared->storage_count;
-        if (!wh_prepared_take_storage(prepared, storage) || !wh_index_add(&g->storages, hash, at)) {
+        at = g->prepared->storage_count;
+        uintptr_t end = data + wherry_storage_nbytes(storage);
+        g->top = end > g->top ? end : g->top;
+        if (!wh_prepared_take_storage(g->prepared, storage)) {
             return false;
         }
     }
-    if (!WH_GROW(g->tensors, g->capacity, prepared->tensor_count)) {
+    *at_p = at;
+    return true;
+}
+
+/** Whether a view is one run of bytes, each of them once; of how many. */
+static bool is_contiguous(const wh_view *view, uint64_t *bytes_p) {
+    uint64_t count = 1;
+    for (uint32_t d = view->ndim; d-- > 0;) {
+        if (view->shape[d] != 1 && (uint64_t)view->strides[d] != count) {
+            return false;
+        }
+        count *= (uint64_t)view->shape[d];
+    }
+    *bytes_p = count * view->item;
+    return count > 0;
+}
+
+/** Covers the last storage, which has this tensor only, where it is contiguous; else nothing is added. @return false where there is no memory. */
+static bool cover_solid(wherry_prepared *prepared, const wherry_tensor *tensor, bool *solid_p) {
+    uint64_t bytes;
+    uint64_t sum;
+    wh_view view = wh_tensor_view(tensor);
+    *solid_p = is_contiguous(&view, &bytes) && wh_add(prepared->space.bytes, bytes, &sum);
+    return !*solid_p || wh_space_add_extent(&prepared->space, &(wherry_extent){.offset = view.offset, .length = bytes});
+}
+
+static bool gather_tensor(gathering *g, const wherry_value *value) {
+    wherry_prepared *prepared = g->prepared;
+    const wherry_tensor *tensor = value->as.tensor;
+    size_t before = prepared->storage_count;
+    size_t at;
+    if (!gather_storage(g, tensor->storage, &at) || !WH_GROW(g->tensors, g->capacity, prepared->tensor_count)) {
         return false;
     }
-    g->tensors[prepared->tensor_count] = value->as.tensor;
-    return wh_prepared_add_tensor(prepared, value->as.tensor, at);
+    prepared->solid = prepared->solid && at == before;
+    if (prepared->solid &&
+        (!wh_space_add_storage(&prepared->space) || !cover_solid(prepared, tensor, &prepared->solid))) {
+        return false;
+    }
+    g->tensors[prepared->tensor_count] = tensor;
+    return wh_prepared_add_tensor(prepared, tensor, at);
 }
 
 static bool gather_mesh(gathering *g, wherry_mesh *mesh) {
@@ -101,47 +158,19 @@ static wherry_status lay_out(wh_space *space, wh_region *region, wherry_error *e
     return WHERRY_OK;
 }
 
-/** Whether a view is one run of bytes, each of them once; of how many. */
-static bool is_contiguous(const wh_view *view, uint64_t *bytes_p) {
-    uint64_t count = 1;
-    for (uint32_t d = view->ndim; d-- > 0;) {
-        if (view->shape[d] != 1 && (uint64_t)view->strides[d] != count) {
-            return false;
-        }
-        count *= (uint64_t)view->shape[d];
-    }
-    *bytes_p = count * view->item;
-    return count > 0;
-}
-
-/** Covers a storage that has one tensor only, nearly all of which are contiguous. @return false where it is not: nothing is added then. */
-static bool cover_solid(wherry_prepared *prepared, const wh_view *view, wherry_status *status_p, wherry_error *error) {
-    uint64_t bytes;
-    uint64_t sum;
-    if (!is_contiguous(view, &bytes) || !wh_add(prepared->space.bytes, bytes, &sum)) {
-        return false;
-    }
-    wherry_extent extent = {.offset = view->offset, .length = bytes};
-    *status_p =
-        wh_space_add_extent(&prepared->space, &extent) ? WHERRY_OK : wh_fail_memory(error, "the extents of a state");
-    prepared->solid++;
-    return true;
-}
-
+/** Covers the views of each storage, whatever they are. */
 static wherry_status cover(const gathering *g, const wh_grouping *groups, uint64_t max_gap, wherry_error *error) {
     wh_space *space = &g->prepared->space;
     wh_region region = {0};
     wherry_status status = WHERRY_OK;
     bool ok = wh_space_reserve(space, g->prepared->storage_count);
     for (size_t s = 0; s < g->prepared->storage_count && status == WHERRY_OK; s++) {
+        bool solid = false;
         ok = ok && wh_space_add_storage(space);
         if (ok && groups->starts[s + 1] - groups->starts[s] == 1) {
-            wh_view view = wh_tensor_view(g->tensors[groups->order[groups->starts[s]]]);
-            if (cover_solid(g->prepared, &view, &status, error)) {
-                continue;
-            }
+            ok = cover_solid(g->prepared, g->tensors[groups->order[groups->starts[s]]], &solid);
         }
-        for (size_t i = groups->starts[s]; i < groups->starts[s + 1] && ok; i++) {
+        for (size_t i = groups->starts[s]; i < groups->starts[s + 1] && ok && !solid; i++) {
             wh_view view = wh_tensor_view(g->tensors[groups->order[i]]);
             ok = wh_region_add_view(&region, &view, max_gap);
         }
@@ -149,25 +178,33 @@ static wherry_status cover(const gathering *g, const wh_grouping *groups, uint64
         status = ok ? lay_out(space, &region, error) : wh_fail_memory(error, "the extents of a state");
     }
     wh_region_destroy(&region);
-    if (status == WHERRY_OK && !wh_prepared_divide(g->prepared)) {
-        status = wh_fail_memory(error, "the extents of a state");
-    }
+    return status;
+}
+
+static wherry_status cover_anew(const gathering *g, uint64_t max_gap, wherry_error *error) {
+    wh_grouping groups = {0};
+    wh_space_clear(&g->prepared->space);
+    wherry_status status = wh_grouping_init(&groups, g->prepared) ? cover(g, &groups, max_gap, error)
+                                                                  : wh_fail_memory(error, "the storages of a state");
+    wh_grouping_destroy(&groups);
     return status;
 }
 
 static wherry_status build(wherry_prepared *prepared, const wherry_value *state, uint64_t max_gap,
                            wherry_error *error) {
     gathering g = {.prepared = prepared};
-    wh_grouping groups = {0};
+    prepared->solid = true; /* so far: each storage is covered as it is met, and nearly all states stay so */
     wherry_status status = WHERRY_OK;
-    if (!wh_visit_tensor_leaves(state, gather_leaf, &g) || !wh_grouping_init(&groups, prepared)) {
+    if (!wh_visit_tensor_leaves(state, gather_leaf, &g)) {
         status = wh_fail_memory(error, "the storages of a state");
     } else if (prepared->storage_bytes > INT64_MAX) {
         status = wh_fail(error, WHERRY_INVALID_ARGUMENT, "the state's storages have more than 2^63 bytes");
-    } else {
-        status = cover(&g, &groups, max_gap, error);
+    } else if (!prepared->solid) {
+        status = cover_anew(&g, max_gap, error);
     }
-    wh_grouping_destroy(&groups);
+    if (status == WHERRY_OK && !wh_prepared_divide(prepared)) {
+        status = wh_fail_memory(error, "the extents of a state");
+    }
     wh_free(g.tensors);
     wh_index_destroy(&g.storages);
     wh_index_destroy(&g.meshes);

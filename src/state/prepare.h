@@ -22,6 +22,8 @@ struct wherry_prepared {
     wherry_storage **storages; /**< Unique. */
     size_t storage_count;
     size_t storage_capacity;
+    void **memory; /**< Of each storage; NULL where it has none. Side by side here: the storages lie all over memory. */
+    size_t memory_capacity;
     wh_census census;     /**< Of the storages. */
     wherry_mesh **meshes; /**< Unique, each with a reference. */
     size_t mesh_count;
@@ -34,8 +36,8 @@ struct wherry_prepared {
     size_t mesh_place_capacity;
     uint64_t storage_bytes;
     uint64_t view_bytes;
-    size_t
-        solid; /**< How many storages have one tensor, contiguous: what is sent of them is its bytes, each once, and no others. */
+    bool
+        solid; /**< By wherry_prepare: each storage has one tensor, contiguous, so that what is sent of it is its bytes, each once, and no others. */
     wh_space space;
 };
 

@@ -84,8 +84,7 @@ wherry_status wh_source_locate(wh_source *source, wherry_error *error) {
     source->small_pages =
         wh_storages_on_small_pages(source->prepared->storages, source->summary.storages, &source->prepared->census);
     for (size_t i = 0; i < source->summary.storages; i++) {
-        const void *data = wherry_storage_data(wherry_prepared_storage(source->prepared, i));
-        wh_append_number(&source->addresses, (uintptr_t)data, 8);
+        wh_append_number(&source->addresses, (uintptr_t)source->prepared->memory[i], 8);
     }
     if (source->addresses.failed) {
         return wh_fail_memory(error, "a checkpoint's addresses");

@@ -1,4 +1,5 @@
 /* Targets that overlap: accepted only where their sources overlap in the same way. */
+#include "plan/plan.h"
 #include "support/build.h"
 
 #define SHAPE(...) ((int64_t[]){__VA_ARGS__})
@@ -260,8 +261,39 @@ static void test_random_pairs(void **state) {
     assert_true(sound > RANDOM_CASES / 10 && accepted > sound / 2);
 }
 
+/** Stretches in some order: runs that ascend, of any length, or none at all. */
+static void test_stretches(void **state) {
+    (void)state;
+    enum { MOST = 60 };
+    uint64_t dice = 99;
+    int found[2] = {0};
+    for (int turn = 0; turn < 3000; turn++) {
+        wh_stretch stretches[MOST];
+        size_t count = (size_t)(next_random(&dice) % (MOST + 1));
+        uint64_t leap = 1 + next_random(&dice) % 20; /* how rarely the next one lies anywhere */
+        uint64_t at = 100000;
+        for (size_t i = 0; i < count; i++) {
+            at = next_random(&dice) % leap ? at : 100000 + next_random(&dice) % 60000;
+            stretches[i] = (wh_stretch){at, at + 1 + next_random(&dice) % 50};
+            at += 50;
+        }
+        bool apart = true;
+        for (size_t i = 0; i < count; i++) {
+            for (size_t k = 0; k < i; k++) {
+                apart = apart && (stretches[i].end <= stretches[k].begin || stretches[k].end <= stretches[i].begin);
+            }
+        }
+        found[apart]++;
+        if (wh_stretches_are_apart(stretches, count) != apart) {
+            fail_msg("turn %d: %zu stretches are said to be %s", turn, count, apart ? "together" : "apart");
+        }
+    }
+    assert_true(found[false] > 100 && found[true] > 100);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_stretches),
         cmocka_unit_test(test_tied),
         cmocka_unit_test(test_partly_shared),
         cmocka_unit_test(test_transposed),
