@@ -2,13 +2,13 @@
  * A receiver that speaks nonsense, out of turn, or asks for what is not offered. The source ends with the right error, promptly; nothing but the offered
  * bytes leaves it; and another receiver of the same send, which is honest, gets everything.
  */
-#include <dirent.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>
 
 #include "conformance/hub_place.h"
 #include "conformance/sockets_place.h"
+#include "support/descriptors.h"
 #include "support/scripted_peer.h"
 
 enum { HONEST = 1, HOSTILE = 2, STALE_MS = 800, LIMIT_MS = 10000, BODY = (9 << 20) + 5, SECRET = 64 << 10 };
@@ -563,16 +563,6 @@ static void test_a_question_with_each_byte_changed(void **state) {
 
 /* ---- channels ---- */
 
-static size_t count_descriptors(void) {
-    size_t count = 0;
-    DIR *folder = opendir("/proc/self/fd");
-    while (readdir(folder)) {
-        count++;
-    }
-    closedir(folder);
-    return count;
-}
-
 /** Channels that no lane takes are closed, whatever lane is taken and however often the question is withdrawn. */
 static void test_channels_that_nobody_wants(void **state) {
     (void)state;
@@ -580,7 +570,7 @@ static void test_channels_that_nobody_wants(void **state) {
     ferry_lane = NULL;
     ferry_world world = ferry_open();
     wherry_value *small = small_state();
-    size_t before = 0;
+    int before = 0;
     for (int round = 0; round < 6; round++) {
         ferry_call send = ferry_send(&world, 0, HOSTILE, small);
         scripted peer;
@@ -604,8 +594,8 @@ static void test_channels_that_nobody_wants(void **state) {
             close(channels[i]);
         }
         script_end(&peer);
-        before = before ? before : count_descriptors();
-        assert_int_equal(count_descriptors(), before);
+        before = before ? before : open_descriptors();
+        assert_int_equal(open_descriptors(), before);
     }
     wherry_value_destroy(small);
     ferry_close(&world);

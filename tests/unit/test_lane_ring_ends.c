@@ -19,6 +19,7 @@
 #include "lane/lanes.h"
 #include "lane/ring/ring_internal.h"
 #include "support/build.h"
+#include "support/descriptors.h"
 
 enum {
     CHUNKS = 2,
@@ -264,14 +265,6 @@ static void handover_of(const pair *p, char message[HANDOVER_BYTES]) {
     message[HANDOVER_BYTES - 1] = 0; /* not in pairs */
 }
 
-static int open_descriptors(void) {
-    int count = 0;
-    for (int fd = 0; fd < 256; fd++) {
-        count += fcntl(fd, F_GETFD) >= 0;
-    }
-    return count;
-}
-
 /* Names are no secret: others may send something too, and what they send is closed. */
 static void test_strangers(void **state) {
     (void)state;
@@ -506,7 +499,8 @@ static void test_pairs(void **state) {
         assert_int_equal(wh_cpu_list(NULL, 0), 2);
     }
     assert_true(wh_ring_in_pairs(wh_ring_end_of(p.receiver)));
-    assert_int_not_equal(wh_ring_end_of(p.receiver)->processors[0], wh_ring_end_of(p.receiver)->processors[1]);
+    assert_int_not_equal(wh_ring_end_of(p.receiver)->pairs.processors[0],
+                         wh_ring_end_of(p.receiver)->pairs.processors[1]);
     pair_close(&p);
     assert_int_equal(sched_setaffinity(0, sizeof(before), &before), 0);
 }
@@ -524,7 +518,7 @@ static void test_no_pairs(void **state) {
         assert_false(wh_ring_in_pairs(wh_ring_end_of(p.source)));
         must(wh_ring_enter(wh_ring_end_of(p.receiver), &error));
         assert_false(wh_ring_in_pairs(wh_ring_end_of(p.receiver)));
-        assert_int_equal(wh_ring_end_of(p.receiver)->processors[1], WH_RING_ANYWHERE);
+        assert_int_equal(wh_ring_end_of(p.receiver)->pairs.processors[1], WH_ANYWHERE);
         pair_close(&p);
         assert_int_equal(sched_setaffinity(0, sizeof(before), &before), 0);
     }

@@ -34,7 +34,9 @@ static void ring_close(wh_lane_end *base) {
     if (end->shared) {
         say_closed(end);
     }
-    wh_ring_memory_close(end);
+    if (!end->pushes || !wh_ring_keep(end)) {
+        wh_ring_memory_close(end);
+    }
     if (end->socket >= 0) {
         close(end->socket);
     }
@@ -50,5 +52,6 @@ const wh_lane_ops wh_lane_ring = {
     .accept = wh_ring_accept,
     .pull = wh_ring_pull,
     .push = wh_ring_push,
+    .forget = wh_ring_forget,
     .close = ring_close,
 };

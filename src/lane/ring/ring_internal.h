@@ -20,6 +20,7 @@
 #include <stdatomic.h>
 
 #include "base/boot.h"
+#include "lane/pairs.h"
 #include "lane/site.h"
 
 /** Changes with everything below that both sides must agree on: the messages and the layout of the memory. */
@@ -28,25 +29,21 @@
 enum {
     WH_RING_MAGIC_BYTES = 8,
     WH_RING_SECRET_BYTES = 16,
-    WH_RING_WORKERS_MAX = 8,
+    WH_RING_WORKERS_MAX = WH_PAIRS_MAX,
 };
 
 /**
  * A ring of 1 MiB stays in the caches of two processors, so that the receiver's copy does not read main memory: half as much is slower, more is no
  * faster.
  *
- * Where there are fewer processors than workers at both sides together, a worker of the source and its counterpart would be moved from one to
- * another, and what one wrote would have to come out of the other's cache. So these two are kept on one processor, in pairs, and take turns over a single
- * slot, as large as the ring: it stays in that processor's caches, and a turn costs two switches between processes, whatever its length.
+ * Workers that are kept in pairs (lane/pairs.h) take turns over a single slot, as large as the ring: it stays in their processor's caches, and a turn costs two
+ * switches between processes, whatever its length.
  */
 enum {
     WH_RING_SLOT_BYTES = 128 << 10,
     WH_RING_SLOTS = 8, /**< A ring; a power of two, so that numbers of frames may wrap. */
     WH_RING_BYTES = WH_RING_SLOT_BYTES * WH_RING_SLOTS,
 };
-
-/** In a request: the receiver's workers are kept nowhere. */
-#define WH_RING_ANYWHERE UINT32_MAX
 
 _Static_assert(ATOMIC_INT_LOCK_FREE == 2 && ATOMIC_LLONG_LOCK_FREE == 2, "a lock would not be shared");
 
@@ -89,12 +86,15 @@ typedef struct wh_ring_shared {
 typedef struct wh_ring_end {
     wh_lane_end base;
     const wh_lane_site *site;
-    bool pushes;                              /**< The source's end. */
-    uint32_t slot_bytes;                      /**< Of one slot, */
-    uint32_t slots;                           /**< and how many a ring has. */
-    uint32_t processors[WH_RING_WORKERS_MAX]; /**< Where each worker is kept, or WH_RING_ANYWHERE. */
-    wh_ring_shared *shared;                   /**< NULL: the source has not handed it over yet. */
-    uint32_t frames[WH_RING_WORKERS_MAX];     /**< How many each worker has written or read. */
+    bool pushes;                          /**< The source's end. */
+    uint32_t slot_bytes;                  /**< Of one slot, */
+    uint32_t slots;                       /**< and how many a ring has. */
+    wh_pairs pairs;                       /**< Where each worker is kept. */
+    wh_ring_shared *shared;               /**< NULL: the source has not handed it over yet. */
+    int memory;                           /**< Of the source: what is handed over; -1: there is none. */
+    uint32_t frames[WH_RING_WORKERS_MAX]; /**< How many each worker has written or read. */
+    atomic_bool admitted;                 /**< Of the source: the receiver has proved who it is; */
+    atomic_bool failed;                   /**< a worker's round has not gone well. */
     uint8_t pass[WH_RING_SECRET_BYTES];
     uint8_t answer[WH_RING_SECRET_BYTES];
 
@@ -118,18 +118,20 @@ static inline bool wh_ring_in_pairs(const wh_ring_end *end) {
 /** Makes an end with neither memory nor socket. @return NULL where there is no memory. */
 wh_ring_end *wh_ring_end_create(const wh_lane_site *site, uint32_t workers, bool pushes);
 
-/** Makes shared memory for an end and maps it. @param fd_p  the memory, for handing over; the caller closes it. */
-wherry_status wh_ring_memory_create(wh_ring_end *end, int *fd_p, wherry_error *error);
+/** Makes shared memory for a source's end and maps it. */
+wherry_status wh_ring_memory_create(wh_ring_end *end, wherry_error *error);
 
 /** Maps memory that somebody else has made, after checking that it can neither shrink nor is of another size. The descriptor stays the caller's. */
 wherry_status wh_ring_memory_open(wh_ring_end *end, int fd, wherry_error *error);
 
+/** Makes memory that nobody else writes any more as good as new, but for the slots, which keep what was in them. */
+void wh_ring_memory_reset(wh_ring_end *end);
+
+void wh_ring_memory_unmap(wh_ring_shared *shared, uint32_t workers);
+
 void wh_ring_memory_close(wh_ring_end *end);
 
-/** Workers are kept nowhere. */
-void wh_ring_forget_processors(wh_ring_end *end);
-
-/** Workers of both sides take turns, in pairs, on processors[]. Before the first frame, at both ends. */
+/** Workers of both sides take turns, in pairs. Before the first frame, at both ends. */
 void wh_ring_pair(wh_ring_end *end);
 
 uint8_t *wh_ring_slot(const wh_ring_end *end, uint32_t worker, uint32_t frame);
@@ -147,6 +149,17 @@ void wh_ring_post(_Atomic uint32_t *word, _Atomic uint32_t *waits, uint32_t valu
 
 /** Wakes whoever waits for a word, whatever it says. */
 void wh_ring_wake(_Atomic uint32_t *word);
+
+/* ring_keep.c: memory that a source keeps. */
+
+/** Gives a source's end the memory of its last transfer to the same rank, where it is kept. */
+bool wh_ring_take_kept(wh_ring_end *end);
+
+/** Keeps the memory of a source's end whose transfer went well, and which has none afterwards. @return false where it does not: the end still has it. */
+bool wh_ring_keep(wh_ring_end *end);
+
+/** wh_lane_ops.forget. */
+void wh_ring_forget(const wh_group *group, int32_t rank, bool lost);
 
 /* ring_meet.c: how the ends meet. */
 

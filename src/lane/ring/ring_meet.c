@@ -10,7 +10,6 @@
 
 #include "base/byteorder.h"
 #include "base/checked.h"
-#include "base/cpu.h"
 #include "base/fail.h"
 #include "lane/lanes.h"
 #include "lane/ring/ring_internal.h"
@@ -113,29 +112,12 @@ static wherry_status open_socket(int *socket_p, wherry_error *error) {
     return WHERRY_OK;
 }
 
-/* Says where the workers would be kept, where keeping them is worth while. */
-static void choose_processors(wh_ring_end *end, request_message *request) {
-    uint32_t found[WH_RING_WORKERS_MAX];
-    size_t workers = end->base.workers;
-    size_t count = wh_cpu_list(found, WH_RING_WORKERS_MAX);
-    bool few = count > 1 && count < 2 * workers;
-    for (size_t i = 0; i < WH_RING_WORKERS_MAX; i++) {
-        end->processors[i] = few && i < workers ? found[i % wh_min(count, WH_RING_WORKERS_MAX)] : WH_RING_ANYWHERE;
-        wh_store_be32(request->processors[i], end->processors[i]);
-    }
-}
-
 /* Whether this side's workers can be kept where the receiver would keep its own. */
-static bool take_processors(wh_ring_end *end, const request_message *request) {
-    bool all = true;
-    for (uint32_t i = 0; i < end->base.workers; i++) {
-        end->processors[i] = wh_load_be32(request->processors[i]);
-        all = all && wh_cpu_allows(end->processors[i]);
+static bool take_pairs(wh_ring_end *end, const request_message *request) {
+    for (uint32_t i = 0; i < WH_RING_WORKERS_MAX; i++) {
+        end->pairs.processors[i] = wh_load_be32(request->processors[i]);
     }
-    if (!all) {
-        wh_ring_forget_processors(end);
-    }
-    return all;
+    return wh_pairs_take(&end->pairs, end->base.workers);
 }
 
 /* Fills the request, and opens the socket that it names. */
@@ -149,7 +131,10 @@ static wherry_status expect(wh_ring_end *end, request_message *request, wherry_e
     memcpy(request->pass, random[1], sizeof(request->pass));
     memcpy(request->answer, random[2], sizeof(request->answer));
     wh_store_be32(request->workers, end->base.workers);
-    choose_processors(end, request);
+    wh_pairs_choose(&end->pairs, end->base.workers);
+    for (uint32_t i = 0; i < WH_RING_WORKERS_MAX; i++) {
+        wh_store_be32(request->processors[i], end->pairs.processors[i]);
+    }
     memcpy(end->pass, request->pass, sizeof(end->pass));
     memcpy(end->answer, request->answer, sizeof(end->answer));
 
@@ -189,8 +174,7 @@ wherry_status wh_ring_probe(const wh_lane_site *site, const void *offer, size_t 
 }
 
 /* Sends the memory to the receiver's socket, where it waits until somebody reads it. */
-static wherry_status hand_over(const wh_ring_end *end, const request_message *request, int memory,
-                               wherry_error *error) {
+static wherry_status hand_over(const wh_ring_end *end, const request_message *request, wherry_error *error) {
     handover_message message;
     memcpy(message.magic, WH_RING_MAGIC, sizeof(message.magic));
     memcpy(message.pass, request->pass, sizeof(message.pass));
@@ -209,7 +193,7 @@ static wherry_status hand_over(const wh_ring_end *end, const request_message *re
     rights->cmsg_level = SOL_SOCKET;
     rights->cmsg_type = SCM_RIGHTS;
     rights->cmsg_len = CMSG_LEN(sizeof(int));
-    memcpy(CMSG_DATA(rights), &memory, sizeof(memory));
+    memcpy(CMSG_DATA(rights), &end->memory, sizeof(end->memory));
     int socket = -1;
     wherry_status status = open_socket(&socket, error);
     if (status != WHERRY_OK) {
@@ -242,14 +226,12 @@ wherry_status wh_ring_accept(const wh_lane_site *site, const void *request, size
         return wh_fail_memory(error, "an end of the ring lane");
     }
     memcpy(end->answer, message.answer, sizeof(end->answer));
-    if (take_processors(end, &message)) {
+    if (take_pairs(end, &message)) {
         wh_ring_pair(end);
     }
-    int memory = -1;
-    wherry_status status = wh_ring_memory_create(end, &memory, error);
+    wherry_status status = wh_ring_take_kept(end) ? WHERRY_OK : wh_ring_memory_create(end, error);
     if (status == WHERRY_OK) {
-        status = hand_over(end, &message, memory, error);
-        close(memory);
+        status = hand_over(end, &message, error);
     }
     if (status != WHERRY_OK) {
         wh_lane_ring.close(&end->base);
@@ -262,13 +244,13 @@ wherry_status wh_ring_accept(const wh_lane_site *site, const void *request, size
 
 /* The source has said whether workers are kept in pairs. */
 static bool agree(wh_ring_end *end, bool in_pairs) {
-    if (in_pairs && end->processors[0] == WH_RING_ANYWHERE) {
+    if (in_pairs && !wh_pairs_exist(&end->pairs)) {
         return false;
     }
     if (in_pairs) {
         wh_ring_pair(end);
     } else {
-        wh_ring_forget_processors(end);
+        wh_pairs_forget(&end->pairs);
     }
     return true;
 }
@@ -388,5 +370,6 @@ wherry_status wh_ring_admit(wh_ring_end *end, wherry_error *error) {
                        "somebody else than rank %d has taken the shared memory of the ring lane: nothing was sent",
                        (int)end->site->peer);
     }
+    atomic_store(&end->admitted, true);
     return WHERRY_OK;
 }

@@ -48,12 +48,6 @@ void wh_ring_pair(wh_ring_end *end) {
     end->slots = 1;
 }
 
-void wh_ring_forget_processors(wh_ring_end *end) {
-    for (uint32_t i = 0; i < WH_RING_WORKERS_MAX; i++) {
-        end->processors[i] = WH_RING_ANYWHERE;
-    }
-}
-
 wh_ring_end *wh_ring_end_create(const wh_lane_site *site, uint32_t workers, bool pushes) {
     wh_ring_end *end = wh_alloc_zeroed(1, sizeof(*end));
     if (end) {
@@ -62,8 +56,9 @@ wh_ring_end *wh_ring_end_create(const wh_lane_site *site, uint32_t workers, bool
         end->pushes = pushes;
         end->slot_bytes = WH_RING_SLOT_BYTES;
         end->slots = WH_RING_SLOTS;
-        wh_ring_forget_processors(end);
+        wh_pairs_forget(&end->pairs);
         end->socket = -1;
+        end->memory = -1;
         pthread_mutex_init(&end->lock, NULL);
     }
     return end;
@@ -75,11 +70,12 @@ static wherry_status map(wh_ring_end *end, int fd, wherry_error *error) {
         return wh_fail_errno(error, WHERRY_NO_MEMORY, errno, "cannot map shared memory of %zu bytes for the ring lane",
                              memory_bytes(end->base.workers));
     }
+    madvise(memory, memory_bytes(end->base.workers), MADV_DONTFORK); /* a child would only hold it */
     end->shared = memory;
     return WHERRY_OK;
 }
 
-wherry_status wh_ring_memory_create(wh_ring_end *end, int *fd_p, wherry_error *error) {
+wherry_status wh_ring_memory_create(wh_ring_end *end, wherry_error *error) {
     off_t size = (off_t)memory_bytes(end->base.workers);
     int fd = memfd_create("wherry-ring", MFD_CLOEXEC | MFD_ALLOW_SEALING | MFD_NOEXEC_SEAL);
     if (fd < 0 && errno == EINVAL) { /* a kernel that does not know the last flag */
@@ -98,7 +94,7 @@ wherry_status wh_ring_memory_create(wh_ring_end *end, int *fd_p, wherry_error *e
     if (map(end, fd, error) != WHERRY_OK) {
         goto err_close;
     }
-    *fd_p = fd;
+    end->memory = fd;
     return WHERRY_OK;
 
 err_close:
@@ -118,11 +114,23 @@ wherry_status wh_ring_memory_open(wh_ring_end *end, int fd, wherry_error *error)
     return map(end, fd, error);
 }
 
+void wh_ring_memory_reset(wh_ring_end *end) {
+    memset(end->shared, 0, control_bytes(end->base.workers));
+}
+
+void wh_ring_memory_unmap(wh_ring_shared *shared, uint32_t workers) {
+    munmap(shared, memory_bytes(workers));
+}
+
 void wh_ring_memory_close(wh_ring_end *end) {
     if (end->shared) {
-        munmap(end->shared, memory_bytes(end->base.workers));
+        wh_ring_memory_unmap(end->shared, end->base.workers);
+    }
+    if (end->memory >= 0) {
+        close(end->memory);
     }
     end->shared = NULL;
+    end->memory = -1;
 }
 
 static void sleep_on(_Atomic uint32_t *word, uint32_t seen, uint64_t nanoseconds) {

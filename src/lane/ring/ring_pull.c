@@ -165,7 +165,7 @@ wherry_status wh_ring_pull(wh_lane_end *base, uint32_t worker, const wh_sink *si
     }
     if (status == WHERRY_OK) {
         wh_cpu_hold hold;
-        wh_cpu_hold_begin(&hold, end->processors[worker]);
+        wh_cpu_hold_begin(&hold, end->pairs.processors[worker]);
         status = pull_round(&puller, error);
         wh_cpu_hold_end(&hold);
     }

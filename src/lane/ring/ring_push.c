@@ -113,11 +113,14 @@ wherry_status wh_ring_push(wh_lane_end *base, uint32_t worker, const wh_feed *fe
     }
     if (status == WHERRY_OK) {
         wh_cpu_hold hold;
-        wh_cpu_hold_begin(&hold, end->processors[worker]);
+        wh_cpu_hold_begin(&hold, end->pairs.processors[worker]);
         status = push_round(&pusher, error);
         wh_cpu_hold_end(&hold);
     }
     end->frames[worker] = pusher.head;
+    if (status != WHERRY_OK) {
+        atomic_store(&end->failed, true);
+    }
     wh_digester_destroy(pusher.digester);
     wh_segments_destroy(&pusher.segments);
     return status;

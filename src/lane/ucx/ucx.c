@@ -52,6 +52,7 @@ static wherry_status new_end(const wh_lane_site *site, const wh_ucx_request *req
     end->base.workers = request->workers;
     end->site = site;
     end->pushes = pushes;
+    end->pairs = request->pairs;
     for (uint32_t i = 0; i < request->workers && status == WHERRY_OK; i++) {
         wh_ucx_worker *worker = end->workers + i;
         worker->end = end;
@@ -79,20 +80,28 @@ static wh_ucx_offer offer_here(const wh_lane_site *site) {
 /** What a receiver wants of an offer. */
 static wh_ucx_request wanted_of(const wh_lane_site *site, const wh_ucx_offer *there) {
     wh_ucx_offer here = offer_here(site);
-    return (wh_ucx_request){.workers = (uint32_t)wh_min(here.workers, there->workers),
-                            .long_segments = here.long_segments && there->long_segments};
+    char boot[WH_BOOT_BYTES];
+    wh_ucx_request wanted = {.workers = (uint32_t)wh_min(here.workers, there->workers),
+                             .long_segments = here.long_segments && there->long_segments};
+    wh_pairs_forget(&wanted.pairs);
+    if (wh_boot_read(boot, NULL) == WHERRY_OK && memcmp(boot, there->boot, sizeof(boot)) == 0) {
+        wh_pairs_choose(&wanted.pairs, wanted.workers);
+    }
+    return wanted;
 }
 
 /** UCX is loaded when a receiver asks for it, not before: most never do. */
 static wherry_status ucx_offer(const wh_lane_site *site, wh_string *offer, wherry_error *error) {
     wh_ucx_offer here = offer_here(site);
+    (void)wh_boot_read(here.boot, NULL); /* what is none is taken for another host's */
     wh_ucx_offer_write(&here, offer);
     return offer->failed ? wh_fail_memory(error, "the offer of a lane") : WHERRY_OK;
 }
 
 /** Whether the source is there is found out when it calls, which it does at once: it then refuses the lane where nobody answers. */
 static wherry_status write_request(wh_ucx_end *end, wh_string *request, wherry_error *error) {
-    wh_ucx_request message = {.workers = end->base.workers, .long_segments = end->workers[0].station->long_segments};
+    wh_ucx_request message = {
+        .workers = end->base.workers, .long_segments = end->workers[0].station->long_segments, .pairs = end->pairs};
     memcpy(message.token, end->token, sizeof(message.token));
     for (uint32_t i = 0; i < end->base.workers; i++) {
         const wh_ucx_station *station = end->workers[i].station;
@@ -176,6 +185,7 @@ static wherry_status ucx_accept(const wh_lane_site *site, const void *request, s
         return status;
     }
     memcpy(end->token, message.token, sizeof(end->token));
+    wh_pairs_take(&end->pairs, message.workers);
     wh_ucx_enter();
     for (uint32_t i = 0; i < message.workers && status == WHERRY_OK; i++) {
         status = wh_ucx_station_connect(end->workers[i].station, message.addresses[i].id, message.addresses[i].bytes,
@@ -227,6 +237,7 @@ void wh_ucx_got_on(wh_ucx_worker *worker) {
 wherry_status wh_ucx_begin_round(wh_ucx_worker *worker, bool verify, wherry_error *error) {
     wh_ucx_got_on(worker);
     worker->station->scratch_used = 0;
+    worker->station->in_pair = wh_pairs_exist(&worker->end->pairs);
     if (verify && !worker->digester) {
         worker->digester = wh_digester_create();
     }

@@ -11,9 +11,11 @@
 /**
  * Pieces that are under way at once, a worker: while one is packed or hashed, the others move. A run that is shorter than WH_UCX_DIRECT is packed with its
  * neighbours into pieces of up to WH_UCX_PACKED bytes, which are still in the cache when they go out: hence there are few of these at once, though long ones,
- * since each takes UCX some messages, whatever its length.
+ * since each takes UCX some messages, whatever its length. Between workers that are kept in pairs these are no way at all, and both have one processor's caches:
+ * there pieces are shorter, and fewer.
  */
 enum { WH_UCX_SLOTS = 8, WH_UCX_DIRECT = 64 << 10, WH_UCX_PACKED = 1 << 20, WH_UCX_PACKED_MAX = 3 };
+enum { WH_UCX_PAIR_PACKED = 512 << 10, WH_UCX_PAIR_PACKED_MAX = 2 };
 
 /** How many pieces a receiver keeps that were announced and not begun. A source has no more than its slots under way. */
 enum { WH_UCX_QUEUE = 2 * WH_UCX_SLOTS };
@@ -116,6 +118,7 @@ typedef struct wh_ucx_end {
     wh_lane_end base;
     const wh_lane_site *site;
     bool pushes;
+    wh_pairs pairs; /**< Where each worker is kept. */
     uint8_t token[WH_UCX_TOKEN_BYTES];
     char chosen[WH_UCX_CHOSEN_MAX]; /**< By the first worker, at the end of a round. */
     atomic_uint met;                /**< Workers of the source that have met their counterparts. */

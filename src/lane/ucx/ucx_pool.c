@@ -172,6 +172,7 @@ void wh_ucx_station_give(wh_ucx_station *station) {
         return;
     }
     station->message = NULL;
+    station->in_pair = false;
     if (station->clean && !station->pending && station->lost == UCS_OK && station->peer) {
         pthread_mutex_lock(&lock);
         station->next = kept;

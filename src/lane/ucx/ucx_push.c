@@ -3,6 +3,7 @@
 
 #include "base/alloc.h"
 #include "base/checked.h"
+#include "base/cpu.h"
 #include "base/fail.h"
 #include "lane/site.h"
 #include "lane/ucx/ucx_internal.h"
@@ -32,8 +33,8 @@ void wh_ucx_pusher_destroy(wh_ucx_pusher *push) {
 
 /* ---- pieces ---- */
 
-/** How long the next piece is, and whether it goes out from where it lies. There is one. */
-static size_t measure(const wh_run_cursor *cursor, bool *direct_p) {
+/** How long the next piece is, of at most so many bytes where it is packed, and whether it goes out from where it lies. There is one. */
+static size_t measure(const wh_run_cursor *cursor, size_t most, bool *direct_p) {
     size_t first = wh_run_cursor_left(cursor);
     *direct_p = true;
     if (first >= WH_UCX_DIRECT) {
@@ -41,7 +42,7 @@ static size_t measure(const wh_run_cursor *cursor, bool *direct_p) {
     }
     size_t bytes = first;
     for (const struct iovec *at = cursor->at + 1; at < cursor->end && at->iov_len < WH_UCX_DIRECT; at++) {
-        if (bytes + at->iov_len > WH_UCX_PACKED) {
+        if (bytes + at->iov_len > most) {
             break;
         }
         *direct_p = false;
@@ -54,12 +55,14 @@ static size_t measure(const wh_run_cursor *cursor, bool *direct_p) {
 static wherry_status push_piece(wh_ucx_worker *worker, wh_ucx_outgoing *slot, bool verify, wherry_error *error) {
     wh_ucx_pusher *push = worker->push;
     bool direct;
-    size_t bytes = measure(&push->cursor, &direct);
+    bool in_pair = worker->station->in_pair;
+    int most = in_pair ? WH_UCX_PAIR_PACKED_MAX : WH_UCX_PACKED_MAX;
+    size_t bytes = measure(&push->cursor, in_pair ? WH_UCX_PAIR_PACKED : WH_UCX_PACKED, &direct);
     const void *from = (const char *)push->cursor.at->iov_base + push->cursor.skip;
     slot->packed = NULL;
     if (direct) {
         wh_run_cursor_advance(&push->cursor, bytes);
-    } else if (__builtin_popcount(worker->station->scratch_used) == WH_UCX_PACKED_MAX) {
+    } else if (__builtin_popcount(worker->station->scratch_used) == most) {
         return WHERRY_OK;
     } else {
         from = slot->packed = wh_ucx_scratch_take(worker);
@@ -248,6 +251,8 @@ wherry_status wh_ucx_push(wh_lane_end *base, uint32_t number, const wh_feed *fee
     if (!worker->station->peer) {
         return wh_ucx_fail_lost(worker, UCS_ERR_NOT_CONNECTED, error);
     }
+    wh_cpu_hold hold;
+    wh_cpu_hold_begin(&hold, worker->end->pairs.processors[number]);
     wh_ucx_enter();
     worker->push->chunks = 0;
     worker->push->ended = false;
@@ -266,5 +271,6 @@ wherry_status wh_ucx_push(wh_lane_end *base, uint32_t number, const wh_feed *fee
         wh_ucx_station_disconnect(worker->station);
     }
     wh_ucx_leave();
+    wh_cpu_hold_end(&hold);
     return status;
 }

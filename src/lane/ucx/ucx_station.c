@@ -2,6 +2,7 @@
 
 #include <poll.h>
 #include <pthread.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -12,7 +13,7 @@
 #include "base/log.h"
 
 /** The number of the lane's messages. Turns in which nothing happens before it waits; how long that is at most. */
-enum { MESSAGE_ID = 1, IDLE_TURNS = 8, WAIT_MS = 20 };
+enum { MESSAGE_ID = 1, IDLE_TURNS = 8, PAIR_TURNS = 20, WAIT_MS = 20 };
 
 /** How long a connection may take to end: what is under way, then the connection itself; and when UCX is taken to have nothing to do. */
 enum { DRAIN_MS = 50, END_MS = 500, QUIET_TURNS = 64 };
@@ -287,7 +288,11 @@ void wh_ucx_turn(wh_ucx_station *station, const wh_stop *stop) {
     if (ucx->ucp_worker_progress(station->worker)) {
         station->touched = true;
         station->idle = 0;
-    } else if (++station->idle > IDLE_TURNS && ucx->ucp_worker_arm(station->worker) == UCS_OK) {
+    } else if (++station->idle <= (station->in_pair ? PAIR_TURNS : IDLE_TURNS)) {
+        if (station->in_pair) {
+            sched_yield(); /* costs less than sleeping, and then nobody has to wake it */
+        }
+    } else if (ucx->ucp_worker_arm(station->worker) == UCS_OK) {
         wh_stop_wait_fd(stop, station->wake, POLLIN, wh_deadline_in_ms(WAIT_MS));
     }
 }

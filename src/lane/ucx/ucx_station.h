@@ -46,6 +46,7 @@ typedef struct wh_ucx_station {
     ucs_status_t lost;         /**< Why the peer is; UCS_OK: it is not. */
     uint32_t pending;          /**< Operations that are not done. */
     uint32_t idle;             /**< Turns in which nothing happened. */
+    bool in_pair;              /**< Its counterpart cannot get on before this one leaves the processor. */
     uint8_t *scratch; /**< Memory to pack into, kept with the station: touching new memory takes longer than packing. */
     size_t scratch_bytes;
     uint32_t scratch_used; /**< A bit for each part that is. */
