@@ -24,7 +24,7 @@
  * Parts of blocks that are packed: with larger ones the receiver's leave its caches, and with smaller ones the ranks wait for each other more often. The source's copies
  * go past its caches: where two processors share none, writing what the other has just read takes longer than memory does.
  */
-#define WH_MPI_PART ((size_t)256 << 10)
+#define WH_MPI_PART ((size_t)1 << 20)
 
 enum {
     WH_MPI_VERSION = 1,
@@ -94,7 +94,7 @@ typedef struct wh_mpi_operation {
 typedef struct wh_mpi_alarm {
     pthread_mutex_t lock;
     pthread_cond_t ringing;
-    bool rings; /**< Until somebody who waits has heard it. */
+    atomic_bool rings; /**< Until somebody who waits has heard it. */
 } wh_mpi_alarm;
 
 void wh_mpi_alarm_init(wh_mpi_alarm *alarm);
@@ -124,8 +124,9 @@ typedef struct wh_mpi {
     int missing; /**< How many others have not said so. */
     bool said_last;
 
-    wh_mpi_alarm alarm;   /**< For whoever waits for messages. */
-    atomic_int under_way; /**< Blocks: while there are some, whoever waits for messages sleeps longer. */
+    wh_mpi_alarm alarm;      /**< For whoever waits for messages. */
+    atomic_int under_way;    /**< Blocks: while there are some, whoever waits for messages sleeps longer. */
+    _Atomic uint64_t lively; /**< When the last message came or went, or the alarm rang. */
 } wh_mpi;
 
 /**
@@ -146,12 +147,16 @@ wherry_status wh_mpi_fail_code(wherry_error *error, int code, int32_t rank, cons
 /** Nanoseconds of a clock that only goes forward. */
 uint64_t wh_mpi_now(void);
 
+/** A message has come or gone, or somebody is woken: the next is not far. */
+void wh_mpi_note_lively(wh_mpi *mpi);
+
 /** A wait with an end. Starts with wh_mpi_wait_begin; wh_mpi_wait_on sleeps a little, longer each time. */
 typedef struct wh_mpi_wait {
     wh_mpi_alarm *alarm;
     uint64_t begin; /**< Of being quick, in nanoseconds. */
     uint64_t end;
-    uint64_t quick; /**< For so long it only yields the processor. */
+    uint64_t quick; /**< For so long it only yields the processor, */
+    bool modest;    /**< and no longer than nobody else wants it. */
     unsigned sleep_us;
     unsigned sleep_max_us;
 } wh_mpi_wait;

@@ -13,8 +13,18 @@ enum { OUTGOING_BYTES = 8 << 20, INCOMING_MAX = 64 };
  */
 enum { EAGER_BYTES = 4096, LINGER_MS = 20 };
 
-/** For how long whoever waits only yields, and how long it then sleeps at most, in microseconds: longer while blocks move, which need the processor. */
-enum { QUICK_US = 50, SLEEP_US = 200, SLEEP_BUSY_US = 1000 };
+/**
+ * For how long after the last message whoever waits only yields, unless others want the processor: a transfer is a conversation, and each sleep would be a
+ * tenth of a small one. And how long it then sleeps at most, in microseconds: longer while blocks move, which need the processor.
+ */
+enum { QUICK_US = 2000, SLEEP_US = 200, SLEEP_BUSY_US = 1000 };
+
+/** Begins to wait for messages: quickly where the conversation is lively. */
+static void begin_wait(wh_mpi *mpi, wh_mpi_wait *wait, wh_mpi_alarm *alarm, uint32_t timeout_ms) {
+    wh_mpi_wait_begin(wait, alarm, timeout_ms, QUICK_US, SLEEP_US);
+    wait->begin = atomic_load_explicit(&mpi->lively, memory_order_relaxed);
+    wait->modest = true;
+}
 
 /* ---- what comes in: the lock is held in all of it ---- */
 
@@ -141,7 +151,7 @@ static int begin(wh_mpi *mpi, wh_mpi_outgoing *one) {
 static void linger(wh_mpi *mpi, wh_mpi_outgoing *one) {
     wh_mpi_wait wait;
     bool gone = false;
-    wh_mpi_wait_begin(&wait, NULL, LINGER_MS, QUICK_US, SLEEP_US);
+    begin_wait(mpi, &wait, NULL, LINGER_MS);
     do {
         pthread_mutex_lock(&mpi->lock);
         reap_outgoing(mpi);
@@ -168,7 +178,8 @@ wherry_status wh_mpi_send(void *context, int32_t rank, const void *bytes, size_t
     *one = (wh_mpi_outgoing){.rank = rank, .size = size, .awaited = awaited};
     memcpy(one->bytes, bytes, size);
     wh_mpi_wait wait;
-    wh_mpi_wait_begin(&wait, NULL, timeout_ms, QUICK_US, SLEEP_US);
+    wh_mpi_note_lively(mpi);
+    begin_wait(mpi, &wait, NULL, timeout_ms);
     for (bool room = false; !room;) {
         pthread_mutex_lock(&mpi->lock);
         reap_outgoing(mpi);
@@ -229,9 +240,10 @@ wherry_status wh_mpi_receive(void *context, uint32_t timeout_ms, wherry_group_de
     }
     wh_mpi_wait wait;
     bool busy = atomic_load(&mpi->under_way) > 0;
-    wh_mpi_wait_begin(&wait, &mpi->alarm, timeout_ms, busy ? 0 : QUICK_US, busy ? SLEEP_BUSY_US : SLEEP_US);
+    begin_wait(mpi, &wait, &mpi->alarm, timeout_ms);
     if (busy) {
         wait.sleep_us = SLEEP_US;
+        wait.sleep_max_us = SLEEP_BUSY_US;
     }
     bool any = false;
     do {
@@ -239,8 +251,14 @@ wherry_status wh_mpi_receive(void *context, uint32_t timeout_ms, wherry_group_de
         wh_mpi_incoming *whole = NULL;
         int code = get_on(mpi, &whole, &rank);
         any = hand_over(whole, deliver, sink);
+        if (any) {
+            wh_mpi_note_lively(mpi);
+        }
         if (code != MPI_SUCCESS) {
             return wh_mpi_fail_code(error, code, rank, "receiving messages by MPI");
+        }
+        if (atomic_load(&mpi->under_way) > 0) {
+            wait.quick = 0; /* also where they have begun meanwhile */
         }
     } while (!any && wh_mpi_wait_on(&wait));
     return WHERRY_OK;

@@ -4,7 +4,8 @@
 
 #include "mpi_context.h"
 
-enum { FIRST_SLEEP_US = 20 };
+/** A processor that others do not want is had again at once; one that was away for so long is wanted. In nanoseconds. */
+enum { FIRST_SLEEP_US = 20, AWAY_NS = 20000 };
 
 uint64_t wh_mpi_now(void) {
     struct timespec time;
@@ -26,8 +27,14 @@ void wh_mpi_alarm_destroy(wh_mpi_alarm *alarm) {
     pthread_mutex_destroy(&alarm->lock);
 }
 
+void wh_mpi_note_lively(wh_mpi *mpi) {
+    atomic_store_explicit(&mpi->lively, wh_mpi_now(), memory_order_relaxed);
+}
+
 void wh_mpi_wake(void *context) {
-    wh_mpi_alarm *alarm = &((wh_mpi *)context)->alarm;
+    wh_mpi *mpi = context;
+    wh_mpi_alarm *alarm = &mpi->alarm;
+    wh_mpi_note_lively(mpi);
     pthread_mutex_lock(&alarm->lock);
     alarm->rings = true;
     pthread_cond_signal(&alarm->ringing);
@@ -45,8 +52,7 @@ static bool sleep_until(wh_mpi_alarm *alarm, uint64_t moment) {
     if (!alarm->rings) {
         pthread_cond_timedwait(&alarm->ringing, &alarm->lock, &at);
     }
-    bool rang = alarm->rings;
-    alarm->rings = false;
+    bool rang = atomic_exchange(&alarm->rings, false);
     pthread_mutex_unlock(&alarm->lock);
     return rang;
 }
@@ -57,6 +63,7 @@ void wh_mpi_wait_begin(wh_mpi_wait *wait, wh_mpi_alarm *alarm, uint32_t timeout_
     wait->begin = wh_mpi_now();
     wait->end = wait->begin + timeout_ms * UINT64_C(1000000);
     wait->quick = quick_us * UINT64_C(1000);
+    wait->modest = false;
     wait->sleep_us = FIRST_SLEEP_US;
     wait->sleep_max_us = sleep_max_us;
 }
@@ -66,8 +73,14 @@ bool wh_mpi_wait_on(wh_mpi_wait *wait) {
     if (at >= wait->end) {
         return false;
     }
+    if (wait->alarm && atomic_exchange(&wait->alarm->rings, false)) {
+        return false;
+    }
     if (at - wait->begin < wait->quick) {
         sched_yield(); /* the other side may need this processor */
+        if (wait->modest && wh_mpi_now() - at > AWAY_NS) {
+            wait->quick = 0;
+        }
         return true;
     }
     uint64_t moment = at + wait->sleep_us * UINT64_C(1000);

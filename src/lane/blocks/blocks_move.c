@@ -13,6 +13,8 @@
 /** Progress is told in steps of so many bytes. */
 enum { STEP_BYTES = 4 << 20 };
 
+enum { PAGE = 4096 };
+
 /** A side's own part of the work; `what` is its feed or its sink. */
 typedef struct side {
     const void *what;
@@ -87,12 +89,12 @@ void wh_blocks_abandon(wh_blocks_end *own) {
     own->bytes = own->held = 0;
 }
 
-/** The block goes by way of scratch. @return false where there is no memory. */
+/** The block goes by way of scratch, which begins with a page: the system copies there twice as fast as to where a line is split. @return false where there is no memory. */
 static bool use_scratch(wh_block *block) {
     block->in_place = false;
     block->held += block->size;
-    bool there = WH_RESERVE(block->scratch, block->scratch_bytes, block->size);
-    block->bytes = block->scratch;
+    bool there = block->size < SIZE_MAX - PAGE && WH_RESERVE(block->scratch, block->scratch_bytes, block->size + PAGE);
+    block->bytes = there ? block->scratch + (-(uintptr_t)block->scratch & (PAGE - 1)) : NULL;
     return there;
 }
 
@@ -151,7 +153,7 @@ static wherry_status begin_put(wh_blocks_end *own, wh_block *block, wherry_error
         if (!use_scratch(block)) {
             return wh_fail_memory(error, "a block");
         }
-        wh_run_cursor_pack(&block->cursor, block->scratch, block->size);
+        wh_run_cursor_pack(&block->cursor, block->bytes, block->size);
     }
     return wh_site_blame(
         own->site,
