@@ -211,6 +211,9 @@ static void ucx_describe(const wh_lane_end *base, wh_string *text) {
 /** On huge pages, where there are some: what reads memory through the kernel is quicker then. */
 enum { HUGE_PAGE = 2 << 20 };
 
+/** The last moment of a peer that is given up. */
+enum { LAST_MS = 50 };
+
 static uint8_t *first_part(const wh_ucx_station *station) {
     return station->scratch + (size_t)(-(uintptr_t)station->scratch & (HUGE_PAGE - 1));
 }
@@ -232,6 +235,18 @@ void wh_ucx_scratch_give(wh_ucx_worker *worker, const uint8_t *part) {
 
 void wh_ucx_got_on(wh_ucx_worker *worker) {
     worker->patience = wh_site_patience(worker->end->site);
+    worker->overdue = false;
+}
+
+/** A limit may have passed while this process did not run: what the peer has sent by then is looked at first. */
+static bool is_given_up(wh_ucx_worker *worker) {
+    if (!wh_deadline_passed(worker->patience)) {
+        return false;
+    }
+    bool last = worker->overdue;
+    worker->overdue = true;
+    worker->patience = wh_deadline_earlier(worker->end->site->deadline, wh_deadline_in_ms(LAST_MS));
+    return last || wh_deadline_passed(worker->patience);
 }
 
 wherry_status wh_ucx_begin_round(wh_ucx_worker *worker, bool verify, wherry_error *error) {
@@ -252,7 +267,7 @@ wherry_status wh_ucx_fail_lost(const wh_ucx_worker *worker, ucs_status_t why, wh
                          error);
 }
 
-wherry_status wh_ucx_must_end(const wh_ucx_worker *worker, wherry_error *error) {
+wherry_status wh_ucx_must_end(wh_ucx_worker *worker, wherry_error *error) {
     const wh_lane_site *site = worker->end->site;
     if (wh_stop_requested(site->stop)) {
         return wh_site_cancelled(error);
@@ -260,7 +275,7 @@ wherry_status wh_ucx_must_end(const wh_ucx_worker *worker, wherry_error *error) 
     if (worker->station->lost != UCS_OK) {
         return wh_ucx_fail_lost(worker, worker->station->lost, error);
     }
-    return wh_deadline_passed(worker->patience) ? wh_site_timed_out(site, error) : WHERRY_OK;
+    return is_given_up(worker) ? wh_site_timed_out(site, error) : WHERRY_OK;
 }
 
 void wh_ucx_note_chosen(wh_ucx_worker *worker) {

@@ -108,6 +108,7 @@ typedef struct wh_ucx_worker {
     wh_ucx_station *station;
     wh_digester *digester; /**< Made when first needed. */
     wh_deadline patience;  /**< When a peer that moves nothing is given up. */
+    bool overdue;          /**< It was to be, and has a last moment. */
     union {
         wh_ucx_pusher *push; /**< A source's. */
         wh_ucx_puller *pull; /**< A receiver's. */
@@ -150,7 +151,7 @@ void wh_ucx_scratch_give(wh_ucx_worker *worker, const uint8_t *part);
 wherry_status wh_ucx_begin_round(wh_ucx_worker *worker, bool verify, wherry_error *error);
 
 /** Why the work must not go on: the stop, the deadline, a peer that is lost or does not get on. */
-wherry_status wh_ucx_must_end(const wh_ucx_worker *worker, wherry_error *error);
+wherry_status wh_ucx_must_end(wh_ucx_worker *worker, wherry_error *error);
 
 /** WHERRY_PEER_LOST, with UCX's reason. */
 wherry_status wh_ucx_fail_lost(const wh_ucx_worker *worker, ucs_status_t why, wherry_error *error);

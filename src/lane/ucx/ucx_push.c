@@ -185,6 +185,7 @@ static wherry_status meet(wh_ucx_worker *worker, wherry_error *error) {
         wh_ucx_turn(worker->station, worker->end->site->stop);
         status = worker->push->met ? WHERRY_OK : judge_meeting(worker, meeting, wh_ucx_must_end(worker, error), error);
     }
+    wh_ucx_got_on(worker);
     return status;
 }
 
