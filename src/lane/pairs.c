@@ -20,6 +20,15 @@ void wh_pairs_choose(wh_pairs *pairs, uint32_t workers) {
     }
 }
 
+void wh_choose_apart(uint32_t number, uint32_t *receiver_p, uint32_t *source_p) {
+    enum { THREADS = 4 };
+    uint32_t found[THREADS];
+    size_t count = wh_cpu_list(found, THREADS);
+    bool few = count > 1 && count < THREADS;
+    *receiver_p = few ? found[number % count] : WH_ANYWHERE;
+    *source_p = few ? found[(number + 1) % count] : WH_ANYWHERE;
+}
+
 bool wh_pairs_take(wh_pairs *pairs, uint32_t workers) {
     bool all = true;
     for (size_t i = 0; i < workers; i++) {

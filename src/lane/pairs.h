@@ -1,9 +1,11 @@
 /**
- * @file pairs.h  Keeping workers of two processes in pairs, each pair on one processor.
+ * @file pairs.h  Keeping workers of two processes in pairs, each pair on one processor, or two of them apart.
  *
  * Where a host has fewer processors than both sides together have workers, a worker of the source and its counterpart are moved from one processor to another, and
  * what one wrote has to come out of the other's cache. Kept on one processor they take turns, and what goes from one to the other stays in its caches. The
  * receiver chooses, and says so in its request; the source does the same where it may.
+ *
+ * Where either side has one worker, and they work at the same time, they are better off apart.
  */
 #ifndef WH_LANE_PAIRS_H
 #define WH_LANE_PAIRS_H
@@ -33,5 +35,11 @@ bool wh_pairs_take(wh_pairs *pairs, uint32_t workers);
 static inline bool wh_pairs_exist(const wh_pairs *pairs) {
     return pairs->processors[0] != WH_ANYWHERE;
 }
+
+/**
+ * RECEIVER. Chooses for the only worker of either side, where there are fewer processors than these two and the threads that await them; else WH_ANYWHERE.
+ * @param number  another for each receiver of the host, so that not all of them choose the same.
+ */
+void wh_choose_apart(uint32_t number, uint32_t *receiver_p, uint32_t *source_p);
 
 #endif

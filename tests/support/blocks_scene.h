@@ -6,11 +6,15 @@
 #define WH_TEST_BLOCKS_SCENE_H
 
 #include "base/alloc.h"
+#include "base/boot.h"
 #include "base/fail.h"
 #include "conformance/lane_data.h"
 #include "lane/blocks/blocks_internal.h"
 #include "lane/lanes.h"
 #include "support/build.h"
+
+/** The version of the wire, and how long its messages are. */
+enum { SCENE_VERSION = 3, SCENE_OFFER_BYTES = 3 + WH_BOOT_BYTES, SCENE_REQUEST_BYTES = 9 };
 
 enum { MIB = 1 << 20, PEER = 1, SEEN_MAX = 128, LONG_MS = 20000, SHORT_MS = 60, UNDER_WAY = 3 };
 
@@ -124,17 +128,17 @@ static inline wh_lane_end *open_end(const wh_lane_site *site, bool source, uint3
     wh_lane_end *end = NULL;
     bool assist = true;
     bool ready = false;
-    const uint8_t offer[] = {2, WH_BLOCKS_LONG_MIB, UINT8_MAX};
+    const uint8_t offer[SCENE_OFFER_BYTES] = {SCENE_VERSION, WH_BLOCKS_LONG_MIB, UINT8_MAX}; /* of another host */
     must(lane->probe(site, offer, sizeof(offer), &request, &assist, &end, &error));
     assert_false(assist);
-    assert_int_equal(request.size, 5);
+    assert_int_equal(request.size, SCENE_REQUEST_BYTES);
     if (source) {
         lane->close(end);
         end = NULL;
         must(lane->accept(site, request.bytes, request.size, &ready, &end, &error));
         assert_true(ready);
     }
-    *channel_p = (uint32_t)(uint8_t)request.bytes[1] << 8 | (uint8_t)request.bytes[2];
+    *channel_p = (uint32_t)(uint8_t)request.bytes[3] << 8 | (uint8_t)request.bytes[4];
     assert_true(*channel_p <= WHERRY_GROUP_CHANNEL_MAX);
     assert_int_equal(end->workers, 1);
     wh_free(request.bytes);

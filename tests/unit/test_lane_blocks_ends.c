@@ -241,22 +241,28 @@ static void test_where_it_cannot_work(void **state) {
     wh_string text = {0};
     wh_lane_end *end = NULL;
     bool flag;
+    static const uint8_t offer[SCENE_OFFER_BYTES] = {SCENE_VERSION};
+    static const uint8_t request[SCENE_REQUEST_BYTES] = {SCENE_VERSION};
+    static const uint8_t channel_too_high[SCENE_REQUEST_BYTES] = {SCENE_VERSION, 0, 0, 0x40};
+    static const uint8_t highest_channel[SCENE_REQUEST_BYTES] = {SCENE_VERSION, 0, 0, 0x3F, 0xFF};
+    static const uint8_t older[SCENE_OFFER_BYTES] = {SCENE_VERSION - 1};
     scene_begin(&s, &whole, false, false, NULL);
     wh_group other = {&none, 0, 2, NULL};
     wh_lane_site site = s.site;
     site.group = &other;
     for (int own_rank = 0; own_rank < 2; own_rank++) {
         must_fail(WHERRY_UNSUPPORTED, error, lane->offer(&site, &text, &error));
-        must_fail(WHERRY_UNSUPPORTED, error, lane->probe(&site, "\2\0\0", 3, &text, &flag, &end, &error));
-        must_fail(WHERRY_UNSUPPORTED, error, lane->accept(&site, "\2\0\0\0\0", 5, &flag, &end, &error));
+        must_fail(WHERRY_UNSUPPORTED, error, lane->probe(&site, offer, sizeof(offer), &text, &flag, &end, &error));
+        must_fail(WHERRY_UNSUPPORTED, error, lane->accept(&site, request, sizeof(request), &flag, &end, &error));
         assert_true(text.size == 0 && !end);
         site = s.site;
         site.peer = site.group->rank;
     }
-    must_fail(WHERRY_MALFORMED, error, lane->probe(&s.site, "\1\0\0", 3, &text, &flag, &end, &error));
-    must_fail(WHERRY_MALFORMED, error, lane->accept(&s.site, "\2\x40\0\0\0", 5, &flag, &end, &error));
-    must_fail(WHERRY_MALFORMED, error, lane->accept(&s.site, "\1\0\0\0\0", 5, &flag, &end, &error));
-    must(lane->accept(&s.site, "\2\x3F\xFF\0\0", 5, &flag, &end, &error));
+    must_fail(WHERRY_MALFORMED, error, lane->probe(&s.site, older, sizeof(older), &text, &flag, &end, &error));
+    must_fail(WHERRY_MALFORMED, error,
+              lane->accept(&s.site, channel_too_high, sizeof(channel_too_high), &flag, &end, &error));
+    must_fail(WHERRY_MALFORMED, error, lane->accept(&s.site, older, SCENE_REQUEST_BYTES, &flag, &end, &error));
+    must(lane->accept(&s.site, highest_channel, sizeof(highest_channel), &flag, &end, &error));
     lane->close(end);
     scene_end(&s);
 }

@@ -1,5 +1,11 @@
 /* Blocks of several chunks: which chunks become one, the same at both sides; from and to which memory they move, and how many at once. */
+#include <sched.h>
+#include <string.h>
+
+#include "base/boot.h"
 #include "base/checked.h"
+#include "base/cpu.h"
+#include "lane/pairs.h"
 #include "support/blocks_scene.h"
 #include "support/counting_allocator.h"
 
@@ -162,21 +168,21 @@ static void test_agreement(void **state) {
     scene s;
     scene_begin(&s, &side_by_side, false, false, NULL);
     for (size_t i = 0; i < sizeof(cases) / sizeof(*cases); i++) {
-        const uint8_t offer[] = {2, cases[i].offered, 0};
+        const uint8_t offer[SCENE_OFFER_BYTES] = {SCENE_VERSION, cases[i].offered, 0};
         wh_string text = {0};
         wh_string made = {0};
         wh_lane_end *end = NULL;
         bool flag;
         wh_blocks_limit.longest_mib = cases[i].own;
         s.site.no_progress_ms = cases[i].no_progress_ms;
-        must(lane->probe(&s.site, offer, 3, &text, &flag, &end, &error));
-        assert_int_equal(text.bytes[3], cases[i].agreed);
+        must(lane->probe(&s.site, offer, sizeof(offer), &text, &flag, &end, &error));
+        assert_int_equal(text.bytes[1], cases[i].agreed);
         assert_int_equal(((wh_blocks_end *)(void *)end)->longest, (uint64_t)cases[i].agreed * MIB);
         lane->close(end);
         must(lane->offer(&s.site, &made, &error));
-        assert_true(made.size == 3 && made.bytes[0] == 2);
+        assert_true(made.size == SCENE_OFFER_BYTES && made.bytes[0] == SCENE_VERSION);
         assert_int_equal(made.bytes[1], cases[i].no_progress_ms < LONG_PATIENCE_MS ? 0 : cases[i].own);
-        must(lane->accept(&s.site, text.bytes, 5, &flag, &end, &error));
+        must(lane->accept(&s.site, text.bytes, text.size, &flag, &end, &error));
         assert_int_equal(((wh_blocks_end *)(void *)end)->longest, (uint64_t)cases[i].agreed * MIB);
         lane->close(end);
         wh_free(text.bytes);
@@ -194,7 +200,7 @@ static void test_agreement_on_parts(void **state) {
         uint8_t agreed;
     } cases[] = {{8, 8, 8}, {8, 2, 2}, {3, 8, 3}, {255, 128, 128}, {0, 8, 0}, {8, 0, 0}};
     for (size_t i = 0; i < sizeof(cases) / sizeof(*cases); i++) {
-        const uint8_t offer[] = {2, 0, cases[i].offered};
+        const uint8_t offer[SCENE_OFFER_BYTES] = {SCENE_VERSION, 0, cases[i].offered};
         scene s;
         wh_string text = {0};
         wh_string made = {0};
@@ -202,13 +208,13 @@ static void test_agreement_on_parts(void **state) {
         bool flag;
         scene_part_bytes = (uint32_t)cases[i].own * WH_BLOCKS_PART_UNIT;
         scene_begin(&s, &side_by_side, false, false, NULL);
-        must(lane->probe(&s.site, offer, 3, &text, &flag, &end, &error));
-        assert_int_equal((uint8_t)text.bytes[4], cases[i].agreed);
+        must(lane->probe(&s.site, offer, sizeof(offer), &text, &flag, &end, &error));
+        assert_int_equal((uint8_t)text.bytes[2], cases[i].agreed);
         assert_int_equal(((wh_blocks_end *)(void *)end)->part, (uint64_t)cases[i].agreed * WH_BLOCKS_PART_UNIT);
         lane->close(end);
         must(lane->offer(&s.site, &made, &error));
         assert_int_equal((uint8_t)made.bytes[2], cases[i].own);
-        must(lane->accept(&s.site, text.bytes, 5, &flag, &end, &error));
+        must(lane->accept(&s.site, text.bytes, text.size, &flag, &end, &error));
         assert_int_equal(((wh_blocks_end *)(void *)end)->part, (uint64_t)cases[i].agreed * WH_BLOCKS_PART_UNIT);
         lane->close(end);
         wh_free(text.bytes);
@@ -382,6 +388,53 @@ static void test_no_memory(void **state) {
     }
 }
 
+/** What a receiver asks of a source of this host or another, over a group with parts or without. */
+static void ask_for_processors(bool same_host, bool parts, uint32_t *receiver_p, uint32_t *source_p) {
+    uint8_t offer[SCENE_OFFER_BYTES] = {SCENE_VERSION, 0, 8};
+    scene s;
+    wh_string text = {0};
+    wh_lane_end *end = NULL;
+    bool flag;
+    must(wh_boot_read(offer + 3, &error));
+    offer[3] ^= !same_host;
+    scene_part_bytes = parts ? 8 * WH_BLOCKS_PART_UNIT : 0;
+    scene_begin(&s, &side_by_side, false, false, NULL);
+    must(lane->probe(&s.site, offer, sizeof(offer), &text, &flag, &end, &error));
+    *receiver_p = ((wh_blocks_end *)(void *)end)->processor;
+    lane->close(end);
+    must(lane->accept(&s.site, text.bytes, text.size, &flag, &end, &error));
+    *source_p = ((wh_blocks_end *)(void *)end)->processor;
+    lane->close(end);
+    wh_free(text.bytes);
+    scene_end(&s);
+}
+
+/** On one host with two processors the workers are kept apart, where the group leaves the work to them. */
+static void test_agreement_on_processors(void **state) {
+    (void)state;
+    uint32_t numbers[2];
+    uint32_t receiver;
+    uint32_t source;
+    cpu_set_t before;
+    cpu_set_t two;
+    if (wh_cpu_list(numbers, 2) < 2) {
+        skip(); /* there is one processor */
+    }
+    assert_int_equal(sched_getaffinity(0, sizeof(before), &before), 0);
+    CPU_ZERO(&two);
+    CPU_SET(numbers[0], &two);
+    CPU_SET(numbers[1], &two);
+    assert_int_equal(sched_setaffinity(0, sizeof(two), &two), 0);
+    ask_for_processors(true, true, &receiver, &source);
+    assert_true(receiver != source);
+    assert_true(wh_cpu_allows(receiver) && wh_cpu_allows(source));
+    ask_for_processors(false, true, &receiver, &source);
+    assert_true(receiver == WH_ANYWHERE && source == WH_ANYWHERE);
+    ask_for_processors(true, false, &receiver, &source);
+    assert_true(receiver == WH_ANYWHERE && source == WH_ANYWHERE);
+    assert_int_equal(sched_setaffinity(0, sizeof(before), &before), 0);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup(test_which_chunks, reset),
@@ -389,6 +442,7 @@ int main(void) {
         cmocka_unit_test_setup(test_how_many_at_once, reset),
         cmocka_unit_test_setup(test_agreement, reset),
         cmocka_unit_test_setup(test_agreement_on_parts, reset),
+        cmocka_unit_test_setup(test_agreement_on_processors, reset),
         cmocka_unit_test_setup(test_parts, reset),
         cmocka_unit_test_setup(test_hostile_lengths, reset),
         cmocka_unit_test_setup(test_stop_while_forming, reset),

@@ -70,10 +70,28 @@ static void test_take(void **state) {
     }
 }
 
+/* Each side has a processor of its own where there are two or three of them, by turns; where there are more, the system finds them. */
+static void test_apart(void **state) {
+    (void)state;
+    for (size_t processors = 1; processors <= count && processors <= WH_PAIRS_MAX; processors++) {
+        bool few = processors == 2 || processors == 3;
+        run_on(processors);
+        for (uint32_t number = 0; number < 5; number++) {
+            uint32_t receiver;
+            uint32_t source;
+            wh_choose_apart(number, &receiver, &source);
+            assert_int_equal(receiver, few ? numbers[number % processors] : WH_ANYWHERE);
+            assert_int_equal(source, few ? numbers[(number + 1) % processors] : WH_ANYWHERE);
+            assert_true(!few || receiver != source);
+        }
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_choose, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_take, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_apart, set_up, tear_down),
     };
     return cmocka_run_group_tests_name("lane_pairs", tests, NULL, NULL);
 }

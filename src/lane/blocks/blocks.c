@@ -5,17 +5,33 @@
 #include <wherry/group_ops.h>
 
 #include "base/alloc.h"
+#include "base/boot.h"
 #include "base/checked.h"
+#include "base/cpu.h"
+#include "base/cursor.h"
 #include "base/fail.h"
 #include "lane/blocks/blocks_internal.h"
 #include "lane/lanes.h"
+#include "lane/pairs.h"
 
 /*
- * An offer is the version, the longest block of several chunks that the source makes (u8, MiB), and the bytes of its parts (u8, WH_BLOCKS_PART_UNIT). A request is
- * the version, the channel (u16, big endian), the longest block that it shall make, which is no longer, and the parts, which are not longer either; where one of
- * the sides has none, there are none.
+ * An offer is the version, the longest block of several chunks that the source makes (u8, MiB), the bytes of its parts (u8, WH_BLOCKS_PART_UNIT), and the boot id
+ * of its host. A request is the version, the longest block that it shall make, which is no longer, the parts, which are not longer either (where one of the sides
+ * has none, there are none), the channel (u16), and the processor that the source's worker is kept on where it may run there (u32; WH_ANYWHERE: none). Numbers
+ * are big endian.
  */
-enum { VERSION = 2, OFFER_BYTES = 3, REQUEST_BYTES = 5, CHANNELS = WHERRY_GROUP_CHANNEL_MAX + 1, WAIT_MS = 5 };
+enum { VERSION = 3, OFFER_BYTES = 3 + WH_BOOT_BYTES, CHANNELS = WHERRY_GROUP_CHANNEL_MAX + 1 };
+
+/** How long a worker waits for the group before it looks around. */
+enum { WAIT_MS = 5 };
+
+/** What both sides agree on. */
+typedef struct terms {
+    uint8_t longest_mib;
+    uint8_t part; /**< In WH_BLOCKS_PART_UNIT. */
+    uint32_t channel;
+    uint32_t processor; /**< That this side's worker is kept on. */
+} terms;
 
 /* At 10 MB/s, with two blocks under way, the first is through after 6 to 13 s: well within the default limit of 30 s. */
 wh_blocks_limits wh_blocks_limit = {.longest_mib = WH_BLOCKS_LONG_MIB, .patience_ms = 10000};
@@ -48,23 +64,24 @@ static wherry_status next_channel(uint32_t *channel_p, wherry_error *error) {
     return WHERRY_OK;
 }
 
-static wherry_status new_end(const wh_lane_site *site, uint32_t channel, uint8_t longest_mib, uint8_t part,
-                             wh_lane_end **end_p, wherry_error *error) {
+static wherry_status new_end(const wh_lane_site *site, const terms *agreed, wh_lane_end **end_p, wherry_error *error) {
     wh_blocks_end *own = wh_alloc_zeroed(1, sizeof(*own));
     if (!own) {
         return wh_fail_memory(error, "a lane");
     }
     own->base.workers = 1;
     own->site = site;
-    own->channel = channel;
-    own->longest = (uint64_t)longest_mib << 20;
-    own->part = (uint64_t)part * WH_BLOCKS_PART_UNIT;
+    own->channel = agreed->channel;
+    own->longest = (uint64_t)agreed->longest_mib << 20;
+    own->part = (uint64_t)agreed->part * WH_BLOCKS_PART_UNIT;
+    own->processor = agreed->processor;
     *end_p = &own->base;
     return WHERRY_OK;
 }
 
 static wherry_status blocks_offer(const wh_lane_site *site, wh_string *offer, wherry_error *error) {
-    const char bytes[OFFER_BYTES] = {VERSION, (char)longest_here(site), (char)part_here(site)};
+    char bytes[OFFER_BYTES] = {VERSION, (char)longest_here(site), (char)part_here(site)};
+    (void)wh_boot_read(bytes + 3, NULL); /* what is none is taken for another host's */
     wherry_status status = wh_group_check_blocks(site->group, site->peer, error);
     if (status == WHERRY_OK) {
         wh_string_append(offer, bytes, sizeof(bytes));
@@ -81,46 +98,59 @@ static wherry_status blocks_probe(const wh_lane_site *site, const void *offer, s
         return wh_fail(error, WHERRY_MALFORMED, "the offer of rank %d for the lane blocks cannot be read",
                        (int)site->peer);
     }
-    uint32_t channel = 0;
+    terms agreed = {.longest_mib = (uint8_t)wh_min(offered[1], longest_here(site)),
+                    .part = (uint8_t)wh_min(offered[2], part_here(site)),
+                    .processor = WH_ANYWHERE};
+    uint32_t source_processor = WH_ANYWHERE;
     wherry_status status = wh_group_check_blocks(site->group, site->peer, error);
     if (status == WHERRY_OK) {
-        status = next_channel(&channel, error);
+        status = next_channel(&agreed.channel, error);
     }
     if (status != WHERRY_OK) {
         return status;
     }
-    uint8_t longest = (uint8_t)wh_min(offered[1], longest_here(site));
-    uint8_t part = (uint8_t)wh_min(offered[2], part_here(site));
-    const char bytes[REQUEST_BYTES] = {VERSION, (char)(channel >> 8), (char)(channel & 0xFF), (char)longest,
-                                       (char)part};
-    wh_string_append(request, bytes, sizeof(bytes));
-    return request->failed ? wh_fail_memory(error, "the request of a lane")
-                           : new_end(site, channel, longest, part, end_p, error);
+    if (agreed.part && wh_boot_is_this(offered + 3)) {
+        wh_choose_apart((uint32_t)site->group->rank, &agreed.processor, &source_processor);
+    }
+    wh_append_number(request, VERSION, 1);
+    wh_append_number(request, agreed.longest_mib, 1);
+    wh_append_number(request, agreed.part, 1);
+    wh_append_number(request, agreed.channel, 2);
+    wh_append_number(request, source_processor, 4);
+    return request->failed ? wh_fail_memory(error, "the request of a lane") : new_end(site, &agreed, end_p, error);
 }
 
 static wherry_status blocks_accept(const wh_lane_site *site, const void *request, size_t size, bool *ready_p,
                                    wh_lane_end **end_p, wherry_error *error) {
-    const uint8_t *bytes = request;
+    wh_cursor at = wh_cursor_over(request, size);
+    uint64_t version = wh_cursor_number(&at, 1);
+    terms wanted = {.longest_mib = (uint8_t)wh_cursor_number(&at, 1),
+                    .part = (uint8_t)wh_cursor_number(&at, 1),
+                    .channel = (uint32_t)wh_cursor_number(&at, 2),
+                    .processor = (uint32_t)wh_cursor_number(&at, 4)};
     wherry_status status = wh_group_check_blocks(site->group, site->peer, error);
     if (status != WHERRY_OK) {
         return status;
     }
-    if (size != REQUEST_BYTES || bytes[0] != VERSION || bytes[1] >= CHANNELS >> 8 || bytes[3] > longest_here(site) ||
-        bytes[4] > part_here(site)) {
+    if (!wh_cursor_ended(&at) || version != VERSION || wanted.channel >= CHANNELS ||
+        wanted.longest_mib > longest_here(site) || wanted.part > part_here(site)) {
         return wh_fail(error, WHERRY_MALFORMED, "the request of rank %d for the lane blocks cannot be read",
                        (int)site->peer);
     }
     *ready_p = true;
-    return new_end(site, (uint32_t)bytes[1] << 8 | bytes[2], bytes[3], bytes[4], end_p, error);
+    return new_end(site, &wanted, end_p, error);
 }
 
 static wherry_status blocks_pull(wh_lane_end *end, uint32_t worker, const wh_sink *sink, wherry_error *error) {
     wherry_status status = WHERRY_OK;
     bool done = false;
     (void)worker;
+    wh_cpu_hold hold;
+    wh_cpu_hold_begin(&hold, ((const wh_blocks_end *)(const void *)end)->processor);
     while (status == WHERRY_OK && !done) {
         status = wh_blocks_pull_some(end, sink, WAIT_MS, &done, error);
     }
+    wh_cpu_hold_end(&hold);
     return status;
 }
 
@@ -128,9 +158,12 @@ static wherry_status blocks_push(wh_lane_end *end, uint32_t worker, const wh_fee
     wherry_status status = WHERRY_OK;
     bool done = false;
     (void)worker;
+    wh_cpu_hold hold;
+    wh_cpu_hold_begin(&hold, ((const wh_blocks_end *)(const void *)end)->processor);
     while (status == WHERRY_OK && !done) {
         status = wh_blocks_push_some(end, feed, WAIT_MS, &done, error);
     }
+    wh_cpu_hold_end(&hold);
     return status;
 }
 

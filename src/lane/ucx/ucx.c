@@ -80,11 +80,10 @@ static wh_ucx_offer offer_here(const wh_lane_site *site) {
 /** What a receiver wants of an offer. */
 static wh_ucx_request wanted_of(const wh_lane_site *site, const wh_ucx_offer *there) {
     wh_ucx_offer here = offer_here(site);
-    char boot[WH_BOOT_BYTES];
     wh_ucx_request wanted = {.workers = (uint32_t)wh_min(here.workers, there->workers),
                              .long_segments = here.long_segments && there->long_segments};
     wh_pairs_forget(&wanted.pairs);
-    if (wh_boot_read(boot, NULL) == WHERRY_OK && memcmp(boot, there->boot, sizeof(boot)) == 0) {
+    if (wh_boot_is_this(there->boot)) {
         wh_pairs_choose(&wanted.pairs, wanted.workers);
     }
     return wanted;
