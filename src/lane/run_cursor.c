@@ -51,7 +51,7 @@ void wh_run_cursor_pack(wh_run_cursor *cursor, void *to, size_t bytes) {
     uint8_t *at = to;
     while (bytes) {
         size_t part = wh_min(wh_run_cursor_left(cursor), bytes);
-        wh_copy_into_cache(at, (const char *)cursor->at->iov_base + cursor->skip, part);
+        wh_copy_into_cache(at, wh_run_cursor_here(cursor), part);
         wh_run_cursor_advance(cursor, part);
         at += part;
         bytes -= part;
@@ -62,8 +62,13 @@ void wh_run_cursor_unpack(wh_run_cursor *cursor, const void *from, size_t bytes)
     const uint8_t *at = from;
     while (bytes) {
         size_t part = wh_min(wh_run_cursor_left(cursor), bytes);
-        if (cursor->at->iov_base) {
-            wh_copy_past_cache((char *)cursor->at->iov_base + cursor->skip, at, part);
+        const struct iovec *next = cursor->at + 1;
+        if (next < cursor->end && next->iov_base) {
+            wh_copy_foresee(next->iov_base, next->iov_len);
+        }
+        void *here = wh_run_cursor_here(cursor);
+        if (here) {
+            wh_copy_past_cache(here, at, part);
         }
         wh_run_cursor_advance(cursor, part);
         at += part;

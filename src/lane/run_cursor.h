@@ -31,6 +31,11 @@ void wh_run_cursor_advance(wh_run_cursor *cursor, size_t bytes);
 /** How many bytes are left of the run that the cursor is in; 0 at the end only. */
 size_t wh_run_cursor_left(const wh_run_cursor *cursor);
 
+/** Where the cursor is, which is not at the end; NULL where that has no place. */
+static inline void *wh_run_cursor_here(const wh_run_cursor *cursor) {
+    return cursor->at->iov_base ? (char *)cursor->at->iov_base + cursor->skip : NULL;
+}
+
 /** Copies the next bytes to one place, and moves the cursor on. All of their runs have addresses. */
 void wh_run_cursor_pack(wh_run_cursor *cursor, void *to, size_t bytes);
 

@@ -5,18 +5,6 @@
 #include "base/alloc.h"
 #include "lane/lanes.h"
 
-size_t wh_ring_step(wh_ring_cursor *cursor, size_t most, uint8_t **base_p) {
-    while (cursor->done == cursor->segment->iov_len) {
-        cursor->segment++;
-        cursor->done = 0;
-    }
-    size_t length = cursor->segment->iov_len - cursor->done;
-    length = length < most ? length : most;
-    *base_p = cursor->segment->iov_base ? (uint8_t *)cursor->segment->iov_base + cursor->done : NULL;
-    cursor->done += length;
-    return length;
-}
-
 /* The other side may be asleep: it looks again, and finds that nobody is left. */
 static void say_closed(wh_ring_end *end) {
     atomic_store(end->pushes ? &end->shared->push_closed : &end->shared->pull_closed, 1);

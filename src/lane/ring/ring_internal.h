@@ -21,6 +21,7 @@
 
 #include "base/boot.h"
 #include "lane/pairs.h"
+#include "lane/run_cursor.h"
 #include "lane/site.h"
 
 /** Changes with everything below that both sides must agree on: the messages and the layout of the memory. */
@@ -176,15 +177,6 @@ wherry_status wh_ring_enter(wh_ring_end *end, wherry_error *error);
 wherry_status wh_ring_admit(wh_ring_end *end, wherry_error *error);
 
 /* ring.c: the bytes. */
-
-/** A place in segments. */
-typedef struct wh_ring_cursor {
-    const struct iovec *segment;
-    size_t done; /**< Bytes of this segment. */
-} wh_ring_cursor;
-
-/** The next run of at most `most` bytes, which there must be. @return its length; *base_p is NULL where it has no place. */
-size_t wh_ring_step(wh_ring_cursor *cursor, size_t most, uint8_t **base_p);
 
 wherry_status wh_ring_push(wh_lane_end *end, uint32_t worker, const wh_feed *feed, wherry_error *error);
 wherry_status wh_ring_pull(wh_lane_end *end, uint32_t worker, const wh_sink *sink, wherry_error *error);

@@ -2,7 +2,7 @@
 
 #include <inttypes.h>
 
-#include "base/bulk.h"
+#include "base/checked.h"
 #include "base/cpu.h"
 #include "base/fail.h"
 
@@ -12,11 +12,11 @@ typedef struct pulling {
     wh_ring *ring;
     const wh_sink *sink;
     uint32_t worker;
-    uint32_t head;         /* frames written, as last seen */
-    uint32_t tail;         /* frames read */
-    bool open;             /* a chunk is: the next frame goes on with it */
-    uint64_t left;         /* bytes of it that are still to come */
-    wh_ring_cursor cursor; /* in its landing */
+    uint32_t head;        /* frames written, as last seen */
+    uint32_t tail;        /* frames read */
+    bool open;            /* a chunk is: the next frame goes on with it */
+    uint64_t left;        /* bytes of it that are still to come */
+    wh_run_cursor cursor; /* in its landing */
     wh_landing landing;
     wh_digester *digester; /* NULL: digests are not wanted */
 } pulling;
@@ -89,7 +89,7 @@ static wherry_status open_chunk(pulling *puller, uint64_t chunk, wherry_error *e
         puller->landing.chunk = chunk;
         puller->open = true;
         puller->left = puller->landing.segments.bytes;
-        puller->cursor = (wh_ring_cursor){puller->landing.segments.items, 0};
+        puller->cursor = wh_run_cursor_at(&puller->landing.segments);
         if (puller->digester) {
             wh_digester_begin(puller->digester);
         }
@@ -97,22 +97,29 @@ static wherry_status open_chunk(pulling *puller, uint64_t chunk, wherry_error *e
     return status;
 }
 
+/* Copies a run at a time, which is hashed out of the cache. */
+static void copy_and_hash(pulling *puller, const uint8_t *slot, size_t length) {
+    while (length > 0) {
+        size_t step = wh_min(wh_run_cursor_left(&puller->cursor), length);
+        uint8_t *run = wh_run_cursor_here(&puller->cursor);
+        if (run) {
+            memcpy(run, slot, step);
+            wh_digester_add(puller->digester, run, step);
+        }
+        wh_run_cursor_advance(&puller->cursor, step);
+        slot += step;
+        length -= step;
+    }
+}
+
 /* Copies a slot to where it belongs, and gives it back. */
 static void empty_slot(pulling *puller, size_t length) {
     const uint8_t *slot = wh_ring_slot(puller->end, puller->worker, puller->tail);
-    for (size_t left = length; left > 0;) {
-        uint8_t *run;
-        size_t step = wh_ring_step(&puller->cursor, left, &run);
-        if (run && puller->digester) {
-            memcpy(run, slot, step); /* and hashed out of the cache */
-            wh_digester_add(puller->digester, run, step);
-        } else if (run) {
-            wh_copy_past_cache(run, slot, step);
-        }
-        slot += step;
-        left -= step;
+    if (puller->digester) {
+        copy_and_hash(puller, slot, length);
+    } else {
+        wh_run_cursor_unpack(&puller->cursor, slot, length);
     }
-    wh_copies_settle();
     puller->left -= length;
     wh_ring_post(&puller->ring->tail, &puller->ring->push_waits, ++puller->tail);
     puller->sink->moved(puller->sink->context, length);

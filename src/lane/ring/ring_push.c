@@ -1,6 +1,7 @@
 #include "lane/ring/ring_internal.h"
 
 #include "base/bulk.h"
+#include "base/checked.h"
 #include "base/cpu.h"
 #include "base/fail.h"
 
@@ -46,15 +47,18 @@ static void publish(pushing *pusher, wh_ring_kind kind, size_t length, uint64_t 
     wh_ring_post(&pusher->ring->head, &pusher->ring->pull_waits, ++pusher->head);
 }
 
-static void fill_slot(pushing *pusher, wh_ring_cursor *cursor, size_t length) {
+static void fill_slot(pushing *pusher, wh_run_cursor *cursor, size_t length) {
     uint8_t *slot = wh_ring_slot(pusher->end, pusher->worker, pusher->head);
-    while (length > 0) {
-        uint8_t *run;
-        size_t step = wh_ring_step(cursor, length, &run);
+    if (!pusher->digester) {
+        wh_run_cursor_pack(cursor, slot, length);
+        return;
+    }
+    while (length > 0) { /* a run at a time, which is hashed out of the cache */
+        size_t step = wh_min(wh_run_cursor_left(cursor), length);
+        const uint8_t *run = wh_run_cursor_here(cursor);
         wh_copy_into_cache(slot, run, step);
-        if (pusher->digester) {
-            wh_digester_add(pusher->digester, run, step);
-        }
+        wh_digester_add(pusher->digester, run, step);
+        wh_run_cursor_advance(cursor, step);
         slot += step;
         length -= step;
     }
@@ -66,7 +70,7 @@ static wherry_status push_chunk(pushing *pusher, uint64_t chunk, wherry_error *e
     if (status == WHERRY_OK && pusher->digester) {
         wh_digester_begin(pusher->digester);
     }
-    wh_ring_cursor cursor = {pusher->segments.items, 0};
+    wh_run_cursor cursor = wh_run_cursor_at(&pusher->segments);
     uint64_t left = pusher->segments.bytes;
     bool last = false;
     while (status == WHERRY_OK && !last) {
