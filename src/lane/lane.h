@@ -208,6 +208,8 @@ enum {
         16, /**< Says when it has read a chunk (wh_feed.done): so chunks of device memory can go by way of the host's. */
     WH_LANE_DEVICE =
         32, /**< Moves device memory by itself, by wh_sink.route, and nothing else; digests are not made. */
+    WH_LANE_FINISHES =
+        64, /**< A source's worker has something to do when the receiver has all: stopped before, it takes with it what the next transfer would need. */
 };
 
 typedef struct wh_lane_ops {

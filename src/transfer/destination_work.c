@@ -16,7 +16,7 @@
  * Digests in one message. How often a receiver may ask for something: each lane once or twice, and a few rounds; one that goes on would fill the way to it
  * with answers that it does not read, until this side had to wait for it.
  */
-enum { DIGESTS_MAX = 4096, REQUESTS_MAX = 64, FINISH_MS = 5000 };
+enum { DIGESTS_MAX = 4096, REQUESTS_MAX = 64, FINISH_MS = 5000, FINISH_LOOK_NS = 100000 };
 
 /* ---- the crew's work ---- */
 
@@ -212,14 +212,14 @@ void wh_destination_finish_work(wh_destination *destination) {
     wh_deadline soon = wh_deadline_earlier(destination->transfer->deadline, wh_deadline_in_ms(FINISH_MS));
     wherry_error error;
     const wh_lane_ops *lane = destination->lane;
-    if (!lane || !(lane->push_some || lane->traits & WH_LANE_DEVICE)) {
+    if (!lane || !(lane->traits & WH_LANE_FINISHES)) {
         return; /* what such a lane has sent needs no further call */
     }
     while (lane->push_some && destination->in_parts && !wh_deadline_passed(soon)) {
         wh_destination_push_some(destination, 1, &error);
     }
     while (wh_crew_exists(&destination->crew) && !wh_crew_ended(&destination->crew) && !wh_deadline_passed(soon)) {
-        nanosleep(&(struct timespec){0, 1000000}, NULL);
+        nanosleep(&(struct timespec){0, FINISH_LOOK_NS}, NULL);
     }
 }
 

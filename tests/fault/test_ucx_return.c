@@ -1,10 +1,12 @@
 /*
  * Over UCX: a rank dies in the middle, comes back as another process, and is served again, from the same process as before. And a receiver that does not answer
- * over UCX gets its bytes over the next lane.
+ * over UCX gets its bytes over the next lane. And connections are kept.
  */
+#include <stdatomic.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "base/point.h"
 #include "lane/ucx/ucx_internal.h"
 #include "support/build.h"
 #include "support/ferry_processes.h"
@@ -14,7 +16,7 @@ enum { SOURCE, RECEIVER, RANKS };
 /** What ranks say to each other. */
 enum { SENDING };
 
-enum { TIMES = 3, MEET_MS = 300 };
+enum { TIMES = 3, MEET_MS = 300, LATE_MS = 30 };
 
 static crowd_state sent;
 
@@ -155,6 +157,46 @@ static void test_no_answer(void **state) {
     assert_true(crowd_close(all));
 }
 
+/* ---- what is kept ---- */
+
+static atomic_int made;
+
+/** Its workers hear of the end later than its conversation does. */
+static void be_late(const char *point) {
+    if (strcmp(point, "ucx source said the end") == 0) {
+        usleep(LATE_MS * 1000);
+    }
+    made += strcmp(point, "ucx makes a station") == 0;
+}
+
+static void be_late_source(crowd_rank *self) {
+    wherry_outcome outcome;
+    wherry_error error;
+    wh_point_hook = be_late;
+    crowd_must(self, send_state(self, "ucx", &outcome, &error), error);
+    int first = made;
+    for (int i = 0; i < TIMES; i++) {
+        crowd_must(self, send_state(self, "ucx", &outcome, &error), error);
+    }
+    crowd_check(self, first > 0 && made == first, "%d stations were made for the first, %d later", first, made - first);
+    wh_point_hook = NULL;
+}
+
+static void be_plain_receiver(crowd_rank *self) {
+    for (int i = 0; i <= TIMES; i++) {
+        receive(self, "ucx", "ucx");
+    }
+}
+
+/** Connections are kept for the next transfer, also where the receiver has all before a worker of the source has heard of the end. */
+static void test_connections_are_kept(void **state) {
+    (void)state;
+    crowd *all = crowd_open("connections are kept", RANKS, false, 60000);
+    crowd_start(all, SOURCE, be_late_source, NULL, NULL);
+    crowd_start(all, RECEIVER, be_plain_receiver, NULL, NULL);
+    assert_true(crowd_close(all));
+}
+
 static int set_up(void **state) {
     (void)state;
     wherry_log_set_level(WHERRY_LOG_OFF);
@@ -173,6 +215,7 @@ int main(void) {
         cmocka_unit_test(test_receiver_comes_back),
         cmocka_unit_test(test_source_comes_back),
         cmocka_unit_test(test_no_answer),
+        cmocka_unit_test(test_connections_are_kept),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);
 }

@@ -206,7 +206,7 @@ static void nccl_close(wh_lane_end *base) {
 
 const wh_lane_ops wh_lane_nccl = {
     .name = "nccl",
-    .traits = WH_LANE_DEVICE,
+    .traits = WH_LANE_DEVICE | WH_LANE_FINISHES,
     .offer = nccl_offer,
     .probe = nccl_probe,
     .assist = nccl_assist,

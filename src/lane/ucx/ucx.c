@@ -291,7 +291,7 @@ void wh_ucx_note_chosen(wh_ucx_worker *worker) {
 
 const wh_lane_ops wh_lane_ucx = {
     .name = "ucx",
-    .traits = WH_LANE_NETWORK | WH_LANE_DIGESTS | WH_LANE_STAGES,
+    .traits = WH_LANE_NETWORK | WH_LANE_DIGESTS | WH_LANE_STAGES | WH_LANE_FINISHES,
     .offer = ucx_offer,
     .probe = ucx_probe,
     .accept = ucx_accept,

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "base/fail.h"
+#include "base/point.h"
 
 enum { KEPT_MAX = 8, LINGER_MS = 60000 };
 
@@ -139,6 +140,7 @@ wherry_status wh_ucx_station_take(const uint8_t *peer_id, bool long_segments, wh
     wherry_status status = WHERRY_OK;
     if (!station) {
         pthread_mutex_unlock(&lock);
+        wh_point("ucx makes a station");
         status = make(long_segments, &station, error);
     }
     if (status != WHERRY_OK) {

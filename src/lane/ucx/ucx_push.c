@@ -5,6 +5,7 @@
 #include "base/checked.h"
 #include "base/cpu.h"
 #include "base/fail.h"
+#include "base/point.h"
 #include "lane/site.h"
 #include "lane/ucx/ucx_internal.h"
 
@@ -236,6 +237,7 @@ static wherry_status end_round(wh_ucx_worker *worker, wherry_error *error) {
     wh_ucx_header_write(slot->header, worker->end->token,
                         &(wh_ucx_header){.kind = WH_UCX_END, .chunk = worker->push->chunks});
     wh_ucx_send(worker->station, &slot->operation, slot->header, NULL, 0, false);
+    wh_point("ucx source said the end");
     while (status == WHERRY_OK && !worker->push->ended) {
         wh_ucx_turn(worker->station, worker->end->site->stop);
         status = wh_ucx_must_end(worker, error);
