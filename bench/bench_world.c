@@ -173,13 +173,16 @@ void bench_gate(bench_world *world) {
 }
 
 void bench_line_up(bench_world *world) {
+    enum { PAUSE_NS = 5000000, SECOND_NS = 1000000000 };
+    if (pthread_barrier_wait(&world->gate) == PTHREAD_BARRIER_SERIAL_THREAD) {
+        struct timespec *moment = &world->moment;
+        clock_gettime(CLOCK_MONOTONIC, moment);
+        moment->tv_nsec += PAUSE_NS;
+        moment->tv_sec += moment->tv_nsec / SECOND_NS;
+        moment->tv_nsec %= SECOND_NS;
+    }
     bench_gate(world);
-    /* All are awake, or about to be: the rest of the way is short enough to wait for it awake. */
-    unsigned round = atomic_fetch_add(&world->lined_up, 1) / world->ranks + 1;
-    for (int spins = 0; atomic_load(&world->lined_up) < round * world->ranks; spins++) {
-        if (spins > 1000) {
-            sched_yield();
-        }
+    while (clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &world->moment, NULL) == EINTR) {
     }
 }
 

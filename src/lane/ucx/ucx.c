@@ -280,10 +280,9 @@ wherry_status wh_ucx_must_end(wh_ucx_worker *worker, wherry_error *error) {
 void wh_ucx_note_chosen(wh_ucx_worker *worker) {
     wh_ucx_end *end = worker->end;
     if (worker == end->workers && !end->chosen[0]) {
-        char lanes[WH_UCX_CHOSEN_MAX - 32];
-        wh_ucx_station_describe(worker->station, lanes, sizeof(lanes));
+        const char *ways = wh_ucx_station_ways(worker->station);
         snprintf(end->chosen, sizeof(end->chosen), "UCX %s over %s", worker->station->ucx->ucp_get_version_string(),
-                 lanes[0] ? lanes : "what it does not tell");
+                 ways[0] ? ways : "what it does not tell");
         wh_log(WHERRY_LOG_INFO, "ucx: %s rank %d: %s, workers: %u", end->pushes ? "to" : "from", (int)end->site->peer,
                end->chosen, (unsigned)end->base.workers);
     }

@@ -11,17 +11,17 @@
 /**
  * Pieces that are under way at once, a worker: while one is packed or hashed, the others move. A run that is shorter than WH_UCX_DIRECT is packed with its
  * neighbours into pieces of up to WH_UCX_PACKED bytes, which are still in the cache when they go out: hence there are few of these at once, though long ones,
- * since each takes UCX some messages, whatever its length. Between workers that are kept in pairs these are no way at all, and both have one processor's caches:
- * there pieces are shorter, and fewer.
+ * since each takes UCX some messages, whatever its length. Workers that are kept in pairs take turns, and both have one processor's caches: there pieces are
+ * fewer, and where their bytes go through sockets, which keep them there too, shorter.
  */
 enum { WH_UCX_SLOTS = 8, WH_UCX_DIRECT = 64 << 10, WH_UCX_PACKED = 1 << 20, WH_UCX_PACKED_MAX = 3 };
-enum { WH_UCX_PAIR_PACKED = 512 << 10, WH_UCX_PAIR_PACKED_MAX = 2 };
+enum { WH_UCX_PAIR_PACKED_MAX = 2, WH_UCX_PAIR_SENT = 512 << 10 };
 
 /** How many pieces a receiver keeps that were announced and not begun. A source has no more than its slots under way. */
 enum { WH_UCX_QUEUE = 2 * WH_UCX_SLOTS };
 
 /** What UCX chose, in words. */
-enum { WH_UCX_CHOSEN_MAX = 160 };
+enum { WH_UCX_CHOSEN_MAX = WH_UCX_WAYS_MAX + 32 };
 
 /**
  * How long a receiver has to answer the first message. Where it does not, there is no way to it: the lane is refused, and the next one tried. A variable for
@@ -46,7 +46,9 @@ typedef struct wh_ucx_pusher {
     wh_run_cursor cursor; /**< and how far it is. */
     uint64_t chunk;
     uint64_t offset;
-    uint64_t chunks; /**< Begun in this round. */
+    uint64_t chunks;     /**< Begun in this round. */
+    size_t packed_bytes; /**< Of a piece that is packed, at most. */
+    int packed_most;     /**< So many at once. */
     wh_ucx_outgoing slots[WH_UCX_SLOTS];
 } wh_ucx_pusher;
 

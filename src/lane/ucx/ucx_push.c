@@ -56,14 +56,12 @@ static size_t measure(const wh_run_cursor *cursor, size_t most, bool *direct_p) 
 static wherry_status push_piece(wh_ucx_worker *worker, wh_ucx_outgoing *slot, bool verify, wherry_error *error) {
     wh_ucx_pusher *push = worker->push;
     bool direct;
-    bool in_pair = worker->station->in_pair;
-    int most = in_pair ? WH_UCX_PAIR_PACKED_MAX : WH_UCX_PACKED_MAX;
-    size_t bytes = measure(&push->cursor, in_pair ? WH_UCX_PAIR_PACKED : WH_UCX_PACKED, &direct);
+    size_t bytes = measure(&push->cursor, push->packed_bytes, &direct);
     const void *from = (const char *)push->cursor.at->iov_base + push->cursor.skip;
     slot->packed = NULL;
     if (direct) {
         wh_run_cursor_advance(&push->cursor, bytes);
-    } else if (__builtin_popcount(worker->station->scratch_used) == most) {
+    } else if (__builtin_popcount(worker->station->scratch_used) == push->packed_most) {
         return WHERRY_OK;
     } else {
         from = slot->packed = wh_ucx_scratch_take(worker);
@@ -212,6 +210,10 @@ static wherry_status await_others(wh_ucx_worker *worker, wherry_error *error) {
 }
 
 static wherry_status push_chunks(wh_ucx_worker *worker, const wh_feed *feed, wherry_error *error) {
+    wh_ucx_pusher *push = worker->push;
+    bool in_pair = worker->station->in_pair;
+    push->packed_bytes = in_pair && !wh_ucx_station_is_near(worker->station) ? WH_UCX_PAIR_SENT : WH_UCX_PACKED;
+    push->packed_most = in_pair ? WH_UCX_PAIR_PACKED_MAX : WH_UCX_PACKED_MAX;
     wherry_status status = WHERRY_OK;
     bool more = true;
     size_t used = 1;

@@ -204,6 +204,7 @@ wherry_status wh_ucx_station_connect(wh_ucx_station *station, const uint8_t id[W
                        ucx->ucs_status_string(status));
     }
     memcpy(station->peer_id, id, WH_UCX_ID_BYTES);
+    station->ways[0] = '\0';
     station->touched = true;
     return WHERRY_OK;
 }
@@ -361,19 +362,23 @@ static void add_lane(const char *line, char *text, size_t size) {
     }
 }
 
-void wh_ucx_station_describe(const wh_ucx_station *station, char *text, size_t size) {
+const char *wh_ucx_station_ways(wh_ucx_station *station) {
     char *account = NULL;
     size_t length;
-    text[0] = '\0';
-    FILE *stream = station->peer ? open_memstream(&account, &length) : NULL;
+    FILE *stream = station->peer && !station->ways[0] ? open_memstream(&account, &length) : NULL;
     if (!stream) {
-        return;
+        return station->ways;
     }
     station->ucx->ucp_ep_print_info(station->peer, stream);
     fclose(stream);
     char *rest = account;
     for (char *line = account ? strsep(&rest, "\n") : NULL; line; line = strsep(&rest, "\n")) {
-        add_lane(line, text, size);
+        add_lane(line, station->ways, sizeof(station->ways));
     }
     free(account);
+    return station->ways;
+}
+
+bool wh_ucx_station_is_near(wh_ucx_station *station) {
+    return strstr(wh_ucx_station_ways(station), "/memory");
 }

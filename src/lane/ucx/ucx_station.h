@@ -25,6 +25,9 @@ typedef struct wh_ucx_operation {
 typedef bool (*wh_ucx_message_fn)(void *context, const void *header, size_t header_size, void *data, size_t size,
                                   bool rendezvous);
 
+/** The ways to a peer, in words. */
+enum { WH_UCX_WAYS_MAX = 128 };
+
 typedef struct wh_ucx_station {
     const wh_ucx_library *ucx;
     ucp_context_h context;
@@ -40,13 +43,14 @@ typedef struct wh_ucx_station {
     bool touched;                     /**< Somebody may be connecting: something has come, or this side does. */
     bool settled;                     /**< And that is done, at both sides: HELLO and WELCOME went through. */
     uint8_t greeting_header[WH_UCX_HEADER_BYTES];
-    wh_ucx_operation greeting; /**< HELLO or WELCOME. Here, since it may outlive a transfer that failed. */
-    int wake;                  /**< Readable when there is something to do, once it is armed. */
-    ucp_ep_h peer;             /**< NULL: it is not connected. */
-    ucs_status_t lost;         /**< Why the peer is; UCS_OK: it is not. */
-    uint32_t pending;          /**< Operations that are not done. */
-    uint32_t idle;             /**< Turns in which nothing happened. */
-    bool in_pair;              /**< Its counterpart cannot get on before this one leaves the processor. */
+    wh_ucx_operation greeting;  /**< HELLO or WELCOME. Here, since it may outlive a transfer that failed. */
+    int wake;                   /**< Readable when there is something to do, once it is armed. */
+    ucp_ep_h peer;              /**< NULL: it is not connected. */
+    ucs_status_t lost;          /**< Why the peer is; UCS_OK: it is not. */
+    char ways[WH_UCX_WAYS_MAX]; /**< To the peer, in words; "": not asked for. */
+    uint32_t pending;           /**< Operations that are not done. */
+    uint32_t idle;              /**< Turns in which nothing happened. */
+    bool in_pair;               /**< Its counterpart cannot get on before this one leaves the processor. */
     uint8_t *scratch; /**< Memory to pack into, kept with the station: touching new memory takes longer than packing. */
     size_t scratch_bytes;
     uint32_t scratch_used; /**< A bit for each part that is. */
@@ -98,7 +102,10 @@ void wh_ucx_send(wh_ucx_station *station, wh_ucx_operation *operation, const uin
 /** Takes what a message with `rendezvous` has. */
 void wh_ucx_receive(wh_ucx_station *station, wh_ucx_operation *operation, void *data, void *to, size_t size);
 
-/** Writes what UCX takes to reach the peer: "posix/memory, cma/memory"; "" where it does not tell. */
-void wh_ucx_station_describe(const wh_ucx_station *station, char *text, size_t size);
+/** What UCX takes to reach the peer, which has answered: "tcp/lo, cma/memory"; "" where it does not tell. The station's, as long as it is connected. */
+const char *wh_ucx_station_ways(wh_ucx_station *station);
+
+/** Whether one of these goes by the memory of the host. */
+bool wh_ucx_station_is_near(wh_ucx_station *station);
 
 #endif
