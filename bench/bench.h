@@ -15,6 +15,7 @@
 #include <stdint.h>
 #include <sys/types.h>
 #include <sys/uio.h>
+#include <time.h>
 
 #include <wherry/wherry.h>
 
@@ -59,7 +60,7 @@ typedef struct bench_note {
 typedef struct bench_world {
     uint32_t ranks;
     pthread_barrier_t gate;
-    struct timespec moment; /**< At which all ranks leave bench_line_up. */
+    struct timespec moment;                /**< At which all ranks leave bench_line_up. */
     pid_t source;                          /**< The process of rank 0, */
     struct iovec tables[BENCH_STATES_MAX]; /**< and where it keeps the extents of its states. */
     double begin[BENCH_RANKS_MAX];         /**< Of the measured thing, as each rank saw it. */
@@ -85,10 +86,7 @@ void bench_world_destroy(bench_world *world);
 /** Waits, asleep, for all ranks. */
 void bench_gate(bench_world *world);
 
-/**
- * The same, and then leaves within some 50 microseconds of the others: at a moment that all know of, asleep until then. Ranks that leave a barrier are at times on
- * one processor, and one of them would then begin only when the other has to wait.
- */
+/** The same, and then all leave at one moment, each on a processor of its own: bench_start.h. */
 void bench_line_up(bench_world *world);
 
 /** Sets the peak of this process's resident memory back to what it has now. @return that; negative: not possible. */

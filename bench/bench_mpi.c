@@ -8,15 +8,15 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <time.h>
 
 #include <wherry/mpi.h>
 #include <wherry/wherry.h>
 
+#include "bench_start.h"
+
 #define GIB ((size_t)1 << 30)
 #define HUGE_PAGE ((size_t)2 << 20)
 
-enum { PAUSE_NS = 5000000, SECOND_NS = 1000000000 };
 enum { REPEATS_MAX = 99, LARGE = 16, SMALL = 20000, SMALL_BYTES = 4096 };
 
 static int rank;
@@ -140,18 +140,11 @@ static void send_plainly(void) {
     }
 }
 
-/**
- * Waits for a moment that both ranks, which have one clock, know of, asleep: ranks that leave a barrier have polled in it, at times on one processor, and one of them would then begin
- * only when the other has to wait.
- */
+/** At one moment, of a clock that both ranks have. */
 static void begin_together(void) {
-    struct timespec moment;
-    clock_gettime(CLOCK_MONOTONIC, &moment);
-    moment.tv_nsec += PAUSE_NS;
-    moment.tv_sec += moment.tv_nsec / SECOND_NS;
-    moment.tv_nsec %= SECOND_NS;
+    struct timespec moment = bench_moment();
     MPI_Bcast(&moment, sizeof(moment), MPI_BYTE, 0, MPI_COMM_WORLD);
-    clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &moment, NULL);
+    bench_begin_at(moment, rank);
 }
 
 /** @return the seconds of the receiver's call, which begins together with the source's. */

@@ -3,7 +3,6 @@
 #include <errno.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
-#include <sched.h>
 #include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -17,6 +16,7 @@
 #include <unistd.h>
 
 #include "bench.h"
+#include "bench_start.h"
 
 /** A process that takes longer than this stands still. */
 enum { PATIENCE_S = 240 };
@@ -115,6 +115,8 @@ void bench_world_destroy(bench_world *world) {
     munmap(world, sizeof(*world));
 }
 
+static int own_rank;
+
 static pid_t start(bench_world *world, int32_t rank, bench_role_fn role, void *context) {
     pid_t starter = getpid();
     pid_t pid = fork();
@@ -124,6 +126,7 @@ static pid_t start(bench_world *world, int32_t rank, bench_role_fn role, void *c
             _exit(EXIT_FAILURE);
         }
         alarm(PATIENCE_S);
+        own_rank = rank;
         if (rank == 0) {
             /* Where the system lets only chosen processes read another's memory; it refuses this where it does not. */
             world->source = getpid();
@@ -173,17 +176,11 @@ void bench_gate(bench_world *world) {
 }
 
 void bench_line_up(bench_world *world) {
-    enum { PAUSE_NS = 5000000, SECOND_NS = 1000000000 };
     if (pthread_barrier_wait(&world->gate) == PTHREAD_BARRIER_SERIAL_THREAD) {
-        struct timespec *moment = &world->moment;
-        clock_gettime(CLOCK_MONOTONIC, moment);
-        moment->tv_nsec += PAUSE_NS;
-        moment->tv_sec += moment->tv_nsec / SECOND_NS;
-        moment->tv_nsec %= SECOND_NS;
+        world->moment = bench_moment();
     }
     bench_gate(world);
-    while (clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &world->moment, NULL) == EINTR) {
-    }
+    bench_begin_at(world->moment, own_rank);
 }
 
 /* ---- memory ---- */

@@ -219,17 +219,17 @@ static uint8_t *first_part(const wh_ucx_station *station) {
 
 uint8_t *wh_ucx_scratch_take(wh_ucx_worker *worker) {
     wh_ucx_station *station = worker->station;
-    if (!WH_RESERVE(station->scratch, station->scratch_bytes, (size_t)WH_UCX_SLOTS * WH_UCX_PACKED + HUGE_PAGE)) {
+    if (!WH_RESERVE(station->scratch, station->scratch_bytes, (size_t)WH_UCX_SLOTS * WH_UCX_PART + HUGE_PAGE)) {
         return NULL;
     }
     unsigned part = (unsigned)__builtin_ctz(~station->scratch_used); /* there are as many as slots */
     station->scratch_used |= 1U << part;
-    return first_part(station) + (size_t)part * WH_UCX_PACKED;
+    return first_part(station) + (size_t)part * WH_UCX_PART;
 }
 
 void wh_ucx_scratch_give(wh_ucx_worker *worker, const uint8_t *part) {
     wh_ucx_station *station = worker->station;
-    station->scratch_used &= ~(1U << (size_t)(part - first_part(station)) / WH_UCX_PACKED);
+    station->scratch_used &= ~(1U << (size_t)(part - first_part(station)) / WH_UCX_PART);
 }
 
 void wh_ucx_got_on(wh_ucx_worker *worker) {

@@ -10,12 +10,19 @@
 
 /**
  * Pieces that are under way at once, a worker: while one is packed or hashed, the others move. A run that is shorter than WH_UCX_DIRECT is packed with its
- * neighbours into pieces of up to WH_UCX_PACKED bytes, which are still in the cache when they go out: hence there are few of these at once, though long ones,
- * since each takes UCX some messages, whatever its length. Workers that are kept in pairs take turns, and both have one processor's caches: there pieces are
- * fewer, and where their bytes go through sockets, which keep them there too, shorter.
+ * neighbours into pieces that are still in the cache when they go out: hence there are few of these at once, though long ones, since each takes UCX some
+ * messages, whatever its length.
  */
-enum { WH_UCX_SLOTS = 8, WH_UCX_DIRECT = 64 << 10, WH_UCX_PACKED = 1 << 20, WH_UCX_PACKED_MAX = 3 };
-enum { WH_UCX_PAIR_PACKED_MAX = 2, WH_UCX_PAIR_SENT = 512 << 10 };
+enum { WH_UCX_SLOTS = 8, WH_UCX_DIRECT = 64 << 10 };
+
+/** How long such a piece is at most, WH_UCX_PART or less, and how many are under way at once. */
+typedef struct wh_ucx_packing {
+    size_t bytes;
+    int most;
+} wh_ucx_packing;
+
+/** A part of the memory that pieces are packed into. */
+enum { WH_UCX_PART = 2 << 20 };
 
 /** How many pieces a receiver keeps that were announced and not begun. A source has no more than its slots under way. */
 enum { WH_UCX_QUEUE = 2 * WH_UCX_SLOTS };
@@ -46,9 +53,8 @@ typedef struct wh_ucx_pusher {
     wh_run_cursor cursor; /**< and how far it is. */
     uint64_t chunk;
     uint64_t offset;
-    uint64_t chunks;     /**< Begun in this round. */
-    size_t packed_bytes; /**< Of a piece that is packed, at most. */
-    int packed_most;     /**< So many at once. */
+    uint64_t chunks; /**< Begun in this round. */
+    wh_ucx_packing packing;
     wh_ucx_outgoing slots[WH_UCX_SLOTS];
 } wh_ucx_pusher;
 

@@ -119,7 +119,7 @@ static wherry_status check_piece(wh_ucx_worker *worker, const wh_sink *sink, con
 
 /** Memory for a piece that does not go to where it belongs by itself. @return false where there is none. */
 static bool find_bounce(wh_ucx_worker *worker, wh_ucx_incoming *slot) {
-    if (slot->bytes <= WH_UCX_PACKED) {
+    if (slot->bytes <= WH_UCX_PART) {
         slot->bounce = wh_ucx_scratch_take(worker);
         return slot->bounce;
     }

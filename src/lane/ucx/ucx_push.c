@@ -56,12 +56,12 @@ static size_t measure(const wh_run_cursor *cursor, size_t most, bool *direct_p) 
 static wherry_status push_piece(wh_ucx_worker *worker, wh_ucx_outgoing *slot, bool verify, wherry_error *error) {
     wh_ucx_pusher *push = worker->push;
     bool direct;
-    size_t bytes = measure(&push->cursor, push->packed_bytes, &direct);
+    size_t bytes = measure(&push->cursor, push->packing.bytes, &direct);
     const void *from = (const char *)push->cursor.at->iov_base + push->cursor.skip;
     slot->packed = NULL;
     if (direct) {
         wh_run_cursor_advance(&push->cursor, bytes);
-    } else if (__builtin_popcount(worker->station->scratch_used) == push->packed_most) {
+    } else if (__builtin_popcount(worker->station->scratch_used) == push->packing.most) {
         return WHERRY_OK;
     } else {
         from = slot->packed = wh_ucx_scratch_take(worker);
@@ -209,11 +209,19 @@ static wherry_status await_others(wh_ucx_worker *worker, wherry_error *error) {
     return status;
 }
 
+/**
+ * Workers that are kept in pairs take turns, and have one processor's caches: there one piece is enough where the other reads it out of this one's memory, and a
+ * long one, so that they take few turns. Sockets keep what goes through them in these caches too: there pieces are shorter, and one is packed while another goes.
+ */
+static wh_ucx_packing best_packing(wh_ucx_station *station) {
+    if (!station->in_pair) {
+        return (wh_ucx_packing){1 << 20, 3};
+    }
+    return wh_ucx_station_is_near(station) ? (wh_ucx_packing){2 << 20, 1} : (wh_ucx_packing){512 << 10, 2};
+}
+
 static wherry_status push_chunks(wh_ucx_worker *worker, const wh_feed *feed, wherry_error *error) {
-    wh_ucx_pusher *push = worker->push;
-    bool in_pair = worker->station->in_pair;
-    push->packed_bytes = in_pair && !wh_ucx_station_is_near(worker->station) ? WH_UCX_PAIR_SENT : WH_UCX_PACKED;
-    push->packed_most = in_pair ? WH_UCX_PAIR_PACKED_MAX : WH_UCX_PACKED_MAX;
+    worker->push->packing = best_packing(worker->station);
     wherry_status status = WHERRY_OK;
     bool more = true;
     size_t used = 1;
