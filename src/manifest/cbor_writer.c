@@ -49,6 +49,14 @@ static void write_string(wh_writer *writer, unsigned major, const void *bytes, s
     writer->failed = writer->failed || !at;
 }
 
+void wh_write_items(wh_writer *writer, const void *items, size_t size) {
+    unsigned char *at = wh_writer_room(writer, size);
+    if (at && size) {
+        memcpy(at, items, size);
+        wh_writer_take(writer, at + size);
+    }
+}
+
 void wh_write_bytes(wh_writer *writer, const void *bytes, size_t size) {
     write_string(writer, WH_MAJOR_BYTES, bytes, size);
 }

@@ -99,6 +99,9 @@ static inline void wh_write_null(wh_writer *writer) {
 void wh_write_bool(wh_writer *writer, bool content);
 void wh_write_tag(wh_writer *writer, uint64_t tag);
 void wh_write_bytes(wh_writer *writer, const void *bytes, size_t size);
+/** What another writer wrote. */
+void wh_write_items(wh_writer *writer, const void *items, size_t size);
+
 void wh_write_text(wh_writer *writer, const char *text, size_t size);
 
 /** An array of integers. */

@@ -7,18 +7,20 @@
 #include "base/byteorder.h"
 #include "base/fail.h"
 #include "manifest/cbor_writer.h"
+#include "manifest/encode.h"
 #include "manifest/format.h"
 #include "state/path.h"
 #include "state/prepare.h"
 
-/** What a manifest takes about, so that it rarely has to grow. */
-enum { BYTES = 4096, BYTES_PER_TENSOR = 72 };
+/** What a manifest takes about, so that it rarely has to grow: whatever there is, a storage, a tensor with its name. */
+enum { BYTES = 4096, BYTES_PER_STORAGE = 12, BYTES_PER_TENSOR = 60 };
 
 typedef struct encoder {
     wh_writer out;
     const wherry_prepared *prepared;
-    size_t tensor;  /**< The number of the next tensor. */
-    size_t dtensor; /**< The number of the next DTensor. */
+    wh_preparing *preparing; /**< NULL: the state was prepared before. */
+    size_t tensor;           /**< The number of the next tensor. */
+    size_t dtensor;          /**< The number of the next DTensor. */
 } encoder;
 
 static void write_string(wh_writer *out, const char *text) {
@@ -49,16 +51,15 @@ static void write_device(wh_writer *out, wherry_device device) {
 }
 
 static void write_storage(wh_writer *out, const wherry_prepared *prepared, size_t number) {
-    const wherry_storage *storage = prepared->storages[number];
-    uint64_t nbytes = wherry_storage_nbytes(storage);
+    const wh_holding *holding = prepared->holdings + number;
     size_t count;
     const wherry_extent *extents = wh_space_extents(&prepared->space, number, &count);
-    bool whole = wh_extents_are_whole(extents, count, nbytes);
+    bool whole = wh_extents_are_whole(extents, count, holding->nbytes);
     unsigned char *at = wh_writer_room(out, 5 * WH_HEAD_MAX);
     if (at) {
         at = wh_put_array(at, 4);
-        at = wh_put_int(at, (int64_t)nbytes);
-        at = put_device(at, wherry_storage_device(storage));
+        at = wh_put_int(at, (int64_t)holding->nbytes);
+        at = put_device(at, holding->device);
         wh_writer_take(out, whole ? wh_put_null(at) : wh_put_array(at, count));
     }
     for (size_t i = 0; i < count && !whole; i++) {
@@ -255,6 +256,26 @@ static void write_container(encoder *e, const wherry_value *value) {
     }
 }
 
+/** Prepares a leaf that is to be written, where that was not done before. @return false where there is no memory. */
+static bool meet(encoder *e, const wherry_value *leaf) {
+    e->out.failed = e->out.failed || (e->preparing && !wh_preparing_leaf(e->preparing, (wherry_value *)leaf));
+    return !e->out.failed;
+}
+
+/** A leaf that is or has tensors. */
+static void write_tensors(encoder *e, const wherry_value *leaf) {
+    if (!meet(e, leaf)) {
+        return;
+    }
+    if (leaf->kind == WHERRY_KIND_TENSOR) {
+        write_tensor(e, leaf->as.tensor);
+    } else if (leaf->kind == WHERRY_KIND_DTENSOR) {
+        write_dtensor(e, leaf->as.dtensor);
+    } else {
+        write_sharded(e, leaf->as.sharded);
+    }
+}
+
 static void write_value(encoder *e, const wherry_value *value) {
     const wh_text *text = &value->as.text;
     switch (wherry_value_kind(value)) {
@@ -294,15 +315,39 @@ static void write_value(encoder *e, const wherry_value *value) {
         write_value(e, value->as.object.payload);
         break;
     case WHERRY_KIND_TENSOR:
-        write_tensor(e, value->as.tensor);
-        break;
     case WHERRY_KIND_DTENSOR:
-        write_dtensor(e, value->as.dtensor);
-        break;
     case WHERRY_KIND_SHARDED:
-        write_sharded(e, value->as.sharded);
+        write_tensors(e, value);
         break;
     }
+}
+
+/** All that comes before the tree. */
+static void write_head(wh_writer *out, const wherry_prepared *prepared) {
+    wh_write_array(out, WH_MANIFEST_ITEMS);
+    write_string(out, WH_MANIFEST_MAGIC);
+    wh_write_int(out, WHERRY_MANIFEST_VERSION);
+    wh_write_int(out, (int64_t)prepared->space.chunk_bytes);
+    wh_write_int(out, prepared->rank);
+    wh_write_array(out, prepared->storage_count);
+    for (size_t i = 0; i < prepared->storage_count; i++) {
+        write_storage(out, prepared, i);
+    }
+    wh_write_array(out, prepared->mesh_count);
+    for (size_t i = 0; i < prepared->mesh_count; i++) {
+        write_mesh(out, wherry_mesh_get(prepared->meshes[i]));
+    }
+}
+
+/** Hands the bytes over. */
+static wherry_status hand_over(wh_writer *out, void **bytes_p, size_t *size_p, wherry_error *error) {
+    if (out->failed) {
+        wh_free(out->bytes);
+        return wh_fail_memory(error, "a manifest");
+    }
+    *bytes_p = out->bytes;
+    *size_p = out->size;
+    return WHERRY_OK;
 }
 
 wherry_status wherry_manifest_encode(const wherry_prepared *prepared, void **bytes_p, size_t *size_p,
@@ -312,26 +357,39 @@ wherry_status wherry_manifest_encode(const wherry_prepared *prepared, void **byt
                        "encoding needs a prepared state that still has its state, and not one planned in place");
     }
     encoder e = {.prepared = prepared};
-    wh_writer_reserve(&e.out, BYTES + BYTES_PER_TENSOR * prepared->tensor_count);
-    wh_write_array(&e.out, WH_MANIFEST_ITEMS);
-    write_string(&e.out, WH_MANIFEST_MAGIC);
-    wh_write_int(&e.out, WHERRY_MANIFEST_VERSION);
-    wh_write_int(&e.out, (int64_t)prepared->space.chunk_bytes);
-    wh_write_int(&e.out, prepared->rank);
-    wh_write_array(&e.out, prepared->storage_count);
-    for (size_t i = 0; i < prepared->storage_count; i++) {
-        write_storage(&e.out, prepared, i);
-    }
-    wh_write_array(&e.out, prepared->mesh_count);
-    for (size_t i = 0; i < prepared->mesh_count; i++) {
-        write_mesh(&e.out, wherry_mesh_get(prepared->meshes[i]));
-    }
+    wh_writer_reserve(&e.out,
+                      BYTES + BYTES_PER_STORAGE * prepared->storage_count + BYTES_PER_TENSOR * prepared->tensor_count);
+    write_head(&e.out, prepared);
     write_value(&e, prepared->state);
-    if (e.out.failed) {
-        wh_free(e.out.bytes);
-        return wh_fail_memory(error, "a manifest");
+    return hand_over(&e.out, bytes_p, size_p, error);
+}
+
+/** The storages are known when the tree was walked, and come before it: what was written of that is put behind them. */
+wherry_status wh_manifest_prepare(const wherry_value *state, const wherry_prepare_options *options,
+                                  wherry_prepared **prepared_p, void **bytes_p, size_t *size_p, wherry_error *error) {
+    wh_preparing preparing;
+    wherry_prepared *prepared = NULL;
+    wherry_status status = wh_preparing_begin(&preparing, state, options, error);
+    if (status != WHERRY_OK) {
+        return status;
     }
-    *bytes_p = e.out.bytes;
-    *size_p = e.out.size;
+    encoder e = {.prepared = preparing.prepared, .preparing = &preparing};
+    wh_writer whole = {0};
+    wh_writer_reserve(&e.out, BYTES + BYTES_PER_TENSOR * preparing.expected);
+    write_value(&e, state);
+    status = wh_preparing_end(&preparing, &prepared, error);
+    if (status == WHERRY_OK) {
+        wh_writer_reserve(&whole, BYTES + BYTES_PER_STORAGE * prepared->storage_count + e.out.size);
+        write_head(&whole, prepared);
+        wh_write_items(&whole, e.out.bytes, e.out.size);
+        whole.failed = whole.failed || e.out.failed;
+        status = hand_over(&whole, bytes_p, size_p, error);
+    }
+    wh_free(e.out.bytes);
+    if (status != WHERRY_OK) {
+        wherry_prepared_destroy(prepared);
+        return status;
+    }
+    *prepared_p = prepared;
     return WHERRY_OK;
 }

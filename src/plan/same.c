@@ -12,7 +12,7 @@ static bool are_apart(const wherry_prepared *prepared) {
     wh_stretch *stretches = wh_alloc_array(prepared->storage_count, sizeof(*stretches));
     for (size_t s = 0; s < prepared->storage_count && stretches; s++) {
         const wherry_extent *extent = space->extents + space->firsts[s];
-        uint64_t begin = (uintptr_t)prepared->memory[s] + extent->offset;
+        uint64_t begin = (uintptr_t)prepared->holdings[s].memory + extent->offset;
         stretches[s] = (wh_stretch){begin, begin + extent->length};
     }
     bool apart = stretches && wh_stretches_are_apart(stretches, prepared->storage_count);

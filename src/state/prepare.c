@@ -8,6 +8,7 @@
 #include "base/options.h"
 #include "range/region.h"
 #include "state/mesh.h"
+#include "state/path.h"
 #include "state/prepare.h"
 
 enum { DEFAULT_CHUNK_BYTES = 4 << 20, DEFAULT_MAX_GAP = 4095 };
@@ -20,16 +21,6 @@ void wherry_prepare_options_init(wherry_prepare_options *options) {
         .rank = -1,
     };
 }
-
-typedef struct gathering {
-    wherry_prepared *prepared;
-    wh_index storages; /**< Finds a storage's number; of the first `indexed`. */
-    size_t indexed;
-    uintptr_t top;                 /**< Behind all memory so far. */
-    wh_index meshes;               /**< Finds a mesh's number. */
-    const wherry_tensor **tensors; /**< In the order of the walk. */
-    size_t capacity;
-} gathering;
 
 /** Two storages are the same where they are the same memory or, without memory, the same handle. */
 static const void *identity(const wherry_storage *storage) {
@@ -47,18 +38,18 @@ static bool is_storage(const void *owner, size_t element, const void *key) {
 }
 
 /** Puts those into the index that are not in it. */
-static bool index_all(gathering *g) {
+static bool index_all(wh_preparing *g) {
     const wherry_prepared *prepared = g->prepared;
     bool ok = wh_index_reserve(&g->storages, prepared->storage_count);
     for (; g->indexed < prepared->storage_count && ok; g->indexed++) {
-        const void *data = prepared->memory[g->indexed];
+        const void *data = prepared->holdings[g->indexed].memory;
         ok = wh_index_add(&g->storages, wh_hash_pointer(data ? data : prepared->storages[g->indexed]), g->indexed);
     }
     return ok;
 }
 
 /** The number of a storage, which is added where it is new. Memory behind all other is new for certain: nothing has to be looked up as long as addresses ascend. */
-static bool gather_storage(gathering *g, wherry_storage *storage, size_t *at_p) {
+static bool gather_storage(wh_preparing *g, wherry_storage *storage, size_t *at_p) {
     uintptr_t data = (uintptr_t)wherry_storage_data(storage);
     bool behind = data && data >= g->top;
     size_t at = WH_INDEX_NONE;
@@ -102,7 +93,7 @@ static bool cover_solid(wherry_prepared *prepared, const wherry_tensor *tensor, 
     return !*solid_p || wh_space_add_extent(&prepared->space, &(wherry_extent){.offset = view.offset, .length = bytes});
 }
 
-static bool gather_tensor(gathering *g, const wherry_value *value) {
+static bool gather_tensor(wh_preparing *g, const wherry_value *value) {
     wherry_prepared *prepared = g->prepared;
     const wherry_tensor *tensor = value->as.tensor;
     size_t before = prepared->storage_count;
@@ -119,7 +110,7 @@ static bool gather_tensor(gathering *g, const wherry_value *value) {
     return wh_prepared_add_tensor(prepared, tensor, at);
 }
 
-static bool gather_mesh(gathering *g, wherry_mesh *mesh) {
+static bool gather_mesh(wh_preparing *g, wherry_mesh *mesh) {
     wherry_prepared *prepared = g->prepared;
     uint64_t hash = wh_mesh_hash(mesh);
     size_t at = wh_index_find(&g->meshes, hash, wh_prepared_has_mesh, prepared, mesh);
@@ -132,14 +123,15 @@ static bool gather_mesh(gathering *g, wherry_mesh *mesh) {
     return wh_prepared_add_dtensor(prepared, at);
 }
 
-static bool gather_leaf(void *context, wherry_value *leaf) {
-    gathering *g = context;
+bool wh_preparing_leaf(void *preparing, wherry_value *leaf) {
+    wh_preparing *g = preparing;
     bool ok = leaf->kind != WHERRY_KIND_DTENSOR || gather_mesh(g, leaf->as.dtensor->mesh);
     size_t tensors = wh_value_tensor_count(leaf);
     for (size_t i = 0; i < tensors && ok; i++) {
         ok = gather_tensor(g, wh_value_tensor_at(leaf, i));
     }
-    return ok;
+    g->failed = g->failed || !ok;
+    return !g->failed;
 }
 
 /** Moves the extents of a region to the end of the space; the region is empty afterwards. */
@@ -159,7 +151,7 @@ static wherry_status lay_out(wh_space *space, wh_region *region, wherry_error *e
 }
 
 /** Covers the views of each storage, whatever they are. */
-static wherry_status cover(const gathering *g, const wh_grouping *groups, uint64_t max_gap, wherry_error *error) {
+static wherry_status cover(const wh_preparing *g, const wh_grouping *groups, uint64_t max_gap, wherry_error *error) {
     wh_space *space = &g->prepared->space;
     wh_region region = {0};
     wherry_status status = WHERRY_OK;
@@ -181,7 +173,7 @@ static wherry_status cover(const gathering *g, const wh_grouping *groups, uint64
     return status;
 }
 
-static wherry_status cover_anew(const gathering *g, uint64_t max_gap, wherry_error *error) {
+static wherry_status cover_anew(const wh_preparing *g, uint64_t max_gap, wherry_error *error) {
     wh_grouping groups = {0};
     wh_space_clear(&g->prepared->space);
     wherry_status status = wh_grouping_init(&groups, g->prepared) ? cover(g, &groups, max_gap, error)
@@ -190,29 +182,30 @@ static wherry_status cover_anew(const gathering *g, uint64_t max_gap, wherry_err
     return status;
 }
 
-static wherry_status build(wherry_prepared *prepared, const wherry_value *state, uint64_t max_gap,
-                           wherry_error *error) {
-    gathering g = {.prepared = prepared};
-    prepared->solid = true; /* so far: each storage is covered as it is met, and nearly all states stay so */
-    wherry_status status = WHERRY_OK;
-    if (!wh_visit_tensor_leaves(state, gather_leaf, &g)) {
-        status = wh_fail_memory(error, "the storages of a state");
-    } else if (prepared->storage_bytes > INT64_MAX) {
-        status = wh_fail(error, WHERRY_INVALID_ARGUMENT, "the state's storages have more than 2^63 bytes");
-    } else if (!prepared->solid) {
-        status = cover_anew(&g, max_gap, error);
+/** How many tensors there are about: what the state holds or, where that is little, what its containers hold. */
+static size_t count_about(const wherry_value *state) {
+    enum { FEW = 64, MANY = 1 << 18 };
+    const wherry_value *inside = wh_value_inside(state);
+    size_t count = wh_child_count(inside);
+    size_t below = 0;
+    for (size_t i = 0; i < count && count < FEW; i++) {
+        wherry_step step;
+        below += wh_child_count(wh_child_at(inside, i, &step));
     }
-    if (status == WHERRY_OK && !wh_prepared_divide(prepared)) {
-        status = wh_fail_memory(error, "the extents of a state");
-    }
-    wh_free(g.tensors);
-    wh_index_destroy(&g.storages);
-    wh_index_destroy(&g.meshes);
-    return status;
+    return wh_min(count + below, MANY);
 }
 
-wherry_status wherry_prepare(const wherry_value *state, const wherry_prepare_options *options,
-                             wherry_prepared **prepared_p, wherry_error *error) {
+/** Makes room in all tables, so that they need not be copied to grow. @return false where there is no memory. */
+static bool reserve(wh_preparing *g, size_t tensors) {
+    wherry_prepared *prepared = g->prepared;
+    return WH_RESERVE(prepared->storages, prepared->storage_capacity, tensors) &&
+           WH_RESERVE(prepared->holdings, prepared->holding_capacity, tensors) &&
+           WH_RESERVE(prepared->places, prepared->place_capacity, tensors) &&
+           WH_RESERVE(g->tensors, g->capacity, tensors) && wh_space_reserve(&prepared->space, tensors);
+}
+
+wherry_status wh_preparing_begin(wh_preparing *preparing, const wherry_value *state,
+                                 const wherry_prepare_options *options, wherry_error *error) {
     wherry_prepare_options chosen;
     wherry_prepare_options_init(&chosen);
     if (!wh_options_take(&chosen, sizeof(chosen), options) || chosen.rank < -1 ||
@@ -221,15 +214,38 @@ wherry_status wherry_prepare(const wherry_value *state, const wherry_prepare_opt
                        "fill the options by wherry_prepare_options_init; a chunk is a power of two from 4 KiB to "
                        "1 GiB, and a rank is -1 or more");
     }
-    if (!state || !prepared_p) {
-        return wh_fail(error, WHERRY_INVALID_ARGUMENT, "state and prepared_p must not be NULL");
-    }
-    wherry_prepared *prepared = wh_prepared_new(chosen.chunk_bytes, chosen.rank);
-    if (!prepared) {
+    *preparing =
+        (wh_preparing){.prepared = wh_prepared_new(chosen.chunk_bytes, chosen.rank), .max_gap = chosen.max_gap};
+    if (!preparing->prepared) {
         return wh_fail_memory(error, "a prepared state");
     }
-    prepared->state = state;
-    wherry_status status = build(prepared, state, chosen.max_gap, error);
+    preparing->expected = count_about(state);
+    preparing->failed = !reserve(preparing, preparing->expected);
+    preparing->prepared->state = state;
+    preparing->prepared->solid = true; /* so far: each storage is covered as it is met, and nearly all states stay so */
+    return WHERRY_OK;
+}
+
+/** What is known only when all leaves are there. */
+static wherry_status finish(const wh_preparing *g, wherry_error *error) {
+    wherry_prepared *prepared = g->prepared;
+    if (g->failed) {
+        return wh_fail_memory(error, "the storages of a state");
+    }
+    if (prepared->storage_bytes > INT64_MAX) {
+        return wh_fail(error, WHERRY_INVALID_ARGUMENT, "the state's storages have more than 2^63 bytes");
+    }
+    wherry_status status = prepared->solid ? WHERRY_OK : cover_anew(g, g->max_gap, error);
+    return status != WHERRY_OK || wh_prepared_divide(prepared) ? status
+                                                               : wh_fail_memory(error, "the extents of a state");
+}
+
+wherry_status wh_preparing_end(wh_preparing *preparing, wherry_prepared **prepared_p, wherry_error *error) {
+    wherry_prepared *prepared = preparing->prepared;
+    wherry_status status = finish(preparing, error);
+    wh_free(preparing->tensors);
+    wh_index_destroy(&preparing->storages);
+    wh_index_destroy(&preparing->meshes);
     if (status != WHERRY_OK) {
         wherry_prepared_destroy(prepared);
         return status;
@@ -239,4 +255,18 @@ wherry_status wherry_prepare(const wherry_value *state, const wherry_prepare_opt
            (unsigned long long)wh_space_chunk_count(&prepared->space));
     *prepared_p = prepared;
     return WHERRY_OK;
+}
+
+wherry_status wherry_prepare(const wherry_value *state, const wherry_prepare_options *options,
+                             wherry_prepared **prepared_p, wherry_error *error) {
+    wh_preparing preparing;
+    if (!state || !prepared_p) {
+        return wh_fail(error, WHERRY_INVALID_ARGUMENT, "state and prepared_p must not be NULL");
+    }
+    wherry_status status = wh_preparing_begin(&preparing, state, options, error);
+    if (status != WHERRY_OK) {
+        return status;
+    }
+    wh_visit_tensor_leaves(state, wh_preparing_leaf, &preparing);
+    return wh_preparing_end(&preparing, prepared_p, error);
 }

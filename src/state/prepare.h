@@ -13,6 +13,13 @@
 #include "state/storage.h"
 #include "state/value.h"
 
+/** What a storage has. */
+typedef struct wh_holding {
+    void *memory; /**< NULL: none. */
+    uint64_t nbytes;
+    wherry_device device;
+} wh_holding;
+
 struct wherry_prepared {
     const wherry_value *state;
     bool owns_state;
@@ -22,8 +29,8 @@ struct wherry_prepared {
     wherry_storage **storages; /**< Unique. */
     size_t storage_count;
     size_t storage_capacity;
-    void **memory; /**< Of each storage; NULL where it has none. Side by side here: the storages lie all over memory. */
-    size_t memory_capacity;
+    wh_holding *holdings; /**< Of each storage. Side by side here: the storages lie all over memory. */
+    size_t holding_capacity;
     wh_census census;     /**< Of the storages. */
     wherry_mesh **meshes; /**< Unique, each with a reference. */
     size_t mesh_count;
@@ -40,6 +47,30 @@ struct wherry_prepared {
         solid; /**< By wherry_prepare: each storage has one tensor, contiguous, so that what is sent of it is its bytes, each once, and no others. */
     wh_space space;
 };
+
+/** A state that is being prepared, leaf by leaf: whoever walks it for another purpose prepares it on the way. */
+typedef struct wh_preparing {
+    wherry_prepared *prepared; /**< As far as it is: the tables of the leaves that were met are there. */
+    uint64_t max_gap;
+    size_t expected;   /**< So many tensors, about. */
+    bool failed;       /**< There was no memory. */
+    wh_index storages; /**< Finds a storage's number; of the first `indexed`. */
+    size_t indexed;
+    uintptr_t top;                 /**< Behind all memory so far. */
+    wh_index meshes;               /**< Finds a mesh's number. */
+    const wherry_tensor **tensors; /**< In the order of the walk. */
+    size_t capacity;
+} wh_preparing;
+
+/** Errors as wherry_prepare; then there is nothing to end. */
+wherry_status wh_preparing_begin(wh_preparing *preparing, const wherry_value *state,
+                                 const wherry_prepare_options *options, wherry_error *error);
+
+/** The next leaf that is or has tensors, in the order of wh_visit_tensor_leaves. @return false where there is no memory: then only the end comes. */
+bool wh_preparing_leaf(void *preparing, wherry_value *leaf);
+
+/** All leaves were met, or one failed. Errors as wherry_prepare. */
+wherry_status wh_preparing_end(wh_preparing *preparing, wherry_prepared **prepared_p, wherry_error *error);
 
 /** An empty one, or NULL where there is no memory. */
 wherry_prepared *wh_prepared_new(uint32_t chunk_bytes, int64_t rank);

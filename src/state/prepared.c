@@ -33,7 +33,7 @@ void wherry_prepared_destroy(wherry_prepared *prepared) {
         wherry_mesh_unref(prepared->meshes[i]);
     }
     wh_free(prepared->storages);
-    wh_free(prepared->memory);
+    wh_free(prepared->holdings);
     wh_free(prepared->meshes);
     wh_free(prepared->places);
     wh_free(prepared->mesh_places);
@@ -51,10 +51,11 @@ static void add_saturating(uint64_t *sum, uint64_t number) {
 bool wh_prepared_take_storage(wherry_prepared *prepared, wherry_storage *storage) {
     if (prepared->storage_count == UINT32_MAX ||
         !WH_GROW(prepared->storages, prepared->storage_capacity, prepared->storage_count) ||
-        !WH_GROW(prepared->memory, prepared->memory_capacity, prepared->storage_count)) {
+        !WH_GROW(prepared->holdings, prepared->holding_capacity, prepared->storage_count)) {
         return false;
     }
-    prepared->memory[prepared->storage_count] = wherry_storage_data(storage);
+    prepared->holdings[prepared->storage_count] =
+        (wh_holding){wherry_storage_data(storage), wherry_storage_nbytes(storage), wherry_storage_device(storage)};
     prepared->storages[prepared->storage_count++] = storage;
     wh_census_add(&prepared->census, storage);
     add_saturating(&prepared->storage_bytes, wherry_storage_nbytes(storage));

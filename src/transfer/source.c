@@ -4,6 +4,7 @@
 #include "base/byteorder.h"
 #include "base/cursor.h"
 #include "base/fail.h"
+#include "manifest/encode.h"
 #include "manifest/fingerprint.h"
 #include "memory/cuda.h"
 #include "memory/memory.h"
@@ -11,7 +12,6 @@
 #include "state/prepare.h"
 #include "state/storage.h"
 #include "state/value.h"
-#include <wherry/manifest.h>
 
 /** What else an OFFER has, generously. */
 enum { OFFER_REST = 2 << 20 };
@@ -64,15 +64,13 @@ wherry_status wh_source_init(wh_source *source, const wherry_value *state, int64
     wherry_prepare_options options;
     wherry_prepare_options_init(&options);
     options.rank = rank;
-    wherry_status status = wherry_prepare(state, &options, &source->prepared, error);
+    wherry_status status =
+        wh_manifest_prepare(state, &options, &source->prepared, &source->manifest, &source->manifest_size, error);
     if (status != WHERRY_OK) {
         return status;
     }
     wherry_prepared_summarize(source->prepared, &source->summary);
     status = check_memory(source, state, error);
-    if (status == WHERRY_OK) {
-        status = wherry_manifest_encode(source->prepared, &source->manifest, &source->manifest_size, error);
-    }
     if (status == WHERRY_OK &&
         !wh_manifest_fingerprint(source->prepared, source->manifest, source->manifest_size, &source->fingerprint)) {
         status = wh_fail_memory(error, "the fingerprint of a manifest");
@@ -84,7 +82,7 @@ wherry_status wh_source_locate(wh_source *source, wherry_error *error) {
     source->small_pages =
         wh_storages_on_small_pages(source->prepared->storages, source->summary.storages, &source->prepared->census);
     for (size_t i = 0; i < source->summary.storages; i++) {
-        wh_append_number(&source->addresses, (uintptr_t)source->prepared->memory[i], 8);
+        wh_append_number(&source->addresses, (uintptr_t)source->prepared->holdings[i].memory, 8);
     }
     if (source->addresses.failed) {
         return wh_fail_memory(error, "a checkpoint's addresses");

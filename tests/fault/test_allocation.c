@@ -13,6 +13,7 @@
 #include <wherry/wherry.h>
 #include <cmocka.h>
 
+#include "manifest/encode.h"
 #include "support/random_state.h"
 
 enum { STATES = 25 };
@@ -112,6 +113,20 @@ static wherry_status encode(subject *s) {
         wherry_free(bytes);
     }
     wherry_prepared_destroy(prepared);
+    return status;
+}
+
+/** In one walk; what comes of it is what comes of two. */
+static wherry_status encode_at_once(subject *s) {
+    wherry_prepared *prepared;
+    void *bytes;
+    size_t size;
+    wherry_status status = wh_manifest_prepare(s->source, NULL, &prepared, &bytes, &size, &s->error);
+    if (status == WHERRY_OK) {
+        assert_true(size == s->size && memcmp(bytes, s->bytes, size) == 0);
+        wherry_free(bytes);
+        wherry_prepared_destroy(prepared);
+    }
     return status;
 }
 
@@ -224,6 +239,7 @@ static void each_state(const char *name, body run) {
     }
 
 ALLOCATION_TEST(encode)
+ALLOCATION_TEST(encode_at_once)
 ALLOCATION_TEST(decode)
 ALLOCATION_TEST(plan_new)
 ALLOCATION_TEST(plan_in_place)
@@ -234,9 +250,9 @@ ALLOCATION_TEST(compare)
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_encode),        cmocka_unit_test(test_decode),          cmocka_unit_test(test_plan_new),
-        cmocka_unit_test(test_plan_in_place), cmocka_unit_test(test_plan_partly_new), cmocka_unit_test(test_copy),
-        cmocka_unit_test(test_paths),         cmocka_unit_test(test_compare),
+        cmocka_unit_test(test_encode),   cmocka_unit_test(test_encode_at_once), cmocka_unit_test(test_decode),
+        cmocka_unit_test(test_plan_new), cmocka_unit_test(test_plan_in_place),  cmocka_unit_test(test_plan_partly_new),
+        cmocka_unit_test(test_copy),     cmocka_unit_test(test_paths),          cmocka_unit_test(test_compare),
     };
     return cmocka_run_group_tests_name("allocation", tests, set_up, tear_down);
 }

@@ -14,6 +14,7 @@
 #include <wherry/wherry.h>
 #include <cmocka.h>
 
+#include "manifest/encode.h"
 #include "support/random_state.h"
 
 enum { STATES = 10000, CANARY = 0xA5 };
@@ -113,6 +114,27 @@ static void list_tensor(void *context, size_t number, const wherry_tensor *tenso
     list->count = number + 1;
 }
 
+/** Prepared and encoded in one walk, it is the same. */
+static void check_one_walk(const wherry_prepared *two_walks, const wherry_prepare_options *options) {
+    wherry_prepared *prepared;
+    void *bytes;
+    void *again;
+    size_t size;
+    size_t again_size;
+    wherry_error error;
+    CHECK(wherry_manifest_encode(two_walks, &bytes, &size, &error) == WHERRY_OK, "encode: %s", error.message);
+    CHECK(wh_manifest_prepare(wherry_prepared_state(two_walks), options, &prepared, &again, &again_size, &error) ==
+              WHERRY_OK,
+          "one walk: %s", error.message);
+    CHECK(size == again_size && memcmp(bytes, again, size) == 0, "encoded in one walk it is not the same");
+    CHECK(prepared->solid == two_walks->solid && prepared->storage_count == two_walks->storage_count &&
+              memcmp(prepared->holdings, two_walks->holdings, prepared->storage_count * sizeof(wh_holding)) == 0,
+          "prepared in one walk it is not the same");
+    wherry_prepared_destroy(prepared);
+    wherry_free(bytes);
+    wherry_free(again);
+}
+
 static wherry_prepared *prepare(const wherry_value *state, wh_random *random, int max_gap) {
     wherry_prepare_options options;
     wherry_prepare_options_init(&options);
@@ -122,6 +144,7 @@ static wherry_prepared *prepare(const wherry_value *state, wh_random *random, in
     wherry_prepared *prepared;
     wherry_error error;
     CHECK(wherry_prepare(state, &options, &prepared, &error) == WHERRY_OK, "prepare: %s", error.message);
+    check_one_walk(prepared, &options);
     return prepared;
 }
 
