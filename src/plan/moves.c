@@ -30,7 +30,8 @@ static bool append(wherry_plan *plan, const wh_copy *copy, wherry_storage *stora
         memcpy(levels, copy->levels, copy->level_count * sizeof(*levels));
         kept.levels = levels;
     }
-    plan->moves[plan->move_count++] = (wh_move){kept, copy->from + wh_copy_from_span(copy), storage};
+    plan->moves[plan->move_count++] =
+        (wh_move){kept, copy->from + wh_copy_from_span(copy), storage, wherry_storage_data(storage)};
     return true;
 }
 

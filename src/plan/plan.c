@@ -99,13 +99,17 @@ typedef struct visit {
 
 static int visit_runs(void *context, const wh_copy_runs *runs) {
     const visit *v = context;
-    wherry_copy copy = {v->move->storage, runs->from - v->begin, runs->to,     runs->length,
-                        runs->count,      runs->from_step,       runs->to_step};
+    char *memory = v->move->memory;
+    wherry_copy copy = {.storage = v->move->storage,
+                        .chunk_offset = runs->from - v->begin,
+                        .storage_offset = runs->to,
+                        .length = runs->length,
+                        .count = runs->count,
+                        .chunk_stride = runs->from_step,
+                        .storage_stride = runs->to_step,
+                        .memory = memory ? memory + runs->to : NULL};
     return v->fn(v->context, &copy);
 }
-
-/** Storages lie all over memory: so many moves ahead, they are fetched. */
-enum { AHEAD = 8 };
 
 /** The first move that reaches behind a position. */
 static size_t first_move(const wherry_plan *plan, uint64_t position) {
@@ -130,7 +134,6 @@ int wherry_plan_visit_chunk(const wherry_plan *plan, uint64_t chunk, wherry_copy
     uint64_t end = wh_space_chunk_begin(&plan->prepared->space, chunk + 1);
     int result = 0;
     for (size_t i = first_move(plan, begin); i < plan->move_count && plan->moves[i].copy.from < end && !result; i++) {
-        __builtin_prefetch(plan->moves[wh_min(i + AHEAD, plan->move_count - 1)].storage);
         if (plan->moves[i].end > begin) {
             visit v = {plan->moves + i, begin, visit_fn, context};
             result = wh_copy_visit(&plan->moves[i].copy, begin, end, visit_runs, &v);
@@ -150,7 +153,7 @@ static int place_copy(void *context, const wherry_copy *copy) {
     placing *p = context;
     const char *from = p->bytes + copy->chunk_offset;
     const wh_memory_ops *memory = wh_memory_of(wherry_storage_device(copy->storage).kind);
-    char *to = (char *)wherry_storage_data(copy->storage) + copy->storage_offset;
+    char *to = copy->memory;
     if (!memory) {
         p->status = wh_fail(p->error, WHERRY_UNSUPPORTED, "a chunk goes to memory that cannot be written here");
         return 1;

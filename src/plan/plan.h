@@ -16,6 +16,7 @@ typedef struct wh_move {
     wh_copy copy; /**< Owns its levels. */
     uint64_t end; /**< Behind the last position that it reads. */
     wherry_storage *storage;
+    char *memory; /**< The storage's; NULL: it has none. Here, since storages lie all over memory. */
 } wh_move;
 
 /** Chunks by number. Starts as {0}; `items` is freed by wh_free. */

@@ -29,7 +29,8 @@ static void add_all_solid(wherry_plan *plan) {
         uint64_t begin = space->begins[space->firsts[s]];
         plan->moves[s] = (wh_move){{.from = begin, .to = extent->offset, .length = extent->length},
                                    begin + extent->length,
-                                   prepared->storages[s]};
+                                   prepared->storages[s],
+                                   prepared->holdings[s].memory};
     }
     plan->move_count = prepared->storage_count;
     plan->census = prepared->census;

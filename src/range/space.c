@@ -149,8 +149,11 @@ uint64_t wh_space_chunk_of(const wh_space *space, uint64_t position) {
 /** Visits bytes [begin, end) of an extent's runs laid end to end. */
 static int visit_extent(const wherry_extent *extent, size_t storage, uint64_t begin, uint64_t end, wh_piece_fn visit,
                         void *context) {
+    if (!extent->level_count) { /* nearly all of them */
+        return begin < end ? visit(context, &(wh_piece){storage, extent->offset + begin, end - begin, 1, 0}) : 0;
+    }
     uint64_t length = extent->length;
-    wherry_level inner = extent->level_count ? extent->levels[extent->level_count - 1] : (wherry_level){1, 0};
+    wherry_level inner = extent->levels[extent->level_count - 1];
     while (begin < end) {
         uint64_t run = begin / length;
         uint64_t into = begin % length;

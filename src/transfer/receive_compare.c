@@ -23,13 +23,13 @@ typedef struct gathering {
 
 static int gather_copy(void *context, const wherry_copy *copy) {
     gathering *g = context;
-    const char *from = wherry_storage_data(copy->storage);
+    const char *from = copy->memory;
     g->unsure = g->unsure || wherry_storage_device(copy->storage).kind != WHERRY_DEVICE_CPU || !from;
     for (uint64_t i = 0; i < copy->count && !g->unsure; i++) {
         uint64_t at = copy->chunk_offset + i * copy->chunk_stride;
         g->unsure = memchr(g->covered + at, 1, copy->length) != NULL;
         memset(g->covered + at, 1, copy->length);
-        memcpy(g->bytes + at, from + copy->storage_offset + i * copy->storage_stride, copy->length);
+        memcpy(g->bytes + at, from + i * copy->storage_stride, copy->length);
         g->found += copy->length;
     }
     return g->unsure;
@@ -40,7 +40,7 @@ static int find_run(void *context, const wherry_copy *copy) {
     struct iovec *run = context;
     bool whole = !run->iov_base && copy->count == 1 && copy->chunk_offset == 0 && copy->length == run->iov_len &&
                  wherry_storage_device(copy->storage).kind == WHERRY_DEVICE_CPU;
-    run->iov_base = whole ? (char *)wherry_storage_data(copy->storage) + copy->storage_offset : NULL;
+    run->iov_base = whole ? copy->memory : NULL;
     return !whole;
 }
 

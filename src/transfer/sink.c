@@ -114,8 +114,7 @@ static void add_gap(landing_work *work, uint64_t length) {
 static int add_copy(void *context, const wherry_copy *copy) {
     landing_work *work = context;
     add_gap(work, copy->chunk_offset - work->at);
-    char *base = (char *)wherry_storage_data(copy->storage) + copy->storage_offset;
-    work->failed = work->failed || !wh_segments_add(&work->landing->segments, base, copy->length);
+    work->failed = work->failed || !wh_segments_add(&work->landing->segments, copy->memory, copy->length);
     work->at += copy->length;
     return work->failed;
 }

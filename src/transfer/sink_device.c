@@ -129,7 +129,7 @@ typedef struct delivery {
 static int deliver_copy(void *context, const wherry_copy *copy) {
     delivery *d = context;
     const uint8_t *from = d->slot->memory + copy->chunk_offset;
-    uint8_t *to = (uint8_t *)wherry_storage_data(copy->storage) + copy->storage_offset;
+    uint8_t *to = copy->memory;
     bool device = on_device(copy->storage);
     for (uint64_t i = 0; i < copy->count && d->status == WHERRY_OK; i++) {
         wh_cuda_run run = {from + i * copy->chunk_stride, to + i * copy->storage_stride, copy->length};
@@ -208,7 +208,7 @@ static size_t find_segment(const wh_routes *routes, uint64_t position) {
 static int route_copy(void *context, const wherry_copy *copy) {
     routing *r = context;
     const wh_segments *origin = &r->routes->origin;
-    char *to = (char *)wherry_storage_data(copy->storage) + copy->storage_offset;
+    char *to = copy->memory;
     int32_t device = on_device(copy->storage) ? wherry_storage_device(copy->storage).index : -1;
     for (uint64_t i = 0; i < copy->count && !r->failed; i++) {
         uint64_t position = copy->chunk_offset + i * copy->chunk_stride;
