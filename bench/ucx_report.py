@@ -12,7 +12,7 @@ import ferry_report
 TENSOR = 64 << 20
 TENSORS = 16
 PAGES = 20_000
-#: Repeats in one pair of processes; then ucx_perftest has its turn.
+#: Repeats in one pair of processes; then another has its turn, with the other state, so that both see the same machine, and ucx_perftest.
 TURN = 3
 #: What UCX may use: with peers that may fail it needs TCP beside shared memory, for its own messages.
 SETTINGS = {"TCP loopback": "tcp", "shared memory": "tcp,sm"}
@@ -97,22 +97,21 @@ def run(build, repeats, machine, results_folder, patience):
     """@return the lines of the page; writes it where there is a folder for it."""
     whole, pages, perf, shares = {}, {}, {}, []
     for name, transports in SETTINGS.items():
-        results = []
+        large, small = [], []
         for _ in range(max(1, repeats // TURN)):
             ferry_report.wait_for_quiet(patience)
             others = ferry_report.Others()
-            results.append(measure(build, transports, TENSORS, TENSOR, TURN))
+            large.append(measure(build, transports, TENSORS, TENSOR, TURN))
+            small.append(measure(build, transports, PAGES, 4096, TURN))
             shares.append(others.share())
             if "sm" in transports and shutil.which("ucx_perftest"):
                 perf.setdefault(name, []).append(perftest(transports))
-        whole[name] = join(results)
-        ferry_report.wait_for_quiet(patience)
-        pages[name] = measure(build, transports, PAGES, 4096, repeats)
+        whole[name], pages[name] = join(large), join(small)
     machine += ferry_report.others_text(shares)
     lines = [
         "# The lane over UCX",
         "",
-        f"`make bench-ucx`: the lane and plain UCX in one pair of processes, in turn, warm; median of {repeats} (lowest-highest).",
+        f"`make bench-ucx`: the lane and plain UCX in one pair of processes, in turn, warm, and pairs with either state in turn; median of {repeats} (lowest-highest).",
         f"Machine: {machine}.",
         "",
         *ferry_report.table(["case", "ours", "limit", "ratio", "required", "holds"], [row.cells() for row in rows_of(whole, pages, perf)]),

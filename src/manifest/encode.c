@@ -92,13 +92,8 @@ static size_t heads_of_shape(uint32_t ndim) {
 }
 
 static unsigned char *put_shape(unsigned char *at, uint32_t ndim, const int64_t *shape, const int64_t *strides) {
-    int64_t contiguous[WHERRY_NDIM_MAX];
-    bool same = wh_contiguous_strides(ndim, shape, contiguous);
-    for (uint32_t d = 0; d < ndim && same; d++) {
-        same = contiguous[d] == strides[d];
-    }
     at = wh_put_ints(at, shape, ndim);
-    return same ? wh_put_null(at) : wh_put_ints(at, strides, ndim);
+    return wh_strides_are_contiguous(ndim, shape, strides) ? wh_put_null(at) : wh_put_ints(at, strides, ndim);
 }
 
 static void write_shape(wh_writer *out, uint32_t ndim, const int64_t *shape, const int64_t *strides) {

@@ -43,11 +43,9 @@ static void append_numbers(wh_string *text, const int64_t *numbers, uint32_t cou
 
 void wh_describe_tensor(wh_string *text, const wherry_tensor *tensor) {
     char device[WHERRY_DEVICE_TEXT_MAX];
-    int64_t contiguous[WHERRY_NDIM_MAX];
     wh_string_format(text, "%s", wherry_dtype_describe(tensor->dtype)->name);
     append_numbers(text, tensor->shape, tensor->ndim);
-    if (!wh_contiguous_strides(tensor->ndim, tensor->shape, contiguous) ||
-        (tensor->ndim && memcmp(contiguous, tensor->strides, tensor->ndim * sizeof(*contiguous)) != 0)) {
+    if (!wh_strides_are_contiguous(tensor->ndim, tensor->shape, tensor->strides)) {
         wh_string_append(text, " strides ", 9);
         append_numbers(text, tensor->strides, tensor->ndim);
     }

@@ -125,6 +125,10 @@ static bool gather_mesh(wh_preparing *g, wherry_mesh *mesh) {
 
 bool wh_preparing_leaf(void *preparing, wherry_value *leaf) {
     wh_preparing *g = preparing;
+    if (leaf->kind == WHERRY_KIND_TENSOR) { /* nearly all of them */
+        g->failed = g->failed || !gather_tensor(g, leaf);
+        return !g->failed;
+    }
     bool ok = leaf->kind != WHERRY_KIND_DTENSOR || gather_mesh(g, leaf->as.dtensor->mesh);
     size_t tensors = wh_value_tensor_count(leaf);
     for (size_t i = 0; i < tensors && ok; i++) {

@@ -19,6 +19,16 @@ bool wh_contiguous_strides(uint32_t ndim, const int64_t *shape, int64_t *strides
     return true;
 }
 
+bool wh_strides_are_contiguous(uint32_t ndim, const int64_t *shape, const int64_t *strides) {
+    uint64_t stride = 1;
+    for (uint32_t d = ndim; d-- > 0;) {
+        if ((uint64_t)strides[d] != stride || (shape[d] > 1 && !wh_mul(stride, (uint64_t)shape[d], &stride))) {
+            return false;
+        }
+    }
+    return true;
+}
+
 wh_view wh_tensor_view(const wherry_tensor *tensor) {
     uint32_t item = wherry_dtype_describe(tensor->dtype)->bytes;
     return (wh_view){(uint64_t)tensor->offset * item, item, tensor->ndim, tensor->shape, tensor->strides};

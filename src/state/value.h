@@ -107,6 +107,9 @@ void wh_dict_clear(wh_dict *dict);
 /** Writes the strides of a contiguous tensor of that shape. @return false where they do not fit 63 bits. */
 bool wh_contiguous_strides(uint32_t ndim, const int64_t *shape, int64_t *strides);
 
+/** Whether strides are those. */
+bool wh_strides_are_contiguous(uint32_t ndim, const int64_t *shape, const int64_t *strides);
+
 /** A tensor as a view for the arithmetic on ranges. */
 wh_view wh_tensor_view(const wherry_tensor *tensor);
 
