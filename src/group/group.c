@@ -46,7 +46,9 @@ wherry_status wh_group_send_until(wh_group *group, int32_t rank, uint64_t tag, c
         return wh_fail(error, WHERRY_INVALID_ARGUMENT, "a message of %zu bytes is longer than %llu, or at NULL", size,
                        (unsigned long long)WH_MESSAGE_MAX);
     }
-    return group->ops->send(group, rank, tag, bytes, size, deadline, stop, error);
+    status = group->ops->send(group, rank, tag, bytes, size, deadline, stop, error);
+    wh_mailbox_expect(group->mailbox);
+    return status;
 }
 
 wherry_status wh_group_receive(wh_group *group, int32_t rank, uint64_t tag, wh_deadline deadline, wh_message *message_p,

@@ -176,7 +176,7 @@ static void hand_over(wh_mailbox *mailbox, wh_service *service, wh_letter *lette
     service->fn(service->context, &message);
     pthread_mutex_lock(&mailbox->lock);
     service->busy--;
-    pthread_cond_broadcast(&mailbox->changed);
+    wh_mailbox_signal(mailbox, &mailbox->changed);
 }
 
 bool wh_mailbox_hand_over(wh_mailbox *mailbox, wh_letter *letter) {

@@ -1,8 +1,10 @@
 #include "group/mailbox.h"
 
+#include <sched.h>
 #include <stdio.h>
 
 #include "base/alloc.h"
+#include "base/checked.h"
 #include "base/fail.h"
 #include "base/log.h"
 #include "base/wait.h"
@@ -10,6 +12,9 @@
 
 /** How long a waiter reads from the peers before it looks whether it was woken, where it cannot be nudged. */
 enum { PUMP_MS = 5 };
+
+/** For so long after a message another one is near. A turn of others that takes so long means that they want the processor. */
+enum { LIVELY_NS = 200000, BUSY_NS = 50000 };
 
 wh_mailbox *wh_mailbox_create(int32_t size, size_t bytes) {
     wh_mailbox *mailbox = wh_alloc_zeroed(1, sizeof(*mailbox) + (size_t)size * sizeof(*mailbox->residents));
@@ -76,7 +81,12 @@ void wh_letters_burn(wh_mailbox *mailbox, wh_letters *letters, int32_t rank, uin
     }
 }
 
+void wh_mailbox_expect(wh_mailbox *mailbox) {
+    atomic_store_explicit(&mailbox->lively_before, wh_clock_now() + LIVELY_NS, memory_order_relaxed);
+}
+
 void wh_mailbox_signal(wh_mailbox *mailbox, pthread_cond_t *changed) {
+    atomic_fetch_add_explicit(&mailbox->wakes, 1, memory_order_relaxed);
     pthread_cond_broadcast(changed);
     if (mailbox->pumping && mailbox->pumped->ops->nudge && !pthread_equal(mailbox->pumper, pthread_self())) {
         mailbox->pumped->ops->nudge(mailbox->pumped);
@@ -187,9 +197,36 @@ wherry_status wh_mailbox_put_copy(wh_mailbox *mailbox, int32_t rank, uint64_t in
     return status;
 }
 
+static unsigned wakes_of(const wh_mailbox *mailbox) {
+    return atomic_load_explicit(&mailbox->wakes, memory_order_relaxed);
+}
+
+/**
+ * Waits awake in a lively conversation: to sleep and to be woken takes longer than an answer. Where others want the processor it ends, since who sleeps is woken
+ * before they have done. The lock is held, but not meanwhile. @return whether somebody was woken.
+ */
+static bool wait_awake(wh_mailbox *mailbox, wh_deadline deadline) {
+    uint64_t now = wh_clock_now();
+    uint64_t until = wh_min(atomic_load_explicit(&mailbox->lively_before, memory_order_relaxed), deadline.at);
+    unsigned before = wakes_of(mailbox);
+    if (now >= until) {
+        return false;
+    }
+    uint64_t turn = 0;
+    pthread_mutex_unlock(&mailbox->lock);
+    while (now < until && turn < BUSY_NS && wakes_of(mailbox) == before) {
+        uint64_t last = now;
+        sched_yield();
+        now = wh_clock_now();
+        turn = now - last;
+    }
+    pthread_mutex_lock(&mailbox->lock);
+    return wakes_of(mailbox) != before;
+}
+
 bool wh_mailbox_wait(wh_mailbox *mailbox, pthread_cond_t *changed, wh_deadline deadline) {
     if (!mailbox->pumped || mailbox->pumping) {
-        return wh_wait(changed, &mailbox->lock, deadline);
+        return wait_awake(mailbox, deadline) || wh_wait(changed, &mailbox->lock, deadline);
     }
     wherry_error error;
     mailbox->pumping = true;

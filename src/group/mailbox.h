@@ -22,6 +22,9 @@
  */
 wh_mailbox *wh_mailbox_create(int32_t size, size_t bytes);
 
+/** A message may be near, such as the answer to one that was sent: for a moment whoever waits does so awake. Any thread. */
+void wh_mailbox_expect(wh_mailbox *mailbox);
+
 /** Says that the group is read by whoever waits: its `pump`. */
 void wh_mailbox_set_pump(wh_mailbox *mailbox, wh_group *group);
 

@@ -3,6 +3,7 @@
 #define WH_GROUP_MAILBOX_INTERNAL_H
 
 #include <pthread.h>
+#include <stdatomic.h>
 
 #include "group/inbox.h"
 #include "group/mailbox.h"
@@ -58,7 +59,9 @@ struct wh_mailbox {
     bool pumping;
     pthread_t pumper; /**< Who is inside `pump`. */
     bool closed;
-    uint64_t losses; /**< Of all ranks together. */
+    atomic_uint wakes;              /**< How often somebody was woken. */
+    _Atomic uint64_t lively_before; /**< Until then a message is taken to be near. */
+    uint64_t losses;                /**< Of all ranks together. */
     size_t share;
     int32_t size;
     wh_resident residents[];
