@@ -96,9 +96,10 @@ def all_lines(whole, pages):
 def run(build, repeats, machine, results_folder, patience):
     """@return the lines of the page; writes it where there is a folder for it."""
     whole, pages, perf, shares = {}, {}, {}, []
+    turns = max(1, repeats // TURN)
     for name, transports in SETTINGS.items():
         large, small = [], []
-        for _ in range(max(1, repeats // TURN)):
+        for _ in range(turns):
             ferry_report.wait_for_quiet(patience)
             others = ferry_report.Others()
             large.append(measure(build, transports, TENSORS, TENSOR, TURN))
@@ -111,7 +112,7 @@ def run(build, repeats, machine, results_folder, patience):
     lines = [
         "# The lane over UCX",
         "",
-        f"`make bench-ucx`: the lane and plain UCX in one pair of processes, in turn, warm, and pairs with either state in turn; median of {repeats} (lowest-highest).",
+        f"`make bench-ucx`: the lane and plain UCX in one pair of processes, in turn, warm, and pairs with either state in turn; median of {turns * TURN} (lowest-highest).",
         f"Machine: {machine}.",
         "",
         *ferry_report.table(["case", "ours", "limit", "ratio", "required", "holds"], [row.cells() for row in rows_of(whole, pages, perf)]),

@@ -139,7 +139,8 @@ typedef struct wherry_copy {
     uint64_t count;          /**< Runs. */
     uint64_t chunk_stride;   /**< From run to run in the chunk. May be 0. */
     uint64_t storage_stride; /**< From run to run in the storage. */
-    void *memory; /**< Where the first run lands: storage_offset bytes into the storage's memory. NULL: it has none. */
+    void *
+        memory; /**< Where the first run lands: storage_offset bytes into the storage's memory, a device's address for that of a device. NULL: it has none. */
 } wherry_copy;
 
 /** Receives a copy, valid only during the call; a result other than 0 ends the visit. */

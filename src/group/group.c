@@ -7,6 +7,9 @@
 #include "base/fail.h"
 #include "group/mailbox.h"
 
+/** What has no more bytes is taken for a part of a conversation, which is answered at once. */
+enum { SHORT_BYTES = 64 << 10 };
+
 void wh_message_clear(wh_message *message) {
     wh_free(message->bytes);
     if (message->kind == WH_MESSAGE_CHANNEL && message->channel >= 0) {
@@ -47,7 +50,9 @@ wherry_status wh_group_send_until(wh_group *group, int32_t rank, uint64_t tag, c
                        (unsigned long long)WH_MESSAGE_MAX);
     }
     status = group->ops->send(group, rank, tag, bytes, size, deadline, stop, error);
-    wh_mailbox_expect(group->mailbox);
+    if (status == WHERRY_OK && size <= SHORT_BYTES) {
+        wh_mailbox_expect(group->mailbox);
+    }
     return status;
 }
 

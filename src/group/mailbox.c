@@ -202,8 +202,8 @@ static unsigned wakes_of(const wh_mailbox *mailbox) {
 }
 
 /**
- * Waits awake in a lively conversation: to sleep and to be woken takes longer than an answer. Where others want the processor it ends, since who sleeps is woken
- * before they have done. The lock is held, but not meanwhile. @return whether somebody was woken.
+ * Waits awake in a lively conversation: to sleep and to be woken takes longer than an answer. Where others want the processor it ends: who
+ * yields has its turn behind them, and who is woken before them. The lock is held, but not meanwhile. @return whether somebody was woken.
  */
 static bool wait_awake(wh_mailbox *mailbox, wh_deadline deadline) {
     uint64_t now = wh_clock_now();

@@ -77,7 +77,7 @@ void wh_letter_burn(wh_letter *letter);
 /** Burns the letters of a rank, or of a tag where rank is WH_ANY_RANK. */
 void wh_letters_burn(wh_mailbox *mailbox, wh_letters *letters, int32_t rank, uint64_t tag);
 
-/** Wakes whoever waits for a condition, who may be inside `pump`. */
+/** Wakes whoever waits for a condition, who may be inside `pump`, or awake: nobody is woken in another way. The lock is held. */
 void wh_mailbox_signal(wh_mailbox *mailbox, pthread_cond_t *changed);
 
 /** Wakes everybody who waits. */

@@ -208,8 +208,6 @@ enum {
         16, /**< Says when it has read a chunk (wh_feed.done): so chunks of device memory can go by way of the host's. */
     WH_LANE_DEVICE =
         32, /**< Moves device memory by itself, by wh_sink.route, and nothing else; digests are not made. */
-    WH_LANE_FINISHES =
-        64, /**< A source's worker has something to do when the receiver has all: stopped before, it takes with it what the next transfer would need. */
 };
 
 typedef struct wh_lane_ops {
@@ -217,6 +215,12 @@ typedef struct wh_lane_ops {
     uint32_t traits; /**< WH_LANE_* */
     uint32_t
         run_bytes; /**< Where runs are shorter than this on average, another lane of the same host is faster; 0: it does not matter. */
+
+    /**
+     * How long a source's worker is given to end by itself when the receiver has all that was sent: stopped before, it takes with it what the next transfer
+     * would need. Other destinations wait meanwhile, so it must be what a thread's turn takes. 0: it need not be given any time.
+     */
+    uint32_t finish_ms;
 
     /**
      * SOURCE. Appends to `offer` what a receiver needs for probing: at most WH_LANE_OFFER_MAX bytes, or WH_LANE_LONG_OFFER_MAX of a lane for devices, perhaps

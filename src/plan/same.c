@@ -6,14 +6,29 @@
 #include "base/fail.h"
 #include "plan/plan.h"
 
-/** Whether no two storages, each of which has one contiguous tensor, share bytes that are written. false also where there is no memory to tell. */
+/** The bytes of a storage, which has one contiguous tensor, that are written. */
+static wh_stretch stretch_of(const wherry_prepared *prepared, size_t storage) {
+    const wherry_extent *extent = prepared->space.extents + prepared->space.firsts[storage];
+    uint64_t begin = (uintptr_t)prepared->holdings[storage].memory + extent->offset;
+    return (wh_stretch){begin, begin + extent->length};
+}
+
+/** Whether no two storages share bytes that are written. false also where there is no memory to tell. */
 static bool are_apart(const wherry_prepared *prepared) {
-    const wh_space *space = &prepared->space;
+    uint64_t end = 0;
+    size_t ascending = 0;
+    for (wh_stretch next; ascending < prepared->storage_count; ascending++, end = next.end) {
+        next = stretch_of(prepared, ascending);
+        if (next.begin < end) {
+            break;
+        }
+    }
+    if (ascending == prepared->storage_count) {
+        return true; /* nearly always */
+    }
     wh_stretch *stretches = wh_alloc_array(prepared->storage_count, sizeof(*stretches));
     for (size_t s = 0; s < prepared->storage_count && stretches; s++) {
-        const wherry_extent *extent = space->extents + space->firsts[s];
-        uint64_t begin = (uintptr_t)prepared->holdings[s].memory + extent->offset;
-        stretches[s] = (wh_stretch){begin, begin + extent->length};
+        stretches[s] = stretch_of(prepared, s);
     }
     bool apart = stretches && wh_stretches_are_apart(stretches, prepared->storage_count);
     wh_free(stretches);

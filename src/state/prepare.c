@@ -188,7 +188,7 @@ static wherry_status cover_anew(const wh_preparing *g, uint64_t max_gap, wherry_
 
 /** How many tensors there are about: what the state holds or, where that is little, what its containers hold. */
 static size_t count_about(const wherry_value *state) {
-    enum { FEW = 64, MANY = 1 << 18 };
+    enum { FEW = 64, MANY = 1 << 16 };
     const wherry_value *inside = wh_value_inside(state);
     size_t count = wh_child_count(inside);
     size_t below = 0;

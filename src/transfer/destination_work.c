@@ -16,7 +16,7 @@
  * Digests in one message. How often a receiver may ask for something: each lane once or twice, and a few rounds; one that goes on would fill the way to it
  * with answers that it does not read, until this side had to wait for it.
  */
-enum { DIGESTS_MAX = 4096, REQUESTS_MAX = 64, FINISH_MS = 5000, FINISH_LOOK_NS = 100000 };
+enum { DIGESTS_MAX = 4096, REQUESTS_MAX = 64, FINISH_LOOK_NS = 100000 };
 
 /* ---- the crew's work ---- */
 
@@ -207,18 +207,25 @@ wherry_status wh_destination_push_some(wh_destination *destination, uint32_t wai
     return status == WHERRY_CANCELLED && was_cancelled(destination) ? WHERRY_OK : status;
 }
 
+/** Whether a lane's workers may still have to do: all chunks were given out, and nobody wants the end of it. */
+static bool is_finishing(const wh_destination *destination, wh_deadline soon) {
+    return atomic_load(&destination->list.given) >= destination->list.total && !wh_deadline_passed(soon) &&
+           !wherry_cancel_requested(destination->transfer->options.cancel);
+}
+
 void wh_destination_finish_work(wh_destination *destination) {
     /* The receiver has all: what is under way is through but for a thread's turn. To give it up could end the group for others, or what a lane keeps for the next. */
-    wh_deadline soon = wh_deadline_earlier(destination->transfer->deadline, wh_deadline_in_ms(FINISH_MS));
-    wherry_error error;
     const wh_lane_ops *lane = destination->lane;
-    if (!lane || !(lane->traits & WH_LANE_FINISHES)) {
+    if (!lane || !lane->finish_ms) {
         return; /* what such a lane has sent needs no further call */
     }
-    while (lane->push_some && destination->in_parts && !wh_deadline_passed(soon)) {
+    wherry_error error;
+    wh_deadline soon = wh_deadline_earlier(destination->transfer->deadline, wh_deadline_in_ms(lane->finish_ms));
+    while (lane->push_some && destination->in_parts && is_finishing(destination, soon)) {
         wh_destination_push_some(destination, 1, &error);
     }
-    while (wh_crew_exists(&destination->crew) && !wh_crew_ended(&destination->crew) && !wh_deadline_passed(soon)) {
+    while (wh_crew_exists(&destination->crew) && !wh_crew_ended(&destination->crew) &&
+           is_finishing(destination, soon)) {
         nanosleep(&(struct timespec){0, FINISH_LOOK_NS}, NULL);
     }
 }

@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include "base/alloc.h"
+#include "group/mailbox.h"
 #include "lane/lanes.h"
 #include "lane/ring/ring_internal.h"
 #include "support/build.h"
@@ -197,13 +198,32 @@ static void test_fork(void **state) {
     wh_lane_ring.forget(&group, -1, false);
 }
 
+/* Another process that has a rank now must not get what the one before may still have. */
+static void test_another_incarnation(void **state) {
+    (void)state;
+    int before = open_descriptors();
+    assert_true(wh_mailbox_admit(group.mailbox, 1, 5));
+    ino_t kept = transfer(&group, 1, TWO);
+    assert_int_equal(transfer(&group, 1, TWO), kept);
+    assert_true(wh_mailbox_admit(group.mailbox, 1, 6));
+    ino_t own = transfer(&group, 1, TWO);
+    assert_int_not_equal(own, kept);
+    assert_int_equal(transfer(&group, 1, TWO), own);
+    wh_lane_ring.forget(&group, -1, false);
+    assert_int_equal(open_descriptors(), before);
+}
+
 static int set_up(void **state) {
     (void)state;
+    group.mailbox = wh_mailbox_create(RANKS, 1);
+    other.mailbox = wh_mailbox_create(RANKS, 1);
     return wh_stop_init(&stop, &error);
 }
 
 static int tear_down(void **state) {
     (void)state;
+    wh_mailbox_destroy(group.mailbox);
+    wh_mailbox_destroy(other.mailbox);
     wh_stop_destroy(&stop);
     return 0;
 }
@@ -212,7 +232,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_used_again), cmocka_unit_test(test_one_each), cmocka_unit_test(test_receiver_still_there),
         cmocka_unit_test(test_stranger),   cmocka_unit_test(test_failed),   cmocka_unit_test(test_forgotten),
-        cmocka_unit_test(test_few),        cmocka_unit_test(test_fork),
+        cmocka_unit_test(test_few),        cmocka_unit_test(test_fork),     cmocka_unit_test(test_another_incarnation),
     };
     return cmocka_run_group_tests_name("lane_ring_keep", tests, set_up, tear_down);
 }

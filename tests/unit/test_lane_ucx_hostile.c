@@ -1,6 +1,7 @@
 /* A source that talks real UCX to a receiver of the lane, and says what it must not. */
 #include <pthread.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 #include "base/alloc.h"
 #include "conformance/hub_place.h"
@@ -252,9 +253,36 @@ static void test_segments(void **state) {
     wh_free(bytes[1].bytes);
 }
 
+/** A limit that has passed is not the end before the peer had a last moment, which ends with the next thing that it does. */
+static void test_limit(void **state) {
+    (void)state;
+    enum { LIMIT_MS = 20 };
+    wherry_error error;
+    wh_stop stop;
+    must(wh_stop_init(&stop, &error));
+    wh_lane_site site = {.peer = 1, .stop = &stop, .deadline = wh_deadline_never(), .no_progress_ms = LIMIT_MS};
+    wh_ucx_end end = {.site = &site};
+    wh_ucx_station station = {.lost = UCS_OK};
+    wh_ucx_worker worker = {.end = &end, .station = &station};
+    for (int i = 0; i < 3; i++) {
+        wh_ucx_got_on(&worker);
+        must(wh_ucx_must_end(&worker, &error));
+        wh_ucx_got_on(&worker);
+        usleep(2 * LIMIT_MS * 1000);
+        must(wh_ucx_must_end(&worker, &error)); /* this process may not have run: it looks first */
+    }
+    usleep(2 * WH_UCX_LAST_MS * 1000);
+    must_fail(WHERRY_TIMED_OUT, error, wh_ucx_must_end(&worker, &error));
+    wh_ucx_got_on(&worker);
+    site.deadline = wh_deadline_in_ms(0);
+    usleep(2 * LIMIT_MS * 1000);
+    must_fail(WHERRY_TIMED_OUT, error, wh_ucx_must_end(&worker, &error)); /* that of the transfer is not put off */
+    wh_stop_destroy(&stop);
+}
+
 int main(void) {
     wherry_log_set_level(WHERRY_LOG_OFF);
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_scripts), cmocka_unit_test(test_too_many_pieces),
-                                       cmocka_unit_test(test_segments)};
+                                       cmocka_unit_test(test_segments), cmocka_unit_test(test_limit)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

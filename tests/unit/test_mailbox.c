@@ -1,9 +1,15 @@
-/* The mailbox on its own: shares, incarnations, loss, closing. Waiting and threads are the conformance suite's. */
+/* The mailbox on its own: shares, incarnations, loss, closing. Waiting awake; other waiting and threads are the conformance suite's. */
+#include <pthread.h>
+#include <unistd.h>
+
+#include "base/clock.h"
 #include "group/inbox.h"
 #include "group/mailbox.h"
 #include "support/build.h"
 
-enum { SHARE = 16 };
+enum { SHARE = 16, ROUNDS = 200, LONG_MS = 10000 };
+
+#define TALK (WH_TAG_CONVERSATION | 1)
 
 static wherry_error error;
 
@@ -116,6 +122,73 @@ static void test_closing_comes_before_losses(void **state) {
     wh_mailbox_destroy(mailbox);
 }
 
+/** What wakes somebody who waits. */
+typedef enum waking { PUT, LOSE, CLOSE, WAKE, WAKINGS } waking;
+
+typedef struct alarm_clock {
+    wh_mailbox *mailbox;
+    wh_inbox *inbox;
+    waking how;
+    useconds_t after;
+} alarm_clock;
+
+static void *ring_clock(void *context) {
+    const alarm_clock *own = context;
+    usleep(own->after);
+    switch (own->how) {
+    case PUT:
+        must(put(own->mailbox, 1, 1, TALK, "there"));
+        break;
+    case LOSE:
+        wh_mailbox_lose(own->mailbox, 1, 1, "gone");
+        break;
+    case CLOSE:
+        wh_mailbox_close(own->mailbox);
+        break;
+    default:
+        wh_inbox_wake(own->inbox);
+    }
+    return NULL;
+}
+
+/** Whoever waits awake is woken by all that wakes a sleeper, and so is who has just gone to sleep. */
+static void test_awake(void **state) {
+    (void)state;
+    for (int i = 0; i < ROUNDS; i++) {
+        alarm_clock clock = {.mailbox = wh_mailbox_create(2, SHARE), .how = (waking)(i % WAKINGS)};
+        wh_group group = {.size = 2, .mailbox = clock.mailbox};
+        wh_message message;
+        pthread_t thread;
+        clock.after = (useconds_t)(i * 20 % 400);
+        must(wh_inbox_open(&group, TALK, &clock.inbox, &error));
+        assert_true(wh_mailbox_admit(clock.mailbox, 1, 1));
+        uint64_t begun = wh_clock_now();
+        assert_int_equal(pthread_create(&thread, NULL, ring_clock, &clock), 0);
+        wh_mailbox_expect(clock.mailbox);
+        wherry_status status = wh_inbox_take(clock.inbox, wh_deadline_in_ms(LONG_MS), &message, &error);
+        assert_true(wh_clock_now() - begun < LONG_MS * UINT64_C(1000000) / 2);
+        assert_int_equal(status, clock.how == CLOSE ? WHERRY_CLOSED : clock.how == WAKE ? WHERRY_TIMED_OUT : WHERRY_OK);
+        if (status == WHERRY_OK) {
+            assert_int_equal(message.kind, clock.how == PUT ? WH_MESSAGE_BYTES : WH_MESSAGE_LOST);
+            wh_message_clear(&message);
+        }
+        pthread_join(thread, NULL);
+        wh_inbox_close(clock.inbox);
+        wh_mailbox_destroy(clock.mailbox);
+    }
+}
+
+/** A wait of no time is none, though a message is expected. */
+static void test_awake_in_time(void **state) {
+    (void)state;
+    wh_mailbox *mailbox = wh_mailbox_create(1, SHARE);
+    for (int i = 0; i < ROUNDS; i++) {
+        wh_mailbox_expect(mailbox);
+        must_fail(WHERRY_TIMED_OUT, error, take(mailbox, 0, 1, ""));
+    }
+    wh_mailbox_destroy(mailbox);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_shares),
@@ -123,6 +196,8 @@ int main(void) {
         cmocka_unit_test(test_loss),
         cmocka_unit_test(test_closing),
         cmocka_unit_test(test_closing_comes_before_losses),
+        cmocka_unit_test(test_awake),
+        cmocka_unit_test(test_awake_in_time),
     };
     return cmocka_run_group_tests_name("mailbox", tests, NULL, NULL);
 }

@@ -191,7 +191,8 @@ static void blocks_close(wh_lane_end *end) {
 
 const wh_lane_ops wh_lane_blocks = {
     .name = "blocks",
-    .traits = WH_LANE_NETWORK | WH_LANE_MESSAGES | WH_LANE_STAGES | WH_LANE_FINISHES,
+    .traits = WH_LANE_NETWORK | WH_LANE_MESSAGES | WH_LANE_STAGES,
+    .finish_ms = 5000,
     .offer = blocks_offer,
     .probe = blocks_probe,
     .accept = blocks_accept,

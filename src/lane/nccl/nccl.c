@@ -206,7 +206,8 @@ static void nccl_close(wh_lane_end *base) {
 
 const wh_lane_ops wh_lane_nccl = {
     .name = "nccl",
-    .traits = WH_LANE_DEVICE | WH_LANE_FINISHES,
+    .traits = WH_LANE_DEVICE,
+    .finish_ms = 5000,
     .offer = nccl_offer,
     .probe = nccl_probe,
     .assist = nccl_assist,

@@ -7,6 +7,8 @@
 #include <pthread.h>
 #include <unistd.h>
 
+#include "group/mailbox.h"
+
 enum { KEPT_MAX = 4 };
 
 typedef struct kept_memory {
@@ -14,6 +16,7 @@ typedef struct kept_memory {
     int fd;
     const wh_group *group;
     int32_t rank;
+    uint64_t incarnation;
     uint32_t workers;
 } kept_memory;
 
@@ -56,9 +59,14 @@ static void release(kept_memory *kept) {
     }
 }
 
+/* Of the receiver: one that took its place must not get what the other may still have. */
+static uint64_t incarnation_of(const wh_ring_end *end) {
+    return wh_mailbox_incarnation(end->site->group->mailbox, end->site->peer);
+}
+
 static bool is_for(const kept_memory *kept, const wh_ring_end *end) {
     return kept->shared && kept->group == end->site->group && kept->rank == end->site->peer &&
-           kept->workers == end->base.workers;
+           kept->incarnation == incarnation_of(end) && kept->workers == end->base.workers;
 }
 
 /* ---- */
@@ -98,7 +106,8 @@ bool wh_ring_keep(wh_ring_end *end) {
         next_place = (next_place + 1) % KEPT_MAX;
         release(place);
     }
-    *place = (kept_memory){end->shared, end->memory, end->site->group, end->site->peer, end->base.workers};
+    *place = (kept_memory){end->shared,     end->memory,         end->site->group,
+                           end->site->peer, incarnation_of(end), end->base.workers};
     pthread_mutex_unlock(&lock);
     end->shared = NULL;
     end->memory = -1;

@@ -210,9 +210,6 @@ static void ucx_describe(const wh_lane_end *base, wh_string *text) {
 /** On huge pages, where there are some: what reads memory through the kernel is quicker then. */
 enum { HUGE_PAGE = 2 << 20 };
 
-/** The last moment of a peer that is given up. */
-enum { LAST_MS = 50 };
-
 static uint8_t *first_part(const wh_ucx_station *station) {
     return station->scratch + (size_t)(-(uintptr_t)station->scratch & (HUGE_PAGE - 1));
 }
@@ -244,7 +241,7 @@ static bool is_given_up(wh_ucx_worker *worker) {
     }
     bool last = worker->overdue;
     worker->overdue = true;
-    worker->patience = wh_deadline_earlier(worker->end->site->deadline, wh_deadline_in_ms(LAST_MS));
+    worker->patience = wh_deadline_earlier(worker->end->site->deadline, wh_deadline_in_ms(WH_UCX_LAST_MS));
     return last || wh_deadline_passed(worker->patience);
 }
 
@@ -290,7 +287,8 @@ void wh_ucx_note_chosen(wh_ucx_worker *worker) {
 
 const wh_lane_ops wh_lane_ucx = {
     .name = "ucx",
-    .traits = WH_LANE_NETWORK | WH_LANE_DIGESTS | WH_LANE_STAGES | WH_LANE_FINISHES,
+    .traits = WH_LANE_NETWORK | WH_LANE_DIGESTS | WH_LANE_STAGES,
+    .finish_ms = 200,
     .offer = ucx_offer,
     .probe = ucx_probe,
     .accept = ucx_accept,

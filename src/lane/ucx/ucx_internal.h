@@ -21,8 +21,8 @@ typedef struct wh_ucx_packing {
     int most;
 } wh_ucx_packing;
 
-/** A part of the memory that pieces are packed into. */
-enum { WH_UCX_PART = 2 << 20 };
+/** A part of the memory that pieces are packed into, and land in. */
+enum { WH_UCX_PART = WH_UCX_PIECE_MAX };
 
 /** How many pieces a receiver keeps that were announced and not begun. A source has no more than its slots under way. */
 enum { WH_UCX_QUEUE = 2 * WH_UCX_SLOTS };
@@ -35,6 +35,9 @@ enum { WH_UCX_CHOSEN_MAX = WH_UCX_WAYS_MAX + 32 };
  * tests.
  */
 extern uint32_t wh_ucx_meet_ms;
+
+/** The last moment of a peer that is to be given up: the limit may have passed while this process did not run. */
+enum { WH_UCX_LAST_MS = 50 };
 
 /** A piece that is on its way from here. */
 typedef struct wh_ucx_outgoing {
@@ -80,10 +83,7 @@ typedef struct wh_ucx_incoming {
     size_t bytes;
     bool direct;      /**< It goes to where it belongs; else by way of scratch. */
     wh_digest digest; /**< The last piece's: of the chunk, as the source says. */
-    uint8_t *to;      /**< Where it goes: one of these. */
-    uint8_t *bounce;  /**< Scratch: a part of the station's; NULL: its own, */
-    uint8_t *scratch; /**< for one that is longer, made when first needed. */
-    size_t scratch_bytes;
+    uint8_t *to;      /**< Where it goes: there, or a part of the station's scratch. */
 } wh_ucx_incoming;
 
 /** What a receiver's worker has. Pieces are begun, and end, in the order in which they were announced; so do chunks. */

@@ -11,9 +11,6 @@ void wh_ucx_puller_destroy(wh_ucx_puller *pull) {
     if (!pull) {
         return;
     }
-    for (size_t i = 0; i < WH_UCX_SLOTS; i++) {
-        wh_free(pull->slots[i].scratch);
-    }
     for (size_t i = 0; i < WH_UCX_SLOTS + 1; i++) {
         wh_landing_destroy(&pull->arriving[i].landing);
     }
@@ -117,16 +114,6 @@ static wherry_status check_piece(wh_ucx_worker *worker, const wh_sink *sink, con
     return wrong ? malformed(worker, wrong, piece->header.chunk, error) : WHERRY_OK;
 }
 
-/** Memory for a piece that does not go to where it belongs by itself. @return false where there is none. */
-static bool find_bounce(wh_ucx_worker *worker, wh_ucx_incoming *slot) {
-    if (slot->bytes <= WH_UCX_PART) {
-        slot->bounce = wh_ucx_scratch_take(worker);
-        return slot->bounce;
-    }
-    slot->bounce = NULL;
-    return WH_RESERVE(slot->scratch, slot->scratch_bytes, slot->bytes);
-}
-
 /** Begins the oldest piece that was announced. There is a slot free. */
 static wherry_status begin_piece(wh_ucx_worker *worker, const wh_sink *sink, wherry_error *error) {
     wh_ucx_puller *pull = worker->pull;
@@ -141,12 +128,10 @@ static wherry_status begin_piece(wh_ucx_worker *worker, const wh_sink *sink, whe
     slot->bytes = piece->bytes;
     slot->digest = piece->header.digest;
     slot->direct = pull->cursor.at->iov_base && wh_run_cursor_left(&pull->cursor) >= piece->bytes;
-    if (!slot->direct && !find_bounce(worker, slot)) {
+    slot->to = slot->direct ? wh_run_cursor_here(&pull->cursor) : wh_ucx_scratch_take(worker);
+    if (!slot->to) {
         return wh_fail_memory(error, "a piece");
     }
-    slot->to = slot->direct   ? (uint8_t *)pull->cursor.at->iov_base + pull->cursor.skip
-               : slot->bounce ? slot->bounce
-                              : slot->scratch;
     wh_run_cursor_advance(&pull->cursor, piece->bytes);
     slot->chunk->begun += piece->bytes;
     pull->queue_first = (pull->queue_first + 1) % WH_UCX_QUEUE;
@@ -173,8 +158,8 @@ static wherry_status end_piece(wh_ucx_worker *worker, const wh_sink *sink, wherr
     if (!slot->direct) {
         wh_run_cursor_unpack(&slot->cursor, slot->to, slot->bytes);
     }
-    if (!slot->direct && slot->bounce) {
-        wh_ucx_scratch_give(worker, slot->bounce);
+    if (!slot->direct) {
+        wh_ucx_scratch_give(worker, slot->to);
     }
     pull->slot_first = (pull->slot_first + 1) % WH_UCX_SLOTS;
     pull->slot_count--;

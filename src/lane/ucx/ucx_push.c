@@ -179,9 +179,14 @@ static wherry_status judge_meeting(const wh_ucx_worker *worker, wh_deadline meet
 static wherry_status meet(wh_ucx_worker *worker, wherry_error *error) {
     wherry_status status = WHERRY_OK;
     wh_deadline meeting = wh_deadline_in_ms(wh_ucx_meet_ms);
+    bool last = false; /* moment of it: as in wh_ucx_must_end */
     wh_ucx_station_greet(worker->station, WH_UCX_HELLO, worker->end->token);
     while (status == WHERRY_OK && !worker->push->met) {
         wh_ucx_turn(worker->station, worker->end->site->stop);
+        if (!last && wh_deadline_passed(meeting)) {
+            last = true;
+            meeting = wh_deadline_in_ms(WH_UCX_LAST_MS);
+        }
         status = worker->push->met ? WHERRY_OK : judge_meeting(worker, meeting, wh_ucx_must_end(worker, error), error);
     }
     wh_ucx_got_on(worker);
