@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "base/alloc.h"
+#include "base/checked.h"
 #include "base/fail.h"
 #include "plan/plan.h"
 #include "state/path.h"
@@ -170,6 +171,7 @@ bool wh_plan_finish_moves(wherry_plan *plan) {
     }
     uint64_t reach = 0;
     uint64_t first = 0;
+    uint64_t behind = 0; /* all chunks that are wanted so far */
     uint64_t chunk_end = wh_space_chunk_begin(space, 1);
     for (size_t i = 0; i < plan->move_count; i++) {
         const wh_move *move = plan->moves + i;
@@ -178,7 +180,8 @@ bool wh_plan_finish_moves(wherry_plan *plan) {
             chunk_end = wh_space_chunk_begin(space, first + 1);
         }
         uint64_t last = move->end <= chunk_end ? first : wh_space_chunk_of(space, move->end - 1);
-        bool ok = wh_intervals_add(&plan->wanted, first, last);
+        bool ok = last < behind || wh_intervals_add(&plan->wanted, first, last);
+        behind = wh_max(behind, last + 1);
         if (move->copy.level_count) {
             ok = ok && wh_intervals_add(&plan->tangled, first, last);
         } else if (move->copy.from < reach) {
