@@ -176,7 +176,8 @@ void bench_gate(bench_world *world) {
 }
 
 void bench_line_up(bench_world *world) {
-    if (pthread_barrier_wait(&world->gate) == PTHREAD_BARRIER_SERIAL_THREAD) {
+    int arrival = pthread_barrier_wait(&world->gate);
+    if (arrival == PTHREAD_BARRIER_SERIAL_THREAD) { /* one of them */
         world->moment = bench_moment();
     }
     bench_gate(world);
