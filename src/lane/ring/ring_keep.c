@@ -49,6 +49,12 @@ static void register_fork(void) {
     pthread_atfork(before_fork, after_fork, after_fork_in_child);
 }
 
+/* Never locked before that is registered: a fork may come at any time. */
+static void enter(void) {
+    pthread_once(&once, register_fork);
+    pthread_mutex_lock(&lock);
+}
+
 /* ---- under the lock ---- */
 
 static void release(kept_memory *kept) {
@@ -72,7 +78,7 @@ static bool is_for(const kept_memory *kept, const wh_ring_end *end) {
 /* ---- */
 
 bool wh_ring_take_kept(wh_ring_end *end) {
-    pthread_mutex_lock(&lock);
+    enter();
     for (size_t i = 0; i < KEPT_MAX && !end->shared; i++) {
         kept_memory *kept = places + i;
         if (is_for(kept, end) && !atomic_load(&kept->shared->pull_closed)) {
@@ -95,8 +101,7 @@ bool wh_ring_keep(wh_ring_end *end) {
     if (!worth) {
         return false;
     }
-    pthread_once(&once, register_fork);
-    pthread_mutex_lock(&lock);
+    enter();
     kept_memory *place = NULL;
     for (size_t i = 0; i < KEPT_MAX; i++) {
         place = !place && !places[i].shared ? places + i : place;
@@ -116,7 +121,7 @@ bool wh_ring_keep(wh_ring_end *end) {
 
 void wh_ring_forget(const wh_group *group, int32_t rank, bool lost) {
     (void)lost;
-    pthread_mutex_lock(&lock);
+    enter();
     for (size_t i = 0; i < KEPT_MAX && group; i++) {
         if (places[i].shared && places[i].group == group && (rank < 0 || places[i].rank == rank)) {
             release(places + i);
