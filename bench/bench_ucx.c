@@ -1,6 +1,8 @@
 /*
- * bench_ucx TENSORS BYTES REPEATS: ferries a state between two processes over the lane `ucx`, in turn with a program that uses UCX itself: by tagged messages and
- * by active ones, with one thread and with two. Prints a line of JSON with the seconds of every repeat. UCX_TLS and the like hold for all of them. A first round warms up and is not counted; what it received is compared with what was sent.
+ * bench_ucx PAGES TENSORS BYTES REPEATS: ferries a state between two processes over the lane `ucx`, in turn with a program that uses UCX itself: by tagged messages and
+ * by active ones, with one thread and with two. PAGES says what long tensors lie on: "small" pages, as malloc gives them, or "huge" ones, as wherry_storage_allocate
+ * does. Prints a line of JSON with the seconds of every repeat. UCX_TLS and the like hold for all of them. A first round warms up and is not counted; what it
+ * received is compared with what was sent.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -10,7 +12,7 @@
 
 #include "bench_ucx_plain.h"
 
-enum { STEPS = 7 };
+enum { STEPS = 7, HUGE_PAGE = 2 << 20 };
 
 typedef struct step {
     const char *name;
@@ -38,6 +40,7 @@ typedef struct board {
 } board;
 
 typedef struct run {
+    bool huge;
     size_t tensors;
     uint64_t bytes;
     int repeats;
@@ -46,6 +49,15 @@ typedef struct run {
     bench_state state;
     wherry_ready *ready;
 } run;
+
+/** A state that nobody has written to yet. */
+static bench_state create_state(const run *own) {
+    bench_state state = bench_state_uniform(own->tensors, own->bytes);
+    for (size_t i = 0; i < state.count && own->bytes >= HUGE_PAGE; i++) {
+        madvise(state.extents[i].iov_base, state.extents[i].iov_len, own->huge ? MADV_HUGEPAGE : MADV_NOHUGEPAGE);
+    }
+    return state;
+}
 
 static void ferry(run *own, bool source, const step *what, bool first) {
     wherry_transfer_options options;
@@ -74,7 +86,7 @@ static void play(bench_world *world, int32_t rank, void *context) {
     wherry_error error;
     char address[128];
     bool source = rank == 0;
-    own->state = bench_state_uniform(own->tensors, own->bytes);
+    own->state = create_state(own);
     bench_state_fill(&own->state, source);
     snprintf(address, sizeof(address), "unix:///tmp/wherry-bench-ucx-%d.sock?rank=%d&size=2", (int)getppid(),
              (int)rank);
@@ -127,13 +139,15 @@ static void print_board(const run *own) {
 }
 
 int main(int argc, char **argv) {
-    run own = {.tensors = argc == 4 ? strtoul(argv[1], NULL, 10) : 0};
-    if (argc == 4) {
-        own.bytes = strtoull(argv[2], NULL, 10);
-        own.repeats = (int)strtol(argv[3], NULL, 10);
+    run own = {.huge = argc == 5 && strcmp(argv[1], "huge") == 0};
+    if (argc == 5 && (own.huge || strcmp(argv[1], "small") == 0)) {
+        own.tensors = strtoul(argv[2], NULL, 10);
+        own.bytes = strtoull(argv[3], NULL, 10);
+        own.repeats = (int)strtol(argv[4], NULL, 10);
     }
     if (!own.tensors || own.bytes < 64 || own.bytes % 64 || own.repeats < 1 || own.repeats > BENCH_REPEATS_MAX) {
-        fprintf(stderr, "usage: bench_ucx TENSORS BYTES REPEATS (bytes a multiple of 64, at most %d repeats)\n",
+        fprintf(stderr,
+                "usage: bench_ucx small|huge TENSORS BYTES REPEATS (bytes a multiple of 64, at most %d repeats)\n",
                 BENCH_REPEATS_MAX);
         return 2;
     }

@@ -11,7 +11,9 @@ import ferry_report
 
 TENSOR = 64 << 20
 TENSORS = 16
-PAGES = 20_000
+MANY = 20_000
+#: What the tensors of 64 MiB lie on; those of 4 KiB are the heap's in any case.
+PAGES = {"small": "what malloc gives", "huge": "huge pages"}
 #: Repeats in one pair of processes; then another has its turn, with the other state, so that both see the same machine, and ucx_perftest.
 TURN = 3
 #: What UCX may use: with peers that may fail it needs TCP beside shared memory, for its own messages.
@@ -19,8 +21,8 @@ SETTINGS = {"TCP loopback": "tcp", "shared memory": "tcp,sm"}
 PLAIN = ("tag 1", "tag 2", "am 1", "am 2")
 
 
-def measure(build, transports, tensors, nbytes, repeats):
-    program = [str(build / "bench" / "bench_ucx"), str(tensors), str(nbytes), str(repeats)]
+def measure(build, transports, pages, tensors, nbytes):
+    program = [str(build / "bench" / "bench_ucx"), pages, str(tensors), str(nbytes), str(TURN)]
     environment = {**os.environ, "UCX_TLS": transports}
     output = subprocess.run(program, check=True, stdout=subprocess.PIPE, text=True, env=environment).stdout
     return json.loads(output.strip().splitlines()[-1])
@@ -61,53 +63,53 @@ def rates(values):
     return f"{statistics.median(values) / 1e9:.2f} GB/s ({min(values) / 1e9:.2f}-{max(values) / 1e9:.2f})"
 
 
-def rows_of(whole, pages, perf):
-    rows = []
-    for name, result in whole.items():
+def rows_of(whole, many, perf):
+    """What memory and the row, of each."""
+    for (name, kind), result in whole.items():
         best = best_plain(result)
         ours = rate(result, "lane")
         count = result["bytes"]
         label = f"1 GiB in {TENSORS} tensors, {name}"
         if name == "TCP loopback":
-            rows.append(
-                ferry_report.Row(label, ferry_report.rates(result["steps"]["lane"], count),
-                                 f"{ferry_report.rates(result['steps'][best], count)}, plain UCX, {best}", ours / rate(result, best), 0.95)
+            yield PAGES[kind], ferry_report.Row(
+                label, ferry_report.rates(result["steps"]["lane"], count), f"{ferry_report.rates(result['steps'][best], count)}, plain UCX, {best}", ours / rate(result, best), 0.95
             )
         if name in perf:
-            rows.append(
-                ferry_report.Row(label, ferry_report.rates(result["steps"]["lane"], count), f"{rates(perf[name])}, ucx_perftest -t tag_bw",
-                                 ours / statistics.median(perf[name]), 1.0)
+            yield PAGES[kind], ferry_report.Row(
+                label, ferry_report.rates(result["steps"]["lane"], count), f"{rates(perf[name])}, ucx_perftest -t tag_bw", ours / statistics.median(perf[name]), 1.0
             )
-        small = pages[name]
+        small = many[name]
         for step, how in (("lane", ""), ("ready", "states ready, ")):
-            rows.append(
-                ferry_report.Row(f"{PAGES:,} tensors of 4 KiB, {how}{name}, whole call", ferry_report.rates(small["steps"][step], small["bytes"]),
-                                 f"{ours / 1e9:.2f} GB/s, the same with 1 GiB", rate(small, step) / ours, 0.5)
+            yield PAGES[kind], ferry_report.Row(
+                f"{MANY:,} tensors of 4 KiB, {how}{name}, whole call", ferry_report.rates(small["steps"][step], small["bytes"]),
+                f"{ours / 1e9:.2f} GB/s, the same with 1 GiB", rate(small, step) / ours, 0.5
             )
-    return rows
 
 
-def all_lines(whole, pages):
-    for name in whole:
-        for label, result in ((f"1 GiB, {name}", whole[name]), (f"{PAGES:,} of 4 KiB, {name}", pages[name])):
-            yield [label, *(f"{rate(result, step) / 1e9:.2f}" for step in ("lane", "ready", "verified", *PLAIN)), result["detail"]]
+def all_lines(whole, many):
+    results = [(f"1 GiB, {name}, {PAGES[kind]}", result) for (name, kind), result in whole.items()]
+    results += [(f"{MANY:,} of 4 KiB, {name}", result) for name, result in many.items()]
+    for label, result in results:
+        yield [label, *(f"{rate(result, step) / 1e9:.2f}" for step in ("lane", "ready", "verified", *PLAIN)), result["detail"]]
 
 
 def run(build, repeats, machine, results_folder, patience):
     """@return the lines of the page; writes it where there is a folder for it."""
-    whole, pages, perf, shares = {}, {}, {}, []
+    whole, many, perf, shares = {}, {}, {}, []
     turns = max(1, repeats // TURN)
     for name, transports in SETTINGS.items():
-        large, small = [], []
+        large, small = {kind: [] for kind in PAGES}, []
         for _ in range(turns):
             ferry_report.wait_for_quiet(patience)
             others = ferry_report.Others()
-            large.append(measure(build, transports, TENSORS, TENSOR, TURN))
-            small.append(measure(build, transports, PAGES, 4096, TURN))
+            for kind, results in large.items():
+                results.append(measure(build, transports, kind, TENSORS, TENSOR))
+            small.append(measure(build, transports, "small", MANY, 4096))
             shares.append(others.share())
             if "sm" in transports and shutil.which("ucx_perftest"):
                 perf.setdefault(name, []).append(perftest(transports))
-        whole[name], pages[name] = join(large), join(small)
+        whole |= {(name, kind): join(results) for kind, results in large.items()}
+        many[name] = join(small)
     machine += ferry_report.others_text(shares)
     lines = [
         "# The lane over UCX",
@@ -115,10 +117,11 @@ def run(build, repeats, machine, results_folder, patience):
         f"`make bench-ucx`: the lane and plain UCX in one pair of processes, in turn, warm, and pairs with either state in turn; median of {turns * TURN} (lowest-highest).",
         f"Machine: {machine}.",
         "",
-        *ferry_report.table(["case", "ours", "limit", "ratio", "required", "holds"], [row.cells() for row in rows_of(whole, pages, perf)]),
+        *ferry_report.table(["memory", "case", "ours", "limit", "ratio", "required", "holds"], [[memory, *row.cells()] for memory, row in rows_of(whole, many, perf)]),
         "",
         "Ours is the whole call of the receiver, in place and with nothing wanted beside it, from the question to the confirmation, without digests; where states are ready, both sides have made theirs ready before",
-        "(`wherry/ready.h`), as an engine that trains one model can. The plain program links libucp, has a context and a",
+        "(`wherry/ready.h`), as an engine that trains one model can. Tensors of 64 MiB lie on pages of 4 KiB, as malloc gives them, or on huge ones, as `wherry_storage_allocate` does; those of",
+        "4 KiB are the same, from malloc, in both. The plain program links libucp, has a context and a",
         "worker for each thread, posts all sends and all receives at once, from and into the same memory, and polls; its best way counts. UCX_TLS is the same",
         f"for both: {', '.join(f'`{value}` ({key})' for key, value in SETTINGS.items())}.",
         "",
@@ -126,7 +129,7 @@ def run(build, repeats, machine, results_folder, patience):
         "",
         "GB/s; `tag` and `am` are the plain program's, with one thread and with two.",
         "",
-        *ferry_report.table(["case", "lane", "lane, ready", "lane, verified", *PLAIN, "what UCX chose for the lane"], all_lines(whole, pages)),
+        *ferry_report.table(["case", "lane", "lane, ready", "lane, verified", *PLAIN, "what UCX chose for the lane"], all_lines(whole, many)),
         "",
     ]
     if results_folder:
