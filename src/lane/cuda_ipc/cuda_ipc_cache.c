@@ -1,13 +1,12 @@
 /* What is open of other processes' memory, by the process. The driver opens an allocation once a process, so that this is one list for all transfers. */
 #include <poll.h>
-#include <pthread.h>
-#include <stdatomic.h>
 #include <string.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
 #include "base/alloc.h"
 #include "base/fail.h"
+#include "base/fork_lock.h"
 #include "lane/cuda_ipc/cuda_ipc.h"
 
 /** An allocation. */
@@ -30,29 +29,14 @@ struct wh_ipc_owner {
     struct wh_ipc_owner *next;
 };
 
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static wh_ipc_owner *owners;
-static atomic_bool used; /**< There was an owner: before, nobody takes the lock. */
 
-/* ---- forks: a child must not find the lock taken. It has nothing of what its parent has open. ---- */
-
-static void before_fork(void) {
-    pthread_mutex_lock(&lock);
-}
-
-static void after_fork(void) {
-    pthread_mutex_unlock(&lock);
-}
-
+/** It has nothing of what its parent has open. */
 static void after_fork_in_child(void) {
     owners = NULL;
-    pthread_mutex_unlock(&lock);
 }
 
-static void register_fork(void) {
-    pthread_atfork(before_fork, after_fork, after_fork_in_child);
-    atomic_store(&used, true);
-}
+static wh_fork_lock lock = WH_FORK_LOCK(NULL, after_fork_in_child);
 
 /* ---- under the lock ---- */
 
@@ -110,9 +94,7 @@ static wh_ipc_owner **find_owner(const uint8_t nonce[WH_IPC_NONCE]) {
 
 wherry_status wh_ipc_owner_take(const wh_lane_site *site, const wh_ipc_offer *offer, int32_t process,
                                 wh_ipc_owner **owner_p, wherry_error *error) {
-    static pthread_once_t once = PTHREAD_ONCE_INIT;
-    pthread_once(&once, register_fork);
-    pthread_mutex_lock(&lock);
+    wh_fork_lock_take(&lock);
     wh_ipc_owner *owner = *find_owner(offer->nonce);
     if (!owner && (owner = wh_alloc_zeroed(1, sizeof(*owner)))) {
         memcpy(owner->nonce, offer->nonce, sizeof(owner->nonce));
@@ -126,7 +108,7 @@ wherry_status wh_ipc_owner_take(const wh_lane_site *site, const wh_ipc_offer *of
         owner->users++;
         close_entries(owner, offer);
     }
-    pthread_mutex_unlock(&lock);
+    wh_fork_lock_give(&lock);
     if (!owner) {
         return wh_fail_memory(error, "the memory of another process");
     }
@@ -140,19 +122,16 @@ int wh_ipc_owner_pidfd(const wh_ipc_owner *owner) {
 
 void wh_ipc_owner_give(wh_ipc_owner *owner) {
     if (owner) {
-        pthread_mutex_lock(&lock);
+        wh_fork_lock_take(&lock);
         owner->users--;
         drop_idle(find_owner(owner->nonce));
-        pthread_mutex_unlock(&lock);
+        wh_fork_lock_give(&lock);
     }
 }
 
 void wh_ipc_forget(const wh_group *group, int32_t rank, bool lost) {
     (void)lost; /* a transfer over another lane ends the promise, too */
-    if (!atomic_load(&used)) {
-        return;
-    }
-    pthread_mutex_lock(&lock);
+    wh_fork_lock_take(&lock);
     for (wh_ipc_owner **at = &owners, *owner; (owner = *at);) {
         bool meant = group && owner->group == group && (rank < 0 || owner->rank == rank);
         if (meant || is_gone(owner)) {
@@ -161,7 +140,7 @@ void wh_ipc_forget(const wh_group *group, int32_t rank, bool lost) {
         drop_idle(at);
         at = *at == owner ? &owner->next : at;
     }
-    pthread_mutex_unlock(&lock);
+    wh_fork_lock_give(&lock);
 }
 
 /* ---- allocations ---- */
@@ -200,7 +179,7 @@ static wherry_status make(wh_ipc_owner *owner, const wh_cuda_allocation *allocat
 
 wherry_status wh_ipc_open(wh_ipc_owner *owner, bool keeps, const wh_cuda_allocation *allocation, int fd, int32_t device,
                           wh_ipc_window *window_p, wherry_error *error) {
-    pthread_mutex_lock(&lock);
+    wh_fork_lock_take(&lock);
     wh_ipc_open_entry *entry = fd < 0 ? find(owner, allocation, device) : NULL;
     wherry_status status = entry ? WHERRY_OK : make(owner, allocation, fd, device, &entry, error);
     if (status == WHERRY_OK && entry && entry->import.size < allocation->size) {
@@ -212,30 +191,30 @@ wherry_status wh_ipc_open(wh_ipc_owner *owner, bool keeps, const wh_cuda_allocat
         entry->users++;
         *window_p = (wh_ipc_window){allocation->base, allocation->size, entry->import.data, true, entry};
     }
-    pthread_mutex_unlock(&lock);
+    wh_fork_lock_give(&lock);
     return status;
 }
 
 void wh_ipc_close(wh_ipc_window *window) {
     wh_ipc_open_entry *entry = window->entry;
     if (entry) {
-        pthread_mutex_lock(&lock);
+        wh_fork_lock_take(&lock);
         if (--entry->users == 0 && !entry->keeps) {
             close_entry(entry);
         }
-        pthread_mutex_unlock(&lock);
+        wh_fork_lock_give(&lock);
     }
     window->entry = NULL;
 }
 
 size_t wh_ipc_open_count(void) {
-    pthread_mutex_lock(&lock);
+    wh_fork_lock_take(&lock);
     size_t count = 0;
     for (const wh_ipc_owner *owner = owners; owner; owner = owner->next) {
         for (const wh_ipc_open_entry *entry = owner->entries; entry; entry = entry->next) {
             count++;
         }
     }
-    pthread_mutex_unlock(&lock);
+    wh_fork_lock_give(&lock);
     return count;
 }

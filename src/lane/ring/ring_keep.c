@@ -4,9 +4,9 @@
  */
 #include "lane/ring/ring_internal.h"
 
-#include <pthread.h>
 #include <unistd.h>
 
+#include "base/fork_lock.h"
 #include "group/mailbox.h"
 
 enum { KEPT_MAX = 4 };
@@ -20,21 +20,10 @@ typedef struct kept_memory {
     uint32_t workers;
 } kept_memory;
 
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static pthread_once_t once = PTHREAD_ONCE_INIT;
 static kept_memory places[KEPT_MAX];
 static size_t next_place; /* which is given up where all are taken */
 
-/* ---- forks: a child must not find the lock taken. The memory is not mapped there (MADV_DONTFORK), and not its to use. ---- */
-
-static void before_fork(void) {
-    pthread_mutex_lock(&lock);
-}
-
-static void after_fork(void) {
-    pthread_mutex_unlock(&lock);
-}
-
+/* The memory is not mapped there (MADV_DONTFORK), and not its to use. */
 static void after_fork_in_child(void) {
     for (size_t i = 0; i < KEPT_MAX; i++) {
         if (places[i].shared) {
@@ -42,18 +31,9 @@ static void after_fork_in_child(void) {
         }
         places[i].shared = NULL;
     }
-    pthread_mutex_unlock(&lock);
 }
 
-static void register_fork(void) {
-    pthread_atfork(before_fork, after_fork, after_fork_in_child);
-}
-
-/* Never locked before that is registered: a fork may come at any time. */
-static void enter(void) {
-    pthread_once(&once, register_fork);
-    pthread_mutex_lock(&lock);
-}
+static wh_fork_lock lock = WH_FORK_LOCK(NULL, after_fork_in_child);
 
 /* ---- under the lock ---- */
 
@@ -78,7 +58,7 @@ static bool is_for(const kept_memory *kept, const wh_ring_end *end) {
 /* ---- */
 
 bool wh_ring_take_kept(wh_ring_end *end) {
-    enter();
+    wh_fork_lock_take(&lock);
     for (size_t i = 0; i < KEPT_MAX && !end->shared; i++) {
         kept_memory *kept = places + i;
         if (is_for(kept, end) && !atomic_load(&kept->shared->pull_closed)) {
@@ -89,7 +69,7 @@ bool wh_ring_take_kept(wh_ring_end *end) {
             kept->shared = NULL;
         }
     }
-    pthread_mutex_unlock(&lock);
+    wh_fork_lock_give(&lock);
     if (end->shared) {
         wh_ring_memory_reset(end);
     }
@@ -101,7 +81,7 @@ bool wh_ring_keep(wh_ring_end *end) {
     if (!worth) {
         return false;
     }
-    enter();
+    wh_fork_lock_take(&lock);
     kept_memory *place = NULL;
     for (size_t i = 0; i < KEPT_MAX; i++) {
         place = !place && !places[i].shared ? places + i : place;
@@ -113,7 +93,7 @@ bool wh_ring_keep(wh_ring_end *end) {
     }
     *place = (kept_memory){end->shared,     end->memory,         end->site->group,
                            end->site->peer, incarnation_of(end), end->base.workers};
-    pthread_mutex_unlock(&lock);
+    wh_fork_lock_give(&lock);
     end->shared = NULL;
     end->memory = -1;
     return true;
@@ -121,11 +101,11 @@ bool wh_ring_keep(wh_ring_end *end) {
 
 void wh_ring_forget(const wh_group *group, int32_t rank, bool lost) {
     (void)lost;
-    enter();
+    wh_fork_lock_take(&lock);
     for (size_t i = 0; i < KEPT_MAX && group; i++) {
         if (places[i].shared && places[i].group == group && (rank < 0 || places[i].rank == rank)) {
             release(places + i);
         }
     }
-    pthread_mutex_unlock(&lock);
+    wh_fork_lock_give(&lock);
 }

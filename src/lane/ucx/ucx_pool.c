@@ -1,16 +1,14 @@
 #include "lane/ucx/ucx_pool.h"
 
-#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/fail.h"
+#include "base/fork_lock.h"
 #include "base/point.h"
 
 enum { KEPT_MAX = 8, LINGER_MS = 60000 };
 
-static pthread_once_t registered = PTHREAD_ONCE_INIT;
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static wh_ucx_station *kept; /**< The one that was used last is the first. */
 static uint32_t kept_count;
 static wh_ucx_station
@@ -48,36 +46,26 @@ static void release_aside(bool at_once) {
     }
 }
 
-static void before_fork(void) {
-    pthread_mutex_lock(&lock);
+/** While nobody uses UCX: before a fork, and when the process ends. */
+static void release_idle(void) {
     if (!used_count && !spoilt) {
         release_kept();
         release_aside(true);
     }
-}
-
-static void after_fork(void) {
-    pthread_mutex_unlock(&lock);
 }
 
 /** What is left of UCX here cannot be released, since its threads are not here to answer. */
 static void after_fork_in_child(void) {
     spoilt = spoilt || used_count || foreign || aside;
     used_count = 0;
-    pthread_mutex_unlock(&lock);
 }
 
-static void register_fork(void) {
-    pthread_atfork(before_fork, after_fork, after_fork_in_child);
-}
+static wh_fork_lock lock = WH_FORK_LOCK(release_idle, after_fork_in_child);
 
 static void at_exit(void) {
-    pthread_mutex_lock(&lock);
-    if (!used_count && !spoilt) {
-        release_kept();
-        release_aside(true);
-    }
-    pthread_mutex_unlock(&lock);
+    wh_fork_lock_take(&lock);
+    release_idle();
+    wh_fork_lock_give(&lock);
 }
 
 /** Takes out the first that fits; NULL where none does. */
@@ -100,11 +88,11 @@ static wherry_status make(bool long_segments, wh_ucx_station **station_p, wherry
     if (!ucx) {
         return WHERRY_UNSUPPORTED;
     }
-    pthread_mutex_lock(&lock);
+    wh_fork_lock_take(&lock);
     foreign = ucx->foreign;
     bool first = !exits;
     exits = true;
-    pthread_mutex_unlock(&lock);
+    wh_fork_lock_give(&lock);
     if (first) {
         atexit(at_exit); /* from now on, so that it runs before UCX's own */
     }
@@ -112,34 +100,33 @@ static wherry_status make(bool long_segments, wh_ucx_station **station_p, wherry
 }
 
 static void count_used(int by) {
-    pthread_mutex_lock(&lock);
+    wh_fork_lock_take(&lock);
     used_count += (uint32_t)by;
-    pthread_mutex_unlock(&lock);
+    wh_fork_lock_give(&lock);
 }
 
 wherry_status wh_ucx_station_take(const uint8_t *peer_id, bool long_segments, wh_ucx_station **station_p,
                                   wherry_error *error) {
     wh_ucx_station *station;
-    pthread_once(&registered, register_fork);
-    pthread_mutex_lock(&lock);
+    wh_fork_lock_take(&lock);
     if (spoilt) {
-        pthread_mutex_unlock(&lock);
+        wh_fork_lock_give(&lock);
         return wh_fail(error, WHERRY_UNSUPPORTED,
                        "this process was forked from one in which UCX was at work, and UCX does not survive that: "
                        "start it anew, by exec or the start method \"spawn\"");
     }
     used_count++;
     while ((station = take_kept(peer_id, long_segments))) {
-        pthread_mutex_unlock(&lock);
+        wh_fork_lock_give(&lock);
         if (wh_ucx_station_alive(station)) {
             break;
         }
         wh_ucx_station_destroy(station);
-        pthread_mutex_lock(&lock);
+        wh_fork_lock_take(&lock);
     }
     wherry_status status = WHERRY_OK;
     if (!station) {
-        pthread_mutex_unlock(&lock);
+        wh_fork_lock_give(&lock);
         wh_point("ucx makes a station");
         status = make(long_segments, &station, error);
     }
@@ -176,14 +163,14 @@ void wh_ucx_station_give(wh_ucx_station *station) {
     station->message = NULL;
     station->in_pair = false;
     if (station->clean && !station->pending && station->lost == UCS_OK && station->peer) {
-        pthread_mutex_lock(&lock);
+        wh_fork_lock_take(&lock);
         station->next = kept;
         kept = station;
         kept_count++;
         station = take_oldest();
-        pthread_mutex_unlock(&lock);
+        wh_fork_lock_give(&lock);
     }
-    pthread_mutex_lock(&lock);
+    wh_fork_lock_take(&lock);
     if (station && station->touched && !station->settled) {
         station->linger = wh_deadline_in_ms(LINGER_MS);
         station->next = aside;
@@ -191,7 +178,7 @@ void wh_ucx_station_give(wh_ucx_station *station) {
         station = NULL;
     }
     release_aside(false);
-    pthread_mutex_unlock(&lock);
+    wh_fork_lock_give(&lock);
     if (station) {
         wh_ucx_station_destroy(station);
     }

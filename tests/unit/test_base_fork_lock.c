@@ -1,0 +1,92 @@
+/* A lock that a fork finds free, and what it guards whole, whenever the fork comes. */
+#include <pthread.h>
+#include <stdatomic.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "base/fork_lock.h"
+#include "support/build.h"
+
+enum { FORKS = 200, THREADS = 2, CHILD_S = 20 };
+
+/** Two numbers that are equal whenever nobody holds the lock. */
+typedef struct guarded {
+    wh_fork_lock *lock;
+    volatile int one;
+    volatile int other;
+} guarded;
+
+static int befores;
+static int children;
+
+static void before_fork(void) {
+    befores++;
+}
+
+static void in_child(void) {
+    children++;
+}
+
+static wh_fork_lock first = WH_FORK_LOCK(before_fork, in_child);
+static wh_fork_lock second = WH_FORK_LOCK(NULL, NULL);
+static wh_fork_lock late = WH_FORK_LOCK(before_fork, in_child);
+static guarded all[THREADS] = {{&first, 0, 0}, {&second, 0, 0}};
+static atomic_bool over;
+
+static void *count(void *context) {
+    guarded *what = context;
+    while (!atomic_load(&over)) {
+        wh_fork_lock_take(what->lock);
+        what->one++;
+        what->other++;
+        wh_fork_lock_give(what->lock);
+    }
+    return NULL;
+}
+
+/** @return 0 where all is well; a child that waits for a lock without end is ended by the alarm. */
+static int be_child(void) {
+    alarm(CHILD_S);
+    for (int i = 0; i < THREADS; i++) {
+        wh_fork_lock_take(all[i].lock);
+        if (all[i].one != all[i].other) {
+            return 1;
+        }
+        wh_fork_lock_give(all[i].lock);
+    }
+    wh_fork_lock_take(&late); /* one that nobody has taken before */
+    wh_fork_lock_give(&late);
+    return children == 1 && befores >= 1 ? 0 : 2;
+}
+
+static void test_forks(void **state) {
+    (void)state;
+    pthread_t threads[THREADS];
+    for (int i = 0; i < THREADS; i++) {
+        wh_fork_lock_take(all[i].lock); /* from now on forks see to it */
+        wh_fork_lock_give(all[i].lock);
+        assert_int_equal(pthread_create(threads + i, NULL, count, all + i), 0);
+    }
+    for (int i = 0; i < FORKS; i++) {
+        int result = -1;
+        pid_t child = fork();
+        assert_true(child >= 0);
+        if (child == 0) {
+            _exit(be_child());
+        }
+        assert_int_equal(waitpid(child, &result, 0), child);
+        assert_int_equal(result, 0);
+        assert_int_equal(befores, i + 1);
+        assert_int_equal(children, 0); /* that is the children's */
+    }
+    atomic_store(&over, true);
+    for (int i = 0; i < THREADS; i++) {
+        pthread_join(threads[i], NULL);
+        assert_true(all[i].one == all[i].other && all[i].one > 0);
+    }
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_forks)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
