@@ -112,7 +112,9 @@ static void test_settings(void **state) {
     setenv("UCX_TLS", "nosuch", 1);
     run(&nothing);
     setenv("UCX_TLS", "posix", 1); /* which has no peers that may fail */
+    setenv("UCX_MM_ERROR_HANDLING", "n", 1);
     run(&nothing);
+    unsetenv("UCX_MM_ERROR_HANDLING");
     unsetenv("UCX_TLS");
 }
 

@@ -1,8 +1,9 @@
 /*
  * Over UCX: a rank dies in the middle, comes back as another process, and is served again, from the same process as before. And a receiver that does not answer
- * over UCX gets its bytes over the next lane. And connections are kept.
+ * over UCX gets its bytes over the next lane. And connections are kept. And sides whose settings of UCX differ agree.
  */
 #include <stdatomic.h>
+#include <stdlib.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -24,7 +25,7 @@ static void check_figures(crowd_rank *self, const wherry_stats *stats, const cha
     crowd_check(self, strcmp(stats->lane, lane) == 0, "over %s: %s", stats->lane, stats->reasons);
 }
 
-static void receive(crowd_rank *self, const char *lanes, const char *lane) {
+static wherry_stats receive(crowd_rank *self, const char *lanes, const char *lane) {
     wherry_transfer_options options = crowd_options(lanes);
     wherry_error error;
     wherry_value *received;
@@ -34,6 +35,7 @@ static void receive(crowd_rank *self, const char *lanes, const char *lane) {
     crowd_check(self, crowd_state_is(&sent, received), "what came is not right");
     wherry_value_destroy(received);
     check_figures(self, &stats, lane);
+    return stats;
 }
 
 static wherry_status send_state(crowd_rank *self, const char *lanes, wherry_outcome *outcome, wherry_error *error) {
@@ -197,6 +199,40 @@ static void test_connections_are_kept(void **state) {
     assert_true(crowd_close(all));
 }
 
+/* ---- what is agreed on ---- */
+
+/** What the user of each side says of messages over shared memory. */
+typedef struct wish {
+    const char *of[RANKS];
+} wish;
+
+static void be_wishful(crowd_rank *self) {
+    const wish *s = self->scene;
+    wherry_outcome outcome;
+    wherry_error error;
+    setenv("UCX_MM_ERROR_HANDLING", s->of[self->rank], 1);
+    if (self->rank == SOURCE) {
+        crowd_must(self, send_state(self, "ucx", &outcome, &error), error);
+        return;
+    }
+    wherry_stats stats = receive(self, "ucx", "ucx");
+    bool both = s->of[SOURCE][0] == 'y' && s->of[RECEIVER][0] == 'y' && strstr(getenv("UCX_TLS"), "sm");
+    crowd_check(self, both == !strstr(stats.detail, "tcp/"), "source %s, receiver %s: %s", s->of[SOURCE],
+                s->of[RECEIVER], stats.detail);
+}
+
+/** UCX does not ask whether its peer has the same settings, and where they differ ends the process, or never arrives. */
+static void test_users_who_differ(void **state) {
+    (void)state;
+    static const wish wishes[] = {{{"y", "n"}}, {{"n", "y"}}, {{"n", "n"}}, {{"y", "y"}}};
+    for (size_t i = 0; i < sizeof(wishes) / sizeof(*wishes); i++) {
+        crowd *all = crowd_open("users who differ", RANKS, false, 60000);
+        crowd_start(all, SOURCE, be_wishful, wishes + i, NULL);
+        crowd_start(all, RECEIVER, be_wishful, wishes + i, NULL);
+        assert_true(crowd_close(all));
+    }
+}
+
 static int set_up(void **state) {
     (void)state;
     wherry_log_set_level(WHERRY_LOG_OFF);
@@ -212,10 +248,9 @@ static int tear_down(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_receiver_comes_back),
-        cmocka_unit_test(test_source_comes_back),
-        cmocka_unit_test(test_no_answer),
-        cmocka_unit_test(test_connections_are_kept),
+        cmocka_unit_test(test_receiver_comes_back), cmocka_unit_test(test_source_comes_back),
+        cmocka_unit_test(test_no_answer),           cmocka_unit_test(test_connections_are_kept),
+        cmocka_unit_test(test_users_who_differ),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);
 }

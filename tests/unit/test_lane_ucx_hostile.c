@@ -184,7 +184,7 @@ static void play(const script *what) {
     pthread_t thread;
     open_stage(&s, what->verify, what->expected == WHERRY_TIMED_OUT ? SHORT_MS : LONG_MS, &bytes);
     must(wh_ucx_request_read(bytes.bytes, bytes.size, 1, &request, &error));
-    must(wh_ucx_station_take(request.addresses[0].id, request.long_segments, &station, &error));
+    must(wh_ucx_station_take(request.addresses[0].id, request.settings, &station, &error));
     must(wh_ucx_station_connect(station, request.addresses[0].id, request.addresses[0].bytes, 1, &error));
     assert_int_equal(pthread_create(&thread, NULL, pull, &s), 0);
     say(station, &s, &request, what->lines);
@@ -228,29 +228,47 @@ static void test_too_many_pieces(void **state) {
 }
 
 /** What both sides have free is agreed on; what the user of either has settled is not asked for, and not taken. */
-static void test_segments(void **state) {
+static void test_settings(void **state) {
     (void)state;
+    static const struct {
+        const char *name;
+        const char *value;
+        uint8_t settings; /* that are left */
+    } users[] = {
+        {"UCX_TCP_RX_SEG_SIZE", "64k", WH_UCX_SHARED_MESSAGES},
+        {"UCX_TCP_TX_SEG_SIZE", "64k", WH_UCX_SHARED_MESSAGES},
+        {"UCX_MM_ERROR_HANDLING", "n", WH_UCX_LONG_SEGMENTS},
+        {"UCX_SYSV_ERROR_HANDLING", "off", WH_UCX_LONG_SEGMENTS},
+        {"UCX_POSIX_ERROR_HANDLING", "0", WH_UCX_LONG_SEGMENTS},
+        {"UCX_MM_ERROR_HANDLING", "y", WH_UCX_SETTINGS_ALL},
+        {"UCX_MM_ERROR_HANDLING", "on", WH_UCX_SETTINGS_ALL},
+    };
     stage s;
-    wh_string bytes[2] = {{0}};
+    wh_string all = {0};
     wh_ucx_request request;
     wh_lane_end *end;
     wherry_error error;
     bool ready;
-    open_stage(&s, false, LONG_MS, bytes);
-    must(wh_ucx_request_read(bytes->bytes, bytes->size, 1, &request, &error));
-    assert_true(request.long_segments);
+    open_stage(&s, false, LONG_MS, &all);
+    must(wh_ucx_request_read(all.bytes, all.size, 1, &request, &error));
+    assert_int_equal(request.settings, WH_UCX_SETTINGS_ALL);
     close_stage(&s);
-    setenv("UCX_TCP_RX_SEG_SIZE", "64k", 1);
-    open_stage(&s, false, LONG_MS, bytes + 1);
-    must(wh_ucx_request_read(bytes[1].bytes, bytes[1].size, 1, &request, &error));
-    assert_false(request.long_segments);
-    must_fail(WHERRY_MALFORMED, error,
-              wh_lane_ucx.accept(&s.trial.source.site, bytes->bytes, bytes->size, &ready, &end, &error));
-    assert_non_null(strstr(error.message, "long segments"));
-    unsetenv("UCX_TCP_RX_SEG_SIZE");
-    close_stage(&s);
-    wh_free(bytes[0].bytes);
-    wh_free(bytes[1].bytes);
+    for (size_t i = 0; i < sizeof(users) / sizeof(*users); i++) {
+        wh_string bytes = {0};
+        setenv(users[i].name, users[i].value, 1);
+        open_stage(&s, false, LONG_MS, &bytes);
+        must(wh_ucx_request_read(bytes.bytes, bytes.size, 1, &request, &error));
+        assert_int_equal(request.settings, users[i].settings);
+        if (users[i].settings != WH_UCX_SETTINGS_ALL) {
+            must_fail(WHERRY_MALFORMED, error,
+                      wh_lane_ucx.accept(&s.trial.source.site, all.bytes, all.size, &ready, &end, &error));
+            assert_non_null(strstr(error.message, "settings 3"));
+        }
+        unsetenv(users[i].name);
+        close_stage(&s);
+        wh_free(bytes.bytes);
+    }
+    wh_free(all.bytes);
 }
 
 /** A limit that has passed is not the end before the peer had a last moment, which ends with the next thing that it does. */
@@ -283,6 +301,6 @@ static void test_limit(void **state) {
 int main(void) {
     wherry_log_set_level(WHERRY_LOG_OFF);
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_scripts), cmocka_unit_test(test_too_many_pieces),
-                                       cmocka_unit_test(test_segments), cmocka_unit_test(test_limit)};
+                                       cmocka_unit_test(test_settings), cmocka_unit_test(test_limit)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -149,7 +149,7 @@ void wh_ucx_pusher_destroy(wh_ucx_pusher *push);
 void wh_ucx_puller_destroy(wh_ucx_puller *pull);
 
 /**
- * Takes WH_UCX_PACKED bytes of the station's scratch memory, for a piece in a slot: those of all that are free that come first, since the others may be in no
+ * Takes WH_UCX_PART bytes of the station's scratch memory, for a piece in a slot: those of all that are free that come first, since the others may be in no
  * cache. Gives them back. @return NULL where there is no memory.
  */
 uint8_t *wh_ucx_scratch_take(wh_ucx_worker *worker);

@@ -215,14 +215,14 @@ static wherry_status await_others(wh_ucx_worker *worker, wherry_error *error) {
 }
 
 /**
- * Workers that are kept in pairs take turns, and have one processor's caches: there one piece is enough where the other reads it out of this one's memory, and a
- * long one, so that they take few turns. Sockets keep what goes through them in these caches too: there pieces are shorter, and one is packed while another goes.
+ * Workers that are kept in pairs take turns, and have one processor's caches: there one piece is enough where the other reads it out of this one's memory. Sockets
+ * keep what goes through them in these caches too: there pieces are shorter, and one is packed while another goes.
  */
 static wh_ucx_packing best_packing(wh_ucx_station *station) {
     if (!station->in_pair) {
         return (wh_ucx_packing){1 << 20, 3};
     }
-    return wh_ucx_station_is_near(station) ? (wh_ucx_packing){2 << 20, 1} : (wh_ucx_packing){512 << 10, 2};
+    return wh_ucx_station_is_near(station) ? (wh_ucx_packing){1 << 20, 1} : (wh_ucx_packing){512 << 10, 2};
 }
 
 static wherry_status push_chunks(wh_ucx_worker *worker, const wh_feed *feed, wherry_error *error) {

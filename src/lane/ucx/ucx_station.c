@@ -6,6 +6,7 @@
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <strings.h>
 #include <sys/random.h>
 
 #include "base/alloc.h"
@@ -37,21 +38,34 @@ static void set(const wh_ucx_library *ucx, ucp_config_t *config, const char *tra
     (void)ucx->ucp_config_modify(config, ucx->minor >= WH_UCX_WHOLE_NAMES_MINOR ? whole : name, value);
 }
 
-bool wh_ucx_segments_are_free(void) {
-    return !getenv("UCX_TCP_RX_SEG_SIZE") && !getenv("UCX_TCP_TX_SEG_SIZE");
+/** Whether a setting of UCX is there and says no: n, no, off, 0. */
+static bool is_denied(const char *name) {
+    const char *value = getenv(name);
+    return value && (strchr("nN0", *value) || strcasecmp(value, "off") == 0);
+}
+
+uint8_t wh_ucx_settings_here(void) {
+    bool segments = !getenv("UCX_TCP_RX_SEG_SIZE") && !getenv("UCX_TCP_TX_SEG_SIZE");
+    bool messages = !is_denied("UCX_MM_ERROR_HANDLING") && !is_denied("UCX_SYSV_ERROR_HANDLING") &&
+                    !is_denied("UCX_POSIX_ERROR_HANDLING");
+    return (uint8_t)((segments ? WH_UCX_LONG_SEGMENTS : 0) | (messages ? WH_UCX_SHARED_MESSAGES : 0));
 }
 
 /**
- * With peers that may fail, UCX leaves out process_vm_readv unless it is told that memory can be invalidated; on one host it would take TCP instead. And TCP then
- * brings bytes by segments, each a call of the system and a copy out of a buffer: with 64 KiB, as UCX has it, they go at three fifths of the rate.
+ * With peers that may fail, UCX leaves out process_vm_readv unless it is told that memory can be invalidated, and shared memory for its messages unless it is told
+ * that failures are to be handled there; on one host it would take TCP instead. And TCP then brings bytes by segments, each a call of the system and a copy out of a
+ * buffer: with 64 KiB, as UCX has it, they go at three fifths of the rate.
  */
 static void settle_settings(const wh_ucx_station *station, ucp_config_t *config) {
     if (!getenv("UCX_CMA_MEMORY_INVALIDATE")) {
         set(station->ucx, config, "CMA", "MEMORY_INVALIDATE", "y");
     }
-    if (station->long_segments) {
+    if (station->settings & WH_UCX_LONG_SEGMENTS) {
         set(station->ucx, config, "TCP", "RX_SEG_SIZE", LONG_SEGMENT);
     }
+    /* So named in all versions, since it is of several transports. */
+    (void)station->ucx->ucp_config_modify(config, "MM_ERROR_HANDLING",
+                                          station->settings & WH_UCX_SHARED_MESSAGES ? "y" : "n");
 }
 
 static wherry_status create_context(wh_ucx_station *station, wherry_error *error) {
@@ -142,7 +156,7 @@ void wh_ucx_station_destroy(wh_ucx_station *station) {
 }
 
 /** UCX starts a thread of its own, which inherits that all signals are blocked. */
-wherry_status wh_ucx_station_create(const wh_ucx_library *ucx, bool long_segments, wh_ucx_station **station_p,
+wherry_status wh_ucx_station_create(const wh_ucx_library *ucx, uint8_t settings, wh_ucx_station **station_p,
                                     wherry_error *error) {
     wh_ucx_station *station = wh_alloc_zeroed(1, sizeof(*station));
     if (!station) {
@@ -155,7 +169,7 @@ wherry_status wh_ucx_station_create(const wh_ucx_library *ucx, bool long_segment
     sigset_t all;
     sigset_t before;
     station->ucx = ucx;
-    station->long_segments = long_segments;
+    station->settings = settings;
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
     wh_ucx_enter();

@@ -1,9 +1,9 @@
 /**
  * @file ucx_wire.h  What the sides of the lane `ucx` say to each other. Pure: needs no UCX, and believes nothing. Numbers are big endian.
  *
- *     offer     version u8, workers u8: as many as the source would use; segments u8: 1 where the source would
- *               take long ones, 0 where its user has settled that; boot id of its host, 36 bytes
- *     request   version u8, token 16 bytes, workers u8, segments u8: 1 where both take long ones; for each worker:
+ *     offer     version u8, workers u8: as many as the source would use; settings u8: those that it would take,
+ *               a bit each; boot id of its host, 36 bytes
+ *     request   version u8, token 16 bytes, workers u8, settings u8: those that both take; for each worker:
  *               processor u32 that it is kept on, 2^32 - 1: none; id 16 bytes, length u16, its address; digest 16
  *               bytes of all that is before it
  *     message   an active message of UCX with a header of 64 bytes:
@@ -15,9 +15,9 @@
  *     END       `chunk` chunks have come from this worker in this round
  *     ENDED     receiver -> source: all of them are here. Until then the source lets UCX get on
  *
- * The digest of a request is there because UCX reads addresses without checking them: bytes that were damaged must not get that far. Segments are what UCX
- * receives from TCP in one piece. It does not ask its peer how long they may be, and one that is longer than was expected would overwrite memory: so the sides
- * agree on them first.
+ * The digest of a request is there because UCX reads addresses without checking them: bytes that were damaged must not get that far. Settings are what UCX must have
+ * the same at both sides, and does not ask for: a segment that is longer than was expected would overwrite memory, and messages over shared memory that one side
+ * alone takes for a way end the process, in old versions, or in new ones never arrive.
  */
 #ifndef WH_LANE_UCX_WIRE_H
 #define WH_LANE_UCX_WIRE_H
@@ -27,7 +27,7 @@
 #include "lane/pairs.h"
 
 enum {
-    WH_UCX_VERSION = 3,
+    WH_UCX_VERSION = 4,
     WH_UCX_OFFER_BYTES = 3 + WH_BOOT_BYTES,
     WH_UCX_TOKEN_BYTES = 16,
     WH_UCX_ID_BYTES = 16,
@@ -35,6 +35,13 @@ enum {
     WH_UCX_HEADER_BYTES = 64,
     WH_UCX_PIECE_MAX = 2 << 20, /**< Bytes of a piece. */
 };
+
+/** What both sides have agreed on. */
+typedef enum wh_ucx_settings {
+    WH_UCX_LONG_SEGMENTS = 1,   /**< UCX takes 512 KiB at once from TCP; else as its user says. */
+    WH_UCX_SHARED_MESSAGES = 2, /**< Messages may go by shared memory, though peers may fail. */
+    WH_UCX_SETTINGS_ALL = 3,
+} wh_ucx_settings;
 
 typedef enum wh_ucx_kind {
     WH_UCX_HELLO = 1,
@@ -69,7 +76,7 @@ const char *wh_ucx_piece_check(const wh_ucx_header *header, uint64_t length, uin
 
 typedef struct wh_ucx_offer {
     uint32_t workers;
-    bool long_segments;
+    uint8_t settings;         /**< wh_ucx_settings */
     char boot[WH_BOOT_BYTES]; /**< No host's where it is not known. */
 } wh_ucx_offer;
 
@@ -89,7 +96,7 @@ typedef struct wh_ucx_address {
 typedef struct wh_ucx_request {
     uint8_t token[WH_UCX_TOKEN_BYTES];
     uint32_t workers;
-    bool long_segments;
+    uint8_t settings; /**< wh_ucx_settings */
     wh_pairs pairs;
     wh_ucx_address addresses[WH_UCX_WORKERS_MAX];
 } wh_ucx_request;
