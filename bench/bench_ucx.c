@@ -54,7 +54,10 @@ typedef struct run {
 static bench_state create_state(const run *own) {
     bench_state state = bench_state_uniform(own->tensors, own->bytes);
     for (size_t i = 0; i < state.count && own->bytes >= HUGE_PAGE; i++) {
-        madvise(state.extents[i].iov_base, state.extents[i].iov_len, own->huge ? MADV_HUGEPAGE : MADV_NOHUGEPAGE);
+        if (madvise(state.extents[i].iov_base, state.extents[i].iov_len, own->huge ? MADV_HUGEPAGE : MADV_NOHUGEPAGE) !=
+            0) {
+            bench_die("the system does not let a program choose its pages");
+        }
     }
     return state;
 }

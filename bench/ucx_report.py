@@ -16,7 +16,7 @@ MANY = 20_000
 PAGES = {"small": "what malloc gives", "huge": "huge pages"}
 #: Repeats in one pair of processes; then another has its turn, with the other state, so that both see the same machine, and ucx_perftest.
 TURN = 3
-#: What UCX may use: with peers that may fail it needs TCP beside shared memory, for its own messages.
+#: What UCX may use. TCP beside shared memory is there for what does not go by that.
 SETTINGS = {"TCP loopback": "tcp", "shared memory": "tcp,sm"}
 PLAIN = ("tag 1", "tag 2", "am 1", "am 2")
 

@@ -1,6 +1,6 @@
 /**
  * @file fork_lock.h  A lock over what the whole process has. A fork waits until nobody holds it: so the child finds it free, and what it guards whole. Whoever holds
- * one takes no other.
+ * one takes no other, and no lock that another fork handler takes.
  */
 #ifndef WH_BASE_FORK_LOCK_H
 #define WH_BASE_FORK_LOCK_H

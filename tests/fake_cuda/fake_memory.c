@@ -200,9 +200,10 @@ static char *next_address(size_t size) {
     enum { PAGE = 4096 };
     static char *next;
     static char *end;
-    const size_t room = (size_t)1 << 40;
+    const size_t least = (size_t)1 << 36; /* a thread sanitizer leaves little more */
     pthread_mutex_lock(&lock);
     if (!next || (size_t)(end - next) < size) {
+        size_t room = size > least ? size : least;
         next = mmap(NULL, room, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
         end = next == MAP_FAILED ? next : next + room;
     }

@@ -185,13 +185,6 @@ static void test_no_threads(void **state) {
 
 enum { FORKS = 10, STOP = 0 };
 
-/** Before gcc 14 and clang 17 the address sanitizer forgot its allocator's locks at a fork: what another thread held then, the child waits for without end. */
-#if defined(__clang__)
-#define SANITIZER_FORKS (__clang_major__ >= 17)
-#else
-#define SANITIZER_FORKS (__GNUC__ >= 14)
-#endif
-
 /** The crowds that the children of the forks meet in. */
 static crowd *families[FORKS];
 
@@ -247,13 +240,7 @@ static void be_parent(crowd_rank *self) {
 
 static void test_forks_join_groups_of_their_own(void **state) {
     (void)state;
-    if (CROWD_THREAD_SANITIZER) {
-        fprintf(stderr,
-                "# forks are not tried: the thread sanitizer has no threads in the child of a process with some\n");
-        return;
-    }
-    if (CROWD_ADDRESS_SANITIZER && !SANITIZER_FORKS) {
-        fprintf(stderr, "# forks are not tried: this compiler's address sanitizer forgets its allocator's locks\n");
+    if (!crowd_may_fork()) {
         return;
     }
     for (int i = 0; i < FORKS; i++) {

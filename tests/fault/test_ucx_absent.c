@@ -115,6 +115,7 @@ static void test_settings(void **state) {
     setenv("UCX_MM_ERROR_HANDLING", "n", 1);
     run(&nothing);
     unsetenv("UCX_MM_ERROR_HANDLING");
+    run(&(scene){"shared memory alone", {NULL, NULL}, "ucx,stream", WHERRY_OK, "ucx", ""});
     unsetenv("UCX_TLS");
 }
 
@@ -153,7 +154,7 @@ static int load_and_compare(void) {
     while (environ[variables]) {
         variables++;
     }
-    if (wh_ucx_station_take(NULL, true, &station, &error) != WHERRY_OK) {
+    if (wh_ucx_station_take(NULL, WH_UCX_SETTINGS_ALL, &station, &error) != WHERRY_OK) {
         return 1;
     }
     for (int i = 0; i < 6; i++) {
@@ -177,7 +178,7 @@ static void test_loading_leaves_the_process_as_it_was(void **state) {
 static int take_one(void) {
     wh_ucx_station *station;
     wherry_error error;
-    wherry_status status = wh_ucx_station_take(NULL, true, &station, &error);
+    wherry_status status = wh_ucx_station_take(NULL, WH_UCX_SETTINGS_ALL, &station, &error);
     if (status == WHERRY_OK) {
         wh_ucx_station_give(station);
     }
@@ -201,7 +202,7 @@ static int fork_at_rest(void) {
 static int fork_at_work(void) {
     wh_ucx_station *station;
     wherry_error error;
-    if (wh_ucx_station_take(NULL, true, &station, &error) != WHERRY_OK) {
+    if (wh_ucx_station_take(NULL, WH_UCX_SETTINGS_ALL, &station, &error) != WHERRY_OK) {
         return 1;
     }
     int got = take_in_a_child();

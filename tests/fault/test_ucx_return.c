@@ -1,6 +1,6 @@
 /*
  * Over UCX: a rank dies in the middle, comes back as another process, and is served again, from the same process as before. And a receiver that does not answer
- * over UCX gets its bytes over the next lane. And connections are kept. And sides whose settings of UCX differ agree.
+ * over UCX gets its bytes over the next lane. And connections are kept, but for a fork. And sides whose settings of UCX differ agree.
  */
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -199,6 +199,64 @@ static void test_connections_are_kept(void **state) {
     assert_true(crowd_close(all));
 }
 
+/* ---- forks between transfers ---- */
+
+static void count_made(const char *point) {
+    made += strcmp(point, "ucx makes a station") == 0;
+}
+
+static void transfer_once(crowd_rank *self) {
+    wherry_outcome outcome;
+    wherry_error error;
+    if (self->rank == SOURCE) {
+        crowd_must(self, send_state(self, "ucx", &outcome, &error), error);
+    } else {
+        receive(self, "ucx", "ucx");
+    }
+}
+
+/** A child has nothing of what its parent has kept, and UCX works there. */
+static int be_child(void) {
+    wh_ucx_station *station;
+    wherry_error error;
+    made = 0;
+    if (wh_ucx_station_take(NULL, WH_UCX_SETTINGS_ALL, &station, &error) != WHERRY_OK || made != 1) {
+        return 1;
+    }
+    wh_ucx_station_give(station);
+    return 0;
+}
+
+static void be_forking(crowd_rank *self) {
+    wh_point_hook = count_made;
+    transfer_once(self);
+    int first = made;
+    pid_t child = fork();
+    if (child == 0) {
+        alarm(30);
+        _exit(be_child());
+    }
+    int result = -1;
+    waitpid(child, &result, 0);
+    crowd_check(self, result == 0, "the child ended with %d", result);
+    transfer_once(self);
+    crowd_check(self, first > 0 && made == 2 * first, "%d stations were made for the first, %d later", first,
+                made - first);
+    wh_point_hook = NULL;
+}
+
+/** What was kept is released before a fork, at both sides: the next transfer makes it anew. */
+static void test_forks_between_transfers(void **state) {
+    (void)state;
+    if (!crowd_may_fork()) {
+        return;
+    }
+    crowd *all = crowd_open("forks between transfers", RANKS, false, 60000);
+    crowd_start(all, SOURCE, be_forking, NULL, NULL);
+    crowd_start(all, RECEIVER, be_forking, NULL, NULL);
+    assert_true(crowd_close(all));
+}
+
 /* ---- what is agreed on ---- */
 
 /** What the user of each side says of messages over shared memory. */
@@ -206,31 +264,37 @@ typedef struct wish {
     const char *of[RANKS];
 } wish;
 
-static void be_wishful(crowd_rank *self) {
-    const wish *s = self->scene;
+static const wish wishes[] = {{{"y", "n"}}, {{"n", "y"}}, {{"y", "y"}}, {{"n", "n"}}, {{"y", "y"}}};
+
+static void transfer_as_wished(crowd_rank *self, const wish *s) {
     wherry_outcome outcome;
     wherry_error error;
+    const char *transports = getenv("UCX_TLS");
     setenv("UCX_MM_ERROR_HANDLING", s->of[self->rank], 1);
     if (self->rank == SOURCE) {
         crowd_must(self, send_state(self, "ucx", &outcome, &error), error);
         return;
     }
     wherry_stats stats = receive(self, "ucx", "ucx");
-    bool both = s->of[SOURCE][0] == 'y' && s->of[RECEIVER][0] == 'y' && strstr(getenv("UCX_TLS"), "sm");
-    crowd_check(self, both == !strstr(stats.detail, "tcp/"), "source %s, receiver %s: %s", s->of[SOURCE],
+    bool shared = s->of[SOURCE][0] == 'y' && s->of[RECEIVER][0] == 'y' && (!transports || strstr(transports, "sm"));
+    crowd_check(self, shared == !strstr(stats.detail, "tcp/"), "source %s, receiver %s: %s", s->of[SOURCE],
                 s->of[RECEIVER], stats.detail);
+}
+
+/** What one transfer leaves for the next is used only where the settings are the same. */
+static void be_wishful(crowd_rank *self) {
+    for (size_t i = 0; i < sizeof(wishes) / sizeof(*wishes); i++) {
+        transfer_as_wished(self, wishes + i);
+    }
 }
 
 /** UCX does not ask whether its peer has the same settings, and where they differ ends the process, or never arrives. */
 static void test_users_who_differ(void **state) {
     (void)state;
-    static const wish wishes[] = {{{"y", "n"}}, {{"n", "y"}}, {{"n", "n"}}, {{"y", "y"}}};
-    for (size_t i = 0; i < sizeof(wishes) / sizeof(*wishes); i++) {
-        crowd *all = crowd_open("users who differ", RANKS, false, 60000);
-        crowd_start(all, SOURCE, be_wishful, wishes + i, NULL);
-        crowd_start(all, RECEIVER, be_wishful, wishes + i, NULL);
-        assert_true(crowd_close(all));
-    }
+    crowd *all = crowd_open("users who differ", RANKS, false, 60000);
+    crowd_start(all, SOURCE, be_wishful, NULL, NULL);
+    crowd_start(all, RECEIVER, be_wishful, NULL, NULL);
+    assert_true(crowd_close(all));
 }
 
 static int set_up(void **state) {
@@ -248,8 +312,11 @@ static int tear_down(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_receiver_comes_back), cmocka_unit_test(test_source_comes_back),
-        cmocka_unit_test(test_no_answer),           cmocka_unit_test(test_connections_are_kept),
+        cmocka_unit_test(test_receiver_comes_back),
+        cmocka_unit_test(test_source_comes_back),
+        cmocka_unit_test(test_no_answer),
+        cmocka_unit_test(test_connections_are_kept),
+        cmocka_unit_test(test_forks_between_transfers),
         cmocka_unit_test(test_users_who_differ),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);

@@ -347,3 +347,16 @@ void crowd_check_report(crowd_rank *self, const wherry_report *report, const whe
                     error->message);
     }
 }
+
+bool crowd_may_fork(void) {
+    if (CROWD_THREAD_SANITIZER) {
+        fprintf(stderr,
+                "# forks are not tried: the thread sanitizer has no threads in the child of a process with some\n");
+        return false;
+    }
+    if (CROWD_ADDRESS_SANITIZER && !CROWD_ADDRESS_SANITIZER_FORKS) {
+        fprintf(stderr, "# forks are not tried: this compiler's address sanitizer forgets its allocator's locks\n");
+        return false;
+    }
+    return true;
+}

@@ -31,6 +31,13 @@
 #define CROWD_THREAD_SANITIZER 0
 #endif
 
+/** Before gcc 14 and clang 17 the address sanitizer forgot its allocator's locks at a fork: what another thread held then, the child waits for without end. */
+#if defined(__clang__)
+#define CROWD_ADDRESS_SANITIZER_FORKS (__clang_major__ >= 17)
+#else
+#define CROWD_ADDRESS_SANITIZER_FORKS (__GNUC__ >= 14)
+#endif
+
 /** How much slower everything is under a sanitizer. */
 enum { CROWD_SLOW = CROWD_ADDRESS_SANITIZER || CROWD_THREAD_SANITIZER ? 4 : 1 };
 
@@ -155,5 +162,8 @@ wherry_status crowd_target(void *context, const wherry_value **target_p);
  */
 void crowd_check_report(crowd_rank *self, const wherry_report *report, const wherry_error *error,
                         const crowd_state *target, const crowd_state *before, const crowd_state *source);
+
+/** Whether a process with threads may be forked into one that goes on; says why not where it must not. */
+bool crowd_may_fork(void);
 
 #endif

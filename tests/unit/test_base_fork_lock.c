@@ -1,4 +1,5 @@
 /* A lock that a fork finds free, and what it guards whole, whenever the fork comes. */
+#include <errno.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <sys/wait.h>
@@ -18,20 +19,23 @@ typedef struct guarded {
 
 static int befores;
 static int children;
-
-static void before_fork(void) {
-    befores++;
-}
-
-static void in_child(void) {
-    children++;
-}
+static void before_fork(void);
+static void in_child(void);
 
 static wh_fork_lock first = WH_FORK_LOCK(before_fork, in_child);
 static wh_fork_lock second = WH_FORK_LOCK(NULL, NULL);
-static wh_fork_lock late = WH_FORK_LOCK(before_fork, in_child);
+static wh_fork_lock late = WH_FORK_LOCK(NULL, NULL);
 static guarded all[THREADS] = {{&first, 0, 0}, {&second, 0, 0}};
 static atomic_bool over;
+
+/** Both are called under the lock. */
+static void before_fork(void) {
+    befores += pthread_mutex_trylock(&first.mutex) == EBUSY;
+}
+
+static void in_child(void) {
+    children += pthread_mutex_trylock(&first.mutex) == EBUSY;
+}
 
 static void *count(void *context) {
     guarded *what = context;

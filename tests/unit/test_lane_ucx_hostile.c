@@ -240,7 +240,9 @@ static void test_settings(void **state) {
         {"UCX_MM_ERROR_HANDLING", "n", WH_UCX_LONG_SEGMENTS},
         {"UCX_SYSV_ERROR_HANDLING", "off", WH_UCX_LONG_SEGMENTS},
         {"UCX_POSIX_ERROR_HANDLING", "0", WH_UCX_LONG_SEGMENTS},
+        {"UCX_XPMEM_ERROR_HANDLING", "No", WH_UCX_LONG_SEGMENTS},
         {"UCX_MM_ERROR_HANDLING", "y", WH_UCX_SETTINGS_ALL},
+        {"UCX_MM_ERROR_HANDLING", "", WH_UCX_SETTINGS_ALL},
         {"UCX_MM_ERROR_HANDLING", "on", WH_UCX_SETTINGS_ALL},
     };
     stage s;

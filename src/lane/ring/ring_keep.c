@@ -23,7 +23,7 @@ typedef struct kept_memory {
 static kept_memory places[KEPT_MAX];
 static size_t next_place; /* which is given up where all are taken */
 
-/* The memory is not mapped there (MADV_DONTFORK), and not its to use. */
+/* The memory is not mapped in the child (MADV_DONTFORK), and not its to use. */
 static void after_fork_in_child(void) {
     for (size_t i = 0; i < KEPT_MAX; i++) {
         if (places[i].shared) {
@@ -45,25 +45,29 @@ static void release(kept_memory *kept) {
     }
 }
 
-/* Of the receiver: one that took its place must not get what the other may still have. */
-static uint64_t incarnation_of(const wh_ring_end *end) {
-    return wh_mailbox_incarnation(end->site->group->mailbox, end->site->peer);
-}
-
-static bool is_for(const kept_memory *kept, const wh_ring_end *end) {
+static bool is_for(const kept_memory *kept, const wh_ring_end *end, uint64_t incarnation) {
     return kept->shared && kept->group == end->site->group && kept->rank == end->site->peer &&
-           kept->incarnation == incarnation_of(end) && kept->workers == end->base.workers;
+           kept->incarnation == incarnation && kept->workers == end->base.workers;
 }
 
 /* ---- */
 
+/* Of the receiver: one that took its place must not get what the other may still have. Takes a lock of the group's, so not under the other. */
+static uint64_t incarnation_of(const wh_ring_end *end) {
+    return wh_mailbox_incarnation(end->site->group->mailbox, end->site->peer);
+}
+
 bool wh_ring_take_kept(wh_ring_end *end) {
+    if (!end->site->group) {
+        return false; /* nothing is kept for nobody */
+    }
+    uint64_t incarnation = incarnation_of(end);
     wh_fork_lock_take(&lock);
     for (size_t i = 0; i < KEPT_MAX && !end->shared; i++) {
         kept_memory *kept = places + i;
-        if (is_for(kept, end) && !atomic_load(&kept->shared->pull_closed)) {
+        if (is_for(kept, end, incarnation) && !atomic_load(&kept->shared->pull_closed)) {
             release(kept); /* its receiver may still write there */
-        } else if (is_for(kept, end)) {
+        } else if (is_for(kept, end, incarnation)) {
             end->shared = kept->shared;
             end->memory = kept->fd;
             kept->shared = NULL;
@@ -81,6 +85,7 @@ bool wh_ring_keep(wh_ring_end *end) {
     if (!worth) {
         return false;
     }
+    uint64_t incarnation = incarnation_of(end);
     wh_fork_lock_take(&lock);
     kept_memory *place = NULL;
     for (size_t i = 0; i < KEPT_MAX; i++) {
@@ -91,8 +96,7 @@ bool wh_ring_keep(wh_ring_end *end) {
         next_place = (next_place + 1) % KEPT_MAX;
         release(place);
     }
-    *place = (kept_memory){end->shared,     end->memory,         end->site->group,
-                           end->site->peer, incarnation_of(end), end->base.workers};
+    *place = (kept_memory){end->shared, end->memory, end->site->group, end->site->peer, incarnation, end->base.workers};
     wh_fork_lock_give(&lock);
     end->shared = NULL;
     end->memory = -1;

@@ -13,8 +13,8 @@
 #include "lane/ucx/ucx_station.h"
 
 /**
- * @param peer_id        SOURCE: the receiver's station; one that is connected with it is taken, else it is a new one. RECEIVER: NULL, any that a receiver
- *                       used before.
+ * @param peer_id   SOURCE: the receiver's station; one that is connected with it is taken, else it is a new one. RECEIVER: NULL, any that a receiver
+ *                  used before.
  * @param settings  wh_ucx_settings: as both sides have agreed.
  * @return WHERRY_OK; WHERRY_UNSUPPORTED where there is no UCX or it finds nothing to talk over, with the reason; WHERRY_NO_MEMORY, WHERRY_SYSTEM. May take some
  * milliseconds. Any thread.

@@ -38,16 +38,21 @@ static void set(const wh_ucx_library *ucx, ucp_config_t *config, const char *tra
     (void)ucx->ucp_config_modify(config, ucx->minor >= WH_UCX_WHOLE_NAMES_MINOR ? whole : name, value);
 }
 
-/** Whether a setting of UCX is there and says no: n, no, off, 0. */
+/** Whether a setting of UCX is there and says no, in one of the words that UCX knows. */
 static bool is_denied(const char *name) {
+    static const char *const words[] = {"n", "no", "off", "0"};
     const char *value = getenv(name);
-    return value && (strchr("nN0", *value) || strcasecmp(value, "off") == 0);
+    bool denied = false;
+    for (size_t i = 0; value && i < sizeof(words) / sizeof(*words); i++) {
+        denied = denied || strcasecmp(value, words[i]) == 0;
+    }
+    return denied;
 }
 
 uint8_t wh_ucx_settings_here(void) {
     bool segments = !getenv("UCX_TCP_RX_SEG_SIZE") && !getenv("UCX_TCP_TX_SEG_SIZE");
     bool messages = !is_denied("UCX_MM_ERROR_HANDLING") && !is_denied("UCX_SYSV_ERROR_HANDLING") &&
-                    !is_denied("UCX_POSIX_ERROR_HANDLING");
+                    !is_denied("UCX_POSIX_ERROR_HANDLING") && !is_denied("UCX_XPMEM_ERROR_HANDLING");
     return (uint8_t)((segments ? WH_UCX_LONG_SEGMENTS : 0) | (messages ? WH_UCX_SHARED_MESSAGES : 0));
 }
 
@@ -394,5 +399,6 @@ const char *wh_ucx_station_ways(wh_ucx_station *station) {
 }
 
 bool wh_ucx_station_is_near(wh_ucx_station *station) {
-    return strstr(wh_ucx_station_ways(station), "/memory");
+    const char *ways = wh_ucx_station_ways(station);
+    return strstr(ways, "cma/") || strstr(ways, "xpmem/") || strstr(ways, "knem/");
 }

@@ -105,7 +105,7 @@ void wh_ucx_receive(wh_ucx_station *station, wh_ucx_operation *operation, void *
 /** What UCX takes to reach the peer, which has answered: "tcp/lo, cma/memory"; "" where it does not tell. The station's, as long as it is connected. */
 const char *wh_ucx_station_ways(wh_ucx_station *station);
 
-/** Whether one of these goes by the memory of the host. */
+/** Whether one of these is that the peer reads this process's memory itself. */
 bool wh_ucx_station_is_near(wh_ucx_station *station);
 
 #endif
