@@ -27,7 +27,8 @@ static bool ucx_version(void *library, char *text, size_t size) {
     if (!ask) {
         return false;
     }
-    snprintf(text, size, "%s", ask());
+    bool old = strncmp(ask(), "1.13.", 5) == 0;
+    snprintf(text, size, "%s%s", ask(), old ? "; before 1.14 the lane ucx is taken only where it is named" : "");
     return true;
 }
 

@@ -41,7 +41,8 @@ typedef struct wherry_mpi_options {
 WHERRY_API void wherry_mpi_options_init(wherry_mpi_options *options);
 
 /**
- * Makes a group of the ranks of a communicator. Collective: all of its ranks call it, and it succeeds on all of them or on none.
+ * Makes a group of the ranks of a communicator. Collective: all of its ranks call it, with arguments that are right at all of
+ * them, and by threads that may; where one then fails, the others answer WHERRY_ABORTED.
  *
  * Which threads may then use the group, the level of threads says that MPI was initialised with. MPI_THREAD_MULTIPLE: any, several
  * at once. MPI_THREAD_SERIALIZED: any; the library's calls take turns, and the program sees to it that no other thread is inside
@@ -52,8 +53,8 @@ WHERRY_API void wherry_mpi_options_init(wherry_mpi_options *options);
  *                      intra-communicator.
  * @param options       borrowed during the call; NULL for the defaults.
  * @param group_p       belongs to the caller: wherry_group_leave, before MPI_Finalize, by a thread that may use the group. It
- *                      frees the duplicate, and waits for no other rank. After MPI_Finalize the group answers WHERRY_CLOSED,
- *                      and leaving it says so in the log.
+ *                      frees the duplicate, and waits a second at most for messages that are under way. After MPI_Finalize
+ *                      the group answers WHERRY_CLOSED, and leaving it says so in the log.
  * Blocks until all ranks of the communicator have called it, without a limit: MPI has none.
  * @return WHERRY_OK; WHERRY_INVALID_ARGUMENT, also where MPI is not initialised, or finalized already; WHERRY_UNSUPPORTED for
  * WHERRY_MPI_BACKGROUND below MPI_THREAD_MULTIPLE, and for a thread that must not call MPI; WHERRY_BAD_VERSION with the rank

@@ -158,6 +158,11 @@ static void test_damage_over_stream(void **state) {
     each_damage(&wh_lane_stream);
 }
 
+static void test_damage_over_ucx(void **state) {
+    (void)state;
+    each_damage(&wh_lane_ucx);
+}
+
 /* ---- damage on the wire ---- */
 
 /** What a wire does to the bytes of a channel, from the source to the receiver. */
@@ -385,13 +390,17 @@ static void test_a_channel_that_trickles(void **state) {
     ferry_wired(&over_tcp, WIRE_TRICKLES, 0, WHERRY_OK);
 }
 
-int main(void) {
+int main(int count, char **arguments) {
+    const struct CMUnitTest over_ucx[] = {cmocka_unit_test(test_damage_over_ucx)};
+    wherry_log_set_level(WHERRY_LOG_OFF);
+    if (count > 1 && strcmp(arguments[1], "ucx") == 0) {
+        return cmocka_run_group_tests_name("damage", over_ucx, NULL, NULL);
+    }
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_damage_over_cma),         cmocka_unit_test(test_damage_over_ring),
         cmocka_unit_test(test_damage_over_stream),      cmocka_unit_test(test_bits_that_flip_on_the_wire),
         cmocka_unit_test(test_a_channel_that_breaks),   cmocka_unit_test(test_a_channel_that_stalls),
         cmocka_unit_test(test_a_channel_that_trickles),
     };
-    wherry_log_set_level(WHERRY_LOG_OFF);
     return cmocka_run_group_tests_name("damage", tests, NULL, NULL);
 }

@@ -10,13 +10,18 @@
 /* ---- states move ---- */
 
 static void test_every_lane(void) {
-    static const char *const lanes[] = {"cma", "ring", "blocks", "stream"};
+    static const char *const lanes[] = {
+        "cma", "ring", "blocks", "stream",
+#ifdef SCENE_UCX
+        "ucx",
+#endif
+    };
     scene at = scene_open(MPI_COMM_WORLD);
     const char *chosen = scene_ferry(&at, 0, 1, NULL, 5);
     /* Ranks of one host: never by messages. */
     CHECK(scene_rank != 1 || strcmp(chosen, "cma") == 0 || strcmp(chosen, "ring") == 0);
-    for (int i = 0; i < 4; i++) {
-        const char *lane = scene_ferry(&at, 3, 0, lanes[i], i);
+    for (size_t i = 0; i < sizeof(lanes) / sizeof(*lanes); i++) {
+        const char *lane = scene_ferry(&at, 3, 0, lanes[i], (int)i);
         CHECK(scene_rank != 0 || strcmp(lane, lanes[i]) == 0);
     }
     scene_close(&at);
