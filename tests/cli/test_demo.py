@@ -246,13 +246,15 @@ def flip_a_bit(process):
     """One in the middle of the largest mapping, while the process stands still. Returns None, so that it is tried again."""
     try:
         os.kill(process, signal.SIGSTOP)
-        begin, end = max(large_mappings(process), key=lambda mapping: mapping[1] - mapping[0])
-        with open(f"/proc/{process}/mem", "r+b", buffering=0) as memory:
-            memory.seek((begin + end) // 2)
-            (byte,) = memory.read(1)
-            memory.seek((begin + end) // 2)
-            memory.write(bytes([byte ^ 16]))
-        os.kill(process, signal.SIGCONT)
+        try:
+            begin, end = max(large_mappings(process), key=lambda mapping: mapping[1] - mapping[0])
+            with open(f"/proc/{process}/mem", "r+b", buffering=0) as memory:
+                memory.seek((begin + end) // 2)
+                (byte,) = memory.read(1)
+                memory.seek((begin + end) // 2)
+                memory.write(bytes([byte ^ 16]))
+        finally:
+            os.kill(process, signal.SIGCONT)
     except (OSError, ValueError):  # it is gone, or has no tensors yet
         pass
     time.sleep(0.1)
