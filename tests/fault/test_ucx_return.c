@@ -199,6 +199,74 @@ static void test_connections_are_kept(void **state) {
     assert_true(crowd_close(all));
 }
 
+/* ---- who is silent ---- */
+
+enum { HEARD_MS = 5000, A_MOMENT_MS = 200 };
+
+/** What a receiver's station tells of itself. */
+typedef struct card {
+    uint8_t id[WH_UCX_ID_BYTES];
+    size_t size;
+    char address[4096];
+} card;
+
+static void take_turns(wh_ucx_station *station, const wh_stop *stop, int64_t milliseconds) {
+    wh_deadline until = wh_deadline_in_ms(milliseconds);
+    while (station->lost == UCS_OK && !wh_deadline_passed(until)) {
+        wh_ucx_turn(station, stop);
+    }
+}
+
+static void be_silent(const wh_stop *stop, int out) {
+    wh_ucx_station *station;
+    wherry_error error;
+    card own;
+    if (wh_ucx_station_take(NULL, WH_UCX_SETTINGS_ALL, &station, &error) != WHERRY_OK ||
+        station->address_size > sizeof(own.address)) {
+        _exit(1);
+    }
+    memcpy(own.id, station->id, sizeof(own.id));
+    memcpy(own.address, station->address, station->address_size);
+    own.size = station->address_size;
+    if (write(out, &own, sizeof(own)) != sizeof(own)) {
+        _exit(1);
+    }
+    take_turns(station, stop, CROWD_MS);
+    _exit(1);
+}
+
+/** A source whose receiver dies without a word hears of it from UCX, whatever its group knows: also over shared memory, where no connection breaks. */
+static void test_death_is_heard(void **state) {
+    (void)state;
+    static uint8_t header[WH_UCX_HEADER_BYTES];
+    wherry_error error;
+    wh_stop stop;
+    int ends[2];
+    must(wh_stop_init(&stop, &error));
+    assert_int_equal(pipe(ends), 0);
+    pid_t child = fork();
+    if (child == 0) {
+        be_silent(&stop, ends[1]);
+    }
+    card there;
+    assert_int_equal(read(ends[0], &there, sizeof(there)), sizeof(there));
+    wh_ucx_station *station;
+    wh_ucx_operation operation;
+    must(wh_ucx_station_take(there.id, WH_UCX_SETTINGS_ALL, &station, &error));
+    must(wh_ucx_station_connect(station, there.id, there.address, RECEIVER, &error));
+    wh_ucx_send(station, &operation, header, NULL, 0, false);
+    take_turns(station, &stop, A_MOMENT_MS);
+    assert_true(operation.done && station->lost == UCS_OK);
+    kill(child, SIGKILL);
+    assert_int_equal(waitpid(child, NULL, 0), child);
+    take_turns(station, &stop, HEARD_MS);
+    assert_int_not_equal(station->lost, UCS_OK);
+    wh_ucx_station_give(station);
+    wh_stop_destroy(&stop);
+    close(ends[0]);
+    close(ends[1]);
+}
+
 /* ---- forks between transfers ---- */
 
 static void count_made(const char *point) {
@@ -312,11 +380,9 @@ static int tear_down(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_receiver_comes_back),
-        cmocka_unit_test(test_source_comes_back),
-        cmocka_unit_test(test_no_answer),
-        cmocka_unit_test(test_connections_are_kept),
-        cmocka_unit_test(test_forks_between_transfers),
+        cmocka_unit_test(test_receiver_comes_back), cmocka_unit_test(test_source_comes_back),
+        cmocka_unit_test(test_no_answer),           cmocka_unit_test(test_connections_are_kept),
+        cmocka_unit_test(test_death_is_heard),      cmocka_unit_test(test_forks_between_transfers),
         cmocka_unit_test(test_users_who_differ),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);

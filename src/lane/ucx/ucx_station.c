@@ -22,6 +22,9 @@ enum { DRAIN_MS = 50, END_MS = 500, QUIET_TURNS = 64 };
 /** Bytes of one, in UCX's spelling. */
 static const char LONG_SEGMENT[] = "512K";
 
+/** How often UCX looks whether a peer that is silent is there. Shared memory does not tell, as a socket does, and after UCX's own 20 s a source would wait long. */
+static const char KEEPALIVE[] = "1s";
+
 /* ---- making one ---- */
 
 static wherry_status fail_ucx(const wh_ucx_library *ucx, ucs_status_t status, const char *what, wherry_error *error) {
@@ -67,6 +70,9 @@ static void settle_settings(const wh_ucx_station *station, ucp_config_t *config)
     }
     if (station->settings & WH_UCX_LONG_SEGMENTS) {
         set(station->ucx, config, "TCP", "RX_SEG_SIZE", LONG_SEGMENT);
+    }
+    if (!getenv("UCX_KEEPALIVE_INTERVAL")) {
+        (void)station->ucx->ucp_config_modify(config, "KEEPALIVE_INTERVAL", KEEPALIVE);
     }
     /* So named in all versions, since it is of several transports. */
     (void)station->ucx->ucp_config_modify(config, "MM_ERROR_HANDLING",
