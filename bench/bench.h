@@ -25,6 +25,7 @@ enum {
     BENCH_STATES_MAX = 2,
     BENCH_REPEATS_MAX = 99,
     BENCH_STREAMS_MAX = 8,
+    BENCH_HUGE_PAGE = 2 << 20,
 };
 
 /* ---- time, and failing ---- */

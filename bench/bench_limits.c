@@ -9,7 +9,7 @@
 
 #include "bench.h"
 
-enum { THREADS = 2, PIECE = 4 << 20, HUGE_PAGE = 2 << 20 };
+enum { THREADS = 2, PIECE = 4 << 20 };
 
 /** What one call reads. */
 typedef struct bench_batch {
@@ -130,7 +130,7 @@ static void read_batches(void *context) {
         const bench_batch *batch = reads->batches + number;
         const struct iovec *local = reads->local + batch->first;
         for (size_t i = 0; own->touch && i < batch->count; i++) {
-            for (size_t at = 0; at < local[i].iov_len; at += HUGE_PAGE) {
+            for (size_t at = 0; at < local[i].iov_len; at += BENCH_HUGE_PAGE) {
                 ((volatile char *)local[i].iov_base)[at] = 0;
             }
         }
@@ -156,24 +156,24 @@ double bench_reads_run_fresh(const bench_reads *reads, const bench_state *state)
     double begin = bench_now();
     size_t size = 0;
     for (size_t i = 0; i < state->count; i++) {
-        size += (state->extents[i].iov_len + HUGE_PAGE - 1) / HUGE_PAGE * HUGE_PAGE;
+        size += (state->extents[i].iov_len + BENCH_HUGE_PAGE - 1) / BENCH_HUGE_PAGE * BENCH_HUGE_PAGE;
     }
-    char *memory = mmap(NULL, size + HUGE_PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    char *memory = mmap(NULL, size + BENCH_HUGE_PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (memory == MAP_FAILED) {
         bench_die("cannot map %zu bytes: %s", size, strerror(errno));
     }
-    char *at = memory + (HUGE_PAGE - (uintptr_t)memory % HUGE_PAGE) % HUGE_PAGE;
+    char *at = memory + (BENCH_HUGE_PAGE - (uintptr_t)memory % BENCH_HUGE_PAGE) % BENCH_HUGE_PAGE;
     madvise(at, size, MADV_HUGEPAGE);
     for (size_t i = 0, piece = 0; i < state->count; i++) {
         for (size_t done = 0; done < state->extents[i].iov_len; piece++) {
             fresh.local[piece] = (struct iovec){at + done, reads->local[piece].iov_len};
             done += reads->local[piece].iov_len;
         }
-        at += (state->extents[i].iov_len + HUGE_PAGE - 1) / HUGE_PAGE * HUGE_PAGE;
+        at += (state->extents[i].iov_len + BENCH_HUGE_PAGE - 1) / BENCH_HUGE_PAGE * BENCH_HUGE_PAGE;
     }
     run_readers(&fresh, true);
     double seconds = bench_now() - begin;
-    munmap(memory, size + HUGE_PAGE);
+    munmap(memory, size + BENCH_HUGE_PAGE);
     free(fresh.local);
     return seconds;
 }

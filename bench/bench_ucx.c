@@ -12,7 +12,7 @@
 
 #include "bench_ucx_plain.h"
 
-enum { STEPS = 7, HUGE_PAGE = 2 << 20 };
+enum { STEPS = 7 };
 
 typedef struct step {
     const char *name;
@@ -53,7 +53,7 @@ typedef struct run {
 /** A state that nobody has written to yet. */
 static bench_state create_state(const run *own) {
     bench_state state = bench_state_uniform(own->tensors, own->bytes);
-    for (size_t i = 0; i < state.count && own->bytes >= HUGE_PAGE; i++) {
+    for (size_t i = 0; i < state.count && own->bytes >= BENCH_HUGE_PAGE; i++) {
         if (madvise(state.extents[i].iov_base, state.extents[i].iov_len, own->huge ? MADV_HUGEPAGE : MADV_NOHUGEPAGE) !=
             0) {
             bench_die("the system does not let a program choose its pages");

@@ -18,7 +18,7 @@ import ferry_report  # noqa: E402
 
 HERE = pathlib.Path(__file__).resolve().parent
 FLAVOURS = ("openmpi", "mpich")
-PAGES = {"small": "what malloc gives", "huge": "huge pages"}
+PAGES = ferry_report.PAGES
 REPEATS = 9
 QUICK_REPEATS = 3
 

@@ -12,6 +12,8 @@ import time
 import xml.sax.saxutils
 
 MIB = 1 << 20
+#: What memory lies on, where a benchmark has both.
+PAGES = {"small": "what malloc gives", "huge": "huge pages"}
 CASES = ("gib", "layers", "pages", "small", "new", "tcp", "three", "empty", "lanes", "lanes-pages", "lanes-small")
 STATES = {
     "gib": "1 GiB in 16 tensors, in place",

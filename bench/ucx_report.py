@@ -13,7 +13,7 @@ TENSOR = 64 << 20
 TENSORS = 16
 MANY = 20_000
 #: What the tensors of 64 MiB lie on; those of 4 KiB are the heap's in any case.
-PAGES = {"small": "what malloc gives", "huge": "huge pages"}
+PAGES = ferry_report.PAGES
 #: Repeats in one pair of processes; then another has its turn, with the other state, so that both see the same machine, and ucx_perftest.
 TURN = 3
 #: What UCX may use. TCP beside shared memory is there for what does not go by that.

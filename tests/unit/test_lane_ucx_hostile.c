@@ -154,9 +154,6 @@ static void say(wh_ucx_station *station, const stage *s, const wh_ucx_request *r
     static uint8_t data[CHUNK_BYTES + 1];
     uint8_t headers[MESSAGES][WH_UCX_HEADER_BYTES];
     wh_ucx_operation operations[MESSAGES];
-    uint8_t card[4096];
-    memcpy(card, station->id, WH_UCX_ID_BYTES);
-    memcpy(card + WH_UCX_ID_BYTES, station->address, station->address_size);
     for (size_t i = 0; i < MESSAGES && lines[i].kind; i++) {
         const line *one = lines + i;
         bool hello = one->kind == WH_UCX_HELLO;
@@ -166,7 +163,7 @@ static void say(wh_ucx_station *station, const stage *s, const wh_ucx_request *r
         headers[i][0] ^= one->flip;
         headers[i][1] ^= one->garble;
         headers[i][8] ^= one->foreign;
-        wh_ucx_send(station, operations + i, headers[i], hello ? card : data,
+        wh_ucx_send(station, operations + i, headers[i], hello ? station->card : data,
                     hello ? WH_UCX_ID_BYTES + station->address_size : one->size, !one->eager);
     }
     while (!atomic_load(&s->over)) {
