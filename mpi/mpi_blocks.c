@@ -7,7 +7,7 @@
 
 #include "mpi_context.h"
 
-/** How long a piece that has begun to come is waited for when its block is abandoned. */
+/** How long a piece that has begun to come is waited for when its block is abandoned. Where one does not come, the others are not waited for. */
 enum { ABANDON_MS = 2000 };
 
 /**
@@ -291,8 +291,8 @@ static size_t piece_size(const wh_mpi_operation *get, size_t piece) {
     return smaller(get->size - piece * WH_MPI_PIECE, WH_MPI_PIECE);
 }
 
-/** Takes a get's receives back; waits for those that have begun to come. @return false where one does not end. */
-static bool cancel_get(wh_mpi_operation *get) {
+/** Takes a get's receives back; waits so long for those that have begun to come. @return false where one does not end. */
+static bool cancel_get(wh_mpi_operation *get, uint32_t patience_ms) {
     wh_mpi_wait wait;
     bool all = true;
     for (size_t i = get->pieces; i-- > 0;) {
@@ -300,7 +300,7 @@ static bool cancel_get(wh_mpi_operation *get) {
             MPI_Cancel(&get->requests[i]);
         }
     }
-    wh_mpi_wait_begin(&wait, NULL, ABANDON_MS, QUICK_US, SLEEP_US);
+    wh_mpi_wait_begin(&wait, NULL, patience_ms, QUICK_US, SLEEP_US);
     do {
         all = true;
         for (size_t i = 0; i < get->pieces; i++) {
@@ -320,17 +320,22 @@ static bool cancel_get(wh_mpi_operation *get) {
 /** Ends a get whose bytes will not come, or not all of them. The memory is left alone from now on. */
 static void give_up_get(wh_mpi *mpi, wh_mpi_operation *get) {
     begin_drain(mpi, get->rank, get->channel);
-    if (!cancel_get(get)) {
-        pthread_mutex_lock(&mpi->lock);
-        snprintf(
-            mpi->broken, sizeof(mpi->broken),
-            "rank %d has stopped in the middle of a block, which MPI cannot take back: it may still write %zu bytes "
-            "at %p; keep that memory until MPI ends, leave the group and make another",
-            (int)get->rank, get->size, (void *)get->bytes);
-        pthread_mutex_unlock(&mpi->lock);
-        return; /* MPI knows the requests still */
+    pthread_mutex_lock(&mpi->lock);
+    bool is_broken = mpi->broken[0];
+    pthread_mutex_unlock(&mpi->lock);
+    if (cancel_get(get, is_broken ? 0 : ABANDON_MS)) {
+        free(get);
+        return;
     }
-    free(get);
+    pthread_mutex_lock(&mpi->lock);
+    if (!mpi->broken[0]) {
+        snprintf(mpi->broken, sizeof(mpi->broken),
+                 "rank %d has stopped in the middle of a block, which MPI cannot take back: it may still write to the "
+                 "tensors that were received into, at first %zu bytes at %p; keep that memory until MPI ends, leave "
+                 "the group and make another",
+                 (int)get->rank, get->size, (void *)get->bytes);
+    }
+    pthread_mutex_unlock(&mpi->lock); /* the get stays: MPI knows its requests still */
 }
 
 wherry_status wh_mpi_get(void *context, int32_t rank, uint32_t channel, void *bytes, size_t size, void **operation_p,

@@ -116,7 +116,7 @@ typedef struct wh_mpi {
     size_t spare_count;
     wh_mpi_drain *drains;
     wh_mpi_operation *puts; /**< Not through, the oldest first. */
-    char broken[256];       /**< Why nothing can be done any more; "": it can. */
+    char broken[320];       /**< Why nothing can be done any more; "": it can. */
 
     wh_mpi_incoming *incoming; /**< The oldest first. */
     size_t incoming_count;

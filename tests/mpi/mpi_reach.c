@@ -1,29 +1,85 @@
 /*
- * Every rank of MPI sends to every other: mpirun -n 4 mpi_reach [LANES]. Whoever receives says over which lane: "lane FROM TO NAME".
- * For ranks on several hosts; tests/hosts starts it.
+ * Ranks of MPI on several hosts, for tests/hosts:
+ * mpi_reach LANES: every rank sends to every other. Whoever receives says over which lane: "lane FROM TO NAME".
+ * mpi_reach LANES cut: rank 0 sends to rank 2, which says "moving" when it is ready for the bytes; whoever has started it cuts the link.
+ * Both say how it ended, "ended RANK STATUS MILLISECONDS"; rank 0 then sends to rank 1, and the job stays as it is, to be ended.
+ * LANES may be "default". A rank that has found nothing wrong says "well RANK" before the end of MPI.
  */
 #include "mpi_scene.h"
 
-int main(int count, char **arguments) {
-    int size;
-    int all;
-    MPI_Init_thread(&count, &arguments, MPI_THREAD_MULTIPLE, &scene_level);
-    MPI_Comm_rank(MPI_COMM_WORLD, &scene_rank);
-    MPI_Comm_size(MPI_COMM_WORLD, &size);
-    scene at = scene_open(MPI_COMM_WORLD);
+#include <time.h>
+#include <unistd.h>
+
+enum { CUT_MS = 4000 };
+
+static void say_lane(int from, int to, const char *lane) {
+    if (scene_rank == to) {
+        printf("lane %d %d %s\n", from, to, lane);
+    }
+}
+
+static void everybody(const scene *at, const char *lanes) {
+    int size = wherry_group_size(at->group);
     for (int pair = 0; pair < size * size; pair++) {
         int from = pair / size;
         int to = pair % size;
         if (from != to) {
-            const char *lane = scene_ferry(&at, from, to, count > 1 ? arguments[1] : NULL, pair);
-            if (scene_rank == to) {
-                printf("lane %d %d %s\n", from, to, lane);
-                fflush(stdout);
-            }
+            say_lane(from, to, scene_ferry(at, from, to, lanes, pair));
         }
     }
-    MPI_Allreduce(&scene_failures, &all, 1, MPI_INT, MPI_SUM, MPI_COMM_WORLD);
+}
+
+static void say_moving(void *said, const wherry_progress *progress) {
+    (void)progress;
+    if (!*(bool *)said) {
+        *(bool *)said = true;
+        printf("moving\n");
+    }
+}
+
+static void across_a_cut(const scene *at, const char *lanes) {
+    bool said = false;
+    struct timespec from;
+    struct timespec to;
+    wherry_status status = WHERRY_OK;
+    wherry_value *state = scene_state(1);
+    wherry_transfer_options options = scene_options(lanes, scene_rank == 2 ? state : NULL);
+    options.timeout_ms = CUT_MS;
+    options.progress = say_moving;
+    options.progress_context = &said;
+    clock_gettime(CLOCK_MONOTONIC, &from);
+    if (scene_rank == 0) {
+        said = true; /* the receiver knows better */
+        status = wherry_checkpoint_send(at->transport, &(int32_t){2}, 1, state, &options, NULL, &scene_error);
+    } else if (scene_rank == 2) {
+        status = wherry_checkpoint_recv(at->transport, 0, &options, NULL, &scene_error);
+    }
+    clock_gettime(CLOCK_MONOTONIC, &to);
+    if (scene_rank % 2 == 0) {
+        printf("ended %d %s %ld\n", scene_rank, wherry_status_name(status),
+               (to.tv_sec - from.tv_sec) * 1000 + (to.tv_nsec - from.tv_nsec) / 1000000);
+        fprintf(stderr, "rank %d: %s\n", scene_rank, scene_error.message);
+    }
+    say_lane(0, 1, scene_ferry(at, 0, 1, NULL, 2));
+    wherry_value_destroy(state);
+}
+
+int main(int count, char **arguments) {
+    MPI_Init_thread(&count, &arguments, MPI_THREAD_MULTIPLE, &scene_level);
+    MPI_Comm_rank(MPI_COMM_WORLD, &scene_rank);
+    static char line[256];
+    setvbuf(stdout, line, _IOLBF, sizeof(line)); /* lines that stay whole */
+    const char *lanes = count > 1 && strcmp(arguments[1], "default") != 0 ? arguments[1] : NULL;
+    bool cut = count > 2 && strcmp(arguments[2], "cut") == 0;
+    scene at = scene_open(MPI_COMM_WORLD);
+    (cut ? across_a_cut : everybody)(&at, lanes);
+    if (!scene_failures) {
+        printf("well %d\n", scene_rank);
+    }
+    while (cut) {
+        pause();
+    }
     scene_close(&at);
     MPI_Finalize();
-    return all != 0;
+    return scene_failures != 0;
 }

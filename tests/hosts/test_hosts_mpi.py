@@ -1,0 +1,142 @@
+"""Ranks of MPI on two hosts, two on each. They are started from a third, as from a cluster's login node, by the launcher's own way."""
+
+import contextlib
+import ctypes
+import os
+import pathlib
+import select
+import subprocess
+import time
+
+import hosts
+import lane_reach
+import pytest
+
+BUILD = pathlib.Path(os.environ.get("WHERRY_BUILD", hosts.HERE.parents[1] / "build"))
+LOGIN = f"{hosts.SUBNET}.0.254"
+
+#: The limit of the transfer that a cut ends, in mpi_reach.c; and what may come on top: MPI's own piece that cannot be taken back (docs/mpi.md),
+#: and this machine.
+CUT_MS = 4000
+LATE_MS = 2000 + 1000
+
+#: What takes the place of ssh: AGENT [OPTION...] HOST COMMAND... runs it there.
+AGENT = """#!/bin/sh
+while [ "${{1#-}}" != "$1" ]; do shift; done
+case $1 in
+{cases}
+*) echo "no host $1" >&2; exit 1;;
+esac
+shift
+exec nsenter --target $keeper --mount --uts --ipc --net --pid=/proc/$keeper/ns/pid_for_children sh -c "$*"
+"""
+
+#: For more ranks than processors, of whoever runs the tests.
+OPENMPI = {
+    "OMPI_ALLOW_RUN_AS_ROOT": "1",
+    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    "OMPI_MCA_mpi_yield_when_idle": "1",
+    "OMPI_MCA_hwloc_base_binding_policy": "none",
+    "OMPI_MCA_btl_base_warn_component_unused": "0",
+}
+
+
+class Job:
+    """The ranks of a program, and what they say."""
+
+    def __init__(self, process, errors):
+        self.process = process
+        self.errors = errors
+        self.text = b""
+
+    def lines(self, word):
+        """What the ranks have said so far in lines that begin with a word."""
+        whole = self.text.decode().split("\n")[:-1]
+        return [line.split()[1:] for line in whole if line.startswith(f"{word} ") or line == word]
+
+    def wait_for(self, word, count, seconds=40):
+        """Until so many lines begin with a word. They are returned."""
+        until = time.monotonic() + seconds
+        while len(self.lines(word)) < count:
+            ready, _, _ = select.select([self.process.stdout], [], [], max(0, until - time.monotonic()))
+            more = os.read(self.process.stdout.fileno(), 1 << 16) if ready else b""
+            assert more, f"'{word}' was not said {count} times: {self.text.decode()}{self.errors.read_text()}"
+            self.text += more
+        return self.lines(word)
+
+
+@pytest.fixture(params=["openmpi", "mpich"])
+def flavour(request):
+    if not (BUILD / f"tests/mpi/mpi_reach_{request.param}").exists():
+        pytest.skip(f"the build has no {request.param}: scripts/install-deps mpi installs it")
+    return request.param
+
+
+@contextlib.contextmanager
+def started(world, folder, flavour, *arguments, **environment):
+    """mpi_reach on two hosts: ranks 0 and 1 on the first."""
+    agent = folder / "agent"
+    agent.write_text(AGENT.format(cases="\n".join(f"{host.address()}) keeper={host.pid};;" for host in world.hosts)))
+    agent.chmod(0o755)
+    places = ",".join(f"{host.address()}:2" for host in world.hosts)
+    if flavour == "openmpi":
+        launcher = ["mpirun.openmpi", "--mca", "plm_rsh_agent", str(agent), "--oversubscribe", "--host", places]
+        launcher += [word for name in environment for word in ("-x", name)]
+    else:
+        launcher = ["mpirun.mpich", "-localhost", LOGIN, "-launcher", "ssh", "-launcher-exec", str(agent), "-hosts", places]
+    world.switch.ip(f"addr add {LOGIN}/24 dev br0", "link set lo up")
+    errors = folder / "errors"
+    process = subprocess.Popen(
+        ["nsenter", f"--net={world.switch.namespace('net')}", *launcher, "-n", "4", str(BUILD / f"tests/mpi/mpi_reach_{flavour}")]
+        + list(arguments),
+        env={**os.environ, **OPENMPI, **environment}, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors.open("w"),
+    )  # fmt: skip
+    try:
+        yield Job(process, errors)
+    finally:
+        process.kill()
+        process.wait()  # what it started, which has its output too, ends with the hosts
+        process.stdout.close()
+
+
+def default_lane():
+    """Between hosts, of a default order: UCX, where it is there and new enough to be taken unasked; else MPI's own messages."""
+    try:
+        library = ctypes.CDLL("libucp.so.0")
+    except OSError:
+        return "blocks"
+    library.ucp_get_version_string.restype = ctypes.c_char_p
+    version = library.ucp_get_version_string().decode().split(".")
+    return "ucx" if not lane_reach.lacking("ucx") and (int(version[0]), int(version[1])) >= (1, 14) else "blocks"
+
+
+@pytest.mark.parametrize("lanes", ["default", "cma,ucx", "cma,blocks", "cma,stream"])
+def test_which_way_the_bytes_take(flavour, lanes, tmp_path):
+    between = default_lane() if lanes == "default" else lanes.split(",")[1]
+    if between == "ucx" and (reason := lane_reach.lacking("ucx")):
+        pytest.skip(reason)
+    with hosts.World(2) as world, started(world, tmp_path, flavour, lanes) as job:
+        job.wait_for("well", 4)
+        taken = {(int(source), int(rank)): lane for source, rank, lane in job.lines("lane")}
+        pairs = [(source, rank) for source in range(4) for rank in range(4) if source != rank]
+        assert taken == {(one, other): "cma" if one // 2 == other // 2 else between for one, other in pairs}
+        # MPICH before 4.2 may wait in MPI_Finalize for ever over UCX on TCP, in any program: pmodels/mpich#6596.
+        assert flavour == "mpich" or job.process.wait(20) == 0
+
+
+@pytest.mark.parametrize("between", ["blocks", "stream", "ucx"])
+def test_a_link_is_cut_in_the_middle(flavour, between, tmp_path):
+    """MPI does not say that a rank is out of reach: the transfer's own limit ends it on both sides. The others of the host go on."""
+    if between == "ucx" and (reason := lane_reach.lacking("ucx")):
+        pytest.skip(reason)
+    with hosts.World(2, rate_mbit=30) as world, started(world, tmp_path, flavour, between, "cut") as job:
+        job.wait_for("moving", 1)
+        time.sleep(0.3)  # of 2.6 s that it takes
+        world.cut(1)
+        assert job.wait_for("lane", 1) == [["0", "1", "cma"]]
+        time.sleep(LATE_MS / 1000)
+        world.mend(1)  # so that what the second host's ranks have said gets here
+        ended = {int(rank): (status, int(ms)) for rank, status, ms in job.wait_for("ended", 2)}
+        job.wait_for("well", 4)
+    assert {status for status, _ in ended.values()} == {"WHERRY_TIMED_OUT"}
+    assert all(CUT_MS <= ms < CUT_MS + LATE_MS for _, ms in ended.values()), ended
