@@ -98,8 +98,9 @@ typedef struct wh_group_ops {
 
     /**
      * Opens a channel: a stream of bytes of its own to a rank, which finds it in its inbox for the tag. NULL: this kind of group has none. Blocks until
-     * the other side has accepted it. Whoever was connected to writes first. Errors: as send, WHERRY_REFUSED, and WHERRY_CANCELLED soon after the stop,
-     * which may be NULL, was requested.
+     * the other side has accepted it. Whoever was connected to writes first. Errors: as send; WHERRY_ABORTED where the other side has no inbox for the tag:
+     * its part of the conversation is over; WHERRY_REFUSED where it turns this process away; and WHERRY_CANCELLED soon after the stop, which may be NULL, was
+     * requested.
      */
     wherry_status (*connect)(wh_group *group, int32_t rank, uint64_t tag, wh_deadline deadline, const wh_stop *stop,
                              int *channel_p, wherry_error *error);

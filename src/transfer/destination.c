@@ -342,7 +342,12 @@ static void take_loss(wh_destination *destination, const wh_message *message) {
     }
     wh_fail(&error, WHERRY_PEER_LOST, "rank %d was lost: %.*s", (int)destination->rank, (int)message->size,
             message->bytes ? (const char *)message->bytes : "");
-    set_failed(destination, WHERRY_PEER_LOST, &error);
+    if (wh_mailbox_is_lost(destination->transfer->transport->group->mailbox, destination->rank, NULL, 0)) {
+        set_failed(destination, WHERRY_PEER_LOST, &error);
+    } else {
+        wh_destination_fail(destination, WHERRY_PEER_LOST,
+                            &error); /* it is back, and may have asked before this was heard */
+    }
 }
 
 static void take_channel(wh_destination *destination, wh_message *message) {

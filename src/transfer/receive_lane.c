@@ -185,6 +185,10 @@ static wherry_status choose(wh_receive *receive, size_t *next, wherry_error *err
         if (status != WHERRY_OK || refusal.status == WHERRY_OK) {
             return status;
         }
+        if (refusal.status == WHERRY_ABORTED) { /* the source has gone on: it is not the lane that does not work */
+            *error = refusal;
+            return wh_receive_explain(receive, refusal.status, error);
+        }
         failed = failed || refusal.status != WHERRY_UNSUPPORTED;
         failure = refusal.status == WHERRY_PEER_LOST ? WHERRY_PEER_LOST : failure;
         note_refusal(receive, receive->lane, &refusal);

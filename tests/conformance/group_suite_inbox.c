@@ -289,8 +289,8 @@ static void test_channel_refused(void **state) {
     int end;
     if (has_channels(&w)) {
         for (int32_t to = 0; to < RANKS; to++) {
-            must_fail(WHERRY_REFUSED, error, wh_group_connect(w.groups[0], to, OTHER, wh_soon(), NULL, &end, &error));
-            must_fail(WHERRY_REFUSED, error, wh_group_connect(w.groups[0], to, 3, wh_soon(), NULL, &end, &error));
+            must_fail(WHERRY_ABORTED, error, wh_group_connect(w.groups[0], to, OTHER, wh_soon(), NULL, &end, &error));
+            must_fail(WHERRY_ABORTED, error, wh_group_connect(w.groups[0], to, 3, wh_soon(), NULL, &end, &error));
         }
         wh_send_text(w.groups[0], 1, TALK, "goes on");
         take_text(inbox, 0, "goes on");

@@ -2,12 +2,14 @@
  * The connection between two ranks is reset in the middle of a transfer, at every point of the conversation: both sides end soon, in success or as lost, and
  * the next transfer goes over a new connection. Ranks are threads of one process.
  */
+#include <sched.h>
 #include <stdatomic.h>
 #include <sys/socket.h>
 
 #include "base/point.h"
 #include "conformance/sockets_place.h"
 #include "conformance/transfer_world.h"
+#include "group/mailbox.h"
 #include "group/sockets/internal.h"
 
 enum { SOON_MS = 3000, TRIES = 5 };
@@ -23,6 +25,8 @@ static wherry_error error;
 static ferry_world world;
 static const char *reset_at;
 static atomic_bool reset;
+static atomic_bool source_ended;
+static bool returns;
 
 /** Shuts all connections between ranks 0 and 1, as a router that forgets them would. */
 static void cut(void) {
@@ -40,10 +44,6 @@ static void cut_there(const char *name) {
     if (reset_at && strcmp(name, reset_at) == 0 && !atomic_exchange(&reset, true)) {
         cut();
     }
-}
-
-static wherry_value *one_tensor(int64_t bytes, uint8_t seed) {
-    return build_dict("w", build_tensor(build_storage((uint64_t)bytes, seed), WHERRY_U8, 0, 1, &bytes, NULL), NULL);
 }
 
 static bool is_expected(wherry_status status) {
@@ -70,7 +70,7 @@ static bool ferry(const char *lane, const wherry_value *source) {
 }
 
 static void run(const char *lane) {
-    wherry_value *source = one_tensor(9 << 20, 3);
+    wherry_value *source = ferry_tensor(9 << 20, 3);
     world = ferry_open();
     assert_true(ferry(lane, source));
     for (size_t i = 0; i < sizeof(points) / sizeof(*points); i++) {
@@ -89,6 +89,58 @@ static void run(const char *lane) {
     wh_point_hook = NULL;
     ferry_close(&world);
     wherry_value_destroy(source);
+}
+
+/** The source hears of a loss where the receiver is about to try the lane, which that one never hears of; and it may be back by then. */
+static void lose_there(const char *name) {
+    if (strcmp(name, "receiver planned") == 0 && !atomic_exchange(&reset, true)) {
+        wh_mailbox *mailbox = world.groups[0]->mailbox;
+        uint64_t incarnation = ((wh_sockets *)world.groups[1])->incarnation;
+        wh_mailbox_lose(mailbox, 1, incarnation, "heard late");
+        if (returns) {
+            wh_mailbox_admit(mailbox, 1, incarnation);
+        }
+        while (!atomic_load(&source_ended)) {
+            sched_yield();
+        }
+    }
+}
+
+static void hear_late(const char *lane, bool is_back) {
+    wherry_value *source = ferry_tensor(9 << 20, 3);
+    world = ferry_open();
+    ferry_call calls[] = {ferry_send(&world, 0, 1, source), ferry_receive(&world, 1, 0)};
+    calls[0].options.lanes = calls[1].options.lanes = lane;
+    atomic_store(&reset, false);
+    atomic_store(&source_ended, false);
+    returns = is_back;
+    wh_point_hook = lose_there;
+    ferry_start(&calls[0]);
+    ferry_start(&calls[1]);
+    ferry_join(&calls[0]);
+    atomic_store(&source_ended, true);
+    ferry_join(&calls[1]);
+    wh_point_hook = NULL;
+    assert_int_equal(calls[0].status, WHERRY_PEER_LOST);
+    assert_int_equal(calls[1].status, WHERRY_ABORTED);
+    assert_int_equal(calls[1].error.rank, 0);
+    assert_true(calls[1].stats.total_seconds < 1e-3 * SOON_MS);
+    ferry_close(&world);
+    wherry_value_destroy(source);
+}
+
+/** A rank that is back and has asked again, before the loss of its former connection was heard of, is told that its transfer is over. */
+static void test_late_loss_is_told(void **state) {
+    (void)state;
+    hear_late("cma", true);
+    hear_late("ring", true);
+    hear_late("stream", true);
+}
+
+/** Where it is not told, it finds the source's side of the conversation over: it is not the lane that does not work. */
+static void test_source_has_gone_on(void **state) {
+    (void)state;
+    hear_late("stream", false);
 }
 
 static void test_cma(void **state) {
@@ -112,6 +164,8 @@ int main(void) {
         cmocka_unit_test(test_cma),
         cmocka_unit_test(test_ring),
         cmocka_unit_test(test_stream),
+        cmocka_unit_test(test_late_loss_is_told),
+        cmocka_unit_test(test_source_has_gone_on),
     };
     ferry_kind = &kind;
     ferry_lane = "cma";
