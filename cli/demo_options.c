@@ -36,9 +36,9 @@ static const wh_option options_taken[] = {
      "state of each rank, such as 512M or 2G, from 1M on (default 1G); all of it must fit in memory", SIZE_MIN,
      SIZE_MAX_BYTES, NULL},
     {"lane", 0, WH_OPTION_CHOICE, offsetof(said, lane), "LANE",
-     "how the bytes move: cma (read from the peer's memory), ring (shared memory), stream (sockets), or auto, the "
-     "fastest that works (default auto)",
-     0, 0, "auto,cma,ring,stream"},
+     "how the bytes move: cma (read from the peer's memory), ring (shared memory), ucx (UCX, where it is "
+     "installed), stream (sockets), or auto, the fastest that works (default auto)",
+     0, 0, "auto,cma,ring,ucx,stream"},
     {"kills", 0, WH_OPTION_NUMBER, offsetof(said, kills), "N",
      "how many ranks are killed, in turn from 0 on, 0 to 1000 (default: each rank once)", 0, KILLS_MAX, NULL},
     {"steps", 0, WH_OPTION_NUMBER, offsetof(said, steps), "N",
