@@ -317,25 +317,37 @@ static bool cancel_get(wh_mpi_operation *get, uint32_t patience_ms) {
     return all;
 }
 
-/** Ends a get whose bytes will not come, or not all of them. The memory is left alone from now on. */
-static void give_up_get(wh_mpi *mpi, wh_mpi_operation *get) {
-    begin_drain(mpi, get->rank, get->channel);
-    pthread_mutex_lock(&mpi->lock);
-    bool is_broken = mpi->broken[0];
-    pthread_mutex_unlock(&mpi->lock);
-    if (cancel_get(get, is_broken ? 0 : ABANDON_MS)) {
-        free(get);
+/** The group ends with a rank from which something may still come; the lock is held. */
+static void note_broken(wh_mpi *mpi, const wh_mpi_operation *get) {
+    if (mpi->broken[0]) {
         return;
     }
+    mpi->broken_by = get->rank;
+    snprintf(mpi->broken, sizeof(mpi->broken),
+             "rank %d has stopped in the middle of a block, which MPI cannot take back: it may still write to the "
+             "tensors that were received into, at first %zu bytes at %p; memory of your own there must stay until MPI "
+             "ends; leave the group and make another",
+             (int)get->rank, get->size, (void *)get->bytes);
+}
+
+/**
+ * Ends a get whose bytes will not come, or not all of them.
+ * @return whether it is gone. Else MPI may still write to its memory, and knows its requests: it stays.
+ */
+static bool give_up_get(wh_mpi *mpi, wh_mpi_operation *get) {
+    begin_drain(mpi, get->rank, get->channel);
     pthread_mutex_lock(&mpi->lock);
-    if (!mpi->broken[0]) {
-        snprintf(mpi->broken, sizeof(mpi->broken),
-                 "rank %d has stopped in the middle of a block, which MPI cannot take back: it may still write to the "
-                 "tensors that were received into, at first %zu bytes at %p; keep that memory until MPI ends, leave "
-                 "the group and make another",
-                 (int)get->rank, get->size, (void *)get->bytes);
+    bool is_hopeless = mpi->broken[0] && mpi->broken_by == get->rank;
+    pthread_mutex_unlock(&mpi->lock);
+    if (cancel_get(get, is_hopeless ? 0 : ABANDON_MS)) {
+        free(get);
+        return true;
     }
-    pthread_mutex_unlock(&mpi->lock); /* the get stays: MPI knows its requests still */
+    get->failed = true;
+    pthread_mutex_lock(&mpi->lock);
+    note_broken(mpi, get);
+    pthread_mutex_unlock(&mpi->lock);
+    return false;
 }
 
 wherry_status wh_mpi_get(void *context, int32_t rank, uint32_t channel, void *bytes, size_t size, void **operation_p,
@@ -358,8 +370,7 @@ wherry_status wh_mpi_get(void *context, int32_t rank, uint32_t channel, void *by
                          (int)channel + 1, mpi->communicator, &get->requests[get->pieces]);
     }
     pthread_mutex_unlock(&mpi->lock);
-    if (code != MPI_SUCCESS) {
-        give_up_get(mpi, get);
+    if (code != MPI_SUCCESS && give_up_get(mpi, get)) {
         return wh_mpi_fail_code(error, code, rank, "MPI_Irecv");
     }
     atomic_fetch_add(&mpi->under_way, 1);
@@ -368,6 +379,9 @@ wherry_status wh_mpi_get(void *context, int32_t rank, uint32_t channel, void *by
 }
 
 static wherry_status finish_get(wh_mpi_operation *get, wh_mpi_wait *wait, wherry_error *error) {
+    if (get->failed) {
+        return WHERRY_TIMED_OUT; /* until it is abandoned: the group is closed */
+    }
     for (size_t piece = get->done / WH_MPI_PIECE; piece < get->pieces;) {
         MPI_Status came;
         int done = 0;
@@ -398,6 +412,30 @@ static wherry_status finish_get(wh_mpi_operation *get, wh_mpi_wait *wait, wherry
 
 /* ---- both ---- */
 
+/** Ends a put that is not through: it was given to MPI only as copies, which stay until they are. */
+static void give_up_put(wh_mpi *mpi, wh_mpi_operation *put) {
+    pthread_mutex_lock(&mpi->lock);
+    while (put->busy) { /* a thread that finishes a later put of the channel copies a piece of it */
+        pthread_mutex_unlock(&mpi->lock);
+        sched_yield();
+        pthread_mutex_lock(&mpi->lock);
+    }
+    unlink_put(mpi, put);
+    pthread_mutex_unlock(&mpi->lock);
+    free(put);
+}
+
+bool wh_mpi_abandon(void *context, void *operation) {
+    wh_mpi *mpi = context;
+    wh_mpi_operation *one = operation;
+    atomic_fetch_sub(&mpi->under_way, 1);
+    if (!one->is_put) {
+        return give_up_get(mpi, one);
+    }
+    give_up_put(mpi, one);
+    return true;
+}
+
 wherry_status wh_mpi_finish(void *context, void *operation, uint32_t timeout_ms, wherry_error *error) {
     wh_mpi *mpi = context;
     wh_mpi_operation *one = operation;
@@ -407,30 +445,11 @@ wherry_status wh_mpi_finish(void *context, void *operation, uint32_t timeout_ms,
     if (status == WHERRY_OK) {
         atomic_fetch_sub(&mpi->under_way, 1);
         free(one);
-    } else if (status != WHERRY_TIMED_OUT) {
-        wh_mpi_abandon(mpi, one);
+    } else if (status != WHERRY_TIMED_OUT && !wh_mpi_abandon(mpi, one)) {
+        atomic_fetch_add(&mpi->under_way, 1);
+        return WHERRY_TIMED_OUT; /* it is not gone: whoever abandons it has to hear that */
     }
     return status;
-}
-
-/** A put was given to MPI only as copies, which stay until they are through. */
-void wh_mpi_abandon(void *context, void *operation) {
-    wh_mpi *mpi = context;
-    wh_mpi_operation *one = operation;
-    atomic_fetch_sub(&mpi->under_way, 1);
-    if (!one->is_put) {
-        give_up_get(mpi, one);
-        return;
-    }
-    pthread_mutex_lock(&mpi->lock);
-    while (one->busy) { /* a thread that finishes a later put of the channel copies a piece of it */
-        pthread_mutex_unlock(&mpi->lock);
-        sched_yield();
-        pthread_mutex_lock(&mpi->lock);
-    }
-    unlink_put(mpi, one);
-    pthread_mutex_unlock(&mpi->lock);
-    free(one);
 }
 
 void wh_mpi_free_blocks(wh_mpi *mpi) {

@@ -86,6 +86,7 @@ typedef struct wh_mpi_operation {
     size_t skip;              /**< and how many before them. */
     size_t done;              /**< Bytes that are through: copied, or received. */
     _Atomic uint64_t moved;   /**< When the last of them were, or it was begun. */
+    bool failed;              /**< A get: it has ended, and MPI may still write to its memory. */
     size_t pieces;            /**< A get: how many, */
     MPI_Request requests[];   /**< and their receives; MPI_REQUEST_NULL: through. */
 } wh_mpi_operation;
@@ -116,7 +117,8 @@ typedef struct wh_mpi {
     size_t spare_count;
     wh_mpi_drain *drains;
     wh_mpi_operation *puts; /**< Not through, the oldest first. */
-    char broken[320];       /**< Why nothing can be done any more; "": it can. */
+    char broken[384];       /**< Why nothing can be done any more; "": it can. */
+    int32_t broken_by;      /**< Where that is a rank which has stopped in the middle of a block. */
 
     wh_mpi_incoming *incoming; /**< The oldest first. */
     size_t incoming_count;
@@ -182,7 +184,7 @@ wherry_status wh_mpi_put_runs(void *context, int32_t rank, uint32_t channel, con
 wherry_status wh_mpi_get(void *context, int32_t rank, uint32_t channel, void *bytes, size_t size, void **operation_p,
                          wherry_error *error);
 wherry_status wh_mpi_finish(void *context, void *operation, uint32_t timeout_ms, wherry_error *error);
-void wh_mpi_abandon(void *context, void *operation);
+bool wh_mpi_abandon(void *context, void *operation);
 
 /** Looks after what is under way: releases what has arrived, and throws away what nobody wants. The lock is held. */
 void wh_mpi_reap_copies(wh_mpi *mpi);

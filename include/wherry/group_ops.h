@@ -12,6 +12,7 @@
 #ifndef WHERRY_GROUP_OPS_H
 #define WHERRY_GROUP_OPS_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <sys/uio.h>
@@ -134,11 +135,13 @@ typedef struct wherry_group_ops {
     wherry_status (*finish)(void *context, void *operation, uint32_t timeout_ms, wherry_error *error);
 
     /**
-     * Ends an operation that finish has not answered for. When it returns, the operation is gone and its memory is not touched
-     * any more. What else is under way on that channel may fail or never end, at either side: the library abandons all of it.
-     * Must return soon, whatever the other rank does.
+     * Ends an operation that finish has not answered for: it is gone then. What else is under way on that channel may fail or
+     * never end, at either side: the library abandons all of it. Must return soon, whatever the other rank does.
+     * @return true: its memory is not touched any more. false, for a get: that cannot be promised, since what moves the bytes
+     * has begun and cannot be stopped. The library then never frees that memory nor releases the storages that were received
+     * into, and the table must answer WHERRY_CLOSED from then on.
      */
-    void (*abandon)(void *context, void *operation);
+    bool (*abandon)(void *context, void *operation);
 
     /**
      * Whether the calling thread may use the table now. Asked first by each call on the group, or on a transport of it, that

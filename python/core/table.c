@@ -153,7 +153,7 @@ static wherry_status table_finish(void *context, void *operation, uint32_t timeo
     return status;
 }
 
-static void table_abandon(void *context, void *operation) {
+static bool table_abandon(void *context, void *operation) {
     PyGILState_STATE gil = PyGILState_Ensure();
     PyObject *answer = PyObject_CallMethodObjArgs(context, wpy_name.abandon, (PyObject *)operation, NULL);
     if (!answer) {
@@ -162,6 +162,7 @@ static void table_abandon(void *context, void *operation) {
     Py_XDECREF(answer);
     Py_DECREF((PyObject *)operation);
     PyGILState_Release(gil);
+    return true;
 }
 
 PyObject *wpy_group_from_table(PyObject *type, PyObject *arguments) {

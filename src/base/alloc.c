@@ -2,6 +2,7 @@
 
 #include <malloc.h>
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
@@ -187,4 +188,18 @@ bool wh_grow(void **array, size_t *capacity, size_t count, size_t size) {
         }
     }
     return wh_reserve(array, capacity, wanted, size);
+}
+
+void wh_keep(void *memory) {
+    typedef struct kept {
+        struct kept *next;
+        void *memory;
+    } kept;
+    static _Atomic(kept *) all;
+    kept *one = memory ? wh_alloc(sizeof(*one)) : NULL;
+    if (one) {
+        *one = (kept){atomic_load(&all), memory};
+        while (!atomic_compare_exchange_weak(&all, &one->next, one)) {
+        }
+    }
 }

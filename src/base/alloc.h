@@ -43,4 +43,10 @@ bool wh_reserve(void **array, size_t *capacity, size_t count, size_t size);
 #define WH_GROW(array, capacity, count)                                                                                \
     (((count) < (capacity) && (array)) || wh_grow((void **)&(array), &(capacity), (count), sizeof(*(array))))
 
+/**
+ * Memory that somebody else may still write to, so that it is never freed; a leak checker finds it here. Whoever else could free it must not. memory may be
+ * NULL. Any thread.
+ */
+void wh_keep(void *memory);
+
 #endif

@@ -114,7 +114,7 @@ typedef struct wh_group_ops {
     /**
      * Blocks that move without copies, as wherry/group_ops.h has them; all four or none. NULL: this kind of group has none. `channel` is a number that
      * both sides agreed on, 0 to WHERRY_GROUP_CHANNEL_MAX, and none of those that `connect` opens. None of them waits for the other side but finish, for
-     * timeout_ms at most. An operation is gone when finish has answered anything but WHERRY_TIMED_OUT, or abandon has returned: its memory is not touched
+     * timeout_ms at most. An operation is gone when finish has answered anything but WHERRY_TIMED_OUT, or abandon has returned true: its memory is not touched
      * any more. Errors of put, get and finish: WHERRY_PEER_LOST, WHERRY_CLOSED, and what the group's own moving fails with.
      */
     uint32_t part_bytes; /**< See wherry/group_ops.h; 0: there are no parts. */
@@ -125,7 +125,8 @@ typedef struct wh_group_ops {
     wherry_status (*get)(wh_group *group, int32_t rank, uint32_t channel, void *bytes, size_t size, void **operation_p,
                          wherry_error *error);
     wherry_status (*finish)(wh_group *group, int32_t rank, void *operation, uint32_t timeout_ms, wherry_error *error);
-    void (*abandon)(wh_group *group, void *operation);
+    bool (*abandon)(wh_group *group,
+                    void *operation); /**< @return false: the memory may still be written to, and must stay for ever. */
 
     /**
      * Whether the calling thread may use the group: asked first by each call of the program that would. NULL: any thread may. Never blocks. Errors: what the

@@ -191,6 +191,9 @@ typedef struct wh_lane_site {
     const wh_shared_memory *shared; /**< SOURCE, offer; NULL: nobody has asked for it. */
     uint64_t devices;               /**< A bit for each CUDA device that has some of the memory, or gets some. */
     bool ordered; /**< The user has named the lanes: one that works need not give way to others that are faster. */
+    bool *
+        held_p; /**< RECEIVER: set where memory that wh_sink.open gave may still be written to when the end is closed, against all that is said above, since
+                     nobody can stop it: then nothing of that is ever freed. */
 } wh_lane_site;
 
 /** One end of a lane between two ranks. Each lane has its own struct that begins with this. */
@@ -234,7 +237,8 @@ typedef struct wh_lane_ops {
      * @param request   receives what goes to the source's accept: at most WH_LANE_OFFER_MAX bytes, perhaps none.
      * @param assist_p  set to true where it fails now and may work once the source has run `assist` with what `request` holds.
      * @param end_p     the pulling end, for `pull` and `close`.
-     * @return WHERRY_OK; any other status is the reason why not, in words for the log, and the next lane is tried.
+     * @return WHERRY_OK; WHERRY_ABORTED where the source's side of the conversation is over, which ends the receive; any other status is the reason why not,
+     * in words for the log, and the next lane is tried.
      */
     wherry_status (*probe)(const wh_lane_site *site, const void *offer, size_t size, wh_string *request, bool *assist_p,
                            wh_lane_end **end_p, wherry_error *error);

@@ -260,6 +260,28 @@ static wherry_status check_target(const wh_receive *receive, wherry_error *error
     return wh_ready_check(options->ready, &receive->transfer, WHERRY_READY_RECV, error);
 }
 
+/**
+ * Where somebody may still write to what was received into, none of it is ever freed: the storages, of a target too, and where chunks on their way to a device
+ * have landed.
+ */
+static void free_or_keep(wh_receive *receive) {
+    if (!receive->held) {
+        wh_chunk_sink_destroy(&receive->sink);
+        return;
+    }
+    for (size_t i = 0; i < receive->plan->kept_count; i++) {
+        wherry_storage_ref(receive->plan->kept[i]);
+        wh_keep(receive->plan->kept[i]);
+    }
+    wh_chunk_sink *sink = wh_alloc(sizeof(*sink));
+    if (sink) {
+        *sink = receive->sink;
+        wh_keep(sink);
+    }
+    wh_log(WHERRY_LOG_ERROR, "the memory of %zu storages is kept for ever: rank %d may still write to it",
+           receive->plan->kept_count, (int)receive->rank);
+}
+
 wherry_status wherry_checkpoint_recv(wherry_transport *transport, int32_t rank, const wherry_transfer_options *options,
                                      wherry_value **state_p, wherry_error *error) {
     wherry_error own;
@@ -287,7 +309,7 @@ wherry_status wherry_checkpoint_recv(wherry_transport *transport, int32_t rank, 
     wh_inbox_close(receive.inbox);
     wh_message_clear(&receive.offer_message);
     wh_stop_destroy(&receive.stop);
-    wh_chunk_sink_destroy(&receive.sink);
+    free_or_keep(&receive);
     wh_chunk_list_destroy(&receive.wanted);
     wh_tensor_table_destroy(&receive.table);
     wh_free(receive.reasons.bytes);

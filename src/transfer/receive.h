@@ -54,6 +54,7 @@ typedef struct wh_receive {
     wh_crew crew;
     wh_message_type answer; /**< The last of RELEASED, ASSISTED, REFUSE_LANE that came; 0: none. */
     wherry_error reason;    /**< What it said; status WHERRY_OK where it was a yes. */
+    bool held;              /**< Memory may still be written to, and is never freed: wh_lane_site.held_p. */
     bool gone;              /**< The source is lost, or has ended the conversation: it need not be told. */
     bool revoked;           /**< It has, and waits to hear that this side reads no more. */
     uint64_t peer_bytes;    /**< What the source says it has done. */

@@ -79,6 +79,7 @@ static wherry_status new_site(wh_receive *receive, wherry_error *error) {
         .no_progress_ms = (uint32_t)receive->transfer.options.no_progress_ms,
         .devices = receive->plan->census.cuda,
         .ordered = receive->transfer.lanes.ordered,
+        .held_p = &receive->held,
     };
     wherry_status status = wh_stop_init(&receive->stop, error);
     if (status == WHERRY_OK) {
@@ -186,6 +187,7 @@ static wherry_status choose(wh_receive *receive, size_t *next, wherry_error *err
             return status;
         }
         if (refusal.status == WHERRY_ABORTED) { /* the source has gone on: it is not the lane that does not work */
+            receive->lane = NULL;
             *error = refusal;
             return wh_receive_explain(receive, refusal.status, error);
         }

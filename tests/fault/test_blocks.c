@@ -172,6 +172,56 @@ static void test_cancel_in_the_middle(void **state) {
     }
 }
 
+static void note_release(void *context, void *data) {
+    (void)data;
+    *(bool *)context = true;
+}
+
+/** A state of one tensor whose storage says when it is released. */
+static wherry_value *make_watched(bool *released) {
+    static uint8_t memory[BODY]; /* never freed, as somebody goes on writing to it */
+    int64_t shape[] = {BODY};
+    wherry_storage *storage;
+    wherry_value *tensor;
+    must(wherry_storage_wrap(memory, BODY, wherry_device_cpu(), note_release, released, &storage, &error));
+    must(wherry_tensor_create(&(wherry_tensor){.storage = storage, .dtype = WHERRY_U8, .ndim = 1, .shape = shape},
+                              &tensor, &error));
+    wherry_storage_unref(storage);
+    int64_t little = 1000;
+    return build_dict("w", tensor, "b", build_tensor(build_storage(1000, 2), WHERRY_U8, 0, 1, &little, NULL), NULL);
+}
+
+/** Where the table cannot take back what it has begun to receive, nothing of that is freed: neither scratch and new tensors, nor what a target has. */
+static void test_memory_that_stays_in_use(void **state) {
+    (void)state;
+    for (int i = 0; i < 2 * KINDS; i++) {
+        bool released = false;
+        world w = open_world(kinds[i / 2]);
+        wherry_value *source = make_state(1);
+        wherry_value *target = i & 1 ? make_watched(&released) : NULL;
+        wherry_cancel *cancel;
+        must(wherry_cancel_create(&cancel, &error));
+        ferry_call calls[] = {send_to(&w, source, 1), receive_at(&w, 1, target)};
+        calls[1].options.cancel = cancel;
+        table_hub_hold(w.hub, 1, AFTER);
+        table_hub_cling(w.hub, 1);
+        ferry_start(calls);
+        ferry_start(calls + 1);
+        await_standstill(&w, 1, AFTER);
+        wherry_cancel_request(cancel);
+        ferry_join(calls + 1);
+        wherry_value_destroy(target);
+        assert_false(released);
+        assert_true(table_hub_write_late(w.hub, 1) > 0); /* an address sanitizer would see that it was freed */
+        expect(calls + 1, WHERRY_CANCELLED);
+        ferry_join(calls);
+        assert_true(calls[0].status != WHERRY_OK);
+        wherry_cancel_destroy(cancel);
+        wherry_value_destroy(source);
+        close_world(&w);
+    }
+}
+
 /** A rank dies in the middle. A table that notices it says so; without that it is the silence that ends the other side. */
 static void test_a_side_dies(void **state) {
     (void)state;
@@ -499,6 +549,7 @@ static void test_tables(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_cancel_in_the_middle),
+        cmocka_unit_test(test_memory_that_stays_in_use),
         cmocka_unit_test(test_a_side_dies),
         cmocka_unit_test(test_one_of_three_stands_still),
         cmocka_unit_test(test_three_at_once),

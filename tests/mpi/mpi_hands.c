@@ -179,13 +179,14 @@ static wherry_status far_finish(void *context, void *begun, uint32_t timeout_ms,
     return give_back(&answer, error);
 }
 
-static void far_abandon(void *context, void *begun) {
+static bool far_abandon(void *context, void *begun) {
     const member *own = context;
     operation *one = begun;
     hands_request request = {.kind = HANDS_ABANDON, .table = own->table, .operation = one->number};
     ask(own->rank, &request, NULL);
-    hear(own->rank, NULL);
+    hands_answer answer = hear(own->rank, NULL);
     free(one);
+    return answer.status == WHERRY_OK;
 }
 
 static void far_destroy(void *context) {

@@ -90,11 +90,14 @@ static void *finish_block(const table *at, const hands_request *request, hands_a
     return answer->status == WHERRY_TIMED_OUT ? NULL : one;
 }
 
-static void abandon_block(const table *at, const hands_request *request) {
+static wherry_status abandon_block(const table *at, const hands_request *request) {
     block *one = (block *)(uintptr_t)request->operation;
-    at->ops.abandon(at->context, one->operation);
+    if (!at->ops.abandon(at->context, one->operation)) {
+        return WHERRY_CLOSED; /* its memory stays */
+    }
     memset(one->bytes, 0xDD, one->size);
     free(one);
+    return WHERRY_OK;
 }
 
 /** Does what was asked for, and answers. */
@@ -128,7 +131,7 @@ static void obey(int connection, const hands_request *request, void *payload) {
         freed = finish_block(at, request, &answer, &bytes);
         break;
     case HANDS_ABANDON:
-        abandon_block(at, request);
+        answer.status = abandon_block(at, request);
         break;
     case HANDS_DESTROY:
         at->ops.destroy(at->context);

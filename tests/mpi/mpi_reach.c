@@ -2,7 +2,8 @@
  * Ranks of MPI on several hosts, for tests/hosts:
  * mpi_reach LANES: every rank sends to every other. Whoever receives says over which lane: "lane FROM TO NAME".
  * mpi_reach LANES cut: rank 0 sends to rank 2, which says "moving" when it is ready for the bytes; whoever has started it cuts the link.
- * Both say how it ended, "ended RANK STATUS MILLISECONDS"; rank 0 then sends to rank 1, and the job stays as it is, to be ended.
+ * Both say how it ended, "ended RANK STATUS MILLISECONDS", and rank 2 how its group is then, "group STATUS"; rank 0 sends to rank 1, and the job stays as
+ * it is, to be ended.
  * LANES may be "default". A rank that has found nothing wrong says "well RANK" before the end of MPI.
  */
 #include "mpi_scene.h"
@@ -60,6 +61,10 @@ static void across_a_cut(const scene *at, const char *lanes) {
                (to.tv_sec - from.tv_sec) * 1000 + (to.tv_nsec - from.tv_nsec) / 1000000);
         fprintf(stderr, "rank %d: %s\n", scene_rank, scene_error.message);
     }
+    if (scene_rank == 2) {
+        status = wherry_group_send(at->group, 3, 1, "x", 1, CUT_MS, &scene_error);
+        printf("group %s\n", wherry_status_name(status));
+    }
     say_lane(0, 1, scene_ferry(at, 0, 1, NULL, 2));
     wherry_value_destroy(state);
 }
@@ -76,7 +81,7 @@ int main(int count, char **arguments) {
     if (!scene_failures) {
         printf("well %d\n", scene_rank);
     }
-    while (cut) {
+    if (cut) {
         pause();
     }
     scene_close(&at);

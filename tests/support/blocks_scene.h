@@ -94,7 +94,7 @@ static inline wherry_status fake_finish(wh_group *group, int32_t rank, void *ope
     return WHERRY_OK;
 }
 
-static inline void fake_abandon(wh_group *group, void *operation) {
+static inline bool fake_abandon(wh_group *group, void *operation) {
     fake *own = (fake *)group;
     const seen *one = operation;
     while (++one < own->seen + own->count) {
@@ -102,6 +102,7 @@ static inline void fake_abandon(wh_group *group, void *operation) {
     }
     let_go(own, operation);
     own->abandoned++;
+    return true;
 }
 
 static inline fake fake_of(void) {

@@ -14,6 +14,8 @@
 
 #include "base/wait.h"
 
+enum { CLUNG_MAX = 64 };
+
 typedef struct member {
     table_hub *hub;
     int32_t rank;
@@ -50,6 +52,9 @@ typedef struct place {
     size_t damage;
     size_t moved;
     size_t abandoned;
+    bool clings;
+    struct iovec clung[CLUNG_MAX]; /**< Memory of gets that were abandoned. */
+    size_t clung_count;
     size_t last_size;
     unsigned char last[TABLE_HUB_BLOCK_MAX];
 } place;
@@ -371,14 +376,47 @@ static wherry_status table_finish(void *context, void *which, uint32_t timeout_m
     return status;
 }
 
-static void table_abandon(void *context, void *which) {
+/** @return whether an operation that is abandoned keeps its memory; the table is closed then. */
+static bool cling(place *at, const operation *gone) {
+    if (!at->clings || gone->is_put) {
+        return false;
+    }
+    if (at->clung_count == CLUNG_MAX) {
+        die("too many gets");
+    }
+    at->clung[at->clung_count++] = (struct iovec){gone->bytes, gone->size};
+    at->send = at->receive = at->put = at->get = at->finish = WHERRY_CLOSED;
+    return true;
+}
+
+void table_hub_cling(table_hub *hub, int32_t rank) {
+    pthread_mutex_lock(&hub->lock);
+    hub->places[rank].clings = true;
+    pthread_mutex_unlock(&hub->lock);
+}
+
+size_t table_hub_write_late(table_hub *hub, int32_t rank) {
+    size_t bytes = 0;
+    pthread_mutex_lock(&hub->lock);
+    for (size_t i = 0; i < hub->places[rank].clung_count; i++) {
+        const struct iovec *one = hub->places[rank].clung + i;
+        memset(one->iov_base, 0x99, one->iov_len);
+        bytes += one->iov_len;
+    }
+    pthread_mutex_unlock(&hub->lock);
+    return bytes;
+}
+
+static bool table_abandon(void *context, void *which) {
     member *m = context;
     enter(m);
     pthread_mutex_lock(&m->hub->lock);
+    bool released = !cling(m->hub->places + m->rank, which);
     forget(m->hub, which);
     m->hub->places[m->rank].abandoned++;
     pthread_mutex_unlock(&m->hub->lock);
     atomic_fetch_sub(&m->inside, 1);
+    return released;
 }
 
 /** The present member of a rank is gone, and its memory with it; the lock is held. */

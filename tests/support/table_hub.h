@@ -50,6 +50,13 @@ void table_hub_hold(table_hub *hub, int32_t rank, size_t after);
 /** The next so many blocks to a rank have a byte changed on their way. */
 void table_hub_damage(table_hub *hub, int32_t rank, size_t count);
 
+/**
+ * A rank cannot take gets back: their memory stays the hub's when they are abandoned, and its table is closed then.
+ * table_hub_write_late writes to all of it, as what could not be stopped would. @return how many bytes.
+ */
+void table_hub_cling(table_hub *hub, int32_t rank);
+size_t table_hub_write_late(table_hub *hub, int32_t rank);
+
 /** How many blocks have moved to a rank; how many operations of it have not met their other half; how many it has abandoned. */
 size_t table_hub_moved(table_hub *hub, int32_t rank);
 size_t table_hub_under_way(table_hub *hub, int32_t rank);

@@ -106,13 +106,14 @@ wherry_status wh_callback_finish(wh_group *group, int32_t rank, void *operation,
     return status;
 }
 
-void wh_callback_abandon_block(wh_group *group, void *operation) {
+bool wh_callback_abandon_block(wh_group *group, void *operation) {
     wh_callback *callback = (wh_callback *)group;
     block *begun = operation;
     wh_callback_enter(callback);
-    callback->ops.abandon(callback->context, begun->operation);
+    bool released = callback->ops.abandon(callback->context, begun->operation);
     wh_callback_leave(callback);
     wh_free(begun);
+    return released;
 }
 
 void wherry_group_copy_runs(void *to, const struct iovec *runs, size_t skip, size_t size) {

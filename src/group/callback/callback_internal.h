@@ -89,7 +89,7 @@ wherry_status wh_callback_get(wh_group *group, int32_t rank, uint32_t channel, v
                               void **operation_p, wherry_error *error);
 wherry_status wh_callback_finish(wh_group *group, int32_t rank, void *operation, uint32_t timeout_ms,
                                  wherry_error *error);
-void wh_callback_abandon_block(wh_group *group, void *operation);
+bool wh_callback_abandon_block(wh_group *group, void *operation);
 
 /** Starts the thread that reads in the background. @return WHERRY_OK; WHERRY_SYSTEM. */
 wherry_status wh_callback_start_reader(wh_callback *callback, wherry_error *error);

@@ -173,6 +173,13 @@ static void blocks_close(wh_lane_end *end) {
         return;
     }
     wh_blocks_abandon(own);
+    if (own->stuck) {
+        if (own->site->held_p) {
+            *own->site->held_p = true;
+        }
+        wh_keep(own);
+        return;
+    }
     for (size_t i = 0; i < WH_BLOCKS_AHEAD && own->order[i]; i++) {
         wh_free(own->order[i]->scratch);
         wh_free(own->order[i]->runs);

@@ -81,6 +81,7 @@ typedef struct wh_blocks_end {
     size_t count;   /**< How many are under way, */
     uint64_t bytes; /**< the bytes in them, */
     uint64_t held;  /**< and what they need beside the tensors. */
+    bool stuck;     /**< The group may still write to memory of one that was abandoned. */
 } wh_blocks_end;
 
 /** Operations of the lane: lane.h. */

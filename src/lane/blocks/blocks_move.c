@@ -84,7 +84,7 @@ static bool has_room(const wh_blocks_end *own, const side *s) {
 /** The last one first: what still comes for one that is gone would be taken for the next, which may be shorter, and some MPIs end the process over that. */
 void wh_blocks_abandon(wh_blocks_end *own) {
     while (own->count) {
-        own->site->group->ops->abandon(own->site->group, own->order[--own->count]->operation);
+        own->stuck |= !own->site->group->ops->abandon(own->site->group, own->order[--own->count]->operation);
     }
     own->bytes = own->held = 0;
 }
