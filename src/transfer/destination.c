@@ -342,11 +342,11 @@ static void take_loss(wh_destination *destination, const wh_message *message) {
     }
     wh_fail(&error, WHERRY_PEER_LOST, "rank %d was lost: %.*s", (int)destination->rank, (int)message->size,
             message->bytes ? (const char *)message->bytes : "");
+    /* One that is back may have asked before this was heard, and is told. */
     if (wh_mailbox_is_lost(destination->transfer->transport->group->mailbox, destination->rank, NULL, 0)) {
         set_failed(destination, WHERRY_PEER_LOST, &error);
     } else {
-        wh_destination_fail(destination, WHERRY_PEER_LOST,
-                            &error); /* it is back, and may have asked before this was heard */
+        wh_destination_fail(destination, WHERRY_PEER_LOST, &error);
     }
 }
 

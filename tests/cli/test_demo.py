@@ -51,8 +51,9 @@ def nothing_is_left(place):
 
 
 def ucx_is_here():
+    """A lane that is here and does not work is no reason to skip."""
     findings = json.loads(wherry("doctor", "--json").stdout)["findings"]
-    return any(one["area"] == "libraries" and one["name"] == "UCX" and one["level"] == "good" for one in findings)
+    return any(one["area"] == "lanes" and one["name"] == "ucx" and one["level"] != "fact" for one in findings)
 
 
 @pytest.mark.parametrize("lane, verified", [("cma", "no"), ("ring", "no"), ("ucx", "yes"), ("stream", "yes")])

@@ -26,6 +26,7 @@ static ferry_world world;
 static const char *reset_at;
 static atomic_bool reset;
 static atomic_bool source_ended;
+static atomic_bool lost;
 static bool returns;
 
 /** Shuts all connections between ranks 0 and 1, as a router that forgets them would. */
@@ -91,8 +92,14 @@ static void run(const char *lane) {
     wherry_value_destroy(source);
 }
 
-/** The source hears of a loss where the receiver is about to try the lane, which that one never hears of; and it may be back by then. */
+/**
+ * The source hears of a loss where the receiver is about to try the lane, which that one never hears of; and it may be back by then: the source looks only when
+ * all of that has happened.
+ */
 static void lose_there(const char *name) {
+    while (strcmp(name, "source offered") == 0 && !atomic_load(&lost)) {
+        sched_yield();
+    }
     if (strcmp(name, "receiver planned") == 0 && !atomic_exchange(&reset, true)) {
         wh_mailbox *mailbox = world.groups[0]->mailbox;
         uint64_t incarnation = ((wh_sockets *)world.groups[1])->incarnation;
@@ -100,6 +107,7 @@ static void lose_there(const char *name) {
         if (returns) {
             wh_mailbox_admit(mailbox, 1, incarnation);
         }
+        atomic_store(&lost, true);
         while (!atomic_load(&source_ended)) {
             sched_yield();
         }
@@ -113,6 +121,7 @@ static void hear_late(const char *lane, bool is_back) {
     calls[0].options.lanes = calls[1].options.lanes = lane;
     atomic_store(&reset, false);
     atomic_store(&source_ended, false);
+    atomic_store(&lost, false);
     returns = is_back;
     wh_point_hook = lose_there;
     ferry_start(&calls[0]);
@@ -124,6 +133,7 @@ static void hear_late(const char *lane, bool is_back) {
     assert_int_equal(calls[0].status, WHERRY_PEER_LOST);
     assert_int_equal(calls[1].status, WHERRY_ABORTED);
     assert_int_equal(calls[1].error.rank, 0);
+    assert_true(!is_back || strstr(calls[1].error.message, "rank 0 gave up: rank 1 was lost: heard late"));
     assert_true(calls[1].stats.total_seconds < 1e-3 * SOON_MS);
     ferry_close(&world);
     wherry_value_destroy(source);
@@ -158,7 +168,14 @@ static void test_stream(void **state) {
     run("stream");
 }
 
-int main(void) {
+static void test_ucx(void **state) {
+    (void)state;
+    run("ucx");
+    hear_late("ucx", true);
+}
+
+int main(int count, char **arguments) {
+    const struct CMUnitTest over_ucx[] = {cmocka_unit_test(test_ucx)};
     static const wh_group_kind kind = {"tcp", wh_open_tcp_place, wh_join_place, wh_close_place};
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_cma),
@@ -170,5 +187,8 @@ int main(void) {
     ferry_kind = &kind;
     ferry_lane = "cma";
     wherry_log_set_level(WHERRY_LOG_OFF);
+    if (count > 1 && strcmp(arguments[1], "ucx") == 0) {
+        return cmocka_run_group_tests_name("reset", over_ucx, NULL, NULL);
+    }
     return cmocka_run_group_tests_name("reset", tests, NULL, NULL);
 }

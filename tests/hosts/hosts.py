@@ -112,6 +112,7 @@ class Host(Keeper):
             f"hostname {self.name}\n"
             "mount -t sysfs none /sys\n"  # where UCX looks for the interfaces
             "mount -t tmpfs none /mnt\n"  # where files are this host's own
+            "mount -t tmpfs none /dev/shm\n"  # and shared memory is
             f"echo {boot} >/mnt/boot\n"
             f"printf '{names}' >/mnt/names\n"
             "mount --bind /mnt/boot /proc/sys/kernel/random/boot_id\n"

@@ -222,7 +222,8 @@ static wherry_status hear_answer(const attempt *a) {
         status =
             wh_fail_about(a->error, a->rank,
                           wh_fail(a->error, WHERRY_ABORTED,
-                                  "rank %d has refused a channel: its side of the conversation is over", (int)a->rank));
+                                  "rank %d has refused a channel: its side of the conversation is over; receive again",
+                                  (int)a->rank));
     }
     return status;
 }
@@ -251,7 +252,8 @@ static wherry_status open_channel(attempt *a, uint64_t tag) {
 static wherry_status connect_to_self(wh_sockets *sockets, uint64_t tag, int *channel_p, wherry_error *error) {
     int ends[2];
     if (!wh_mailbox_expects(sockets->base.mailbox, tag)) {
-        return wh_fail(error, WHERRY_ABORTED, "no conversation is open for the channel");
+        return wh_fail_about(error, sockets->base.rank,
+                             wh_fail(error, WHERRY_ABORTED, "no conversation is open for the channel"));
     }
     if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, ends) != 0) {
         return wh_fail_errno(error, WHERRY_SYSTEM, errno, "cannot open a channel");
