@@ -1,4 +1,4 @@
-/* Blocks: mpi_context.h says how they move. */
+/* Blocks: mpi_context.h says how they move. Those that are received: mpi_gets.c. */
 #include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -6,22 +6,6 @@
 #include <sys/mman.h>
 
 #include "mpi_context.h"
-
-/** How long a piece that has begun to come is waited for when its block is abandoned. Where one does not come, the others are not waited for. */
-enum { ABANDON_MS = 2000 };
-
-/**
- * For how long after the last piece whoever finishes a block only yields, and how long it then sleeps at most, in microseconds. Some MPIs move a part of a piece
- * each time they are asked: who sleeps in between has half of the rate. Where pieces take longer than this, the network is slower than any sleep.
- */
-enum { QUICK_US = 20000, SLEEP_US = 100 };
-
-/** Channels that are still drained. Old ones have nothing to come. */
-enum { DRAINS_MAX = 32 };
-
-static size_t smaller(size_t one, size_t other) {
-    return one < other ? one : other;
-}
 
 /* ---- copies ---- */
 
@@ -159,7 +143,7 @@ static wherry_status send_piece(wh_mpi *mpi, wh_mpi_operation *put, wherry_error
     pthread_mutex_lock(&mpi->lock);
     wh_mpi_copy *copy = take_copy(mpi, put, &full);
     if (copy) {
-        size_t size = smaller(put->size - put->done, WH_MPI_PIECE);
+        size_t size = put->size - put->done < WH_MPI_PIECE ? put->size - put->done : WH_MPI_PIECE;
         pthread_mutex_unlock(&mpi->lock);
         copy_runs(put, copy->bytes, size);
         pthread_mutex_lock(&mpi->lock);
@@ -250,166 +234,6 @@ wherry_status wh_mpi_put_runs(void *context, int32_t rank, uint32_t channel, con
     return begin_put(context, rank, channel, whole, runs, operation_p, error);
 }
 
-/* ---- getting ---- */
-
-/** The channel is in use again. The lock is held. */
-static void end_drain(wh_mpi *mpi, int32_t rank, uint32_t channel) {
-    wh_mpi_drain **at = &mpi->drains;
-    while (*at && ((*at)->rank != rank || (*at)->channel != channel)) {
-        at = &(*at)->next;
-    }
-    if (*at) {
-        wh_mpi_drain *found = *at;
-        *at = found->next;
-        free(found);
-    }
-}
-
-/** What still comes on a channel is thrown away from now on. Without memory for it, it stays with the rank that sent it. */
-static void begin_drain(wh_mpi *mpi, int32_t rank, uint32_t channel) {
-    wh_mpi_drain *drain = malloc(sizeof(*drain));
-    pthread_mutex_lock(&mpi->lock);
-    end_drain(mpi, rank, channel);
-    if (drain) {
-        *drain = (wh_mpi_drain){mpi->drains, rank, channel};
-        mpi->drains = drain;
-    }
-    size_t count = 0;
-    for (wh_mpi_drain **at = &mpi->drains; *at; count++) {
-        if (count >= DRAINS_MAX) {
-            wh_mpi_drain *old = *at;
-            *at = old->next;
-            free(old);
-        } else {
-            at = &(*at)->next;
-        }
-    }
-    pthread_mutex_unlock(&mpi->lock);
-}
-
-static size_t piece_size(const wh_mpi_operation *get, size_t piece) {
-    return smaller(get->size - piece * WH_MPI_PIECE, WH_MPI_PIECE);
-}
-
-/** Takes a get's receives back; waits so long for those that have begun to come. @return false where one does not end. */
-static bool cancel_get(wh_mpi_operation *get, uint32_t patience_ms) {
-    wh_mpi_wait wait;
-    bool all = true;
-    for (size_t i = get->pieces; i-- > 0;) {
-        if (get->requests[i] != MPI_REQUEST_NULL) {
-            MPI_Cancel(&get->requests[i]);
-        }
-    }
-    wh_mpi_wait_begin(&wait, NULL, patience_ms, QUICK_US, SLEEP_US);
-    do {
-        all = true;
-        for (size_t i = 0; i < get->pieces; i++) {
-            int done = 1;
-            /* One that failed is gone too. */
-            if (get->requests[i] != MPI_REQUEST_NULL &&
-                MPI_Test(&get->requests[i], &done, MPI_STATUS_IGNORE) != MPI_SUCCESS) {
-                done = 1;
-                get->requests[i] = MPI_REQUEST_NULL;
-            }
-            all = all && done;
-        }
-    } while (!all && wh_mpi_wait_on(&wait));
-    return all;
-}
-
-/** The group ends with a rank from which something may still come; the lock is held. */
-static void note_broken(wh_mpi *mpi, const wh_mpi_operation *get) {
-    if (mpi->broken[0]) {
-        return;
-    }
-    mpi->broken_by = get->rank;
-    snprintf(mpi->broken, sizeof(mpi->broken),
-             "rank %d has stopped in the middle of a block, which MPI cannot take back: it may still write to the "
-             "tensors that were received into, at first %zu bytes at %p; memory of your own there must stay until MPI "
-             "ends; leave the group and make another",
-             (int)get->rank, get->size, (void *)get->bytes);
-}
-
-/**
- * Ends a get whose bytes will not come, or not all of them.
- * @return whether it is gone. Else MPI may still write to its memory, and knows its requests: it stays.
- */
-static bool give_up_get(wh_mpi *mpi, wh_mpi_operation *get) {
-    begin_drain(mpi, get->rank, get->channel);
-    pthread_mutex_lock(&mpi->lock);
-    bool is_hopeless = mpi->broken[0] && mpi->broken_by == get->rank;
-    pthread_mutex_unlock(&mpi->lock);
-    if (cancel_get(get, is_hopeless ? 0 : ABANDON_MS)) {
-        free(get);
-        return true;
-    }
-    get->failed = true;
-    pthread_mutex_lock(&mpi->lock);
-    note_broken(mpi, get);
-    pthread_mutex_unlock(&mpi->lock);
-    return false;
-}
-
-wherry_status wh_mpi_get(void *context, int32_t rank, uint32_t channel, void *bytes, size_t size, void **operation_p,
-                         wherry_error *error) {
-    wh_mpi *mpi = context;
-    size_t pieces = (size + WH_MPI_PIECE - 1) / WH_MPI_PIECE;
-    wherry_status status = wh_mpi_permit(mpi, error);
-    wh_mpi_operation *get = status == WHERRY_OK ? calloc(1, sizeof(*get) + pieces * sizeof(*get->requests)) : NULL;
-    if (!get) {
-        return status == WHERRY_OK ? wh_mpi_fail(error, WHERRY_NO_MEMORY, rank, "no memory for a block") : status;
-    }
-    *get = (wh_mpi_operation){.rank = rank, .channel = channel, .bytes = bytes, .size = size};
-    int code = MPI_SUCCESS;
-    atomic_store(&get->moved, wh_mpi_now());
-    pthread_mutex_lock(&mpi->lock);
-    end_drain(mpi, rank, channel);
-    for (; get->pieces < pieces && code == MPI_SUCCESS; get->pieces++) {
-        get->requests[get->pieces] = MPI_REQUEST_NULL;
-        code = MPI_Irecv(get->bytes + get->pieces * WH_MPI_PIECE, (int)piece_size(get, get->pieces), MPI_BYTE, rank,
-                         (int)channel + 1, mpi->communicator, &get->requests[get->pieces]);
-    }
-    pthread_mutex_unlock(&mpi->lock);
-    if (code != MPI_SUCCESS && give_up_get(mpi, get)) {
-        return wh_mpi_fail_code(error, code, rank, "MPI_Irecv");
-    }
-    atomic_fetch_add(&mpi->under_way, 1);
-    *operation_p = get;
-    return WHERRY_OK;
-}
-
-static wherry_status finish_get(wh_mpi_operation *get, wh_mpi_wait *wait, wherry_error *error) {
-    if (get->failed) {
-        return WHERRY_TIMED_OUT; /* until it is abandoned: the group is closed */
-    }
-    for (size_t piece = get->done / WH_MPI_PIECE; piece < get->pieces;) {
-        MPI_Status came;
-        int done = 0;
-        int count = 0;
-        int code = MPI_Test(&get->requests[piece], &done, &came);
-        if (code != MPI_SUCCESS) {
-            return wh_mpi_fail_code(error, code, get->rank, "receiving a block by MPI");
-        }
-        if (!done) {
-            wait->begin = atomic_load(&get->moved);
-            if (!wh_mpi_wait_on(wait)) {
-                return WHERRY_TIMED_OUT;
-            }
-            continue;
-        }
-        MPI_Get_count(&came, MPI_BYTE, &count);
-        if ((size_t)count != piece_size(get, piece)) {
-            return wh_mpi_fail(error, WHERRY_MALFORMED, get->rank,
-                               "rank %d sent %d bytes of a block where %zu were to come", (int)get->rank, count,
-                               piece_size(get, piece));
-        }
-        get->done += (size_t)count;
-        atomic_store(&get->moved, wh_mpi_now());
-        piece++;
-    }
-    return WHERRY_OK;
-}
-
 /* ---- both ---- */
 
 /** Ends a put that is not through: it was given to MPI only as copies, which stay until they are. */
@@ -430,7 +254,7 @@ bool wh_mpi_abandon(void *context, void *operation) {
     wh_mpi_operation *one = operation;
     atomic_fetch_sub(&mpi->under_way, 1);
     if (!one->is_put) {
-        return give_up_get(mpi, one);
+        return wh_mpi_give_up_get(mpi, one);
     }
     give_up_put(mpi, one);
     return true;
@@ -440,8 +264,8 @@ wherry_status wh_mpi_finish(void *context, void *operation, uint32_t timeout_ms,
     wh_mpi *mpi = context;
     wh_mpi_operation *one = operation;
     wh_mpi_wait wait;
-    wh_mpi_wait_begin(&wait, NULL, timeout_ms, QUICK_US, SLEEP_US);
-    wherry_status status = one->is_put ? finish_put(mpi, one, &wait, error) : finish_get(one, &wait, error);
+    wh_mpi_wait_begin(&wait, NULL, timeout_ms, WH_MPI_QUICK_US, WH_MPI_SLEEP_US);
+    wherry_status status = one->is_put ? finish_put(mpi, one, &wait, error) : wh_mpi_finish_get(one, &wait, error);
     if (status == WHERRY_OK) {
         atomic_fetch_sub(&mpi->under_way, 1);
         free(one);
@@ -456,6 +280,6 @@ void wh_mpi_free_blocks(wh_mpi *mpi) {
     free_copies(mpi->spare);
     free_copies(mpi->copies);
     while (mpi->drains) {
-        end_drain(mpi, mpi->drains->rank, mpi->drains->channel);
+        wh_mpi_end_drain(mpi, mpi->drains->rank, mpi->drains->channel);
     }
 }

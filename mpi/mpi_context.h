@@ -74,7 +74,8 @@ typedef struct wh_mpi_drain {
 
 /** A block. */
 typedef struct wh_mpi_operation {
-    struct wh_mpi_operation *next; /**< A put: the next that was begun, whatever its channel. */
+    struct wh_mpi_operation
+        *next; /**< A put: the next that was begun, whatever its channel. A get that is stuck: another. */
     bool is_put;
     bool busy; /**< A put: a thread copies a piece of it. */
     int32_t rank;
@@ -118,12 +119,13 @@ typedef struct wh_mpi {
     wh_mpi_drain *drains;
     wh_mpi_operation *puts; /**< Not through, the oldest first. */
     char broken[384];       /**< Why nothing can be done any more; "": it can. */
-    int32_t broken_by;      /**< Where that is a rank which has stopped in the middle of a block. */
 
     wh_mpi_incoming *incoming; /**< The oldest first. */
     size_t incoming_count;
-    bool *left;  /**< A rank: nothing comes from it any more. */
-    int missing; /**< How many others have not said so. */
+    bool *left;              /**< A rank: nothing comes from it any more. */
+    bool *stopped;           /**< A rank: in the middle of a block, so that more of it may come for ever; */
+    wh_mpi_operation *stuck; /**< gets that MPI may still write to the memory of. */
+    int missing;             /**< How many others have not said so. */
     bool said_last;
 
     wh_mpi_alarm alarm;      /**< For whoever waits for messages. */
@@ -185,6 +187,24 @@ wherry_status wh_mpi_get(void *context, int32_t rank, uint32_t channel, void *by
                          wherry_error *error);
 wherry_status wh_mpi_finish(void *context, void *operation, uint32_t timeout_ms, wherry_error *error);
 bool wh_mpi_abandon(void *context, void *operation);
+
+/**
+ * For how long after the last piece whoever finishes a block only yields, and how long it then sleeps at most, in microseconds. Some MPIs move a part of a piece
+ * each time they are asked: who sleeps in between has half of the rate. Where pieces take longer than this, the network is slower than any sleep.
+ */
+enum { WH_MPI_QUICK_US = 20000, WH_MPI_SLEEP_US = 100 };
+
+/** A part of finish, for a get. */
+wherry_status wh_mpi_finish_get(wh_mpi_operation *get, wh_mpi_wait *wait, wherry_error *error);
+
+/**
+ * Ends a get whose bytes will not come, or not all of them.
+ * @return whether it is gone. Else MPI may still write to its memory, and knows its requests: it stays.
+ */
+bool wh_mpi_give_up_get(wh_mpi *mpi, wh_mpi_operation *get);
+
+/** A channel from which gets were abandoned is in use again. The lock is held. */
+void wh_mpi_end_drain(wh_mpi *mpi, int32_t rank, uint32_t channel);
 
 /** Looks after what is under way: releases what has arrived, and throws away what nobody wants. The lock is held. */
 void wh_mpi_reap_copies(wh_mpi *mpi);

@@ -120,6 +120,7 @@ static void dispose(wh_mpi *mpi) {
     wh_mpi_alarm_destroy(&mpi->alarm);
     free(mpi->waiting);
     free(mpi->left);
+    free(mpi->stopped);
     free(mpi);
 }
 
@@ -133,6 +134,7 @@ static wh_mpi *unsettled;
 
 /** Frees what is settled. Only by a thread that may call MPI. @return whether all are. */
 static bool sweep(void) {
+    bool all = true; /* but those that never will be */
     pthread_mutex_lock(&unsettled_lock);
     for (wh_mpi **at = &unsettled; *at;) {
         wh_mpi *mpi = *at;
@@ -145,10 +147,10 @@ static bool sweep(void) {
             MPI_Comm_free(&mpi->communicator);
             dispose(mpi);
         } else {
+            all = all && mpi->broken[0];
             at = &mpi->next;
         }
     }
-    bool all = !unsettled;
     pthread_mutex_unlock(&unsettled_lock);
     return all;
 }
@@ -222,9 +224,10 @@ static wh_mpi *create(MPI_Comm communicator, int level) {
     mpi->missing = mpi->size - 1;
     mpi->waiting = calloc((size_t)mpi->size, sizeof(*mpi->waiting));
     mpi->left = calloc((size_t)mpi->size, sizeof(*mpi->left));
+    mpi->stopped = calloc((size_t)mpi->size, sizeof(*mpi->stopped));
     pthread_mutex_init(&mpi->lock, NULL);
     wh_mpi_alarm_init(&mpi->alarm);
-    if (!mpi->waiting || !mpi->left) {
+    if (!mpi->waiting || !mpi->left || !mpi->stopped) {
         dispose(mpi);
         return NULL;
     }

@@ -256,7 +256,8 @@ WHERRY_API wherry_status wherry_checkpoint_send(wherry_transport *transport, con
  *
  * Into new memory, or with options.target in place, or with WHERRY_RECV_NEW in place as far as the target goes. Every check comes before the first byte is
  * written: on a mismatch nothing is touched, and the source is told and freed. After a failure in the middle the error says how many tensors are complete and
- * half written, and options.report_p lists them.
+ * half written, and options.report_p lists them. Over a group that cannot take back what it has begun to receive (wherry/mpi.h) it may also say that the memory may
+ * still be written to: then it is never freed, and must not be used again.
  *
  * @param options  NULL for the defaults.
  * @param state_p  the state; belongs to the caller: wherry_value_destroy. NULL: the caller has it in options.target, accept or ready, and wants nothing beside

@@ -137,9 +137,11 @@ typedef struct wherry_group_ops {
     /**
      * Ends an operation that finish has not answered for: it is gone then. What else is under way on that channel may fail or
      * never end, at either side: the library abandons all of it. Must return soon, whatever the other rank does.
-     * @return true: its memory is not touched any more. false, for a get: that cannot be promised, since what moves the bytes
-     * has begun and cannot be stopped. The library then never frees that memory nor releases the storages that were received
-     * into, and the table must answer WHERRY_CLOSED from then on.
+     * @return true: its memory is not touched any more; always, for a put. false, for a get: that cannot be promised, since
+     * what moves the bytes has begun and cannot be stopped. The library then never frees that memory nor releases the storages
+     * that were received into, and says so in the error of the receive; memory that was wrapped without a release function is
+     * its owner's to keep. Other calls of the table must answer WHERRY_CLOSED from then on, but finish, of a get that it cannot
+     * stop: WHERRY_TIMED_OUT, until it is abandoned.
      */
     bool (*abandon)(void *context, void *operation);
 

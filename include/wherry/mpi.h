@@ -64,8 +64,10 @@ WHERRY_API void wherry_mpi_options_init(wherry_mpi_options *options);
  * What calls on the group answer beyond their own lists: WHERRY_SYSTEM with what MPI says; WHERRY_PEER_LOST where MPI says that
  * a rank has failed, which most do not live to say; WHERRY_UNSUPPORTED as above; WHERRY_CLOSED from the moment on at which a
  * receive was given up whose bytes MPI had begun to take and could not stop within 2 s: the source stands still, or its host is
- * cut off. The message says where MPI may still write to. The library never frees that memory, nor releases the storages of the
- * target; memory wrapped without a release function must stay until MPI ends. Leave the group and make another.
+ * cut off. The receive itself answers why it was given up, and its message says that MPI may still write to what was received
+ * into. The library never frees that memory, nor releases the storages of the target. Memory wrapped without a release function
+ * must stay until MPI ends; and none of it is to be used, or received into, before that. Leave the group, and make another of
+ * ranks that can be reached.
  */
 WHERRY_API wherry_status wherry_group_from_mpi(MPI_Comm communicator, const wherry_mpi_options *options,
                                                wherry_group **group_p, wherry_error *error);

@@ -162,7 +162,7 @@ static bool table_abandon(void *context, void *operation) {
     Py_XDECREF(answer);
     Py_DECREF((PyObject *)operation);
     PyGILState_Release(gil);
-    return true;
+    return true; /* false would have tensors kept by their storages, which in Python do not own the memory */
 }
 
 PyObject *wpy_group_from_table(PyObject *type, PyObject *arguments) {

@@ -108,6 +108,12 @@ wherry_status wh_receive_heed(wh_receive *receive, wh_deadline deadline, const c
     }
     if (status != WHERRY_OK) {
         *error = none;
+        /* Where this call ends anyway, that is why: a group may be closed by what its lane could not take back. */
+        wherry_status own = wh_transfer_must_end(&receive->transfer, doing, error);
+        if (own != WHERRY_OK) {
+            error->rank = receive->rank;
+            return own;
+        }
     } else {
         status = take_message(receive, &message, error);
         wh_message_clear(&message);
@@ -269,6 +275,8 @@ static void free_or_keep(wh_receive *receive) {
         wh_chunk_sink_destroy(&receive->sink);
         return;
     }
+    wherry_error ignored; /* of the copies to devices, which end here too */
+    (void)wh_chunk_sink_settle(&receive->sink, &ignored);
     for (size_t i = 0; i < receive->plan->kept_count; i++) {
         wherry_storage_ref(receive->plan->kept[i]);
         wh_keep(receive->plan->kept[i]);

@@ -121,7 +121,7 @@ void wh_receive_progress(wh_receive *receive, bool last);
 /** Stops the crew and closes the lane. */
 void wh_receive_end_lane(wh_receive *receive);
 
-/** After a failure: which tensors are complete, half written, untouched; added to the error, and to options.report_p. */
+/** After a failure: which tensors are complete, half written, untouched, and whether their memory is held; added to the error, and to options.report_p. */
 void wh_receive_report(wh_receive *receive, wherry_error *error);
 
 /** The table of tensors, made when it is first needed; NULL where there is no memory. */

@@ -266,6 +266,11 @@ static wherry_status move_leg(wh_receive *receive, wherry_error *error) {
             return status;
         }
         wh_receive_end_lane(receive);
+        if (receive->held) { /* what comes by another lane would be overwritten */
+            return wh_fail_about(
+                error, receive->rank,
+                wh_fail(error, WHERRY_CLOSED, "rank %d: %s", (int)receive->rank, receive->reason.message));
+        }
         memcpy(receive->stats.lane, before.lane, sizeof(before.lane));
         memcpy(receive->stats.detail, before.detail, sizeof(before.detail));
         note_refusal(receive, receive->lane, &receive->reason);

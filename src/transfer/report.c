@@ -125,6 +125,12 @@ static bool began(const wh_chunk_sink *sink) {
 }
 
 void wh_receive_report(wh_receive *receive, wherry_error *error) {
+    if (receive->held) {
+        size_t used = strlen(error->message);
+        snprintf(error->message + used, sizeof(error->message) - used,
+                 "; what was received into may still be written to, is never freed, and must not be used again; the "
+                 "group is closed");
+    }
     if (!receive->plan || !began(&receive->sink)) {
         return;
     }

@@ -97,7 +97,8 @@ static void run(const char *lane) {
  * all of that has happened.
  */
 static void lose_there(const char *name) {
-    while (strcmp(name, "source offered") == 0 && !atomic_load(&lost)) {
+    wh_deadline limit = wh_deadline_in_ms(SOON_MS);
+    while (strcmp(name, "source offered") == 0 && !atomic_load(&lost) && !wh_deadline_passed(limit)) {
         sched_yield();
     }
     if (strcmp(name, "receiver planned") == 0 && !atomic_exchange(&reset, true)) {
@@ -108,7 +109,7 @@ static void lose_there(const char *name) {
             wh_mailbox_admit(mailbox, 1, incarnation);
         }
         atomic_store(&lost, true);
-        while (!atomic_load(&source_ended)) {
+        while (!atomic_load(&source_ended) && !wh_deadline_passed(limit)) {
             sched_yield();
         }
     }

@@ -385,7 +385,7 @@ static bool cling(place *at, const operation *gone) {
         die("too many gets");
     }
     at->clung[at->clung_count++] = (struct iovec){gone->bytes, gone->size};
-    at->send = at->receive = at->put = at->get = at->finish = WHERRY_CLOSED;
+    at->send = at->receive = at->put = at->get = WHERRY_CLOSED;
     return true;
 }
 
