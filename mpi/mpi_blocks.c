@@ -143,7 +143,7 @@ static wherry_status send_piece(wh_mpi *mpi, wh_mpi_operation *put, wherry_error
     pthread_mutex_lock(&mpi->lock);
     wh_mpi_copy *copy = take_copy(mpi, put, &full);
     if (copy) {
-        size_t size = put->size - put->done < WH_MPI_PIECE ? put->size - put->done : WH_MPI_PIECE;
+        size_t size = wh_mpi_next_piece(put->size - put->done);
         pthread_mutex_unlock(&mpi->lock);
         copy_runs(put, copy->bytes, size);
         pthread_mutex_lock(&mpi->lock);
@@ -249,15 +249,19 @@ static void give_up_put(wh_mpi *mpi, wh_mpi_operation *put) {
     free(put);
 }
 
-bool wh_mpi_abandon(void *context, void *operation) {
-    wh_mpi *mpi = context;
-    wh_mpi_operation *one = operation;
-    atomic_fetch_sub(&mpi->under_way, 1);
+/** @return whether it is gone. */
+static bool give_up(wh_mpi *mpi, wh_mpi_operation *one) {
     if (!one->is_put) {
         return wh_mpi_give_up_get(mpi, one);
     }
     give_up_put(mpi, one);
     return true;
+}
+
+bool wh_mpi_abandon(void *context, void *operation) {
+    wh_mpi *mpi = context;
+    atomic_fetch_sub(&mpi->under_way, 1);
+    return give_up(mpi, operation);
 }
 
 wherry_status wh_mpi_finish(void *context, void *operation, uint32_t timeout_ms, wherry_error *error) {
@@ -267,12 +271,11 @@ wherry_status wh_mpi_finish(void *context, void *operation, uint32_t timeout_ms,
     wh_mpi_wait_begin(&wait, NULL, timeout_ms, WH_MPI_QUICK_US, WH_MPI_SLEEP_US);
     wherry_status status = one->is_put ? finish_put(mpi, one, &wait, error) : wh_mpi_finish_get(one, &wait, error);
     if (status == WHERRY_OK) {
-        atomic_fetch_sub(&mpi->under_way, 1);
         free(one);
-    } else if (status != WHERRY_TIMED_OUT && !wh_mpi_abandon(mpi, one)) {
-        atomic_fetch_add(&mpi->under_way, 1);
-        return WHERRY_TIMED_OUT; /* it is not gone: whoever abandons it has to hear that */
+    } else if (status == WHERRY_TIMED_OUT || !give_up(mpi, one)) {
+        return WHERRY_TIMED_OUT; /* it is not gone, or cannot be, which whoever abandons it has to hear */
     }
+    atomic_fetch_sub(&mpi->under_way, 1);
     return status;
 }
 

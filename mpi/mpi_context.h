@@ -117,15 +117,14 @@ typedef struct wh_mpi {
     wh_mpi_copy *spare;
     size_t spare_count;
     wh_mpi_drain *drains;
-    wh_mpi_operation *puts; /**< Not through, the oldest first. */
-    char broken[384];       /**< Why nothing can be done any more; "": it can. */
+    wh_mpi_operation *puts;  /**< Not through, the oldest first. */
+    wh_mpi_operation *stuck; /**< Gets that have ended, and whose memory MPI may still write to. */
+    char broken[384];        /**< Why nothing can be done any more; "": it can. */
 
     wh_mpi_incoming *incoming; /**< The oldest first. */
     size_t incoming_count;
-    bool *left;              /**< A rank: nothing comes from it any more. */
-    bool *stopped;           /**< A rank: in the middle of a block, so that more of it may come for ever; */
-    wh_mpi_operation *stuck; /**< gets that MPI may still write to the memory of. */
-    int missing;             /**< How many others have not said so. */
+    bool *left;  /**< A rank: nothing comes from it any more. */
+    int missing; /**< How many others have not said so. */
     bool said_last;
 
     wh_mpi_alarm alarm;      /**< For whoever waits for messages. */
@@ -193,6 +192,11 @@ bool wh_mpi_abandon(void *context, void *operation);
  * each time they are asked: who sleeps in between has half of the rate. Where pieces take longer than this, the network is slower than any sleep.
  */
 enum { WH_MPI_QUICK_US = 20000, WH_MPI_SLEEP_US = 100 };
+
+/** Of so many bytes that are not through, those of the next piece. */
+static inline size_t wh_mpi_next_piece(size_t left) {
+    return left < WH_MPI_PIECE ? left : WH_MPI_PIECE;
+}
 
 /** A part of finish, for a get. */
 wherry_status wh_mpi_finish_get(wh_mpi_operation *get, wh_mpi_wait *wait, wherry_error *error);

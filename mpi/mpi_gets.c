@@ -45,8 +45,7 @@ static void begin_drain(wh_mpi *mpi, int32_t rank, uint32_t channel) {
 }
 
 static size_t piece_size(const wh_mpi_operation *get, size_t piece) {
-    size_t left = get->size - piece * WH_MPI_PIECE;
-    return left < WH_MPI_PIECE ? left : WH_MPI_PIECE;
+    return wh_mpi_next_piece(get->size - piece * WH_MPI_PIECE);
 }
 
 /** Takes a get's receives back; waits so long for those that have begun to come. @return false where one does not end. */
@@ -75,6 +74,15 @@ static bool cancel_get(wh_mpi_operation *get, uint32_t patience_ms) {
     return all;
 }
 
+/** Whether a rank has stopped in the middle of a block before; the lock is held. */
+static bool has_stopped(const wh_mpi *mpi, int32_t rank) {
+    const wh_mpi_operation *get = mpi->stuck;
+    while (get && get->rank != rank) {
+        get = get->next;
+    }
+    return get;
+}
+
 /** The group ends with a rank from which something may still come; the lock is held. */
 static void note_stuck(wh_mpi *mpi, wh_mpi_operation *get) {
     if (!get->failed) {
@@ -82,7 +90,6 @@ static void note_stuck(wh_mpi *mpi, wh_mpi_operation *get) {
         mpi->stuck = get;
     }
     get->failed = true;
-    mpi->stopped[get->rank] = true;
     if (mpi->broken[0]) {
         return;
     }
@@ -96,16 +103,18 @@ static void note_stuck(wh_mpi *mpi, wh_mpi_operation *get) {
 bool wh_mpi_give_up_get(wh_mpi *mpi, wh_mpi_operation *get) {
     begin_drain(mpi, get->rank, get->channel);
     pthread_mutex_lock(&mpi->lock);
-    bool has_stopped = mpi->stopped[get->rank];
+    bool hopeless = has_stopped(mpi, get->rank);
     pthread_mutex_unlock(&mpi->lock);
-    if (cancel_get(get, has_stopped ? 0 : ABANDON_MS)) {
-        free(get);
-        return true;
+    if (!cancel_get(get, hopeless ? 0 : ABANDON_MS)) {
+        pthread_mutex_lock(&mpi->lock);
+        note_stuck(mpi, get);
+        pthread_mutex_unlock(&mpi->lock);
+        return false;
     }
-    pthread_mutex_lock(&mpi->lock);
-    note_stuck(mpi, get);
-    pthread_mutex_unlock(&mpi->lock);
-    return false;
+    if (!get->failed) {
+        free(get);
+    } /* else it stays linked */
+    return true;
 }
 
 wherry_status wh_mpi_get(void *context, int32_t rank, uint32_t channel, void *bytes, size_t size, void **operation_p,

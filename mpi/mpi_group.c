@@ -120,7 +120,6 @@ static void dispose(wh_mpi *mpi) {
     wh_mpi_alarm_destroy(&mpi->alarm);
     free(mpi->waiting);
     free(mpi->left);
-    free(mpi->stopped);
     free(mpi);
 }
 
@@ -224,10 +223,9 @@ static wh_mpi *create(MPI_Comm communicator, int level) {
     mpi->missing = mpi->size - 1;
     mpi->waiting = calloc((size_t)mpi->size, sizeof(*mpi->waiting));
     mpi->left = calloc((size_t)mpi->size, sizeof(*mpi->left));
-    mpi->stopped = calloc((size_t)mpi->size, sizeof(*mpi->stopped));
     pthread_mutex_init(&mpi->lock, NULL);
     wh_mpi_alarm_init(&mpi->alarm);
-    if (!mpi->waiting || !mpi->left || !mpi->stopped) {
+    if (!mpi->waiting || !mpi->left) {
         dispose(mpi);
         return NULL;
     }

@@ -94,12 +94,17 @@ static wherry_status take_message(wh_receive *receive, wh_message *message, wher
     return status == WHERRY_OK ? take_note(receive, &note, error) : status;
 }
 
+/** Why this call ends by itself, if it does. */
+static wherry_status must_end(wh_receive *receive, const char *doing, wherry_error *error) {
+    wherry_status status = wh_transfer_must_end(&receive->transfer, doing, error);
+    return status == WHERRY_OK ? status : wh_fail_about(error, receive->rank, status);
+}
+
 wherry_status wh_receive_heed(wh_receive *receive, wh_deadline deadline, const char *doing, wherry_error *error) {
     wh_message message;
     wherry_error none; /* that nothing came is no error */
-    wherry_status status = wh_transfer_must_end(&receive->transfer, doing, error);
+    wherry_status status = must_end(receive, doing, error);
     if (status != WHERRY_OK) {
-        error->rank = receive->rank;
         return status;
     }
     status = wh_inbox_take(receive->inbox, deadline, &message, &none);
@@ -109,11 +114,8 @@ wherry_status wh_receive_heed(wh_receive *receive, wh_deadline deadline, const c
     if (status != WHERRY_OK) {
         *error = none;
         /* Where this call ends anyway, that is why: a group may be closed by what its lane could not take back. */
-        wherry_status own = wh_transfer_must_end(&receive->transfer, doing, error);
-        if (own != WHERRY_OK) {
-            error->rank = receive->rank;
-            return own;
-        }
+        wherry_status own = must_end(receive, doing, error);
+        status = own == WHERRY_OK ? status : own;
     } else {
         status = take_message(receive, &message, error);
         wh_message_clear(&message);
@@ -275,16 +277,10 @@ static void free_or_keep(wh_receive *receive) {
         wh_chunk_sink_destroy(&receive->sink);
         return;
     }
-    wherry_error ignored; /* of the copies to devices, which end here too */
-    (void)wh_chunk_sink_settle(&receive->sink, &ignored);
+    wh_chunk_sink_keep(&receive->sink);
     for (size_t i = 0; i < receive->plan->kept_count; i++) {
         wherry_storage_ref(receive->plan->kept[i]);
         wh_keep(receive->plan->kept[i]);
-    }
-    wh_chunk_sink *sink = wh_alloc(sizeof(*sink));
-    if (sink) {
-        *sink = receive->sink;
-        wh_keep(sink);
     }
     wh_log(WHERRY_LOG_ERROR, "the memory of %zu storages is kept for ever: rank %d may still write to it",
            receive->plan->kept_count, (int)receive->rank);

@@ -93,6 +93,11 @@ static wherry_report *make_report(wh_receive *receive) {
     return report;
 }
 
+static void add_to_message(wherry_error *error, const char *text) {
+    size_t used = strlen(error->message);
+    snprintf(error->message + used, sizeof(error->message) - used, "%s", text);
+}
+
 /** Adds the figures to the message, and the first names of those that are half written. */
 static void describe(const wherry_report *report, bool in_place, wherry_error *error) {
     wh_string text = {0};
@@ -107,9 +112,8 @@ static void describe(const wherry_report *report, bool in_place, wherry_error *e
                      : partial           ? ")"
                                          : "",
                      report->counts[WHERRY_TENSOR_UNTOUCHED]);
-    size_t used = strlen(error->message);
     if (!text.failed) {
-        snprintf(error->message + used, sizeof(error->message) - used, "%s", text.bytes);
+        add_to_message(error, text.bytes);
     }
     wh_free(text.bytes);
 }
@@ -126,10 +130,9 @@ static bool began(const wh_chunk_sink *sink) {
 
 void wh_receive_report(wh_receive *receive, wherry_error *error) {
     if (receive->held) {
-        size_t used = strlen(error->message);
-        snprintf(error->message + used, sizeof(error->message) - used,
-                 "; what was received into may still be written to, is never freed, and must not be used again; the "
-                 "group is closed");
+        add_to_message(
+            error, "; what was received into may still be written to, is never freed, and must not be used again; the "
+                   "group is closed");
     }
     if (!receive->plan || !began(&receive->sink)) {
         return;

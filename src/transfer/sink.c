@@ -60,6 +60,16 @@ bool wh_chunk_sink_begin(wh_chunk_sink *sink, const wherry_interval *intervals, 
     return true;
 }
 
+void wh_chunk_sink_keep(wh_chunk_sink *sink) {
+    wh_stage_end_copies(&sink->stage);
+    wh_chunk_sink *kept = wh_alloc(sizeof(*kept));
+    if (kept) {
+        *kept = *sink;
+        wh_keep(kept);
+    }
+    *sink = (wh_chunk_sink){0};
+}
+
 void wh_chunk_sink_destroy(wh_chunk_sink *sink) {
     wh_chunk_sink_destroy_stage(sink);
     wh_chunk_list_destroy(&sink->wanted);

@@ -79,6 +79,9 @@ wherry_status wh_chunk_sink_settle(wh_chunk_sink *sink, wherry_error *error);
 /** It is {0} again. */
 void wh_chunk_sink_destroy(wh_chunk_sink *sink);
 
+/** The same, where somebody may still write to memory that it gave: that is kept for ever. Nothing goes on to a device. */
+void wh_chunk_sink_keep(wh_chunk_sink *sink);
+
 /** What a lane is given. Valid as long as the sink. */
 wh_sink wh_chunk_sink_face(wh_chunk_sink *sink);
 

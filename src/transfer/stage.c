@@ -23,13 +23,18 @@ static void free_slot(const wh_stage *stage, wh_slot *slot) {
     wh_free(slot);
 }
 
+void wh_stage_end_copies(wh_stage *stage) {
+    for (size_t i = 0; i < WH_CUDA_DEVICES_MAX; i++) {
+        wh_cuda_queue_destroy(stage->queues[i]); /* which waits */
+        stage->queues[i] = NULL;
+    }
+}
+
 void wh_stage_destroy(wh_stage *stage) {
     if (!stage->slot_bytes) {
         return;
     }
-    for (size_t i = 0; i < WH_CUDA_DEVICES_MAX; i++) {
-        wh_cuda_queue_destroy(stage->queues[i]); /* which waits */
-    }
+    wh_stage_end_copies(stage);
     for (size_t i = 0; i < stage->count; i++) {
         free_slot(stage, stage->slots[i]);
     }

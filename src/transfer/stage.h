@@ -41,7 +41,10 @@ typedef struct wh_stage {
 /** @param device  one that it is for. @param slot_bytes  of the longest chunk. @param stop  ends waiting; borrowed. */
 void wh_stage_init(wh_stage *stage, int32_t device, size_t slot_bytes, const wh_stop *stop, wh_deadline deadline);
 
-/** Waits until no copy is under way. On {0} it does nothing. */
+/** Waits until no copy is under way, also where the stop was requested; none can be begun any more. */
+void wh_stage_end_copies(wh_stage *stage);
+
+/** Does that, and frees the slots. On {0} it does nothing. */
 void wh_stage_destroy(wh_stage *stage);
 
 /** Whether so many slots are all in use. */

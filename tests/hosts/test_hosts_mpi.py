@@ -13,6 +13,7 @@ import lane_reach
 import pytest
 
 BUILD = pathlib.Path(os.environ.get("WHERRY_BUILD", hosts.HERE.parents[1] / "build"))
+RUN_MPI = hosts.HERE.parents[1] / "scripts/run-mpi"
 LOGIN = f"{hosts.SUBNET}.0.254"
 
 #: The limit of the transfer that a cut ends, in mpi_reach.c; what may come on top, for a piece that MPI cannot take back (docs/mpi.md); and this machine's.
@@ -30,15 +31,6 @@ esac
 shift
 exec nsenter --target $keeper --mount --uts --ipc --net --pid=/proc/$keeper/ns/pid_for_children sh -c "$*"
 """
-
-#: For more ranks than processors, of whoever runs the tests.
-OPENMPI = {
-    "OMPI_ALLOW_RUN_AS_ROOT": "1",
-    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-    "OMPI_MCA_mpi_yield_when_idle": "1",
-    "OMPI_MCA_hwloc_base_binding_policy": "none",
-    "OMPI_MCA_btl_base_warn_component_unused": "0",
-}
 
 
 class Job:
@@ -80,15 +72,15 @@ def started(world, folder, flavour, *arguments):
     agent.chmod(0o755)
     places = ",".join(f"{host.address()}:2" for host in world.hosts)
     if flavour == "openmpi":
-        launcher = ["mpirun.openmpi", "--mca", "plm_rsh_agent", str(agent), "--oversubscribe", "--host", places]
+        options = ["--mca", "plm_rsh_agent", str(agent), "--host", places]
     else:
-        launcher = ["mpirun.mpich", "-localhost", LOGIN, "-launcher", "ssh", "-launcher-exec", str(agent), "-hosts", places]
+        options = ["-localhost", LOGIN, "-launcher", "ssh", "-launcher-exec", str(agent), "-hosts", places]
     world.switch.ip(f"addr add {LOGIN}/24 dev br0", "link set lo up")
     errors = folder / "errors"
     process = subprocess.Popen(
-        ["nsenter", f"--net={world.switch.namespace('net')}", *launcher, "-n", "4", str(BUILD / f"tests/mpi/mpi_reach_{flavour}")]
-        + list(arguments),
-        env={**os.environ, **OPENMPI, "OMPI_MCA_orte_tmpdir_base": str(folder)}, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors.open("w"),
+        ["nsenter", f"--net={world.switch.namespace('net')}", RUN_MPI, flavour, f"mpirun.{flavour}", "4", *options]
+        + [BUILD / f"tests/mpi/mpi_reach_{flavour}", *arguments],
+        env={**os.environ, "OMPI_MCA_orte_tmpdir_base": str(folder)}, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors.open("w"),
     )  # fmt: skip
     try:
         yield Job(process, errors)
