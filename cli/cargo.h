@@ -12,7 +12,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include <wherry/error.h>
+#include <wherry/base.h>
 #include <wherry/file.h>
 #include <wherry/value.h>
 

@@ -6,7 +6,7 @@
 #ifndef WH_CLI_COMMAND_H
 #define WH_CLI_COMMAND_H
 
-#include <wherry/error.h>
+#include <wherry/base.h>
 
 #include "options.h"
 

@@ -9,10 +9,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include <wherry/allocator.h>
+#include <wherry/base.h>
 #include <wherry/checkpoint.h>
 #include <wherry/group.h>
-#include <wherry/log.h>
 
 #include "command.h"
 #include "demo_model.h"

@@ -3,7 +3,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include <wherry/storage.h>
 #include <wherry/tensor.h>
 
 #include "demo_model.h"

@@ -8,7 +8,7 @@
 
 #include <stdint.h>
 
-#include <wherry/error.h>
+#include <wherry/base.h>
 #include <wherry/value.h>
 
 /** Opaque. */

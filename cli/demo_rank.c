@@ -10,9 +10,9 @@
 #include <sys/prctl.h>
 #include <unistd.h>
 
+#include <wherry/base.h>
 #include <wherry/checkpoint.h>
 #include <wherry/group.h>
-#include <wherry/log.h>
 
 #include "command.h"
 #include "demo_control.h"

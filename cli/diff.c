@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include <wherry/digest.h>
+#include <wherry/expert.h>
 #include <wherry/file.h>
 
 #include "command.h"

@@ -2,12 +2,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include <wherry/allocator.h>
-#include <wherry/digest.h>
-#include <wherry/dtensor.h>
+#include <wherry/base.h>
+#include <wherry/expert.h>
 #include <wherry/file.h>
-#include <wherry/manifest.h>
-#include <wherry/sharded.h>
 #include <wherry/tensor.h>
 
 #include "command.h"

@@ -6,8 +6,7 @@
 #include <sys/utsname.h>
 #include <unistd.h>
 
-#include <wherry/log.h>
-#include <wherry/version.h>
+#include <wherry/base.h>
 
 #include "command.h"
 #include "interrupt.h"

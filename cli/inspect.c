@@ -1,8 +1,8 @@
 /* `wherry inspect`: what a file, or what somebody serves, holds. */
 #include <string.h>
 
+#include <wherry/expert.h>
 #include <wherry/file.h>
-#include <wherry/prepare.h>
 
 #include "cargo.h"
 #include "command.h"

@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include <wherry/allocator.h>
+#include <wherry/base.h>
 
 enum { NAME_MAX_BYTES = 4096 };
 

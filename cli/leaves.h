@@ -7,8 +7,8 @@
 #include <stdint.h>
 #include <stdio.h>
 
-#include <wherry/state.h>
 #include <wherry/tensor.h>
+#include <wherry/value.h>
 
 /** One leaf. */
 typedef struct wh_leaf {

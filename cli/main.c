@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include <wherry/version.h>
+#include <wherry/base.h>
 
 #include "command.h"
 #include "interrupt.h"

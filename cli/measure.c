@@ -4,8 +4,7 @@
 #include <errno.h>
 #include <string.h>
 
-#include <wherry/log.h>
-#include <wherry/version.h>
+#include <wherry/base.h>
 
 #include "command.h"
 #include "interrupt.h"

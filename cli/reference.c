@@ -2,7 +2,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include <wherry/version.h>
+#include <wherry/base.h>
 
 #include "command.h"
 

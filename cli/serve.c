@@ -11,7 +11,7 @@
 #include <strings.h>
 #include <unistd.h>
 
-#include <wherry/allocator.h>
+#include <wherry/base.h>
 
 #include "cargo.h"
 #include "command.h"

@@ -9,7 +9,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <wherry/allocator.h>
+#include <wherry/base.h>
 #include <wherry/checkpoint.h>
 #include <wherry/group.h>
 #include <wherry/tensor.h>

@@ -9,8 +9,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include <wherry/error.h>
-#include <wherry/stats.h>
+#include <wherry/base.h>
+#include <wherry/checkpoint.h>
 
 enum { WH_TRIAL_LANES_MAX = 16, WH_TRIAL_REPEATS_MAX = 32 };
 

@@ -8,8 +8,7 @@
 #include <termios.h>
 #include <unistd.h>
 
-#include <wherry/allocator.h>
-#include <wherry/log.h>
+#include <wherry/base.h>
 
 #include "interrupt.h"
 #include "leaves.h"

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""check-errors.py: the table of docs/errors.md has the statuses of include/wherry/status.h, in their order, each with the
+"""check-errors.py: the table of docs/errors.md has the statuses of include/wherry/base.h, in their order, each with the
 same value, group and text."""
 
 import re
@@ -10,7 +10,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def in_header():
-    text = (ROOT / "include/wherry/status.h").read_text(encoding="utf-8")
+    text = (ROOT / "include/wherry/base.h").read_text(encoding="utf-8")
     return re.findall(r'X\((\w+), (-?\d+), (\w+), "([^"]*)"\)', text)
 
 

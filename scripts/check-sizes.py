@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""check-sizes.py: no file over 800 lines, no public header over 400, no function over 100. Lists functions over 60."""
+"""check-sizes.py: no file over 900 lines, no public header over 600, no function over 100. Lists functions over 80."""
 
 import re
 import sys
@@ -7,7 +7,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDERS = ("include", "src", "tests", "examples", "bench", "cli", "mpi", "python", "scripts")
-FILE_MAX, HEADER_MAX, FUNCTION_MAX, FUNCTION_LISTED = 800, 400, 100, 60
+FILE_MAX, HEADER_MAX, FUNCTION_MAX, FUNCTION_LISTED = 900, 600, 100, 80
 NAME = re.compile(r"(\w+)\s*\(")
 
 

@@ -11,22 +11,107 @@
 #ifndef WHERRY_CHECKPOINT_H
 #define WHERRY_CHECKPOINT_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
-#include <wherry/cancel.h>
-#include <wherry/error.h>
+#include <wherry/base.h>
 #include <wherry/group.h>
-#include <wherry/manifest.h>
-#include <wherry/plan.h>
 #include <wherry/ready.h>
-#include <wherry/stats.h>
-#include <wherry/trace.h>
+#include <wherry/tensor.h>
 #include <wherry/value.h>
 
 #ifdef __cplusplus
 extern "C" {
 #endif
+
+/*
+ * What a transfer did: times, bytes, lanes, and on failure the state of each tensor. All since 0.1.
+ */
+
+/** Bytes of wherry_stats.lane, its final zero included. */
+#define WHERRY_LANE_NAME_MAX 16
+
+/** Bytes of wherry_stats.reasons, its final zero included. */
+#define WHERRY_LANE_REASONS_MAX 512
+
+/** Bytes of wherry_stats.detail, its final zero included. */
+#define WHERRY_LANE_DETAIL_MAX 160
+
+/** The figures of one transfer between two ranks. Seconds are of this side's clock. */
+typedef struct wherry_stats {
+    uint32_t struct_size;   /**< sizeof(wherry_stats), filled by the library. */
+    uint32_t retries;       /**< Chunks that came damaged and were asked for again. */
+    double prepare_seconds; /**< Source: preparing the state and writing its manifest. */
+    double offer_seconds;   /**< Receiver: from asking until the manifest was here. Source: until the receiver asked. */
+    double plan_seconds;    /**< Receiver: decoding, checking, planning, choosing a lane. Source: until it was told. */
+    double data_seconds;    /**< Moving the bytes, verifying them on the way included. */
+    double verify_seconds; /**< Receiver, a part of data_seconds: from the last byte until all digests were compared. */
+    double release_seconds;                /**< Receiver: from then until the source confirmed. */
+    double total_seconds;                  /**< The whole call; for a source, until this destination was done. */
+    uint64_t tensors;                      /**< Tensors that are received. */
+    uint64_t bytes_wanted;                 /**< Bytes of the chunks that the receiver asked for. */
+    uint64_t bytes_moved;                  /**< Bytes that came, those that came again included. */
+    uint64_t chunks;                       /**< Chunks that came. */
+    uint64_t messages;                     /**< Control messages of this side. */
+    uint32_t workers;                      /**< Threads that moved bytes on this side. */
+    uint32_t verified;                     /**< 1 where digests were checked. */
+    char lane[WHERRY_LANE_NAME_MAX];       /**< That was taken; "cma+cuda_ipc": by two; "" where no byte had to move. */
+    char reasons[WHERRY_LANE_REASONS_MAX]; /**< Why others were not: "cma: Operation not permitted ...; ring: ...". */
+    char detail
+        [WHERRY_LANE_DETAIL_MAX]; /**< How the lane took the bytes, where its name does not say all: "UCX 1.13.1 over tcp/eth0". */
+    uint32_t lanes_refused; /**< Receiver: how many of these should have worked, and did not: worth mending. */
+    uint32_t ready;         /**< Receiver: 1 where the plan of options.ready was taken, and nothing was planned. */
+    uint64_t
+        bytes_held; /**< Receiver, with WHERRY_RECV_COMPARE: bytes of chunks that the target held already, and that were not asked for. */
+    double compare_seconds; /**< Receiver: finding that out; a part of plan_seconds. */
+} wherry_stats;
+
+/** Where a tensor stands after a receive that failed. */
+typedef enum wherry_tensor_state {
+    WHERRY_TENSOR_COMPLETE =
+        0, /**< All its bytes had come. Without WHERRY_OK it is still not known to be of one step with the others. */
+    WHERRY_TENSOR_PARTIAL = 1,   /**< Half written, or it may be: its bytes were on their way. */
+    WHERRY_TENSOR_UNTOUCHED = 2, /**< As it was. */
+} wherry_tensor_state;
+
+/** What a failed receive left behind, tensor by tensor. Opaque. Never changes: any number of threads. */
+typedef struct wherry_report wherry_report;
+
+/** How many tensors are in a state. report may be NULL: 0. */
+WHERRY_API size_t wherry_report_count(const wherry_report *report, wherry_tensor_state state);
+
+/** The path of one of them, borrowed; NULL where there is none of that number. */
+WHERRY_API const char *wherry_report_path(const wherry_report *report, wherry_tensor_state state, size_t index);
+
+/** report may be NULL. */
+WHERRY_API void wherry_report_destroy(wherry_report *report);
+
+/*
+ * What a receive does when: its phases, and each range of bytes, by the thread that saw it land. For pictures of a transfer;
+ * `wherry fetch --trace` writes one for chrome://tracing and Perfetto. All since 0.1.
+ */
+
+/** In wherry_trace_event.chunk: it is a phase, not a range. */
+#define WHERRY_TRACE_PHASE UINT64_MAX
+
+/** Something that was done. Texts live for ever. */
+typedef struct wherry_trace_event {
+    const char *name;  /**< Of a phase: "offer", "plan", "compare", "data", "release"; of a range: "chunk". */
+    const char *lane;  /**< Of a range: the lane that it came over; "" for a phase. */
+    uint64_t begin_ns; /**< By CLOCK_MONOTONIC. */
+    uint64_t end_ns;   /**< Likewise. */
+    uint64_t chunk;    /**< Of a range: its number. WHERRY_TRACE_PHASE: it is a phase. */
+    uint64_t bytes;    /**< Of a range: in it. */
+    int32_t peer;      /**< The source's rank. */
+    uint32_t thread;   /**< The system's number of the thread that tells it. */
+} wherry_trace_event;
+
+/**
+ * Told of each range when it has landed where it belongs, and of each phase when the receive ends. Ranges are told by the threads that move them, several at
+ * once; one that goes to a device is told by the first of them that finds it there. It must be quick, and must not call the library.
+ */
+typedef void (*wherry_trace_fn)(void *context, const wherry_trace_event *event);
 
 /** Sends and receives checkpoints over a group. Opaque. */
 typedef struct wherry_transport wherry_transport;

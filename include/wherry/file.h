@@ -24,8 +24,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include <wherry/error.h>
-#include <wherry/manifest.h>
+#include <wherry/base.h>
+#include <wherry/expert.h>
 #include <wherry/value.h>
 
 #ifdef __cplusplus

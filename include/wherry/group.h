@@ -15,8 +15,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include <wherry/cancel.h>
-#include <wherry/error.h>
+#include <wherry/base.h>
 
 #ifdef __cplusplus
 extern "C" {

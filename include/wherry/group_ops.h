@@ -17,7 +17,7 @@
 #include <stdint.h>
 #include <sys/uio.h>
 
-#include <wherry/error.h>
+#include <wherry/base.h>
 #include <wherry/group.h>
 
 #ifdef __cplusplus

@@ -15,7 +15,7 @@
 
 #include <mpi.h>
 
-#include <wherry/error.h>
+#include <wherry/base.h>
 #include <wherry/group.h>
 
 #ifdef __cplusplus

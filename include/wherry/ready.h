@@ -22,7 +22,7 @@
 
 #include <stdint.h>
 
-#include <wherry/error.h>
+#include <wherry/base.h>
 #include <wherry/value.h>
 
 #ifdef __cplusplus

@@ -1,5 +1,20 @@
-/**
- * @file wherry/value.h  The value tree: everything that a state dict holds.
+/** @file wherry/value.h  The value tree: everything that a state dict holds, paths into it, and operations on whole trees. */
+#ifndef WHERRY_VALUE_H
+#define WHERRY_VALUE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+
+#include <wherry/base.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/*
+ * The value tree: everything that a state dict holds.
  *
  * A value is a node of a tree. It is created alone and belongs to its creator; put into a container it belongs to that,
  * and is destroyed with it. Each function that takes a value over says so: on success it is the container's, on failure
@@ -8,18 +23,6 @@
  * No function here blocks. A tree may be read by several threads at once, and changed by one while no other uses it.
  * Functions that create return WHERRY_OK or WHERRY_NO_MEMORY and what they name besides. All since 0.1.
  */
-#ifndef WHERRY_VALUE_H
-#define WHERRY_VALUE_H
-
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <wherry/error.h>
-
-#ifdef __cplusplus
-extern "C" {
-#endif
 
 /** A node of a tree. Opaque. */
 typedef struct wherry_value wherry_value;
@@ -201,6 +204,163 @@ WHERRY_API const char *wherry_object_type(const wherry_value *value);
 /** The payload, borrowed; NULL for any other kind. */
 WHERRY_API wherry_value *wherry_object_payload(const wherry_value *value);
 /** @} */
+
+/*
+ * Paths: where in a tree a value is.
+ *
+ * A path is a list of steps from the root. As text: `layers[3].attn["q.weight"]`, `optimizer.state{0}.exp_avg`.
+ *
+ *     .name       a string key that is a C identifier (the first step is written without the dot)
+ *     ["text"]    any other string key; escapes: \" \\ \n \r \t \xHH
+ *     [3]         an item of a list or a tuple
+ *     {7}         a dict key of another kind: {none} {true} {-12} {0x1ffffffffffffffff} {1.5} {-inf}
+ *                 {nan:7ff8000000000001} {c(1.0,-0.0)} {b"bytes"}
+ *
+ * The empty text is the root. Objects have no step of their own. The same path always gives the same text, and the text
+ * gives the same path back.
+ *
+ * No function here blocks. Paths are never changed: any thread. All since 0.1.
+ */
+
+/** A path. Opaque. */
+typedef struct wherry_path wherry_path;
+
+/** One step: into a dict by a key, or into a list or tuple by a number. */
+typedef struct wherry_step {
+    const wherry_value *key; /**< The key, a scalar; NULL where the step is by number. */
+    uint64_t index;          /**< The number, where key is NULL. */
+} wherry_step;
+
+/** The most steps that a path may have. */
+#define WHERRY_PATH_STEPS_MAX WHERRY_DEPTH_MAX
+
+/**
+ * Makes a path.
+ * @param steps   borrowed; the keys are copied. May be NULL where count is 0.
+ * @param path_p  belongs to the caller: wherry_path_destroy.
+ * @return WHERRY_OK; WHERRY_NO_MEMORY; WHERRY_INVALID_ARGUMENT where a key is not a scalar or there are too many steps.
+ */
+WHERRY_API wherry_status wherry_path_create(const wherry_step *steps, size_t count, wherry_path **path_p,
+                                            wherry_error *error);
+
+/**
+ * Reads the text of a path.
+ * @param text    borrowed, need not be zero-terminated.
+ * @param path_p  belongs to the caller: wherry_path_destroy.
+ * @return WHERRY_OK; WHERRY_NO_MEMORY; WHERRY_BAD_PATH, where error->offset tells at which byte.
+ */
+WHERRY_API wherry_status wherry_path_parse(const char *text, size_t size, wherry_path **path_p, wherry_error *error);
+
+/**
+ * Writes the text of a path.
+ * @param text_p  zero-terminated; release with wherry_free.
+ * @return WHERRY_OK; WHERRY_NO_MEMORY.
+ */
+WHERRY_API wherry_status wherry_path_format(const wherry_path *path, char **text_p, wherry_error *error);
+
+/** Destroys a path that its creator owns. path may be NULL. */
+WHERRY_API void wherry_path_destroy(wherry_path *path);
+
+/** The number of steps. */
+WHERRY_API size_t wherry_path_count(const wherry_path *path);
+
+/** A step, borrowed; NULL where there is none of that number. */
+WHERRY_API const wherry_step *wherry_path_at(const wherry_path *path, size_t index);
+
+/** Whether two paths have the same steps. */
+WHERRY_API bool wherry_path_equal(const wherry_path *one, const wherry_path *other);
+
+/** The value at a path below root, borrowed; NULL where there is none. An object is passed through to its payload. */
+WHERRY_API wherry_value *wherry_value_at(const wherry_value *root, const wherry_path *path);
+
+/**
+ * The value at a path given as text.
+ * @param text     zero-terminated.
+ * @param value_p  borrowed from the tree.
+ * @return WHERRY_OK; WHERRY_NOT_FOUND; WHERRY_BAD_PATH; WHERRY_NO_MEMORY.
+ */
+WHERRY_API wherry_status wherry_value_find(const wherry_value *root, const char *text, wherry_value **value_p,
+                                           wherry_error *error);
+
+/*
+ * Whole trees: flatten and unflatten, compare, print.
+ *
+ * A state is a value tree; nothing more is needed to be one. A leaf is a value that is not a container: a scalar, a
+ * tensor, a DTensor, a ShardedTensor; also a container or an object without anything in it.
+ *
+ * No function here blocks, but for writing to a file. The rules of wherry/value.h for threads hold. All since 0.1.
+ */
+
+/** The leaves of a tree with their paths. Opaque. */
+typedef struct wherry_flat wherry_flat;
+
+/**
+ * Lists the leaves of a tree: dict entries in their order, items by number, depth first.
+ * @param state   borrowed until the flat is destroyed, and not to be changed before.
+ * @param flat_p  belongs to the caller: wherry_flat_destroy.
+ * @return WHERRY_OK; WHERRY_NO_MEMORY.
+ */
+WHERRY_API wherry_status wherry_flatten(const wherry_value *state, wherry_flat **flat_p, wherry_error *error);
+
+/** Destroys it; the tree stays. flat may be NULL. */
+WHERRY_API void wherry_flat_destroy(wherry_flat *flat);
+
+/** The number of leaves. */
+WHERRY_API size_t wherry_flat_count(const wherry_flat *flat);
+
+/** The path of a leaf, borrowed; NULL where there is none of that number. */
+WHERRY_API const wherry_path *wherry_flat_path(const wherry_flat *flat, size_t index);
+
+/** A leaf, borrowed from the tree; NULL where there is none of that number. */
+WHERRY_API const wherry_value *wherry_flat_leaf(const wherry_flat *flat, size_t index);
+
+/**
+ * Builds a tree of the same containers, keys and objects, with other leaves.
+ * @param flat     from wherry_flatten.
+ * @param leaves   as many as the flat has, in its order, each belonging to the caller; taken over on success.
+ * @param state_p  belongs to the caller.
+ * @return WHERRY_OK; WHERRY_NO_MEMORY; WHERRY_INVALID_ARGUMENT for another number of leaves, or a leaf that is NULL or
+ * belongs to a container or makes the tree deeper than WHERRY_DEPTH_MAX.
+ */
+WHERRY_API wherry_status wherry_unflatten(const wherry_flat *flat, wherry_value *const *leaves, size_t count,
+                                          wherry_value **state_p, wherry_error *error);
+
+/** What wherry_value_compare leaves out. */
+enum {
+    WHERRY_COMPARE_ALL = 0,
+    WHERRY_COMPARE_NO_CONTENT = 1, /**< Do not compare the bytes of tensors. */
+    WHERRY_COMPARE_NO_SHARING = 2, /**< Tensors may share storages differently, and storages may differ in size. */
+};
+
+/**
+ * Compares two trees: kinds, order, keys, scalars bit by bit, geometry and flags of tensors, which tensors share a
+ * storage, and the bytes of their elements.
+ * @param flags  WHERRY_COMPARE_*
+ * @return WHERRY_OK where they are equal; WHERRY_MISMATCH where not, with the path of the first difference and both sides
+ * in the error; WHERRY_UNSUPPORTED where bytes are not in host memory; WHERRY_NO_MEMORY.
+ */
+WHERRY_API wherry_status wherry_value_compare(const wherry_value *one, const wherry_value *other, unsigned flags,
+                                              wherry_error *error);
+
+/**
+ * Prints a tree for people, a line a value; tensors that share a storage have its number in common. The form may change from
+ * version to version.
+ * @return WHERRY_OK; WHERRY_SYSTEM where writing failed; WHERRY_NO_MEMORY.
+ */
+WHERRY_API wherry_status wherry_value_dump(const wherry_value *value, FILE *out, wherry_error *error);
+
+/** What a decoder accepts. Fill it by wherry_limits_init, then change what you need. */
+typedef struct wherry_limits {
+    uint32_t struct_size;    /**< sizeof(wherry_limits). */
+    uint32_t depth;          /**< Containers within each other. Default 256; at most WHERRY_DEPTH_MAX. */
+    uint64_t manifest_bytes; /**< The manifest itself. Default 1 GiB. */
+    uint64_t values;         /**< Values, containers and keys included. Default 64 Mi. */
+    uint64_t string_bytes;   /**< One string, byte string or big integer. Default 64 MiB. */
+    uint64_t total_bytes;    /**< All storages added up, and the space too. Default 64 TiB. */
+} wherry_limits;
+
+/** Fills the defaults. */
+WHERRY_API void wherry_limits_init(wherry_limits *limits);
 
 #ifdef __cplusplus
 }

@@ -1,7 +1,7 @@
 /* The module: its names, its tables, its types. */
 #include "core.h"
 
-#include <wherry/version.h>
+#include <wherry/base.h>
 
 wpy_names wpy_name;
 wpy_nodes wpy_node;

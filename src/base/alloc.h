@@ -1,11 +1,11 @@
-/** @file alloc.h  The library's one way to allocate; see wherry/allocator.h. */
+/** @file alloc.h  The library's one way to allocate; see wherry/base.h. */
 #ifndef WH_BASE_ALLOC_H
 #define WH_BASE_ALLOC_H
 
 #include <stdbool.h>
 #include <stddef.h>
 
-#include <wherry/allocator.h>
+#include <wherry/base.h>
 
 #include "base/shared.h"
 

@@ -5,7 +5,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include <wherry/error.h>
+#include <wherry/base.h>
 
 enum {
     WH_BOOT_BYTES = 36,    /**< A boot id is a text of so many bytes, without a zero at its end. */

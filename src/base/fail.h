@@ -2,7 +2,7 @@
 #ifndef WH_BASE_FAIL_H
 #define WH_BASE_FAIL_H
 
-#include <wherry/error.h>
+#include <wherry/base.h>
 
 #include "base/shared.h"
 

@@ -1,5 +1,4 @@
-#include <wherry/status.h>
-#include <wherry/version.h>
+#include <wherry/base.h>
 
 const char *wherry_status_name(wherry_status status) {
     switch (status) {

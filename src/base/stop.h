@@ -11,7 +11,7 @@
 #include <stdatomic.h>
 #include <stdbool.h>
 
-#include <wherry/error.h>
+#include <wherry/base.h>
 
 #include "base/clock.h"
 

@@ -5,7 +5,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-#include <wherry/export.h>
+#include <wherry/base.h>
 
 #include "base/shared.h"
 

@@ -4,8 +4,8 @@
 #include <stdio.h>
 #include <string.h>
 
-#include <wherry/allocator.h>
-#include <wherry/path.h>
+#include <wherry/base.h>
+#include <wherry/value.h>
 
 #include "base/fail.h"
 

@@ -2,7 +2,7 @@
 
 #include <string.h>
 
-#include <wherry/state.h>
+#include <wherry/value.h>
 
 #include "base/fail.h"
 #include "file/part_file.h"

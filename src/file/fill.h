@@ -2,7 +2,7 @@
 #ifndef WH_FILE_FILL_H
 #define WH_FILE_FILL_H
 
-#include <wherry/prepare.h>
+#include <wherry/expert.h>
 
 #include "file/layout.h"
 

@@ -2,7 +2,7 @@
 
 #include <string.h>
 
-#include <wherry/dtype.h>
+#include <wherry/tensor.h>
 
 #include "base/alloc.h"
 

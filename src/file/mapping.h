@@ -12,8 +12,8 @@
 #include <stdint.h>
 #include <time.h>
 
-#include <wherry/error.h>
-#include <wherry/storage.h>
+#include <wherry/base.h>
+#include <wherry/tensor.h>
 
 typedef struct wh_mapping {
     atomic_size_t references;

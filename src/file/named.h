@@ -2,8 +2,8 @@
 #ifndef WH_FILE_NAMED_H
 #define WH_FILE_NAMED_H
 
-#include <wherry/state.h>
 #include <wherry/tensor.h>
+#include <wherry/value.h>
 
 #include "base/index.h"
 

@@ -6,7 +6,7 @@
 #ifndef WH_FILE_NATIVE_H
 #define WH_FILE_NATIVE_H
 
-#include <wherry/prepare.h>
+#include <wherry/expert.h>
 
 #include "file/layout.h"
 #include "file/opened.h"

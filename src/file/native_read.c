@@ -1,7 +1,7 @@
 /* Reading Wherry's own files. Everything before the storages is read into memory and checked; the storages are only mapped. */
 #include <string.h>
 
-#include <wherry/state.h>
+#include <wherry/value.h>
 
 #include "base/alloc.h"
 #include "base/fail.h"

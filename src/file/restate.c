@@ -1,8 +1,7 @@
 #include "file/restate.h"
 
-#include <wherry/dtensor.h>
-#include <wherry/sharded.h>
-#include <wherry/state.h>
+#include <wherry/tensor.h>
+#include <wherry/value.h>
 
 #include "base/alloc.h"
 #include "base/fail.h"

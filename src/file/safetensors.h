@@ -4,7 +4,7 @@
 #ifndef WH_FILE_SAFETENSORS_H
 #define WH_FILE_SAFETENSORS_H
 
-#include <wherry/dtype.h>
+#include <wherry/tensor.h>
 
 #include "file/layout.h"
 #include "file/named.h"

@@ -6,7 +6,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include <wherry/error.h>
+#include <wherry/base.h>
 
 /** Bytes that the id of a job has at most: those of the longest id that PMIx gives. */
 #define WH_JOB_MAX 255

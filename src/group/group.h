@@ -13,7 +13,7 @@
 #include <stdint.h>
 #include <sys/uio.h>
 
-#include <wherry/error.h>
+#include <wherry/base.h>
 
 #include "base/clock.h"
 #include "base/stop.h"

@@ -29,7 +29,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include <wherry/error.h>
+#include <wherry/base.h>
 
 enum {
     WH_HELLO_VERSION = 1,        /**< The version spoken here. */

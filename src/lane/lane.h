@@ -26,7 +26,7 @@
 #include <stdint.h>
 #include <sys/uio.h>
 
-#include <wherry/error.h>
+#include <wherry/base.h>
 
 #include "base/stop.h"
 #include "base/text.h"

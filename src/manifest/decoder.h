@@ -2,7 +2,7 @@
 #ifndef WH_MANIFEST_DECODER_H
 #define WH_MANIFEST_DECODER_H
 
-#include <wherry/manifest.h>
+#include <wherry/expert.h>
 
 #include "manifest/cbor_reader.h"
 #include "state/prepare.h"

@@ -1,7 +1,7 @@
 /* From a prepared state to bytes: docs/wire-format.md, from its first line to its last. */
 #include <string.h>
 
-#include <wherry/manifest.h>
+#include <wherry/expert.h>
 
 #include "base/alloc.h"
 #include "base/byteorder.h"

@@ -1,4 +1,4 @@
-/** @file encode.h  Preparing a state and writing its manifest in one walk; see wherry/manifest.h for one that was prepared before. */
+/** @file encode.h  Preparing a state and writing its manifest in one walk; see wherry/expert.h for one that was prepared before. */
 #ifndef WH_MANIFEST_ENCODE_H
 #define WH_MANIFEST_ENCODE_H
 

@@ -5,7 +5,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-#include <wherry/prepare.h>
+#include <wherry/expert.h>
 
 #define WH_MANIFEST_MAGIC "wherry"
 

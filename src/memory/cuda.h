@@ -14,7 +14,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include <wherry/device.h>
+#include <wherry/tensor.h>
 
 #include "base/stop.h"
 

@@ -9,7 +9,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include <wherry/error.h>
+#include <wherry/base.h>
 
 typedef struct wh_cu_context_tag *wh_cu_context;
 typedef struct wh_cu_stream_tag *wh_cu_stream;

@@ -8,7 +8,7 @@
 
 #include <stdint.h>
 
-#include <wherry/device.h>
+#include <wherry/tensor.h>
 
 typedef struct wh_memory_ops {
     const char *name;

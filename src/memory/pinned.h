@@ -9,7 +9,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include <wherry/error.h>
+#include <wherry/base.h>
 
 /** Of this size are blocks kept; larger ones are made and released each time, and those that are kept give way to them. A chunk of 4 MiB fits. */
 enum { WH_PINNED_BLOCK = (4 << 20) + 4096 };

@@ -1,5 +1,5 @@
 /**
- * @file plan.h  What a plan is made of; see wherry/plan.h.
+ * @file plan.h  What a plan is made of; see wherry/expert.h.
  *
  * create.c builds it in three steps: find out what goes where (match.c in place, fresh.c for new storages, both for a target that lacks something), turn that
  * into moves (moves.c), and, when nothing can fail any more, let the received state point to its memory.
@@ -7,7 +7,7 @@
 #ifndef WH_PLAN_PLAN_H
 #define WH_PLAN_PLAN_H
 
-#include <wherry/plan.h>
+#include <wherry/expert.h>
 
 #include "state/prepare.h"
 

@@ -12,7 +12,7 @@
 #include <string.h>
 #include <sys/uio.h>
 
-#include <wherry/status.h>
+#include <wherry/base.h>
 
 #include "base/shared.h"
 

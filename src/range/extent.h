@@ -1,7 +1,7 @@
 /**
  * @file extent.h  Extents: runs of bytes, also repeated at strides. The unit of everything in this folder.
  *
- * wherry_extent (wherry/prepare.h) is the form that is kept; wh_extent is the same with room for its levels, to work on.
+ * wherry_extent (wherry/expert.h) is the form that is kept; wh_extent is the same with room for its levels, to work on.
  * In a normal extent the levels are sorted (largest stride first), each count is at least 2 and each stride is at least
  * the span of what it repeats: runs do not overlap, and their order is that of their addresses.
  */
@@ -11,7 +11,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include <wherry/prepare.h>
+#include <wherry/expert.h>
 #include <wherry/tensor.h>
 
 /** An extent to work on. */

@@ -1,6 +1,6 @@
 #include <string.h>
 
-#include <wherry/state.h>
+#include <wherry/value.h>
 
 #include "base/alloc.h"
 #include "base/fail.h"

@@ -1,4 +1,4 @@
-#include <wherry/device.h>
+#include <wherry/tensor.h>
 
 #include <stdio.h>
 #include <stdlib.h>

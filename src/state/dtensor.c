@@ -1,4 +1,4 @@
-#include <wherry/dtensor.h>
+#include <wherry/tensor.h>
 
 #include <string.h>
 

@@ -1,4 +1,4 @@
-#include <wherry/dtype.h>
+#include <wherry/tensor.h>
 
 #include <string.h>
 

@@ -1,7 +1,7 @@
 #include <errno.h>
 #include <string.h>
 
-#include <wherry/state.h>
+#include <wherry/value.h>
 
 #include "base/alloc.h"
 #include "base/fail.h"

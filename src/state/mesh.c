@@ -1,4 +1,4 @@
-#include <wherry/dtensor.h>
+#include <wherry/tensor.h>
 
 #include <stdatomic.h>
 #include <string.h>

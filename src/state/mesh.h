@@ -1,10 +1,10 @@
-/** @file mesh.h  Private side of meshes; see wherry/dtensor.h. */
+/** @file mesh.h  Private side of meshes; see wherry/tensor.h. */
 #ifndef WH_STATE_MESH_H
 #define WH_STATE_MESH_H
 
 #include <stdbool.h>
 
-#include <wherry/dtensor.h>
+#include <wherry/tensor.h>
 
 /** The number of ranks of a mesh of that shape. @return false where a size is below 1 or the product overflows. */
 bool wh_mesh_count(uint32_t ndim, const int64_t *shape, uint64_t *count_p);

@@ -1,8 +1,8 @@
-/** @file path.h  Private side of paths; see wherry/path.h. */
+/** @file path.h  Private side of paths; see wherry/value.h. */
 #ifndef WH_STATE_PATH_H
 #define WH_STATE_PATH_H
 
-#include <wherry/path.h>
+#include <wherry/value.h>
 
 #include "base/text.h"
 

@@ -1,5 +1,5 @@
 /**
- * @file prepare.h  What a prepared state is made of; see wherry/prepare.h.
+ * @file prepare.h  What a prepared state is made of; see wherry/expert.h.
  *
  * Whoever walks the tree depth first, each container in its order, meets the tensors in the order of `places`, and the
  * DTensors in the order of `mesh_places`: the encoder, the decoder and the planner all do.
@@ -7,7 +7,7 @@
 #ifndef WH_STATE_PREPARE_H
 #define WH_STATE_PREPARE_H
 
-#include <wherry/prepare.h>
+#include <wherry/expert.h>
 
 #include "range/space.h"
 #include "state/storage.h"

@@ -1,4 +1,4 @@
-#include <wherry/sharded.h>
+#include <wherry/tensor.h>
 
 #include <string.h>
 

@@ -1,10 +1,10 @@
-/** @file storage.h  Private side of storages; see wherry/storage.h. */
+/** @file storage.h  Private side of storages; see wherry/tensor.h. */
 #ifndef WH_STATE_STORAGE_H
 #define WH_STATE_STORAGE_H
 
 #include <stdbool.h>
 
-#include <wherry/storage.h>
+#include <wherry/tensor.h>
 
 #include "base/pool.h"
 

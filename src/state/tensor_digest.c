@@ -1,4 +1,4 @@
-#include <wherry/digest.h>
+#include <wherry/expert.h>
 
 #include <string.h>
 

@@ -2,8 +2,6 @@
 #ifndef WH_STATE_VALUE_H
 #define WH_STATE_VALUE_H
 
-#include <wherry/dtensor.h>
-#include <wherry/sharded.h>
 #include <wherry/tensor.h>
 #include <wherry/value.h>
 

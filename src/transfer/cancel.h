@@ -1,8 +1,8 @@
-/** @file cancel.h  Private side of cancels: which inboxes a request wakes, and what it stops. See wherry/cancel.h. */
+/** @file cancel.h  Private side of cancels: which inboxes a request wakes, and what it stops. See wherry/checkpoint.h. */
 #ifndef WH_TRANSFER_CANCEL_H
 #define WH_TRANSFER_CANCEL_H
 
-#include <wherry/cancel.h>
+#include <wherry/checkpoint.h>
 
 #include "base/stop.h"
 #include "group/inbox.h"

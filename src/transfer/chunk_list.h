@@ -7,7 +7,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include <wherry/plan.h>
+#include <wherry/expert.h>
 
 /** Starts as {0}. */
 typedef struct wh_chunk_list {

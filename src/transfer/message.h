@@ -11,8 +11,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include <wherry/error.h>
-#include <wherry/plan.h>
+#include <wherry/base.h>
+#include <wherry/expert.h>
 
 #include "base/text.h"
 #include "lane/lane.h"

@@ -2,7 +2,7 @@
 #ifndef WH_TRANSFER_READY_H
 #define WH_TRANSFER_READY_H
 
-#include <wherry/plan.h>
+#include <wherry/expert.h>
 #include <wherry/ready.h>
 
 #include "transfer/source.h"

@@ -4,7 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include <wherry/manifest.h>
+#include <wherry/expert.h>
 
 #include "base/alloc.h"
 #include "base/checked.h"

@@ -1,5 +1,5 @@
 /* Asking for a checkpoint, and planning what is received where. */
-#include <wherry/manifest.h>
+#include <wherry/expert.h>
 
 #include "base/fail.h"
 #include "base/log.h"

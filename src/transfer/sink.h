@@ -13,7 +13,7 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
-#include <wherry/plan.h>
+#include <wherry/expert.h>
 
 #include "lane/lane.h"
 #include "transfer/chunk_list.h"

@@ -2,7 +2,7 @@
 #ifndef WH_TRANSFER_SOURCE_H
 #define WH_TRANSFER_SOURCE_H
 
-#include <wherry/prepare.h>
+#include <wherry/expert.h>
 #include <wherry/value.h>
 
 #include "base/text.h"

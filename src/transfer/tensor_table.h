@@ -2,7 +2,7 @@
 #ifndef WH_TRANSFER_TENSOR_TABLE_H
 #define WH_TRANSFER_TENSOR_TABLE_H
 
-#include <wherry/plan.h>
+#include <wherry/expert.h>
 
 #include "base/text.h"
 

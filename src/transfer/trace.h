@@ -1,10 +1,10 @@
-/** @file trace.h  Telling a caller what is done when: wherry/trace.h. Costs a test where nobody asks. */
+/** @file trace.h  Telling a caller what is done when: wherry/checkpoint.h. Costs a test where nobody asks. */
 #ifndef WH_TRANSFER_TRACE_H
 #define WH_TRANSFER_TRACE_H
 
 #include <unistd.h>
 
-#include <wherry/trace.h>
+#include <wherry/checkpoint.h>
 
 #include "base/clock.h"
 

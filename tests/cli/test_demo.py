@@ -290,7 +290,7 @@ def test_help_names_every_option():
 def test_the_command():
     done = wherry("--help")
     assert done.returncode == 0 and "demo " in done.stdout and "demo-rank" not in done.stdout
-    version = re.search(r'WHERRY_VERSION_STRING "(.*)"', (ROOT / "include/wherry/version.h").read_text())[1]
+    version = re.search(r'WHERRY_VERSION_STRING "(.*)"', (ROOT / "include/wherry/base.h").read_text())[1]
     assert wherry("--version").stdout == f"wherry {version}\n"
     nothing = wherry()
     assert nothing.returncode == 2 and nothing.stdout == "" and "Usage:" in nothing.stderr

@@ -11,7 +11,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-#include <wherry/allocator.h>
+#include <wherry/base.h>
 
 #include "base/byteorder.h"
 #include "base/stop.h"

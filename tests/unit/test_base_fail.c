@@ -97,7 +97,7 @@ static void test_long_messages_end_in_time(void **state) {
     }
 }
 
-/* wherry/error.h says that the message is UTF-8: cutting it must not leave half a character. */
+/* wherry/base.h says that the message is UTF-8: cutting it must not leave half a character. */
 static void test_long_messages_stay_utf8(void **state) {
     (void)state;
     static const char *const characters[] = {"\xC3\xA9", "\xE2\x82\xAC", "\xF0\x9F\x9B\xB6"};

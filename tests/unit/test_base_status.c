@@ -6,8 +6,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include <wherry/status.h>
-#include <wherry/version.h>
+#include <wherry/base.h>
 #include <cmocka.h>
 
 typedef struct row {

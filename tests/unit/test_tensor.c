@@ -1,5 +1,5 @@
 /* Tensors: which views of a storage there are, and which reach beyond it. */
-#include <wherry/digest.h>
+#include <wherry/expert.h>
 
 #include "../support/build.h"
 

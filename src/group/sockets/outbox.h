@@ -10,7 +10,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include <wherry/error.h>
+#include <wherry/base.h>
 
 enum {
     WH_FRAME_MAX = 256 << 10, /**< Bytes of a body. */

@@ -4,7 +4,7 @@
 
 #include <stddef.h>
 
-#include <wherry/error.h>
+#include <wherry/base.h>
 
 /**
  * Copies the secret: the one that is given, else WHERRY_SECRET itself, else what the file WHERRY_SECRET_FILE contains, without the end of its last

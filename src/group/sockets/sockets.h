@@ -10,7 +10,7 @@
 
 #include <stdbool.h>
 
-#include <wherry/cancel.h>
+#include <wherry/checkpoint.h>
 
 #include "group/group.h"
 

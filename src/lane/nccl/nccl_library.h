@@ -9,7 +9,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include <wherry/error.h>
+#include <wherry/base.h>
 
 typedef struct wh_nccl_handle_tag *wh_nccl_handle;
 

@@ -5,7 +5,7 @@
 #include <stdbool.h>
 #include <ucp/api/ucp.h>
 
-#include <wherry/error.h>
+#include <wherry/base.h>
 
 /** The functions that the lane calls. All are in every version from WH_UCX_MAJOR.WH_UCX_MINOR on. */
 #define WH_UCX_FUNCTIONS(X)                                                                                            \
