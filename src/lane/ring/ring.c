@@ -22,9 +22,7 @@ static void ring_close(wh_lane_end *base) {
     if (end->shared) {
         say_closed(end);
     }
-    if (!end->pushes || !wh_ring_keep(end)) {
-        wh_ring_memory_close(end);
-    }
+    wh_ring_memory_close(end);
     if (end->socket >= 0) {
         close(end->socket);
     }
@@ -40,6 +38,5 @@ const wh_lane_ops wh_lane_ring = {
     .accept = wh_ring_accept,
     .pull = wh_ring_pull,
     .push = wh_ring_push,
-    .forget = wh_ring_forget,
     .close = ring_close,
 };

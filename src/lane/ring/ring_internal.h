@@ -94,8 +94,6 @@ typedef struct wh_ring_end {
     wh_ring_shared *shared;               /**< NULL: the source has not handed it over yet. */
     int memory;                           /**< Of the source: what is handed over; -1: there is none. */
     uint32_t frames[WH_RING_WORKERS_MAX]; /**< How many each worker has written or read. */
-    atomic_bool admitted;                 /**< Of the source: the receiver has proved who it is; */
-    atomic_bool failed;                   /**< a worker's round has not gone well. */
     uint8_t pass[WH_RING_SECRET_BYTES];
     uint8_t answer[WH_RING_SECRET_BYTES];
 
@@ -125,11 +123,6 @@ wherry_status wh_ring_memory_create(wh_ring_end *end, wherry_error *error);
 /** Maps memory that somebody else has made, after checking that it can neither shrink nor is of another size. The descriptor stays the caller's. */
 wherry_status wh_ring_memory_open(wh_ring_end *end, int fd, wherry_error *error);
 
-/** Makes memory that nobody else writes any more as good as new, but for the slots, which keep what was in them. */
-void wh_ring_memory_reset(wh_ring_end *end);
-
-void wh_ring_memory_unmap(wh_ring_shared *shared, uint32_t workers);
-
 void wh_ring_memory_close(wh_ring_end *end);
 
 /** Workers of both sides take turns, in pairs. Before the first frame, at both ends. */
@@ -150,17 +143,6 @@ void wh_ring_post(_Atomic uint32_t *word, _Atomic uint32_t *waits, uint32_t valu
 
 /** Wakes whoever waits for a word, whatever it says. */
 void wh_ring_wake(_Atomic uint32_t *word);
-
-/* ring_keep.c: memory that a source keeps. */
-
-/** Gives a source's end the memory of its last transfer to the same rank, where it is kept. */
-bool wh_ring_take_kept(wh_ring_end *end);
-
-/** Keeps the memory of a source's end whose transfer went well, and which has none afterwards. @return false where it does not: the end still has it. */
-bool wh_ring_keep(wh_ring_end *end);
-
-/** wh_lane_ops.forget. */
-void wh_ring_forget(const wh_group *group, int32_t rank, bool lost);
 
 /* ring_meet.c: how the ends meet. */
 

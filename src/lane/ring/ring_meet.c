@@ -229,7 +229,7 @@ wherry_status wh_ring_accept(const wh_lane_site *site, const void *request, size
     if (take_pairs(end, &message)) {
         wh_ring_pair(end);
     }
-    wherry_status status = wh_ring_take_kept(end) ? WHERRY_OK : wh_ring_memory_create(end, error);
+    wherry_status status = wh_ring_memory_create(end, error);
     if (status == WHERRY_OK) {
         status = hand_over(end, &message, error);
     }
@@ -370,6 +370,5 @@ wherry_status wh_ring_admit(wh_ring_end *end, wherry_error *error) {
                        "somebody else than rank %d has taken the shared memory of the ring lane: nothing was sent",
                        (int)end->site->peer);
     }
-    atomic_store(&end->admitted, true);
     return WHERRY_OK;
 }

@@ -114,17 +114,9 @@ wherry_status wh_ring_memory_open(wh_ring_end *end, int fd, wherry_error *error)
     return map(end, fd, error);
 }
 
-void wh_ring_memory_reset(wh_ring_end *end) {
-    memset(end->shared, 0, control_bytes(end->base.workers));
-}
-
-void wh_ring_memory_unmap(wh_ring_shared *shared, uint32_t workers) {
-    munmap(shared, memory_bytes(workers));
-}
-
 void wh_ring_memory_close(wh_ring_end *end) {
     if (end->shared) {
-        wh_ring_memory_unmap(end->shared, end->base.workers);
+        munmap(end->shared, memory_bytes(end->base.workers));
     }
     if (end->memory >= 0) {
         close(end->memory);

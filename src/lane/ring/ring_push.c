@@ -122,9 +122,6 @@ wherry_status wh_ring_push(wh_lane_end *base, uint32_t worker, const wh_feed *fe
         wh_cpu_hold_end(&hold);
     }
     end->frames[worker] = pusher.head;
-    if (status != WHERRY_OK) {
-        atomic_store(&end->failed, true);
-    }
     wh_digester_destroy(pusher.digester);
     wh_segments_destroy(&pusher.segments);
     return status;
