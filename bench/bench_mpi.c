@@ -22,8 +22,7 @@ enum { REPEATS_MAX = 99, LARGE = 16, SMALL = 20000, SMALL_BYTES = 4096 };
 static int rank;
 static bool huge;
 static wherry_error error;
-static char *plain;         /* a buffer of 1 GiB */
-static wherry_ready *ready; /* the state of small tensors */
+static char *plain; /* a buffer of 1 GiB */
 
 static void check(wherry_status status) {
     if (status != WHERRY_OK) {
@@ -96,18 +95,15 @@ typedef struct step {
     bool small;        /**< 20,000 tensors of 4 KiB, else 16 of 64 MiB. */
     const char *lanes; /**< NULL: plain MPI. */
     wherry_verify verify;
-    bool ready; /**< The state was made ready, on both sides. */
 } step;
 
 static const step steps[] = {
-    {"plain", false, NULL, WHERRY_VERIFY_OFF, false},
-    {"blocks", false, "blocks", WHERRY_VERIFY_OFF, false},
-    {"blocks, verify", false, "blocks", WHERRY_VERIFY_ON, false},
-    {"default", false, "", WHERRY_VERIFY_DEFAULT, false},
-    {"blocks, small", true, "blocks", WHERRY_VERIFY_OFF, false},
-    {"default, small", true, "", WHERRY_VERIFY_DEFAULT, false},
-    {"blocks, small, ready", true, "blocks", WHERRY_VERIFY_OFF, true},
-    {"default, small, ready", true, "", WHERRY_VERIFY_DEFAULT, true},
+    {"plain", false, NULL, WHERRY_VERIFY_OFF},
+    {"blocks", false, "blocks", WHERRY_VERIFY_OFF},
+    {"blocks, verify", false, "blocks", WHERRY_VERIFY_ON},
+    {"default", false, "", WHERRY_VERIFY_DEFAULT},
+    {"blocks, small", true, "blocks", WHERRY_VERIFY_OFF},
+    {"default, small", true, "", WHERRY_VERIFY_DEFAULT},
 };
 
 enum { STEPS = sizeof(steps) / sizeof(*steps) };
@@ -121,11 +117,10 @@ static void ferry(wherry_transport *transport, const step *one, wherry_value *st
     wherry_transfer_options_init(&options);
     options.lanes = one->lanes[0] ? one->lanes : NULL;
     options.verify = one->verify;
-    options.ready = one->ready ? ready : NULL;
     if (rank == 0) {
         check(wherry_checkpoint_send(transport, (int32_t[]){1}, 1, state, &options, NULL, &error));
     } else {
-        options.target = one->ready ? NULL : give_target;
+        options.target = give_target;
         options.target_context = state;
         options.stats = receiver;
         check(wherry_checkpoint_recv(transport, 0, &options, NULL, &error));
@@ -211,7 +206,6 @@ int main(int argc, char **argv) {
     check(wherry_transport_create(group, NULL, &transport, &error));
     plain = new_memory(GIB);
     wherry_value *states[] = {new_state(LARGE, GIB / LARGE), new_state(SMALL, SMALL_BYTES)};
-    check(wherry_ready_create(transport, states[1], NULL, &ready, &error));
     for (int k = 0; k <= repeats; k++) {
         for (int i = 0; i < STEPS; i++) {
             wherry_value *state = states[steps[i].small];
@@ -229,7 +223,6 @@ int main(int argc, char **argv) {
     if (rank == 1) { /* the receiver's figures count */
         print_results(repeats);
     }
-    wherry_ready_destroy(ready);
     wherry_transport_destroy(transport);
     wherry_group_leave(group);
     MPI_Finalize();

@@ -12,24 +12,19 @@
 
 #include "bench_ucx_plain.h"
 
-enum { STEPS = 7 };
+enum { STEPS = 6 };
 
 typedef struct step {
     const char *name;
     int threads; /**< 0: the lane. */
     plain_api api;
     wherry_verify verify;
-    bool ready; /**< The state was made ready, on both sides. */
 } step;
 
 static const step steps[STEPS] = {
-    {.name = "lane", .verify = WHERRY_VERIFY_OFF},
-    {.name = "tag 1", .threads = 1, .api = PLAIN_TAG},
-    {.name = "tag 2", .threads = 2, .api = PLAIN_TAG},
-    {.name = "am 1", .threads = 1, .api = PLAIN_AM},
-    {.name = "am 2", .threads = 2, .api = PLAIN_AM},
-    {.name = "verified", .verify = WHERRY_VERIFY_ON},
-    {.name = "ready", .verify = WHERRY_VERIFY_OFF, .ready = true},
+    {.name = "lane", .verify = WHERRY_VERIFY_OFF},     {.name = "tag 1", .threads = 1, .api = PLAIN_TAG},
+    {.name = "tag 2", .threads = 2, .api = PLAIN_TAG}, {.name = "am 1", .threads = 1, .api = PLAIN_AM},
+    {.name = "am 2", .threads = 2, .api = PLAIN_AM},   {.name = "verified", .verify = WHERRY_VERIFY_ON},
 };
 
 /** What both processes share, besides the world. */
@@ -47,7 +42,6 @@ typedef struct run {
     board *board;
     wherry_transport *transport;
     bench_state state;
-    wherry_ready *ready;
 } run;
 
 /** A state that nobody has written to yet. */
@@ -68,13 +62,12 @@ static void ferry(run *own, bool source, const step *what, bool first) {
     wherry_transfer_options_init(&options);
     options.lanes = "ucx";
     options.verify = what->verify;
-    options.ready = what->ready ? own->ready : NULL;
     if (source) {
         bench_check(wherry_checkpoint_send(own->transport, (int32_t[]){1}, 1, own->state.value, &options, NULL, &error),
                     &error);
         return;
     }
-    options.target = what->ready ? NULL : bench_give_target;
+    options.target = bench_give_target;
     options.target_context = own->state.value;
     options.stats = &own->board->stats;
     bench_check(wherry_checkpoint_recv(own->transport, 0, &options, NULL, &error), &error);
@@ -95,7 +88,6 @@ static void play(bench_world *world, int32_t rank, void *context) {
              (int)rank);
     bench_check(wherry_group_join(address, NULL, &group, &error), &error);
     bench_check(wherry_transport_create(group, NULL, &own->transport, &error), &error);
-    bench_check(wherry_ready_create(own->transport, own->state.value, NULL, &own->ready, &error), &error);
     plain_ucx *plain = plain_create(world, &own->board->meeting, source);
     for (int repeat = -1; repeat < own->repeats; repeat++) {
         for (int i = 0; i < STEPS; i++) {
@@ -117,7 +109,6 @@ static void play(bench_world *world, int32_t rank, void *context) {
     }
     bench_gate(world);
     plain_destroy(plain);
-    wherry_ready_destroy(own->ready);
     wherry_transport_destroy(own->transport);
     wherry_group_leave(group);
     bench_state_destroy(&own->state);

@@ -65,7 +65,6 @@ def rows(result: dict) -> list[list[str]]:
         small = steps[f"{name}, small"]
         add(f"20,000 x 4 KiB, {lane}, moving the bytes", rates(small, "data"), rates(steps[name], "data"), "for 1 GiB", None)
         add(f"20,000 x 4 KiB, {lane}, whole call", rates(small), rates(steps[name]), "for 1 GiB", 0.5)
-        add(f"20,000 x 4 KiB, {lane}, states ready, whole call", rates(steps[f"{name}, small, ready"]), rates(steps[name]), "for 1 GiB", 0.5)
     return lines
 
 
@@ -98,7 +97,7 @@ def main() -> None:
         "",
         "Plain is `MPI_Send` and `MPI_Recv` of one buffer of 1 GiB. Ours is the whole call of the receiver, in place and with nothing wanted beside it, which begins together with the source's: 16 tensors of",
         "64 MiB, without digests where nothing else is said, or 20,000 of 4 KiB; where it says \"moving the bytes\", that phase of the call alone, on both sides of the ratio. All of it lies on the same kind of pages: 4 KiB, as malloc gives them, or",
-        "huge ones, as `wherry_storage_allocate` does; but for the tensors of 4 KiB, which are malloc's in both. Where states are ready, both sides have made theirs ready before (`wherry/ready.h`), as an engine that trains one model can.",
+        "huge ones, as `wherry_storage_allocate` does; but for the tensors of 4 KiB, which are malloc's in both.",
         "",
     ]
     print("\n".join(lines))

@@ -79,18 +79,17 @@ def rows_of(whole, many, perf):
                 label, ferry_report.rates(result["steps"]["lane"], count), f"{rates(perf[name])}, ucx_perftest -t tag_bw", ours / statistics.median(perf[name]), 1.0
             )
         small = many[name]
-        for step, how in (("lane", ""), ("ready", "states ready, ")):
-            yield PAGES[kind], ferry_report.Row(
-                f"{MANY:,} tensors of 4 KiB, {how}{name}, whole call", ferry_report.rates(small["steps"][step], small["bytes"]),
-                f"{ours / 1e9:.2f} GB/s, the same with 1 GiB", rate(small, step) / ours, 0.5
-            )
+        yield PAGES[kind], ferry_report.Row(
+            f"{MANY:,} tensors of 4 KiB, {name}, whole call", ferry_report.rates(small["steps"]["lane"], small["bytes"]),
+            f"{ours / 1e9:.2f} GB/s, the same with 1 GiB", rate(small, "lane") / ours, 0.5
+        )
 
 
 def all_lines(whole, many):
     results = [(f"1 GiB, {name}, {PAGES[kind]}", result) for (name, kind), result in whole.items()]
     results += [(f"{MANY:,} of 4 KiB, {name}", result) for name, result in many.items()]
     for label, result in results:
-        yield [label, *(f"{rate(result, step) / 1e9:.2f}" for step in ("lane", "ready", "verified", *PLAIN)), result["detail"]]
+        yield [label, *(f"{rate(result, step) / 1e9:.2f}" for step in ("lane", "verified", *PLAIN)), result["detail"]]
 
 
 def run(build, repeats, machine, results_folder, patience):
@@ -119,8 +118,8 @@ def run(build, repeats, machine, results_folder, patience):
         "",
         *ferry_report.table(["memory", "case", "ours", "limit", "ratio", "required", "holds"], [[memory, *row.cells()] for memory, row in rows_of(whole, many, perf)]),
         "",
-        "Ours is the whole call of the receiver, in place and with nothing wanted beside it, from the question to the confirmation, without digests; where states are ready, both sides have made theirs ready before",
-        "(`wherry/ready.h`), as an engine that trains one model can. Tensors of 64 MiB lie on pages of 4 KiB, as malloc gives them, or on huge ones, as `wherry_storage_allocate` does; those of",
+        "Ours is the whole call of the receiver, in place and with nothing wanted beside it, from the question to the confirmation, without digests.",
+        "Tensors of 64 MiB lie on pages of 4 KiB, as malloc gives them, or on huge ones, as `wherry_storage_allocate` does; those of",
         "4 KiB are the same, from malloc, in both. The plain program links libucp, has a context and a",
         "worker for each thread, posts all sends and all receives at once, from and into the same memory, and polls; its best way counts. UCX_TLS is the same",
         f"for both: {', '.join(f'`{value}` ({key})' for key, value in SETTINGS.items())}.",
@@ -129,7 +128,7 @@ def run(build, repeats, machine, results_folder, patience):
         "",
         "GB/s; `tag` and `am` are the plain program's, with one thread and with two.",
         "",
-        *ferry_report.table(["case", "lane", "lane, ready", "lane, verified", *PLAIN, "what UCX chose for the lane"], all_lines(whole, many)),
+        *ferry_report.table(["case", "lane", "lane, verified", *PLAIN, "what UCX chose for the lane"], all_lines(whole, many)),
         "",
     ]
     if results_folder:

@@ -17,7 +17,6 @@
 
 #include <wherry/base.h>
 #include <wherry/group.h>
-#include <wherry/ready.h>
 #include <wherry/tensor.h>
 #include <wherry/value.h>
 
@@ -61,7 +60,6 @@ typedef struct wherry_stats {
     char detail
         [WHERRY_LANE_DETAIL_MAX]; /**< How the lane took the bytes, where its name does not say all: "UCX 1.13.1 over tcp/eth0". */
     uint32_t lanes_refused; /**< Receiver: how many of these should have worked, and did not: worth mending. */
-    uint32_t ready;         /**< Receiver: 1 where the plan of options.ready was taken, and nothing was planned. */
     uint64_t
         bytes_held; /**< Receiver, with WHERRY_RECV_COMPARE: bytes of chunks that the target held already, and that were not asked for. */
     double compare_seconds; /**< Receiver: finding that out; a part of plan_seconds. */
@@ -283,13 +281,6 @@ typedef struct wherry_transfer_options {
 
     wherry_trace_fn trace; /**< Receiver: told what is done when. Default NULL. */
     void *trace_context;   /**< Passed to it. */
-
-    /**
-     * The state that is sent, or received into in place of `target`, made ready ahead of time; borrowed. Receiver: where the source's state has the same
-     * tensors in the same layout, and the same plain values, state_p and inspect are NULL, and both are the same `rank` if there are DTensors, nothing is
-     * planned, and `limits` do not matter; else it is as with `target`. stats.ready says which. Default NULL.
-     */
-    const wherry_ready *ready;
 } wherry_transfer_options;
 
 /** Fills the defaults. */
@@ -314,7 +305,7 @@ typedef struct wherry_outcome {
  * (not in a group to which nobody comes back, such as one over MPI).
  *
  * @param ranks     distinct, of the group; the own rank is allowed where another thread receives.
- * @param state     borrowed during the call. NULL, or the same, where options.ready has it.
+ * @param state     borrowed during the call.
  * @param options   NULL for the defaults.
  * @param outcomes  NULL, or an array of `count`, filled in the order of `ranks` in any case but WHERRY_INVALID_ARGUMENT.
  * @return WHERRY_OK where all are; else the first status in the order of ranks that is not, with its error. For one destination:
@@ -345,10 +336,11 @@ WHERRY_API wherry_status wherry_checkpoint_send(wherry_transport *transport, con
  * still be written to: then it is never freed, and must not be used again.
  *
  * @param options  NULL for the defaults.
- * @param state_p  the state; belongs to the caller: wherry_value_destroy. NULL: the caller has it in options.target, accept or ready, and wants nothing beside
- *                 that: plain values of the source are lost then. From a source whose state has the same tensors in the same layout, and the same plain values, that is
- *                 quicker with many tensors: no manifest is read, nothing is matched, and `limits` do not matter. A target that is NULL after all, or WHERRY_RECV_NEW, is WHERRY_INVALID_ARGUMENT then. In place its tensors are views of the target's storages; what the target lacks is
- *                 none with WHERRY_RECV_PARTIAL, and of new storages with WHERRY_RECV_NEW.
+ * @param state_p  the state; belongs to the caller: wherry_value_destroy. In place its tensors are views of the target's storages; what the target
+ *                 lacks is none with WHERRY_RECV_PARTIAL, and of new storages with WHERRY_RECV_NEW. NULL means that the caller wants only the bytes of the
+ *                 tensors in its target (options.target or accept), not the source's plain values. If the source's state then has the same tensors in the same
+ *                 layout, and the same plain values, no manifest is read, nothing is matched, and `limits` do not matter: faster with many tensors. With NULL, a
+ *                 target that is NULL or WHERRY_RECV_NEW is WHERRY_INVALID_ARGUMENT.
  * @return WHERRY_OK; or, with nothing to destroy:
  *   - WHERRY_TIMED_OUT, WHERRY_CANCELLED, WHERRY_PEER_LOST, WHERRY_CLOSED: as wherry_checkpoint_send.
  *   - WHERRY_REVOKED: the source took its offer back, by a timeout or a cancel of its own: what was written is not valid.

@@ -8,7 +8,6 @@
 #include <wherry/file.h>
 #include <wherry/group.h>
 #include <wherry/group_ops.h>
-#include <wherry/ready.h>
 #include <wherry/tensor.h>
 #include <wherry/value.h>
 

@@ -13,7 +13,6 @@
 #include "base/point.h"
 #include "plan/plan.h"
 #include "state/storage.h"
-#include "transfer/ready.h"
 
 wherry_status wh_receive_tell(wh_receive *receive, const wh_note *note, wherry_error *error) {
     receive->stats.messages++;
@@ -262,10 +261,9 @@ static wherry_status run(wh_receive *receive, wherry_value **state_p, wherry_err
 /** Whoever wants no state must say where the bytes go. */
 static wherry_status check_target(const wh_receive *receive, wherry_error *error) {
     const wherry_transfer_options *options = &receive->transfer.options;
-    if (!receive->wants_state && !options->ready && !options->target && !options->accept) {
-        return wh_fail(error, WHERRY_INVALID_ARGUMENT, "state_p is NULL, and nothing says where to receive");
-    }
-    return wh_ready_check(options->ready, &receive->transfer, WHERRY_READY_RECV, error);
+    return receive->wants_state || options->target || options->accept
+               ? WHERRY_OK
+               : wh_fail(error, WHERRY_INVALID_ARGUMENT, "state_p is NULL, and nothing says where to receive");
 }
 
 /**
@@ -319,6 +317,7 @@ wherry_status wherry_checkpoint_recv(wherry_transport *transport, int32_t rank, 
     wh_free(receive.reasons.bytes);
     wh_free(receive.leg.intervals);
     wherry_plan_destroy(receive.own_plan);
-    wh_ready_clear(&receive.own_ready);
+    wherry_plan_destroy(receive.same_plan);
+    wh_source_destroy(&receive.as_source);
     return status;
 }

@@ -9,8 +9,8 @@
 
 #include "transfer/cancel.h"
 #include "transfer/crew.h"
-#include "transfer/ready.h"
 #include "transfer/sink.h"
+#include "transfer/source.h"
 #include "transfer/tensor_table.h"
 #include "transfer/transfer.h"
 
@@ -32,11 +32,11 @@ typedef struct wh_receive {
     wh_cancellable cancellable;
     wh_message offer_message; /**< The OFFER, which `offer` borrows from. */
     wh_note offer;
-    wherry_ready own_ready; /**< The target, where it was not made ready before. */
-    const wherry_ready *
-        known; /**< What holds for a source with the manifest that this side named in its question; NULL: it named none. */
+    wh_source as_source;    /**< The target, prepared as its own source, to compare fingerprints. */
+    bool known;             /**< The question names the target's fingerprint: as_source is filled. */
+    wherry_plan *same_plan; /**< For a source with that fingerprint. Borrows what as_source prepared. */
     const wherry_plan *plan;
-    wherry_plan *own_plan; /**< The same, unless it was known. */
+    wherry_plan *own_plan; /**< The same, unless it is same_plan. */
     wherry_plan_summary summary;
     bool in_place;
     bool apart; /**< No two tensors of the target share memory, as was seen while the source prepared its offer. */
@@ -60,7 +60,7 @@ typedef struct wh_receive {
     uint64_t peer_bytes;    /**< What the source says it has done. */
     wh_tensor_table table;
     bool has_table;
-    uint64_t ready_ns; /**< How long it took to make the target ready. */
+    uint64_t ready_ns; /**< How long it took to prepare the target. */
     uint64_t asked_at; /**< Moments, by wh_clock_now. */
     uint64_t offered_at;
     uint64_t data_at;
@@ -86,7 +86,7 @@ wherry_status wh_receive_heed(wh_receive *receive, wh_deadline deadline, const c
 /** Waits for the source's answer of that type, or of REFUSE_LANE. receive->answer and ->reason have it. */
 wherry_status wh_receive_await(wh_receive *receive, wh_message_type type, const char *doing, wherry_error *error);
 
-/** Asks, and finds out what will be received where. The target is made, and made ready, before: at the same time as the source makes its state so. */
+/** Asks, and finds out what will be received where. The target is made, and prepared, before: at the same time as the source makes its state so. */
 wherry_status wh_receive_agree(wh_receive *receive, wherry_error *error);
 
 /** With WHERRY_RECV_COMPARE: finds out which chunks the target holds, and leaves them out of ->wanted. */

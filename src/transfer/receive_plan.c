@@ -5,7 +5,6 @@
 #include "base/log.h"
 #include "base/point.h"
 #include "plan/plan.h"
-#include "transfer/ready.h"
 #include "transfer/receive.h"
 
 /** Sends the question. A source that has not joined yet is waited for. */
@@ -37,13 +36,12 @@ static wherry_status ask(wh_receive *receive, wherry_error *error) {
         return status;
     }
     wh_cancel_attach(receive->transfer.options.cancel, &receive->cancellable, receive->inbox);
-    const wherry_ready *known = receive->known;
     wh_note want = {
         .type = WH_WANT,
         .nonce = receive->nonce,
         .step = options->step,
         .verify = (uint8_t)options->verify,
-        .known = {known ? known->source.fingerprint.bytes : NULL, known ? WH_DIGEST_BYTES : 0},
+        .known = {receive->as_source.fingerprint.bytes, receive->known ? WH_DIGEST_BYTES : 0},
     };
     receive->asked_at = wh_clock_now();
     receive->stats.messages++;
@@ -120,13 +118,12 @@ static wherry_status plan_anew(wh_receive *receive, const wherry_value *target, 
     return status;
 }
 
-/** Takes the plan that is ready where the source says that it holds, or makes one. */
+/** Takes the plan made ahead if the source says that it has the same state, or makes one. */
 static wherry_status make_plan(wh_receive *receive, const wherry_value *target, wherry_error *error) {
     wherry_status status = WHERRY_OK;
     if (receive->known && receive->offer.manifest.size == 0) {
-        receive->plan = receive->known->plan;
+        receive->plan = receive->same_plan;
         receive->in_place = true;
-        receive->stats.ready = receive->known == receive->transfer.options.ready;
     } else if (receive->offer.manifest.size == 0) {
         return wh_fail(error, WHERRY_MALFORMED, "rank %d offers a state without a manifest", (int)receive->rank);
     } else {
@@ -154,7 +151,7 @@ static wherry_status make_plan(wh_receive *receive, const wherry_value *target, 
 /** Where to receive, as far as that is known before the offer. */
 static wherry_status find_target(wh_receive *receive, const wherry_value **target_p, wherry_error *error) {
     const wherry_transfer_options *options = &receive->transfer.options;
-    *target_p = options->ready ? options->ready->state : NULL;
+    *target_p = NULL;
     if (!options->target) {
         return WHERRY_OK;
     }
@@ -165,29 +162,27 @@ static wherry_status find_target(wh_receive *receive, const wherry_value **targe
 
 /**
  * Finds what holds for a source that has the same state: the usual case, and then there is no manifest to read. Where the target alone says what is received,
- * it is made ready now, unless it cannot be: what is wrong with it, the offer will show.
+ * it is prepared now, unless it cannot be: what is wrong with it, the offer will show.
  */
-static void get_ready(wh_receive *receive, const wherry_value *target) {
+static void prepare_target(wh_receive *receive, const wherry_value *target) {
     const wherry_transfer_options *options = &receive->transfer.options;
     uint32_t others = WHERRY_RECV_NEW | WHERRY_RECV_PARTIAL; /* who says so has a target that differs */
     if (receive->wants_state || options->inspect) {
         return;
     }
-    if (options->ready) {
-        receive->known = options->ready;
-    } else if (target && !(options->flags & others) &&
-               wh_ready_init(&receive->own_ready, target, wh_transfer_rank(&receive->transfer), 0, NULL) == WHERRY_OK) {
-        receive->known = &receive->own_ready;
-        wh_source_forget_manifest(&receive->own_ready.source); /* its fingerprint is all that is said of it */
+    if (target && !(options->flags & others)) {
+        int64_t rank = wh_transfer_rank(&receive->transfer);
+        receive->known = wh_source_init(&receive->as_source, target, rank, NULL) == WHERRY_OK;
+        wh_source_forget_manifest(&receive->as_source); /* its fingerprint is all that is said of it */
     }
 }
 
 /** While the offer is on its way: plans to receive from a source that has the same state, or looks at the target for any other. */
 static wherry_status plan_ahead(wh_receive *receive, const wherry_value *target, wherry_error *error) {
-    if (receive->known == &receive->own_ready) {
-        return wh_ready_plan(&receive->own_ready, error);
+    if (receive->known) {
+        return wh_plan_same(receive->as_source.prepared, &receive->same_plan, error);
     }
-    receive->apart = target && !receive->known && wh_targets_are_apart(target);
+    receive->apart = target && wh_targets_are_apart(target);
     return WHERRY_OK;
 }
 
@@ -199,7 +194,7 @@ wherry_status wh_receive_agree(wh_receive *receive, wherry_error *error) {
     targetless.status = find_target(receive, &target, &targetless);
     if (targetless.status == WHERRY_OK) {
         uint64_t begin = wh_clock_now();
-        get_ready(receive, target);
+        prepare_target(receive, target);
         receive->ready_ns = wh_clock_now() - begin;
     }
     wherry_status status = ask(receive, error);

@@ -8,7 +8,6 @@
 #include "group/mailbox.h"
 #include "transfer/cancel.h"
 #include "transfer/destination.h"
-#include "transfer/ready.h"
 
 /** How long a part of the work of one destination among several may wait. */
 enum { STEP_MS = 2 };
@@ -26,9 +25,9 @@ typedef struct send_call {
 } send_call;
 
 static wherry_status check_arguments(const wherry_transport *transport, const int32_t *ranks, size_t count,
-                                     wherry_error *error) {
-    if (!transport || (count && !ranks)) {
-        return wh_fail(error, WHERRY_INVALID_ARGUMENT, "transport or ranks is NULL");
+                                     const wherry_value *state, wherry_error *error) {
+    if (!transport || (count && !ranks) || !state) {
+        return wh_fail(error, WHERRY_INVALID_ARGUMENT, "transport, ranks or state is NULL");
     }
     for (size_t i = 0; i < count; i++) {
         wherry_status status = wh_group_check_rank(transport->group, ranks[i], error);
@@ -44,39 +43,20 @@ static wherry_status check_arguments(const wherry_transport *transport, const in
     return WHERRY_OK;
 }
 
-static wherry_status check_state(const wh_transfer *transfer, const wherry_value *state, wherry_error *error) {
-    const wherry_ready *ready = transfer->options.ready;
-    if (!state && !ready) {
-        return wh_fail(error, WHERRY_INVALID_ARGUMENT, "state is NULL, and none is ready");
-    }
-    if (state && ready && state != ready->state) {
-        return wh_fail(error, WHERRY_INVALID_ARGUMENT, "state is another than the one that is ready");
-    }
-    return wh_ready_check(ready, transfer, WHERRY_READY_SEND, error);
-}
-
 static wherry_status open_inbox(wherry_transport *transport, wh_inbox **inbox_p, wherry_error *error) {
     uint64_t tag = wh_random_tag();
     return tag ? wh_inbox_open(transport->group, tag, inbox_p, error)
                : wh_fail(error, WHERRY_SYSTEM, "the system gives no random numbers");
 }
 
-/** Makes the state a source, unless it is ready. */
-static wherry_status take_state(send_call *call, const wherry_value *state, wherry_error *error) {
-    const wherry_ready *ready = call->transfer.options.ready;
-    if (!ready) {
-        wherry_status status = wh_source_init(&call->source, state, wh_transfer_rank(&call->transfer), error);
-        return status == WHERRY_OK ? wh_source_locate(&call->source, error) : status;
-    }
-    wh_source_borrow(&call->source, &ready->source);
-    return WHERRY_OK;
-}
-
 /** Everything that comes before the first message. */
 static wherry_status prepare(send_call *call, const int32_t *ranks, size_t count, const wherry_value *state,
                              wherry_error *error) {
     wherry_transport *transport = call->transfer.transport;
-    wherry_status status = take_state(call, state, error);
+    wherry_status status = wh_source_init(&call->source, state, wh_transfer_rank(&call->transfer), error);
+    if (status == WHERRY_OK) {
+        status = wh_source_locate(&call->source, error);
+    }
     if (status == WHERRY_OK) {
         status = wh_transfer_await_stream(&call->transfer, call->source.devices, error);
     }
@@ -276,12 +256,9 @@ wherry_status wherry_checkpoint_send(wherry_transport *transport, const int32_t 
     send_call call = {.count = 0};
     wherry_error own;
     error = error ? error : &own;
-    wherry_status status = check_arguments(transport, ranks, count, error);
+    wherry_status status = check_arguments(transport, ranks, count, state, error);
     if (status == WHERRY_OK) {
         status = wh_transfer_begin(&call.transfer, transport, options, error);
-    }
-    if (status == WHERRY_OK) {
-        status = check_state(&call.transfer, state, error);
     }
     if (status != WHERRY_OK || count == 0) {
         return status;

@@ -101,18 +101,11 @@ void wh_source_forget_manifest(wh_source *source) {
     source->manifest_size = 0;
 }
 
-void wh_source_borrow(wh_source *source, const wh_source *of) {
-    *source = *of;
-    source->borrowed = true;
-}
-
 void wh_source_destroy(wh_source *source) {
     wh_source_unshare(source);
-    if (!source->borrowed) {
-        wherry_prepared_destroy(source->prepared);
-        wh_source_forget_manifest(source);
-        wh_free(source->addresses.bytes);
-    }
+    wherry_prepared_destroy(source->prepared);
+    wh_source_forget_manifest(source);
+    wh_free(source->addresses.bytes);
     *source = (wh_source){0};
 }
 

@@ -10,7 +10,6 @@
 #include "range/digest.h"
 
 typedef struct wh_source {
-    bool borrowed; /**< All but `shared` is another's. */
     wherry_prepared *prepared;
     wherry_prepared_summary summary;
     void *manifest;
@@ -34,12 +33,6 @@ void wh_source_forget_manifest(wh_source *source);
 
 /** Finds where its memory is, before anybody is served. @return WHERRY_OK; WHERRY_NO_MEMORY; WHERRY_LIMIT where no offer has room for it. */
 wherry_status wh_source_locate(wh_source *source, wherry_error *error);
-
-/**
- * Serves what another is made of.
- * @param of  stays until the source is destroyed. Nothing of it is shared yet.
- */
-void wh_source_borrow(wh_source *source, const wh_source *of);
 
 void wh_source_destroy(wh_source *source);
 

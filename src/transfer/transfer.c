@@ -50,9 +50,8 @@ static wherry_status check(const wherry_transfer_options *options, wherry_error 
         return wh_fail(error, WHERRY_INVALID_ARGUMENT, "rank is %lld; it is not negative, or -1: that in the group",
                        (long long)options->rank);
     }
-    if ((options->target != NULL) + (options->accept != NULL) + (options->ready != NULL) > 1) {
-        return wh_fail(error, WHERRY_INVALID_ARGUMENT,
-                       "options has several of target, accept and ready; one of them says where to receive");
+    if (options->target && options->accept) {
+        return wh_fail(error, WHERRY_INVALID_ARGUMENT, "options has both target and accept; set only one of them");
     }
     return WHERRY_OK;
 }

@@ -371,12 +371,12 @@ int wh_transfer_suite_run(const wh_group_kind *kind, const char *lane) {
     wherry_log_set_level(WHERRY_LOG_OFF);
     ferry_lane = lane;
     size_t count = sizeof(own) / sizeof(*own);
-    struct CMUnitTest *all = calloc(count + ferry_option_case_count + ferry_ready_case_count, sizeof(*all));
+    struct CMUnitTest *all = calloc(count + ferry_option_case_count + ferry_same_case_count, sizeof(*all));
     memcpy(all, own, sizeof(own));
     memcpy(all + count, ferry_option_cases, ferry_option_case_count * sizeof(*all));
     count += ferry_option_case_count;
-    memcpy(all + count, ferry_ready_cases, ferry_ready_case_count * sizeof(*all));
-    count += ferry_ready_case_count;
+    memcpy(all + count, ferry_same_cases, ferry_same_case_count * sizeof(*all));
+    count += ferry_same_case_count;
     int failed = _cmocka_run_group_tests("transfer", all, count, NULL, NULL);
     free(all);
     return failed;

@@ -88,10 +88,10 @@ wherry_value *ferry_expected(const wherry_value *source, const wherry_value *tar
 /** A DTensor over ranks 10 and 11: half of it, filled from a seed. */
 wherry_value *ferry_shard_of_eleven(uint8_t seed);
 
-/** Cases of the suite about options: transfer_suite_options.c; about states that are ready: transfer_suite_ready.c. */
+/** Cases of the suite about options: transfer_suite_options.c; about equal states: transfer_suite_same.c. */
 extern const struct CMUnitTest ferry_option_cases[];
 extern const size_t ferry_option_case_count;
-extern const struct CMUnitTest ferry_ready_cases[];
-extern const size_t ferry_ready_case_count;
+extern const struct CMUnitTest ferry_same_cases[];
+extern const size_t ferry_same_case_count;
 
 #endif
