@@ -132,7 +132,7 @@ typedef struct wherry_error {
     wherry_status status;             /**< The same value that the call returned. */
     int32_t errnum;                   /**< errno of the system call that failed, else 0. */
     int32_t rank;                     /**< The rank that it is about, else -1. */
-    uint32_t reserved;                /**< 0. */
+    uint32_t reason;                  /**< Refused lanes: a wherry_lane_reason; else 0. */
     uint64_t offset;                  /**< Byte offset in the input that was read, else UINT64_MAX. */
     char path[WHERRY_ERROR_PATH_MAX]; /**< Path of the value that it is about, else "". Long ones are cut: "a…z". */
     char message[WHERRY_ERROR_MESSAGE_MAX]; /**< One sentence: what happened, and what to do. UTF-8. */

@@ -37,6 +37,25 @@ extern "C" {
 /** Bytes of wherry_stats.detail, its final zero included. */
 #define WHERRY_LANE_DETAIL_MAX 160
 
+/** At most this many lanes are listed in wherry_stats.skipped. */
+#define WHERRY_SKIPPED_LANES_MAX 8
+
+/** Why a lane was not used, for programs. The values never change. */
+typedef enum wherry_lane_reason {
+    WHERRY_LANE_UNSUPPORTED = 0, /**< This build, this machine or this state cannot use it. */
+    WHERRY_LANE_FAILED = 1,      /**< It should have worked, but did not. Worth fixing. */
+    WHERRY_LANE_NOT_ALLOWED = 2, /**< wherry_transfer_options.lanes or WHERRY_LANES excludes it. */
+    WHERRY_LANE_NOT_OFFERED = 3, /**< The source does not offer it. */
+    WHERRY_LANE_OTHER_HOST = 4,  /**< It works within one host, and the ranks are on two. */
+} wherry_lane_reason;
+
+/** A lane that was not used. */
+typedef struct wherry_skipped_lane {
+    char lane[WHERRY_LANE_NAME_MAX];   /**< Its name. */
+    wherry_lane_reason reason;         /**< Why, for programs. */
+    char text[WHERRY_LANE_DETAIL_MAX]; /**< Why, for people. Cut if it is longer. */
+} wherry_skipped_lane;
+
 /** The figures of one transfer between two ranks. Seconds are of this side's clock. */
 typedef struct wherry_stats {
     uint32_t struct_size;   /**< sizeof(wherry_stats), filled by the library. */
@@ -62,7 +81,9 @@ typedef struct wherry_stats {
     uint32_t lanes_refused; /**< Receiver: how many of these should have worked, and did not: worth mending. */
     uint64_t
         bytes_held; /**< Receiver, with WHERRY_RECV_COMPARE: bytes of chunks that the target held already, and that were not asked for. */
-    double compare_seconds; /**< Receiver: finding that out; a part of plan_seconds. */
+    double compare_seconds;                                /**< Receiver: finding that out; a part of plan_seconds. */
+    uint32_t skipped_count;                                /**< Entries of `skipped`. */
+    wherry_skipped_lane skipped[WHERRY_SKIPPED_LANES_MAX]; /**< The lanes of `reasons`, one by one. */
 } wherry_stats;
 
 /** Where a tensor stands after a receive that failed. */

@@ -28,7 +28,7 @@ static void fill(wherry_error *error, wherry_status status, const char *format, 
     error->status = status;
     error->errnum = 0;
     error->rank = -1;
-    error->reserved = 0;
+    error->reason = 0;
     error->offset = UINT64_MAX;
     error->path[0] = '\0';
     int size = vsnprintf(error->message, sizeof(error->message), format, arguments);

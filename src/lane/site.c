@@ -1,5 +1,7 @@
 #include "lane/site.h"
 
+#include <wherry/checkpoint.h>
+
 #include "base/fail.h"
 
 int32_t wh_site_device(const wh_lane_site *site) {
@@ -23,6 +25,14 @@ wherry_status wh_site_timed_out(const wh_lane_site *site, wherry_error *error) {
                       "timed out: rank %d has not moved a byte for %u ms; it is stopped, or the network is",
                       (int)site->peer, (unsigned)site->no_progress_ms);
     return wh_site_blame(site, status, error);
+}
+
+wherry_status wh_site_other_host(const wh_lane_site *site, wherry_error *error) {
+    wh_fail(error, WHERRY_UNSUPPORTED, "rank %d is on another host", (int)site->peer);
+    if (error) {
+        error->reason = WHERRY_LANE_OTHER_HOST;
+    }
+    return WHERRY_UNSUPPORTED;
 }
 
 wherry_status wh_site_cancelled(wherry_error *error) {

@@ -13,6 +13,9 @@ wh_deadline wh_site_patience(const wh_lane_site *site);
 /** WHERRY_TIMED_OUT, in words that say which limit it was. */
 wherry_status wh_site_timed_out(const wh_lane_site *site, wherry_error *error);
 
+/** WHERRY_UNSUPPORTED with the reason WHERRY_LANE_OTHER_HOST, for lanes within one host. */
+wherry_status wh_site_other_host(const wh_lane_site *site, wherry_error *error);
+
 /** WHERRY_CANCELLED: the stop was requested. */
 wherry_status wh_site_cancelled(wherry_error *error);
 

@@ -115,10 +115,12 @@ static void offer_lanes(wh_destination *destination, wh_note *offer, wh_string t
         }
         wherry_status status = lanes->lanes[i]->offer(&destination->site, text, &error);
         if (status != WHERRY_OK || text->failed) {
-            const char *reason = status == WHERRY_OK ? "no memory" : error.message;
+            if (status == WHERRY_OK) {
+                wh_fail_memory(&error, "the offer of a lane");
+            }
             wh_log(WHERRY_LOG_INFO, "the lane %s is not offered to rank %d: %s", lanes->lanes[i]->name,
-                   (int)destination->rank, reason);
-            wh_destination_note_lane(destination, lanes->lanes[i], reason);
+                   (int)destination->rank, error.message);
+            wh_stats_skip_lane(&destination->outcome.stats, lanes->lanes[i]->name, &error);
             wh_free(text->bytes);
             *text = (wh_string){0};
             continue;

@@ -274,17 +274,11 @@ static void forget_taken_channels(wh_destination *destination) {
 
 /* ---- the lane ---- */
 
-void wh_destination_note_lane(wh_destination *destination, const wh_lane_ops *lane, const char *reason) {
-    char *reasons = destination->outcome.stats.reasons;
-    size_t used = strlen(reasons);
-    snprintf(reasons + used, WHERRY_LANE_REASONS_MAX - used, "%s%s: %s", used ? "; " : "", lane->name, reason);
-}
-
 static wherry_status refuse_lane(wh_destination *destination, wherry_status status, const wherry_error *reason,
                                  wherry_error *error) {
     wh_log(WHERRY_LOG_INFO, "the lane %s to rank %d does not work: %s", destination->lane->name, (int)destination->rank,
            reason->message);
-    wh_destination_note_lane(destination, destination->lane, reason->message);
+    wh_stats_skip_lane(&destination->outcome.stats, destination->lane->name, reason);
     wh_note note = {.type = WH_REFUSE_LANE};
     wh_note_reason(&note, status, reason);
     char detail[WHERRY_LANE_DETAIL_MAX]; /* of the lane before, where there was one: this one has moved nothing */

@@ -4,9 +4,6 @@
 
 #include "transfer/destination.h"
 
-/** Notes why a lane is not taken, for the statistics. */
-void wh_destination_note_lane(wh_destination *destination, const wh_lane_ops *lane, const char *reason);
-
 /** Sends it a message; one that does not read is waited for until its no_progress_ms. */
 wherry_status wh_destination_tell(wh_destination *destination, const wh_note *note, wherry_error *error);
 

@@ -204,9 +204,6 @@ static void finish_stats(wh_receive *receive) {
     stats->bytes_wanted = receive->wanted_bytes;
     stats->bytes_moved = atomic_load(&receive->sink.moved);
     stats->verified = receive->verify;
-    if (receive->reasons.bytes && !receive->reasons.failed) {
-        snprintf(stats->reasons, sizeof(stats->reasons), "%s", receive->reasons.bytes);
-    }
     if (receive->transfer.options.stats) {
         *receive->transfer.options.stats = *stats;
     }
@@ -314,7 +311,6 @@ wherry_status wherry_checkpoint_recv(wherry_transport *transport, int32_t rank, 
     free_or_keep(&receive);
     wh_chunk_list_destroy(&receive.wanted);
     wh_tensor_table_destroy(&receive.table);
-    wh_free(receive.reasons.bytes);
     wh_free(receive.leg.intervals);
     wherry_plan_destroy(receive.own_plan);
     wherry_plan_destroy(receive.same_plan);

@@ -71,7 +71,6 @@ typedef struct wh_receive {
     uint64_t heard;       /**< When something last got on, */
     uint64_t heard_bytes; /**< at so many bytes. */
     wherry_stats stats;
-    wh_string reasons; /**< Why lanes were not taken. */
 } wh_receive;
 
 /** Sends the source a message under the id of its send. */

@@ -24,10 +24,9 @@ static const wh_offered_lane *find_offer(const wh_receive *receive, const wh_lan
 
 static void note_refusal(wh_receive *receive, const wh_lane_ops *lane, const wherry_error *reason) {
     bool refused = reason->status != WHERRY_UNSUPPORTED;
-    receive->stats.lanes_refused += refused;
     wh_log(refused ? WHERRY_LOG_WARN : WHERRY_LOG_INFO, "the lane %s from rank %d does not work: %s", lane->name,
            (int)receive->rank, reason->message);
-    wh_string_format(&receive->reasons, "%s%s: %s", receive->reasons.size ? "; " : "", lane->name, reason->message);
+    wh_stats_skip_lane(&receive->stats, lane->name, reason);
 }
 
 /** Whether what the source says of its memory fits the manifest. */
@@ -178,6 +177,7 @@ static wherry_status choose(wh_receive *receive, size_t *next, wherry_error *err
             status = try_lane(receive, offered, &refusal, error);
         } else if (!offered) {
             wh_fail(&refusal, WHERRY_UNSUPPORTED, "rank %d does not offer it", (int)receive->rank);
+            refusal.reason = WHERRY_LANE_NOT_OFFERED;
         }
         if (status == WHERRY_OK && refusal.status == WHERRY_CANCELLED) {
             status = wh_transfer_must_end(&receive->transfer, "probing a lane", error);
@@ -197,7 +197,7 @@ static wherry_status choose(wh_receive *receive, size_t *next, wherry_error *err
         receive->lane = NULL;
     }
     wh_fail(error, failure, "no lane reaches rank %d: %s", (int)receive->rank,
-            receive->reasons.bytes && !receive->reasons.failed ? receive->reasons.bytes : "none is allowed");
+            *receive->stats.reasons ? receive->stats.reasons : "none is allowed");
     error->rank = receive->rank;
     return failed ? wh_receive_explain(receive, failure, error) : failure;
 }
@@ -208,7 +208,10 @@ static void note_forbidden(wh_receive *receive) {
     for (size_t i = 0; i < transport->lane_count; i++) {
         const char *name = transport->lanes[i]->name;
         if (!wh_lane_choice_find(&receive->transfer.lanes, name, strlen(name))) {
-            wh_string_format(&receive->reasons, "%s%s: not allowed here", receive->reasons.size ? "; " : "", name);
+            wherry_error reason;
+            wh_fail(&reason, WHERRY_UNSUPPORTED, "not allowed here");
+            reason.reason = WHERRY_LANE_NOT_ALLOWED;
+            wh_stats_skip_lane(&receive->stats, name, &reason);
         }
     }
 }

@@ -147,6 +147,22 @@ void wh_stats_add_lane(wherry_stats *stats, const char *name) {
     }
 }
 
+void wh_stats_skip_lane(wherry_stats *stats, const char *name, const wherry_error *error) {
+    size_t used = strlen(stats->reasons);
+    snprintf(stats->reasons + used, sizeof(stats->reasons) - used, "%s%s: %s", used ? "; " : "", name, error->message);
+    if (stats->skipped_count == WHERRY_SKIPPED_LANES_MAX) {
+        return;
+    }
+    wherry_skipped_lane *skipped = stats->skipped + stats->skipped_count++;
+    bool failed = error->status != WHERRY_UNSUPPORTED;
+    skipped->reason = error->reason ? (wherry_lane_reason)error->reason
+                      : failed      ? WHERRY_LANE_FAILED
+                                    : WHERRY_LANE_UNSUPPORTED;
+    stats->lanes_refused += skipped->reason == WHERRY_LANE_FAILED;
+    snprintf(skipped->lane, sizeof(skipped->lane), "%s", name);
+    snprintf(skipped->text, sizeof(skipped->text), "%.*s", WHERRY_LANE_DETAIL_MAX - 1, error->message);
+}
+
 wherry_status wh_transfer_await_stream(wh_transfer *transfer, uint64_t devices, wherry_error *error) {
     wh_stop stop = {.event = -1, .ask = wh_transfer_cancelled, .context = transfer};
     return devices ? wh_cuda_await_stream(transfer->options.stream, devices, &stop, transfer->deadline, error)

@@ -54,6 +54,9 @@ wh_deadline wh_transfer_last_words(void);
 /** Adds the name of a lane to those that moved a transfer's bytes: "cma+ring". */
 void wh_stats_add_lane(wherry_stats *stats, const char *name);
 
+/** Notes why a lane was not used. error->reason is a wherry_lane_reason; if it is 0, the status decides. */
+void wh_stats_skip_lane(wherry_stats *stats, const char *name, const wherry_error *error);
+
 /**
  * Waits for what the caller has queued on the stream of the options, where the memory of a device is to be read or written.
  * @param devices  a bit for each such device; 0: nothing is waited for.

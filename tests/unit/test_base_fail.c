@@ -28,7 +28,7 @@ static void test_plain(void **state) {
     assert_int_equal(error.status, WHERRY_MISMATCH);
     assert_int_equal(error.errnum, 0);
     assert_int_equal(error.rank, -1);
-    assert_int_equal(error.reserved, 0);
+    assert_int_equal(error.reason, 0);
     assert_true(error.offset == UINT64_MAX);
     assert_string_equal(error.path, "");
     assert_string_equal(error.message, "3 of them");

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 
 #include "transfer/lane_choice.h"
+#include "transfer/transfer.h"
 
 static wherry_error error;
 
@@ -119,10 +120,39 @@ static void test_order(void **state) {
     }
 }
 
+static void note(wherry_stats *stats, const char *lane, wherry_status status, uint32_t reason) {
+    wherry_error why = {.status = status, .reason = reason};
+    snprintf(why.message, sizeof(why.message), "because of %s", lane);
+    wh_stats_skip_lane(stats, lane, &why);
+}
+
+static void test_skipped_lanes_have_reasons(void **state) {
+    wherry_stats stats = {0};
+    (void)state;
+    note(&stats, "cma", WHERRY_SYSTEM, 0);
+    note(&stats, "ring", WHERRY_UNSUPPORTED, WHERRY_LANE_OTHER_HOST);
+    note(&stats, "ucx", WHERRY_UNSUPPORTED, 0);
+    assert_int_equal(stats.skipped_count, 3);
+    assert_string_equal(stats.skipped[0].lane, "cma");
+    assert_int_equal(stats.skipped[0].reason, WHERRY_LANE_FAILED);
+    assert_int_equal(stats.skipped[1].reason, WHERRY_LANE_OTHER_HOST);
+    assert_string_equal(stats.skipped[1].text, "because of ring");
+    assert_int_equal(stats.skipped[2].reason, WHERRY_LANE_UNSUPPORTED);
+    assert_int_equal(stats.lanes_refused, 1);
+    assert_string_equal(stats.reasons, "cma: because of cma; ring: because of ring; ucx: because of ucx");
+    for (int i = 0; i < 2 * WHERRY_SKIPPED_LANES_MAX; i++) {
+        note(&stats, "stream", WHERRY_UNSUPPORTED, 0);
+    }
+    assert_int_equal(stats.skipped_count, WHERRY_SKIPPED_LANES_MAX);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_texts),       cmocka_unit_test(test_texts_that_are_refused),
-        cmocka_unit_test(test_environment), cmocka_unit_test(test_finding),
+        cmocka_unit_test(test_skipped_lanes_have_reasons),
+        cmocka_unit_test(test_texts),
+        cmocka_unit_test(test_texts_that_are_refused),
+        cmocka_unit_test(test_environment),
+        cmocka_unit_test(test_finding),
         cmocka_unit_test(test_order),
     };
     return cmocka_run_group_tests_name("lane_choice", tests, NULL, NULL);

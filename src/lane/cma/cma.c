@@ -1,4 +1,5 @@
 #include "lane/cma/cma.h"
+#include "lane/site.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -11,6 +12,7 @@
 #include "base/log.h"
 #include "lane/lanes.h"
 #include "lane/ptracer.h"
+#include "lane/site.h"
 
 static wherry_status cma_offer(const wh_lane_site *site, wh_string *offer, wherry_error *error) {
     (void)site;
@@ -35,7 +37,7 @@ static wherry_status find_process(const wh_lane_site *site, const wh_identity *o
     int32_t process = wh_group_process(site->group, site->peer);
     if (process == 0) {
         if (memcmp(own->boot, offer->identity.boot, WH_BOOT_BYTES) != 0) {
-            return wh_fail(error, WHERRY_UNSUPPORTED, "rank %d is on another host", site->peer);
+            return wh_site_other_host(site, error);
         }
         if (!wh_identity_same_numbers(own, &offer->identity)) {
             return wh_fail(error, WHERRY_UNSUPPORTED,

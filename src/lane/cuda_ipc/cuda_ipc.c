@@ -252,7 +252,7 @@ static wherry_status check_place(const wh_lane_site *site, const wh_ipc_offer *o
                                  wherry_error *error) {
     wherry_status status = wh_identity_read(here, error);
     if (status == WHERRY_OK && memcmp(here->boot, offer->identity.boot, sizeof(here->boot)) != 0) {
-        status = wh_fail(error, WHERRY_UNSUPPORTED, "rank %d is on another host", site->peer);
+        status = wh_site_other_host(site, error);
     }
     return status == WHERRY_OK ? wh_cuda_check(error) : status;
 }

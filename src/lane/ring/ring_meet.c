@@ -13,6 +13,7 @@
 #include "base/fail.h"
 #include "lane/lanes.h"
 #include "lane/ring/ring_internal.h"
+#include "lane/site.h"
 
 /* Messages are bytes in a fixed order, numbers most significant byte first. All begin with the magic. */
 
@@ -76,7 +77,7 @@ static wherry_status check_offer(const wh_lane_site *site, const void *bytes, si
         return status;
     }
     if (memcmp(there.boot, here.boot, sizeof(here.boot)) != 0) {
-        return wh_fail(error, WHERRY_UNSUPPORTED, "rank %d is on another host: the boot ids differ", (int)site->peer);
+        return wh_site_other_host(site, error);
     }
     if (memcmp(there.network, here.network, sizeof(here.network)) != 0) {
         return wh_fail(
