@@ -39,7 +39,7 @@ const wh_command wh_command_diff = {
     .options = options_taken,
     .json = true,
     .examples = "wherry diff yesterday.safetensors today.safetensors\n"
-                "wherry diff -q a.safetensors b.npz && echo equal\n",
+                "wherry diff -q a.safetensors b.wherry && echo equal\n",
     .run = run,
 };
 

@@ -37,7 +37,7 @@ const wh_command wh_command_digest = {
     .options = options_taken,
     .json = true,
     .examples = "wherry digest model.safetensors\n"
-                "wherry digest -q a.safetensors b.npz\n",
+                "wherry digest -q a.safetensors b.wherry\n",
     .run = run,
 };
 

@@ -54,7 +54,7 @@ const wh_command wh_command_fetch = {
         "Gets the files that are served at an address, byte for byte, over the fastest way that reaches it, and "
         "verifies them by "
         "digests. A file is written beside, as .NAME.part, and has its name when all of it is there and is right.\n\n"
-        "Where PATH asks for another format than the file has (.safetensors, .npz, .wherry), or with --only, the "
+        "Where PATH asks for another format than the file has (.safetensors, .wherry), or with --only, the "
         "tensors are "
         "written in the format of PATH.\n\n"
         "The token is never given as an argument, since others can read those.",

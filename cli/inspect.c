@@ -42,7 +42,7 @@ const wh_command wh_command_inspect = {
         "totals. Tensors with the same storage number share their bytes. The bytes of tensors are not read, so that a "
         "file "
         "of any size is told of at once.\n\n"
-        "Reads safetensors, also sharded ones (by their .safetensors.index.json), npy, npz and Wherry's own files. An "
+        "Reads safetensors, also sharded ones (by their .safetensors.index.json) and Wherry's own files. An "
         "ADDRESS is one that `wherry serve` has printed.",
     .options = options_taken,
     .json = true,

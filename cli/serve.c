@@ -63,7 +63,7 @@ const wh_command wh_command_serve = {
             "Only this machine can reach it, unless --listen says otherwise. What goes over the network is verified, "
             "and not "
             "encrypted: use a network that you trust, or a tunnel.\n\n"
-            "FILEs are safetensors (also a .safetensors.index.json, with its shards), npy, npz or Wherry's own. They "
+            "FILEs are safetensors (also a .safetensors.index.json, with its shards) or Wherry's own. They "
             "must not "
             "change meanwhile; replacing them by renaming is fine.",
     .options = options_taken,

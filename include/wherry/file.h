@@ -10,8 +10,7 @@
  *
  * An open file is mapped, not read: its state is ready as soon as its header is checked, and bytes come from the disk when they are used. So the
  * file must not be shortened or written while it is open; replacing it by a rename, as this library does, is fine. Whoever touches bytes of a file
- * that another process cut off gets SIGBUS from the system; wherry_file_check tells beforehand. Compressed arrays of npz files are the exception: opening
- * unpacks them into memory. Files in memory that nobody else can write are safe.
+ * that another process cut off gets SIGBUS from the system; wherry_file_check tells beforehand. Files in memory that nobody else can write are safe.
  *
  * Functions here block as long as the file system does. An open file may be used by several threads at once, a writer by one at a time, the memory of
  * its target by any. Every error names the file; where it is about a tensor, error.path is that tensor's, and error.offset the byte of the file. All
@@ -32,13 +31,11 @@
 extern "C" {
 #endif
 
-/** The kinds of files. docs/files.md says what each can hold. The values never change. */
+/** The kinds of files. docs/files.md says what each can hold. The values never change; 3 and 4 are not used. */
 typedef enum wherry_file_format {
     WHERRY_FILE_AUTO = 0, /**< Reading: told by the content. Writing: by the name, as wherry_file_format_of does. */
     WHERRY_FILE_SAFETENSORS = 1, /**< One .safetensors file. */
     WHERRY_FILE_SHARDED = 2,     /**< .safetensors files and their .safetensors.index.json. */
-    WHERRY_FILE_NPY = 3,         /**< One array of NumPy. */
-    WHERRY_FILE_NPZ = 4,         /**< Several, in a zip file. */
     WHERRY_FILE_WHERRY = 5,      /**< Wherry's own, docs/file-format.md: any state. */
     WHERRY_FILE_BYTES = 6, /**< Any file as it is: one tensor of bytes. Never guessed: only where it is asked for. */
 } wherry_file_format;
@@ -47,7 +44,7 @@ typedef enum wherry_file_format {
 WHERRY_API const char *wherry_file_format_name(wherry_file_format format);
 
 /**
- * The format that a file name asks for: by .safetensors, .safetensors.index.json, .npy, .npz or .wherry at its end.
+ * The format that a file name asks for: by .safetensors, .safetensors.index.json or .wherry at its end.
  * @return WHERRY_FILE_AUTO for any other name. Any thread.
  */
 WHERRY_API wherry_file_format wherry_file_format_of(const char *path);
@@ -101,7 +98,7 @@ WHERRY_API void wherry_file_open_options_init(wherry_file_open_options *options)
  *   - WHERRY_BAD_VERSION: a version of the format that this library does not read.
  *   - WHERRY_LIMIT: the header claims more than the limits allow.
  *   - WHERRY_CORRUPT: with WHERRY_FILE_VERIFY, or in a header that has a checksum of its own: bytes are not those that were written.
- *   - WHERRY_UNSUPPORTED: a good file, with something that Wherry has no notion of: an element type, a compression, encryption; the message says what.
+ *   - WHERRY_UNSUPPORTED: a good file, with something that Wherry has no notion of: an element type; the message says what.
  *   - what wherry_manifest_decode returns, for Wherry's own files.
  *   - WHERRY_INVALID_ARGUMENT, WHERRY_NO_MEMORY.
  */
@@ -115,7 +112,7 @@ WHERRY_API void wherry_file_close(wherry_file *file);
  * The state in the file, borrowed; wherry_value_copy makes one that outlives the file, without copying bytes.
  *
  * safetensors: a dict of tensors by name, in the order of the header, and behind them, where the file has any, "__metadata__", a dict of
- * strings. npy: a tensor. npz: a dict of tensors. The storage of each tensor is its own, in the mapping, and aligned only as the file has it. Wherry's own: the state
+ * strings. The storage of each tensor is its own, in the mapping, and aligned only as the file has it. Wherry's own: the state
  * that was written, with its sharing.
  */
 WHERRY_API const wherry_value *wherry_file_state(const wherry_file *file);
@@ -147,7 +144,7 @@ WHERRY_API const char *wherry_file_path(const wherry_file *file, size_t index);
 WHERRY_API wherry_status wherry_file_check(const wherry_file *file, wherry_error *error);
 
 /**
- * Reads all bytes and compares their digests: of Wherry's own files where they have any, and the checksums of npz. Other formats have none.
+ * Reads all bytes and compares their digests: of Wherry's own files, if they have any. Other formats have none.
  * @return WHERRY_OK; WHERRY_CORRUPT with the path of a tensor whose bytes are not those that were written; WHERRY_UNSUPPORTED where the file has no
  * digests; what wherry_file_check returns; WHERRY_NO_MEMORY.
  */
@@ -213,7 +210,7 @@ WHERRY_API wherry_status wherry_file_writer_create(const char *path, const wherr
 
 /**
  * The state with its tensors in the file, borrowed: a target to receive into, or to copy to. Containers, keys and other values are those of the state; tensors are
- * contiguous and apart (npy: in the order of their strides; Wherry's own: as they were, sharing storages). All are on the cpu. Their bytes are 0 where nothing
+ * contiguous and apart (Wherry's own: as they were, sharing storages). All are on the cpu. Their bytes are 0 where nothing
  * was written, but after WHERRY_FILE_RESUME.
  */
 WHERRY_API const wherry_value *wherry_file_writer_target(const wherry_file_writer *writer);

@@ -18,8 +18,7 @@ static wherry_status open_bytes(wherry_file *file, wherry_error *error) {
 
 static wherry_status accepts(const wherry_value *state, wherry_error *error) {
     const wherry_tensor *tensor = wherry_tensor_get(state);
-    if (!tensor || tensor->dtype != WHERRY_U8 || tensor->ndim != 1 || tensor->flags ||
-        !wh_tensor_is_dense(tensor, false)) {
+    if (!tensor || tensor->dtype != WHERRY_U8 || tensor->ndim != 1 || tensor->flags || !wh_tensor_is_dense(tensor)) {
         return wh_fail(error, WHERRY_UNSUPPORTED,
                        "a file of bytes is made of one contiguous tensor of uint8 with one dimension, and this is %s",
                        tensor ? "another tensor" : wherry_kind_name(wherry_value_kind(state)));

@@ -98,11 +98,10 @@ static wherry_status make_file(wherry_file_writer *writer, size_t file, wherry_e
 typedef struct targeting {
     const wh_layout *layout;
     wherry_storage **storages; /**< One a place. */
-    int64_t strides[WHERRY_NDIM_MAX];
 } targeting;
 
 static void change(void *context, size_t number, wherry_tensor *tensor) {
-    targeting *t = context;
+    const targeting *t = context;
     if (t->layout->storages) {
         tensor->storage = t->storages[t->layout->storages[number]];
         return;
@@ -110,14 +109,6 @@ static void change(void *context, size_t number, wherry_tensor *tensor) {
     tensor->storage = t->storages[number];
     tensor->offset = 0;
     tensor->strides = NULL;
-    if (t->layout->columns && t->layout->columns[number]) {
-        int64_t stride = 1;
-        for (uint32_t i = 0; i < tensor->ndim; i++) {
-            t->strides[i] = stride;
-            stride *= tensor->shape[i];
-        }
-        tensor->strides = t->strides;
-    }
 }
 
 static wherry_status make_target(wherry_file_writer *writer, const wherry_value *state, wherry_error *error) {
@@ -202,7 +193,7 @@ wherry_status wherry_file_writer_create(const char *path, const wherry_value *st
     const wh_format *format = wh_format_get(chosen.format ? chosen.format : wherry_file_format_of(path));
     if (!format) {
         return wh_fail(error, WHERRY_INVALID_ARGUMENT,
-                       "'%.200s' asks for no format; end it with .safetensors, .safetensors.index.json, .npy, .npz or "
+                       "'%.200s' asks for no format; end it with .safetensors, .safetensors.index.json or "
                        ".wherry, or say which in the options",
                        path);
     }

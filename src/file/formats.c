@@ -5,8 +5,8 @@
 #include "base/fail.h"
 
 /** Longer endings before those that end them; formats that are told by strict marks before those that are not. */
-static const wh_format *const formats[] = {&wh_format_native,  &wh_format_npy,         &wh_format_npz,
-                                           &wh_format_sharded, &wh_format_safetensors, &wh_format_bytes};
+static const wh_format *const formats[] = {&wh_format_native, &wh_format_sharded, &wh_format_safetensors,
+                                           &wh_format_bytes};
 
 enum { FORMATS = sizeof(formats) / sizeof(*formats) };
 

@@ -40,8 +40,6 @@ enum { WH_FORMAT_HEAD = 16 };
 
 extern const wh_format wh_format_safetensors;
 extern const wh_format wh_format_sharded;
-extern const wh_format wh_format_npy;
-extern const wh_format wh_format_npz;
 extern const wh_format wh_format_native;
 extern const wh_format wh_format_bytes;
 

@@ -20,7 +20,6 @@ void wh_layout_destroy(wh_layout *layout) {
     wh_free(layout->places);
     wh_free(layout->covered);
     wh_free(layout->storages);
-    wh_free(layout->columns);
     *layout = (wh_layout){0};
 }
 
@@ -63,13 +62,12 @@ uint64_t wh_dense_bytes(const wherry_tensor *tensor) {
     return wherry_tensor_count(tensor) * wherry_dtype_describe(tensor->dtype)->bytes;
 }
 
-bool wh_tensor_is_dense(const wherry_tensor *tensor, bool columns) {
+bool wh_tensor_is_dense(const wherry_tensor *tensor) {
     uint64_t expected = 1;
     if (wherry_tensor_count(tensor) == 0) {
         return true;
     }
-    for (uint32_t i = 0; i < tensor->ndim; i++) {
-        uint32_t at = columns ? i : tensor->ndim - 1 - i;
+    for (uint32_t at = tensor->ndim; at-- > 0;) {
         if (tensor->shape[at] != 1 && (uint64_t)tensor->strides[at] != expected) {
             return false;
         }

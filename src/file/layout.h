@@ -60,7 +60,6 @@ typedef struct wh_layout {
      * is dense there.
      */
     uint32_t *storages;
-    bool *columns; /**< Of each dense tensor: whether its first dimension is the fastest. NULL: of none. */
 } wh_layout;
 
 void wh_layout_destroy(wh_layout *layout);
@@ -77,7 +76,7 @@ bool wh_layout_add_place(wh_layout *layout, size_t file, uint64_t offset, uint64
 /** Bytes of a tensor that is dense. */
 uint64_t wh_dense_bytes(const wherry_tensor *tensor);
 
-/** Whether the elements lie end to end, the last dimension fastest; or, with columns, the first. */
-bool wh_tensor_is_dense(const wherry_tensor *tensor, bool columns);
+/** Whether the elements lie end to end, the last dimension fastest. */
+bool wh_tensor_is_dense(const wherry_tensor *tensor);
 
 #endif

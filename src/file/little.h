@@ -1,4 +1,4 @@
-/** @file little.h  Numbers as bytes, least significant first, as zip, npy and safetensors have them. */
+/** @file little.h  Numbers as bytes, least significant first, as safetensors has them. */
 #ifndef WH_FILE_LITTLE_H
 #define WH_FILE_LITTLE_H
 

@@ -46,30 +46,6 @@ wherry_status wh_mapping_open(const char *path, wh_mapping **mapping_p, wherry_e
     return WHERRY_OK;
 }
 
-wherry_status wh_mapping_memory(const char *path, uint64_t size, wh_mapping **mapping_p, wherry_error *error) {
-    wh_mapping *mapping = NULL;
-    wherry_status status = wh_mapping_adopt(path, -1, size, &mapping, error);
-    if (!mapping) {
-        return status;
-    }
-    int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
-    void *base = size > 0 ? mmap(NULL, size, PROT_READ | PROT_WRITE, flags, -1, 0) : NULL;
-    if (base == MAP_FAILED) {
-        wh_mapping_unref(mapping);
-        return wh_fail_memory(error, "what is unpacked from a file");
-    }
-    mapping->base = base;
-    *mapping_p = mapping;
-    return WHERRY_OK;
-}
-
-wherry_status wh_mapping_protect(wh_mapping *mapping, wh_access access, wherry_error *error) {
-    if (access == WH_ACCESS_READ && mapping->base && mprotect(mapping->base, mapping->size, PROT_READ) != 0) {
-        return wh_file_fail_errno(error, errno, mapping->path, "cannot be kept from being written in memory");
-    }
-    return WHERRY_OK;
-}
-
 wherry_status wh_mapping_map(wh_mapping *mapping, wh_access access, wherry_error *error) {
     if (mapping->size == 0) {
         return WHERRY_OK;
@@ -84,24 +60,11 @@ wherry_status wh_mapping_map(wh_mapping *mapping, wh_access access, wherry_error
     return WHERRY_OK;
 }
 
-/** As pread does. */
-static ssize_t read_some(const wh_mapping *mapping, uint64_t offset, void *bytes, size_t size) {
-    if (mapping->fd >= 0) {
-        return pread(mapping->fd, bytes, size, (off_t)offset);
-    }
-    uint64_t left = offset < mapping->size ? mapping->size - offset : 0;
-    size = left < size ? (size_t)left : size;
-    if (size > 0) {
-        memcpy(bytes, mapping->base + offset, size);
-    }
-    return (ssize_t)size;
-}
-
 wherry_status wh_mapping_read(const wh_mapping *mapping, uint64_t offset, void *bytes, size_t size,
                               wherry_error *error) {
     size_t done = 0;
     while (done < size) {
-        ssize_t got = read_some(mapping, offset + done, (char *)bytes + done, size - done);
+        ssize_t got = pread(mapping->fd, (char *)bytes + done, size - done, (off_t)(offset + done));
         if (got < 0 && errno == EINTR) {
             continue;
         }
@@ -176,9 +139,7 @@ void wh_mapping_unref(wh_mapping *mapping) {
     if (mapping->base) {
         munmap(mapping->base, mapping->size);
     }
-    if (mapping->fd >= 0) {
-        close(mapping->fd);
-    }
+    close(mapping->fd);
     wh_free(mapping->path);
     wh_free(mapping);
 }

@@ -18,7 +18,7 @@
 typedef struct wh_mapping {
     atomic_size_t references;
     char *path;
-    int fd;        /**< -1: it is memory, and no file. */
+    int fd;
     uint8_t *base; /**< NULL until it is mapped, and for an empty file. */
     uint64_t size;
     struct timespec written; /**< When it was changed last, as of opening. */
@@ -39,15 +39,6 @@ wherry_status wh_mapping_open(const char *path, wh_mapping **mapping_p, wherry_e
  * @param fd  taken over on success.
  */
 wherry_status wh_mapping_adopt(const char *path, int fd, uint64_t size, wh_mapping **mapping_p, wherry_error *error);
-
-/**
- * Memory in the place of a file, for what is unpacked from one; it is there, and can be written, until wh_mapping_protect.
- * @param path  of that file, for errors.
- */
-wherry_status wh_mapping_memory(const char *path, uint64_t size, wh_mapping **mapping_p, wherry_error *error);
-
-/** Makes memory obey an access, as a mapped file does. */
-wherry_status wh_mapping_protect(wh_mapping *mapping, wh_access access, wherry_error *error);
 
 /** Maps all of it. */
 wherry_status wh_mapping_map(wh_mapping *mapping, wh_access access, wherry_error *error);

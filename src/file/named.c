@@ -39,7 +39,7 @@ wherry_status wh_naming_check(const wh_naming *naming, const wherry_tensor *tens
     if (tensor->flags & (WHERRY_TENSOR_CONJ | WHERRY_TENSOR_NEG)) {
         return refuse(error, naming, path, "a tensor whose conj or neg bit is set", "resolve it first, or " WAY_OUT);
     }
-    if (!wh_tensor_is_dense(tensor, false) && !(naming->columns && wh_tensor_is_dense(tensor, true))) {
+    if (!wh_tensor_is_dense(tensor)) {
         return refuse(error, naming, path, "a tensor that is not contiguous", "copy it first, or " WAY_OUT);
     }
     return WHERRY_OK;

@@ -30,7 +30,6 @@ typedef struct wh_naming {
     const char *format; /**< Its name, for messages. */
     const char
         *metadata; /**< Where a state keeps a dict of texts that the format has a place for; NULL: it has none. */
-    bool columns;  /**< Tensors may have their first dimension fastest. */
     bool (*has_dtype)(wherry_dtype dtype); /**< Whether it has that element type. */
 } wh_naming;
 

@@ -57,9 +57,8 @@ static wherry_status open_detected(wherry_file *file, wherry_file_format wanted,
     const wh_format *format =
         wanted == WHERRY_FILE_BYTES ? wh_format_get(wanted) : wh_format_detect(mapping->path, head, size);
     if (!format) {
-        return wh_file_fail(
-            error, WHERRY_MALFORMED, wh_spot_byte(mapping->path, 0),
-            "is no file of a format that Wherry reads: safetensors, its index, npy, npz or Wherry's own");
+        return wh_file_fail(error, WHERRY_MALFORMED, wh_spot_byte(mapping->path, 0),
+                            "is not in a format that Wherry reads: safetensors, a safetensors index, or Wherry's own");
     }
     if (wanted != WHERRY_FILE_AUTO && wanted != format->format) {
         return wh_file_fail(error, WHERRY_MALFORMED, wh_spot_byte(mapping->path, 0), "is of the format %s, and not %s",
@@ -94,7 +93,8 @@ wherry_status wherry_file_open(const char *path, const wherry_file_open_options 
     }
     wherry_limits limits;
     wherry_limits_init(&limits);
-    if ((chosen.flags & ~(uint32_t)WHERRY_FILE_OPEN_FLAGS) || chosen.format > WHERRY_FILE_BYTES ||
+    if ((chosen.flags & ~(uint32_t)WHERRY_FILE_OPEN_FLAGS) ||
+        (chosen.format != WHERRY_FILE_AUTO && !wh_format_get(chosen.format)) ||
         !wh_options_take(&limits, sizeof(limits), chosen.limits)) {
         return wh_fail(error, WHERRY_INVALID_ARGUMENT,
                        "options has a flag, a format or limits that this version does not know");

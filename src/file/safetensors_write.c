@@ -20,7 +20,7 @@ static bool has_dtype(wherry_dtype dtype) {
     return wh_safetensors_dtype_of(dtype) != NULL;
 }
 
-const wh_naming wh_safetensors_naming = {"safetensors", WH_SAFETENSORS_METADATA, false, has_dtype};
+const wh_naming wh_safetensors_naming = {"safetensors", WH_SAFETENSORS_METADATA, has_dtype};
 
 /** What is sorted: wide elements first, and otherwise as they come. */
 typedef struct rank {

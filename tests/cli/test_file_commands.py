@@ -8,10 +8,12 @@ import subprocess
 import time
 
 import pytest
-from checkpoints import native, small, sparse, write_safetensors
+from checkpoints import native, of_values, small, sparse, write_safetensors
 from command import BYTES, FAILED, OK, RESOURCE, ROOT, USAGE, WHERRY, environment, start, wherry
 
 np = pytest.importorskip("numpy")
+
+F32, I64 = 11, 8  # the dtypes of docs/wire-format.md
 
 
 @pytest.fixture
@@ -37,13 +39,6 @@ def test_inspect_json(model):
     leaves = {leaf["name"]: leaf for leaf in told["leaves"]}
     assert leaves["head"] == {"name": "head", "kind": "tensor", "dtype": "bfloat16", "shape": [4], "bytes": 8, "storage": 4}
     assert leaves["__metadata__.by"]["value"] == '"a test"'
-
-
-def test_inspect_npy_and_npz(tmp_path):
-    np.save(tmp_path / "a.npy", np.asfortranarray(np.arange(6.0).reshape(2, 3)))
-    np.savez(tmp_path / "b.npz", x=np.arange(3), y=np.ones((2, 2), np.float32))
-    assert "float64[2, 3]" in wherry("inspect", tmp_path / "a.npy").stdout
-    assert [leaf["name"] for leaf in json.loads(wherry("inspect", tmp_path / "b.npz", "--json").stdout)["leaves"]] == ["x", "y"]
 
 
 def test_names_with_odd_characters(tmp_path):
@@ -120,11 +115,11 @@ def test_diff(tmp_path, model):
 
 def test_diff_of_shapes_and_formats(tmp_path):
     write_safetensors(tmp_path / "a.safetensors", {"x": ("F32", [2, 3], bytes(24)), "y": ("I64", [2], bytes(16))})
-    np.savez(tmp_path / "b.npz", x=np.zeros((3, 2), np.float32), y=np.zeros(2, np.int64))
-    done = wherry("diff", tmp_path / "a.safetensors", tmp_path / "b.npz")
+    write_safetensors(tmp_path / "b.safetensors", {"x": ("F32", [3, 2], bytes(24)), "y": ("I64", [2], bytes(16))})
+    done = wherry("diff", tmp_path / "a.safetensors", tmp_path / "b.safetensors")
     assert (done.returncode, done.stdout) == (FAILED, "! x: float32 [2, 3] -> float32 [3, 2]\n")
-    np.savez(tmp_path / "c.npz", x=np.asfortranarray(np.zeros((2, 3), np.float32)), y=np.zeros(2, np.int64))
-    assert wherry("diff", tmp_path / "a.safetensors", tmp_path / "c.npz").returncode == OK
+    of_values(tmp_path / "c.wherry", ["x", [12, 0, F32, 0, 0, [2, 3], [1, 2]], "y", [12, 1, I64, 0, 0, [2], None]], [bytes(24), bytes(16)])
+    assert wherry("diff", tmp_path / "a.safetensors", tmp_path / "c.wherry").returncode == OK
 
 
 def test_digest(tmp_path, model):
@@ -143,10 +138,11 @@ def test_digest(tmp_path, model):
 
 def test_a_digest_does_not_depend_on_order_strides_or_format(tmp_path):
     matrix = np.arange(12, dtype=np.float32).reshape(3, 4)
-    np.savez(tmp_path / "a.npz", x=matrix, y=np.arange(3))
-    np.savez(tmp_path / "b.npz", y=np.arange(3), x=np.asfortranarray(matrix))
+    x, y = matrix.tobytes(), np.arange(3).tobytes()
+    of_values(tmp_path / "a.wherry", ["x", [12, 0, F32, 0, 0, [3, 4], None], "y", [12, 1, I64, 0, 0, [3], None]], [x, y])
+    of_values(tmp_path / "b.wherry", ["y", [12, 0, I64, 0, 0, [3], None], "x", [12, 1, F32, 0, 0, [3, 4], [1, 3]]], [y, matrix.tobytes("F")])
     write_safetensors(tmp_path / "c.safetensors", {"y": ("I64", [3], np.arange(3).tobytes()), "x": ("F32", [3, 4], matrix.tobytes())})
-    digests = {line.split()[0] for line in wherry("digest", "-q", *(tmp_path / name for name in ("a.npz", "b.npz", "c.safetensors"))).stdout.splitlines()}
+    digests = {line.split()[0] for line in wherry("digest", "-q", *(tmp_path / name for name in ("a.wherry", "b.wherry", "c.safetensors"))).stdout.splitlines()}
     assert len(digests) == 1
 
 

@@ -1,9 +1,7 @@
 """Bad checkpoint files, each with the status that a reader answers and the path that its error names."""
 
-import io
 import json
 import struct
-import zipfile
 import zlib
 
 from wire import cbor, manifest
@@ -100,120 +98,8 @@ def safetensors_cases():
     return cases | safetensors_json_cases()
 
 
-# ---- npy and npz
-
-
-def array(text="{'descr': '<u2', 'fortran_order': False, 'shape': (2,), }", data=bytes(4), version=b"\1\0", length=None):
-    """An npy file."""
-    text = text.encode()
-    size = len(text) if length is None else length
-    return b"\x93NUMPY" + version + size.to_bytes(2 if version[0] == 1 else 4, "little") + text + data
-
-
-def npy_cases():
-    def shaped(shape, data=bytes(4), descr="'<u2'"):
-        return array(f"{{'descr': {descr}, 'fortran_order': False, 'shape': {shape}, }}", data)
-
-    return {
-        "magic_alone": (b"\x93NUMPY", CUT, ""),
-        "version": (array(version=b"\4\0"), VERSION, ""),
-        "version_minor": (array(version=b"\1\1"), VERSION, ""),
-        "header_cut": (array(length=500), CUT, ""),
-        "header_huge": (array(version=b"\2\0", length=2**32 - 1), CUT, ""),
-        "header_large": (array(" " * 70000, version=b"\2\0"), LIMIT, ""),
-        "header_empty": (array(""), BAD, ""),
-        "no_dict": (array("(1, 2)"), BAD, ""),
-        "unknown_key": (array("{'descr': '<u2', 'order': 'C', 'shape': (2,), }"), BAD, ""),
-        "key_twice": (array("{'descr': '<u2', 'descr': '<u2', 'fortran_order': False, 'shape': (2,), }"), TWICE, ""),
-        "key_missing": (array("{'descr': '<u2', 'shape': (2,), }"), BAD, ""),
-        "order_number": (array("{'descr': '<u2', 'fortran_order': 0, 'shape': (2,), }"), BAD, ""),
-        "not_closed": (array("{'descr': '<u2', 'fortran_order': False, 'shape': (2,), "), BAD, ""),
-        "more_behind": (array("{'descr': '<u2', 'fortran_order': False, 'shape': (2,), } x"), BAD, ""),
-        "shape_number": (shaped("2"), BAD, ""),
-        "shape_without_comma": (shaped("(2)"), BAD, ""),
-        "shape_negative": (shaped("(-2,)"), BAD, ""),
-        "shape_expression": (shaped("(1+1,)"), BAD, ""),
-        "shape_huge": (shaped("(99999999999999999999,)"), BAD, ""),
-        "shape_wraps": (shaped("(4611686018427387904, 4)"), OUT, ""),
-        "shape_65_dimensions": (shaped("(" + "1, " * 65 + ")"), BAD, ""),
-        "objects": (shaped("(2,)", descr="'|O'"), UNSUPPORTED, ""),
-        "big_endian": (shaped("(2,)", descr="'>u2'"), UNSUPPORTED, ""),
-        "records": (shaped("(2,)", descr="[('a', '<u2')]"), UNSUPPORTED, ""),
-        "texts": (shaped("(2,)", descr="'<U8'"), UNSUPPORTED, ""),
-        "dtype_long": (shaped("(2,)", descr="'" + "<" * 500 + "'"), BAD, ""),
-        "dtype_empty": (shaped("(2,)", descr="''"), BAD, ""),
-        "data_cut": (shaped("(2,)", bytes(3)), CUT, ""),
-        "data_longer": (shaped("(2,)", bytes(5)), TRAILING, ""),
-    }
-
-
-def archive(entries, method=zipfile.ZIP_STORED):
-    out = io.BytesIO()
-    with zipfile.ZipFile(out, "w", method) as files:
-        for name, data in entries:
-            info = zipfile.ZipInfo(name)  # of 1980, so that the bytes are always the same
-            info.compress_type = method
-            files.writestr(info, data)
-    return out.getvalue()
-
-
-def deflated(data, packed=None, size=None, crc=None):
-    """An archive of one array that is deflated, by one block that is not compressed: zlib's versions differ in all others."""
-    packed = b"\1" + struct.pack("<HH", len(data), len(data) ^ 0xFFFF) + data if packed is None else packed
-    size, crc = len(data) if size is None else size, zlib.crc32(data) if crc is None else crc
-    common = struct.pack("<HHHHHIIIHH", 20, 0, 8, 0, 0x21, crc, len(packed), size, 5, 0)
-    front = b"PK\3\4" + common + b"a.npy" + packed
-    directory = b"PK\1\2" + struct.pack("<H", 20) + common + struct.pack("<HHHII", 0, 0, 0, 0, 0) + b"a.npy"
-    return front + directory + b"PK\5\6" + struct.pack("<HHHHIIH", 0, 0, 1, 1, len(directory), len(front), 0)
-
-
 def patched(data, offset, replacement):
     return data[:offset] + replacement + data[offset + len(replacement):]
-
-
-def npz_cases():
-    good = archive([("a.npy", array()), ("b.npy", array())])
-    central = good.index(b"PK\1\2")
-    second = good.index(b"PK\1\2", central + 1)
-    end = good.index(b"PK\5\6")
-    same = archive([("a.npy", array()), ("b.npy", array())]).replace(b"b.npy", b"a.npy")
-    return {
-        "no_end": (good[:end], CUT, ""),
-        "cut": (good[: end - 20], CUT, ""),
-        "comment_other_length": (good + b"x", CUT, ""),
-        "directory_elsewhere": (patched(good, end + 16, struct.pack("<I", central - 1)), OUT, ""),
-        "directory_longer": (patched(good, end + 12, struct.pack("<I", 2**31)), OUT, ""),
-        "count_other": (patched(good, end + 10, struct.pack("<H", 3)), BAD, ""),
-        "prefix": (b"PK\3\4" + good, OUT, ""),
-        "entry_no_mark": (patched(good, second, b"XX"), BAD, ""),
-        "name_beyond": (patched(good, second + 28, struct.pack("<H", 60000)), BAD, ""),
-        "name_not_utf8": (good.replace(b"b.npy", b"\xff.npy"), BAD, ""),
-        "name_zero": (good.replace(b"b.npy", b"\0.npy"), BAD, ""),
-        "name_differs_in_front": (patched(good, good.index(b"b.npy"), b"c"), BAD, '["b.npy"]'),
-        "name_twice": (same, TWICE, "a"),
-        "local_no_mark": (patched(good, 0, b"PK\5\6"), BAD, '["a.npy"]'),
-        "local_beyond": (patched(good, second + 42, struct.pack("<I", 2**31)), OUT, '["b.npy"]'),
-        "local_same": (patched(same, second + 42, struct.pack("<I", 0)), OUT, '["a.npy"]'),
-        "size_beyond": (patched(good, central + 20, struct.pack("<II", 2**30, 2**30)), OUT, '["a.npy"]'),
-        "size_across": (patched(good, central + 20, struct.pack("<II", 120, 120)), OUT, '["b.npy"]'),
-        "sizes_differ": (patched(good, central + 20, struct.pack("<I", 70)), BAD, '["a.npy"]'),
-        "size64_missing": (patched(good, central + 20, b"\xff" * 8), BAD, ""),
-        "compressed_otherwise": (patched(good, central + 10, b"\x0c"), UNSUPPORTED, '["a.npy"]'),
-        "deflated_no_deflate": (deflated(array(), b"\7" + array()), CORRUPT, "a"),
-        "deflated_cut": (deflated(array(), b"\1" + struct.pack("<HH", 99, 99 ^ 0xFFFF) + array()), CORRUPT, "a"),
-        "deflated_no_end": (deflated(array(), b"\0" + struct.pack("<HH", len(array()), len(array()) ^ 0xFFFF) + array()), CORRUPT, "a"),
-        "deflated_more_behind": (deflated(array(), b"\1" + struct.pack("<HH", len(array()), len(array()) ^ 0xFFFF) + array() + b"x"), CORRUPT, "a"),
-        "deflated_shorter": (deflated(array(), size=len(array()) - 1), CORRUPT, "a"),
-        "deflated_longer": (deflated(array(), size=len(array()) + 1), CORRUPT, "a"),
-        "deflated_other": (deflated(array(), crc=1), CORRUPT, "a"),
-        "deflated_too_well": (deflated(array(), size=2**31), BAD, '["a.npy"]'),
-        "deflated_array_bad": (deflated(b"text"), BAD, "a"),
-        "encrypted": (patched(good, central + 8, b"\1"), UNSUPPORTED, '["a.npy"]'),
-        "other_content": (archive([("a.txt", b"text")]), UNSUPPORTED, '["a.txt"]'),
-        "array_bad": (archive([("a.npy", b"text")]), BAD, "a"),
-        "array_cut": (archive([("a.npy", array(data=bytes(3)))]), CUT, "a"),
-        "array_objects": (archive([("a.npy", array("{'descr': '|O', 'fortran_order': False, 'shape': (2,), }"))]), UNSUPPORTED, "a"),
-    }
 
 
 # ---- Wherry's own
@@ -289,7 +175,7 @@ def index_cases():
 
 def bad_files():
     """{name with its ending: (bytes, status, path)}"""
-    kinds = {"safetensors": safetensors_cases(), "npy": npy_cases(), "npz": npz_cases(), "wherry": native_cases(), "safetensors.index.json": index_cases()}
+    kinds = {"safetensors": safetensors_cases(), "wherry": native_cases(), "safetensors.index.json": index_cases()}
     files = {f"{name}.{ending}": case for ending, cases in kinds.items() for name, case in cases.items()}
     files["unknown.bin"] = (b"some other file", BAD, "")
     files["empty.safetensors"] = (b"", BAD, "")
@@ -303,8 +189,5 @@ def good_files():
     return {
         "plain.safetensors": tensors(header.encode(), b"\0\0\x80\x3f\x80\x3f\0\x40"),
         "no_metadata.safetensors": tensors(b'{"__metadata__":null,"a":' + json.dumps(about()).encode() + b"}", bytes(4)),
-        "plain.npy": array(data=b"\1\0\2\0"),
-        "plain.npz": archive([("a.npy", array(data=b"\1\0\2\0")), ("b/c.npy", array(data=b"\3\0\4\0"))]),
-        "deflated.npz": deflated(array(data=b"\1\0\2\0")),
         "plain.wherry": native(state(), b"abcdef"),
     }

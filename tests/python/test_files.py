@@ -6,7 +6,6 @@ import pathlib
 import subprocess
 import sys
 import time
-import zipfile
 
 import numpy as np
 import plain_file
@@ -24,7 +23,6 @@ TOOL = BUILD / "tests" / "file_tool"
 TORCH_DTYPES = [torch.bool, torch.uint8, torch.int8, torch.uint16, torch.int16, torch.uint32, torch.int32, torch.uint64, torch.int64, torch.float16,
                 torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.float8_e5m2,
                 torch.float8_e5m2fnuz, torch.float8_e8m0fnu]
-NUMPY_DTYPES = ["?", "u1", "i1", "u2", "i2", "u4", "i4", "u8", "i8", "f2", "f4", "f8", "c8", "c16"]
 
 
 def tool(*arguments, status=None, **environment):
@@ -138,67 +136,6 @@ def test_shards_of_theirs(tmp_path):
     assert "part1.safetensors" in tool("list", index, status="WHERRY_SYSTEM")[3]
 
 
-def arrays(dtype):
-    generator = np.random.default_rng(7)
-    for shape in [(), (1,), (5,), (3, 4), (2, 0, 3), (2, 3, 4)]:
-        count = int(np.prod(shape, dtype=int)) * np.dtype(dtype).itemsize
-        content = generator.integers(0, 2 if dtype == "?" else 256, count, np.uint8).tobytes()
-        for order in "CF":
-            yield np.asarray(np.frombuffer(content, dtype).reshape(shape), order=order)
-
-
-def same_array(one, other):
-    assert one.dtype == other.dtype and one.shape == other.shape and one.tobytes() == other.tobytes()
-    assert one.flags.c_contiguous == other.flags.c_contiguous and one.flags.f_contiguous == other.flags.f_contiguous
-
-
-@pytest.mark.parametrize("dtype", NUMPY_DTYPES)
-def test_npy(tmp_path, dtype):
-    theirs, ours = tmp_path / "theirs.npy", tmp_path / "ours.npy"
-    for array in arrays(dtype):
-        np.save(theirs, array)
-        ((path, _, sizes, strides, content),) = tool("list", theirs)
-        assert path == "" and numbers(sizes) == list(array.shape) and bytes.fromhex(content) == array.tobytes("A")
-        if array.size:
-            assert numbers(strides) == [stride // array.itemsize for stride in array.strides]
-        tool("convert", theirs, ours)
-        same_array(np.load(ours, allow_pickle=False), array)
-
-
-@pytest.mark.parametrize("version", [(1, 0), (2, 0), (3, 0)])
-def test_npy_versions(tmp_path, version):
-    path = tmp_path / "a.npy"
-    with open(path, "wb") as out:
-        np.lib.format.write_array(out, np.arange(6, dtype="<i4").reshape(2, 3), version)
-    assert tool("list", path)[0][1:4] == ["int32", "2,3", "3,1"]
-
-
-@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
-def test_npz(save, tmp_path):
-    content = {f"{dtype} {number}": array for dtype in NUMPY_DTYPES for number, array in enumerate(arrays(dtype))}
-    theirs, ours = tmp_path / "theirs.npz", tmp_path / "ours.npz"
-    content["large"] = np.arange(1 << 20)
-    save(theirs, **content)
-    tool("verify", theirs)
-    tool("convert", theirs, ours)
-    tool("verify", ours)
-    with np.load(ours, allow_pickle=False) as loaded:
-        assert list(loaded) == list(content)
-        for name, array in content.items():
-            same_array(loaded[name], array)
-
-
-def test_what_numpy_has_and_we_have_not(tmp_path):
-    path = tmp_path / "a.npz"
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_BZIP2) as archive:
-        archive.writestr("a.npy", b"")
-    assert "savez" in tool("list", path, status="WHERRY_UNSUPPORTED")[3]
-    path = tmp_path / "a.npy"
-    for array, word in [(np.arange(3, dtype=">i4"), "big endian"), (np.array([{}]), "pickled"), (np.zeros(2, "i4,f4"), "records"), (np.array(["a"]), "<U1")]:
-        np.save(path, array, allow_pickle=True)
-        assert word in tool("list", path, status="WHERRY_UNSUPPORTED")[3]
-
-
 def test_ours_by_the_plain_reader(tmp_path):
     tensors = {str(dtype).removeprefix("torch."): torch_tensors(dtype)["layer.5/ü\"\\"] for dtype in TORCH_DTYPES}
     tensors["large"] = torch.arange(3 << 20, dtype=torch.float32)
@@ -260,11 +197,11 @@ def test_document(tmp_path):
         source.write_text(block.split("```")[0])
         end = ["-o", program, f"-L{BUILD}/src/file", f"-L{BUILD}/src", "-lwherry-file", "-lwherry"] if number == 0 else ["-fsyntax-only"]
         subprocess.run(["cc", "-std=c17", "-Wall", "-Wextra", "-Werror", f"-I{TESTS.parent}/include", source, *end], check=True)
-    ours = tmp_path / "ours.npz"
-    done = subprocess.run([program, GOLDEN / "good" / "plain.npz", ours], capture_output=True, text=True, check=False,
+    ours = tmp_path / "ours.safetensors"
+    done = subprocess.run([program, GOLDEN / "good" / "plain.safetensors", ours], capture_output=True, text=True, check=False,
                           env=os.environ | {"LD_LIBRARY_PATH": f"{BUILD}/src/file:{BUILD}/src"})
-    assert done.returncode == 0 and "uint16[2]" in done.stdout, done.stderr
-    assert np.load(ours)["b/c"].tolist() == [3, 4]
+    assert done.returncode == 0 and "bfloat16[2, 1]" in done.stdout, done.stderr
+    assert safetensors.torch.load_file(ours)["b"].tolist() == [[1.0], [2.0]]
 
 
 def sparse_file(path, total, count):

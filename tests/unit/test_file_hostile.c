@@ -68,7 +68,7 @@ static void test_bad(void **state) {
         count++;
     }
     fclose(list);
-    assert_true(count >= 130);
+    assert_true(count >= 92);
     assert_int_equal(wrong, 0);
 }
 
@@ -92,9 +92,8 @@ static wherry_status open_cut(const void *bytes, size_t size, wherry_file_format
 /** Good files are read; cut off anywhere, they are not. */
 static void test_good(void **state) {
     (void)state;
-    static const char *const names[] = {
-        "plain.safetensors", "no_metadata.safetensors", "plain.npy", "plain.npz", "deflated.npz", "plain.wherry"};
-    for (int i = 0; i < 6; i++) {
+    static const char *const names[] = {"plain.safetensors", "no_metadata.safetensors", "plain.wherry"};
+    for (int i = 0; i < 3; i++) {
         char path[1024];
         char bytes[8192];
         golden_path(path, "good", names[i]);
@@ -113,36 +112,6 @@ static void test_good(void **state) {
                 fail_msg("%s cut to %zu bytes: %s", names[i], cut, wherry_status_name(status));
             }
         }
-    }
-}
-
-/** What is compressed takes memory, as much as the limits allow, and can be written where that was asked for. */
-static void test_compressed(void **state) {
-    (void)state;
-    char path[1024];
-    wherry_file *file;
-    wherry_limits limits;
-    wherry_file_open_options options;
-    wherry_limits_init(&limits);
-    wherry_file_open_options_init(&options);
-    golden_path(path, "good", "deflated.npz");
-    options.limits = &limits;
-    limits.total_bytes = 127; /* a header of 64 bytes, 4 of elements, and what aligns */
-    must_fail(WHERRY_LIMIT, error, wherry_file_open(path, &options, &file, &error));
-    limits.total_bytes = 128;
-    for (uint32_t flags = 0; flags <= WHERRY_FILE_PRIVATE; flags += WHERRY_FILE_PRIVATE) {
-        wherry_value *kept;
-        options.flags = flags | WHERRY_FILE_VERIFY;
-        must(wherry_file_open(path, &options, &file, &error));
-        must(wherry_value_copy(wherry_file_state(file), &kept, &error));
-        wherry_file_close(file);
-        const wherry_tensor *tensor = wherry_tensor_get(wherry_dict_get(kept, "a"));
-        char *data = wherry_storage_data(tensor->storage);
-        assert_memory_equal(data, "\1\0\2\0", 4);
-        int nowhere = open("/dev/zero", O_RDONLY | O_CLOEXEC);
-        assert_int_equal(read(nowhere, data, 4), flags ? 4 : -1); /* a fault, where it may not be written */
-        close(nowhere);
-        wherry_value_destroy(kept);
     }
 }
 
@@ -193,7 +162,6 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_bad),
         cmocka_unit_test(test_good),
-        cmocka_unit_test(test_compressed),
         cmocka_unit_test(test_sparse),
     };
     return cmocka_run_group_tests_name("file_hostile", tests, NULL, NULL);
