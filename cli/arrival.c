@@ -191,12 +191,12 @@ static void show(void *context, const wherry_progress *progress) {
     }
 }
 
-wherry_status wh_arrival_receive(wh_arrival *arrival, wherry_transport *transport, int32_t rank, int64_t timeout_s,
-                                 const char *lanes, wherry_error *error) {
+wherry_status wh_arrival_receive(wh_arrival *arrival, wherry_transport *transport, int32_t rank, const char *lanes,
+                                 wherry_error *error) {
     wherry_transfer_options options;
     wherry_value *received = NULL;
     wherry_transfer_options_init(&options);
-    options.timeout_ms = timeout_s ? timeout_s * 1000 : -1;
+    options.timeout_ms = -1;
     options.flags = WHERRY_RECV_PARTIAL | (arrival->resume ? (unsigned)WHERRY_RECV_COMPARE : 0);
     options.verify = WHERRY_VERIFY_ON;
     options.lanes = lanes;

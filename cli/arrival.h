@@ -30,12 +30,11 @@ typedef struct wh_arrival {
 
 /**
  * Receives the files that a rank sends, and moves them into place.
- * @param timeout_s  how long in all; 0: as long as it takes.
  * @return what wherry_checkpoint_recv, wherry_file_writer_create and _finish do; WHERRY_MALFORMED where no files are sent; WHERRY_NOT_FOUND where nothing
  * fits `only`.
  */
-wherry_status wh_arrival_receive(wh_arrival *arrival, wherry_transport *transport, int32_t rank, int64_t timeout_s,
-                                 const char *lanes, wherry_error *error);
+wherry_status wh_arrival_receive(wh_arrival *arrival, wherry_transport *transport, int32_t rank, const char *lanes,
+                                 wherry_error *error);
 
 /** Ends it: what was not moved into place is removed, or left where it can be resumed. */
 void wh_arrival_end(wh_arrival *arrival);

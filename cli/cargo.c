@@ -132,25 +132,6 @@ static wherry_status add_checkpoint(wh_cargo *cargo, wherry_value *bytes, wherry
     return status == WHERRY_OK ? put_copy(states, name_of(path), wherry_file_state(file), error) : status;
 }
 
-/** Makes the three states of the two parts, which it takes over in any case. */
-static wherry_status wrap_all(wh_cargo *cargo, wherry_value *bytes, wherry_value *states, wherry_error *error) {
-    wherry_value *copies[2] = {NULL, NULL};
-    wherry_status status = wherry_value_copy(bytes, copies, error);
-    if (status == WHERRY_OK) {
-        status = wherry_value_copy(states, copies + 1, error);
-    }
-    if (status != WHERRY_OK) {
-        wherry_value_destroy(copies[0]);
-        wherry_value_destroy(bytes);
-        wherry_value_destroy(states);
-        return status;
-    }
-    status = wh_cargo_wrap(copies[0], copies[1], &cargo->state, error);
-    wherry_status more = wh_cargo_wrap(bytes, NULL, &cargo->bytes_only, error);
-    wherry_status most = wh_cargo_wrap(NULL, states, &cargo->states_only, error);
-    return status != WHERRY_OK ? status : more != WHERRY_OK ? more : most;
-}
-
 wherry_status wh_cargo_open(wh_cargo *cargo, char *const *paths, size_t count, wherry_error *error) {
     wherry_value *bytes = NULL;
     wherry_value *states = NULL;
@@ -166,7 +147,9 @@ wherry_status wh_cargo_open(wh_cargo *cargo, char *const *paths, size_t count, w
         wherry_value_destroy(states);
         return status;
     }
-    return wrap_all(cargo, bytes, states, error);
+    status = wh_cargo_wrap(bytes, NULL, &cargo->bytes_only, error);
+    wherry_status other = wh_cargo_wrap(NULL, states, &cargo->states_only, error);
+    return status != WHERRY_OK ? status : other;
 }
 
 wherry_status wh_cargo_check(const wh_cargo *cargo, wherry_error *error) {
@@ -178,7 +161,6 @@ wherry_status wh_cargo_check(const wh_cargo *cargo, wherry_error *error) {
 }
 
 void wh_cargo_close(wh_cargo *cargo) {
-    wherry_value_destroy(cargo->state);
     wherry_value_destroy(cargo->bytes_only);
     wherry_value_destroy(cargo->states_only);
     for (size_t i = 0; i < cargo->count; i++) {

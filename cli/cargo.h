@@ -1,5 +1,5 @@
 /**
- * @file cargo.h  Files as a state, so that they can be sent: what `serve` and `send` offer, and `fetch` and `recv` take.
+ * @file cargo.h  Files as a state, so that they can be sent: what `serve` offers, and `fetch` takes.
  *
  *     {"cargo": 1, "bytes": {NAME: the file, byte for byte, ...}, "states": {NAME: what it holds, ...}}
  *
@@ -18,8 +18,7 @@
 
 /** Starts as {0}. */
 typedef struct wh_cargo {
-    wherry_value *state;       /**< All of it. */
-    wherry_value *bytes_only;  /**< The same without the states, */
+    wherry_value *bytes_only;  /**< All of it without the states, */
     wherry_value *states_only; /**< and without the bytes. */
     wherry_file **files;       /**< Open: each twice where it has a state, as bytes too. */
     size_t count;

@@ -66,8 +66,6 @@ extern const wh_command wh_command_digest;
 extern const wh_command wh_command_doctor;
 extern const wh_command wh_command_fetch;
 extern const wh_command wh_command_inspect;
-extern const wh_command wh_command_recv;
-extern const wh_command wh_command_send;
 extern const wh_command wh_command_serve;
 extern const wh_command wh_command_reference;
 

@@ -71,7 +71,7 @@ static wherry_status visit_once(const fetch_options *options, const char *addres
     wh_visit visit = {0};
     wherry_status status = wh_visit_begin(&visit, address, options->token_file, options->timeout, wish, error);
     if (status == WHERRY_OK) {
-        status = wh_arrival_receive(arrival, visit.transport, 0, 0, options->lanes, error);
+        status = wh_arrival_receive(arrival, visit.transport, 0, options->lanes, error);
     }
     wh_visit_end(&visit);
     return status;

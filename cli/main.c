@@ -15,12 +15,9 @@
 
 const wh_command *const wh_commands[] = {
 #if WH_CLI_FILES
-    &wh_command_serve,     &wh_command_fetch,     &wh_command_send,
-    &wh_command_recv,      &wh_command_inspect,   &wh_command_diff,
-    &wh_command_digest,
+    &wh_command_serve,  &wh_command_fetch, &wh_command_inspect, &wh_command_diff,      &wh_command_digest,
 #endif
-    &wh_command_doctor,    &wh_command_bench,     &wh_command_demo,
-    &wh_command_demo_rank, &wh_command_reference, NULL,
+    &wh_command_doctor, &wh_command_bench, &wh_command_demo,    &wh_command_demo_rank, &wh_command_reference, NULL,
 };
 
 const wh_exit_code wh_exit_codes[] = {

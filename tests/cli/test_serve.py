@@ -1,4 +1,4 @@
-"""`wherry serve` and `wherry fetch`; `wherry send` and `wherry recv`."""
+"""`wherry serve` and `wherry fetch`."""
 
 import contextlib
 import filecmp
@@ -353,37 +353,6 @@ def test_a_bar_on_a_terminal(tmp_path, model):
         assert re.search(rb"\rreceiving \[#+-*\] +\d+%  .* of 64\.0 MiB  \d+\.\d\d GB/s", output), output
 
 
-def send_and_receive(tmp_path, sender, receivers):
-    address = f"unix://{tmp_path}/meet?size={1 + len(receivers)}&rank="
-    processes = [start("send", *sender, "--group", address + "0")]
-    processes += [start("recv", *receiver, "--group", address + str(i)) for i, receiver in enumerate(receivers, 1)]
-    outputs = [one.communicate(timeout=60) for one in processes]
-    return [one.returncode for one in processes], outputs
-
-
-def test_send_and_recv(tmp_path, model):
-    other = small(tmp_path / "from" / "other.safetensors", layers=1)
-    codes, outputs = send_and_receive(tmp_path, [model, other], [["-o", tmp_path / "one"], ["--from", "0", "-o", tmp_path / "two", "--json"]])
-    assert codes == [OK] * 3, outputs
-    for folder in ("one", "two"):
-        assert (tmp_path / folder / "model.safetensors").read_bytes() == model.read_bytes()
-        assert (tmp_path / folder / "other.safetensors").read_bytes() == other.read_bytes()
-    assert len(json.loads(outputs[2][0])["files"]) == 2
-    assert re.search(r"rank 1 has .* over \w+", outputs[0][0])
-    codes, outputs = send_and_receive(tmp_path, [model, "--json"], [["-o", tmp_path / "three.safetensors", "--trace", tmp_path / "trace.json"]])
-    assert codes == [OK] * 2, outputs
-    (told,) = json.loads(outputs[0][0])
-    assert (told["rank"], told["status"], told["error"]) == (1, "WHERRY_OK", "") and told["bytes_moved"] >= model.stat().st_size
-    assert any(one["name"] == "chunk" for one in json.loads((tmp_path / "trace.json").read_text())["traceEvents"])
-
-
-def test_send_to_some(tmp_path, model):
-    codes, outputs = send_and_receive(tmp_path, [model, "--to", "2", "--timeout", "20"],
-                                      [["--timeout", "2", "-o", tmp_path / "one"], ["-o", tmp_path / "two.safetensors"]])
-    assert codes == [OK, codes[1], OK] and codes[1] in (DEADLINE, PEER), outputs
-    assert (tmp_path / "two.safetensors").read_bytes() == model.read_bytes() and not (tmp_path / "one").exists()
-
-
 @pytest.mark.parametrize("arguments, code, told", [
     (["serve"], USAGE, "FILE... is missing"),
     (["serve", "none.safetensors"], RESOURCE, "none.safetensors"),
@@ -391,21 +360,16 @@ def test_send_to_some(tmp_path, model):
     (["fetch"], USAGE, "ADDRESS is missing"),
     (["fetch", "model.safetensors"], USAGE, "is no address"),
     (["fetch", "tcp://127.0.0.1:1?rank=1"], USAGE, "is no address"),
-    (["send"], USAGE, "FILE... is missing"),
-    (["recv", "extra"], USAGE, "'extra' is not an option"),
-    (["recv", "--group", "env://"], ARGUMENT, "RANK"),
 ])
 def test_mistakes(arguments, code, told, tmp_path):
     done = wherry(*arguments, cwd=tmp_path, WHERRY_TOKEN="x")
     assert done.returncode == code and told in done.stderr, done.stderr
 
 
-def test_mistakes_about_files_and_ranks(tmp_path, model):
+def test_mistakes_about_files(tmp_path, model):
     twin = small(tmp_path / "model.safetensors")
     done = wherry("serve", model, twin)
     assert done.returncode == ARGUMENT and "two files of the name model.safetensors" in done.stderr
     (tmp_path / "token").write_text("taken")
     done = wherry("serve", model, "--token-file", tmp_path / "token")
     assert done.returncode == RESOURCE and (tmp_path / "token").read_text() == "taken"
-    codes, outputs = send_and_receive(tmp_path, [model, "--to", "1,7"], [["--timeout", "2"]])
-    assert codes[0] == ARGUMENT and "--to takes ranks from 0 to 1" in outputs[0][1]
