@@ -1,7 +1,7 @@
 /* `wherry bench`: each lane against what the machine can do. */
 #include "measure.h"
 
-#include <errno.h>
+#include <stdio.h>
 #include <string.h>
 
 #include <wherry/base.h>
@@ -18,7 +18,6 @@ typedef struct bench_options {
     uint64_t size;
     int64_t repeats;
     const char *group;
-    const char *chart;
 } bench_options;
 
 static const wh_option options_taken[] = {
@@ -31,7 +30,6 @@ static const wh_option options_taken[] = {
      "measure between ranks 0 and 1 of this group, such as env://, in which every rank runs this command; rank 0 tells "
      "(default: two processes here)",
      0, 0, NULL},
-    {"chart", 'c', WH_OPTION_FILE, offsetof(bench_options, chart), "FILE", "also draw the result, as SVG", 0, 0, NULL},
     {.name = NULL},
 };
 
@@ -49,7 +47,7 @@ const wh_command wh_command_bench = {
     .options = options_taken,
     .json = true,
     .examples = "wherry bench\n"
-                "wherry bench --size 1G --chart lanes.svg\n"
+                "wherry bench --size 1G\n"
                 "# between two hosts, on each of them:\n"
                 "torchrun --nnodes 2 --nproc-per-node 1 --no-python wherry bench --group env://\n",
     .run = run,
@@ -176,17 +174,6 @@ static void print_json(const wh_measurement *m) {
     wh_json_close(&json, '}');
 }
 
-static int draw(const wh_measurement *m, const char *path) {
-    FILE *out = fopen(path, "we");
-    bool good = out && wh_measurement_draw(m, out);
-    if (out) {
-        good = fclose(out) == 0 && good;
-    }
-    return good ? WH_EXIT_OK
-                : wh_fail_command(&wh_command_bench, WH_EXIT_RESOURCE, "%s cannot be written: %s", path,
-                                  strerror(errno));
-}
-
 static int run(int argc, char **argv) {
     static wh_measurement m;
     static wh_trial trial;
@@ -218,5 +205,5 @@ static int run(int argc, char **argv) {
     } else {
         print_text(&m);
     }
-    return options.chart ? draw(&m, options.chart) : WH_EXIT_OK;
+    return WH_EXIT_OK;
 }

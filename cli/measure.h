@@ -4,7 +4,6 @@
 
 #include <stdbool.h>
 #include <stdint.h>
-#include <stdio.h>
 
 #include "trial.h"
 
@@ -44,8 +43,5 @@ void wh_limits_measure(uint64_t bytes, uint32_t repeats, wh_limit limits[WH_LIMI
 
 /** Bytes a second of a row; 0 where it did not work. */
 double wh_measured_rate(const wh_measurement *measurement, const wh_measured *row);
-
-/** Draws a chart as SVG. @return false where it could not be written. */
-bool wh_measurement_draw(const wh_measurement *measurement, FILE *out);
 
 #endif

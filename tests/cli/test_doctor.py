@@ -8,10 +8,9 @@ import re
 import signal
 import socket
 import subprocess
-import xml.dom.minidom
 
 import pytest
-from command import FAILED, OK, RESOURCE, USAGE, WHERRY, environment, start, wherry
+from command import FAILED, OK, USAGE, WHERRY, environment, start, wherry
 
 QUICK = ["--size", "4M", "--repeats", "2"]
 
@@ -88,15 +87,13 @@ def test_why_not_a_better_lane():
     assert re.search(r"^  (ring|stream) .*<- would be used", output, re.M)
 
 
-def test_bench(tmp_path):
-    done = wherry("bench", *QUICK, "--chart", tmp_path / "lanes.svg")
+def test_bench():
+    done = wherry("bench", *QUICK)
     assert done.returncode == OK and done.stderr == ""
     assert re.search(r"^  memcpy, 2 threads +\d+\.\d\d GB/s", done.stdout, re.M)
     assert re.search(r"^  stream, TCP +\d+\.\d\d GB/s \(.*\) +\d+% of TCP", done.stdout, re.M)
     assert done.stdout.count("would be used") == 1
-    chart = xml.dom.minidom.parse(str(tmp_path / "lanes.svg"))
-    texts = [node.firstChild.data for node in chart.getElementsByTagName("text")]
-    assert {"cma", "ring", "stream", "stream, TCP"} <= set(texts)
+    assert {"cma", "ring", "stream"} <= set(re.findall(r"^  (\w+) ", done.stdout, re.M))
 
 
 def test_bench_json():
@@ -133,7 +130,6 @@ def test_a_signal_ends_it(tmp_path):
     (["bench", "--size", "1K"], USAGE, "--size takes a size from 1M to 1T"),
     (["bench", "--repeats", "0"], USAGE, "--repeats takes a number from 1 to 32"),
     (["bench", "--group", ""], USAGE, "--group takes ADDRESS"),
-    ([*("bench", "--chart", "/nonexistent/x.svg"), *QUICK], RESOURCE, "/nonexistent/x.svg cannot be written"),
 ])
 def test_mistakes(arguments, code, told):
     done = wherry(*arguments)
