@@ -2,13 +2,8 @@
 
 import json
 import os
-import pathlib
 import struct
-import sys
 import zlib
-
-sys.path.append(str(pathlib.Path(__file__).resolve().parents[1] / "golden"))
-from wire import cbor, manifest  # noqa: E402
 
 SIZES = {"F32": 4, "I64": 8, "U8": 1, "BF16": 2}
 
@@ -37,12 +32,6 @@ def small(path, layers=4, step=7, **changed):
         dtype, shape, _ = tensors[name]
         tensors[name] = (dtype, shape, data)
     return write_safetensors(path, tensors, {"by": "a test"})
-
-
-def of_values(path, items, storages=()):
-    """One of Wherry's own files: a dict of `items`, [key, value, ...], as docs/wire-format.md has them."""
-    text = cbor(manifest([10, *items], [[len(storage), 0, -1, None] for storage in storages]))
-    return native(path, text, storages)
 
 
 def native(path, manifest, storages):

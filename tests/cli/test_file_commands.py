@@ -4,16 +4,13 @@ import json
 import os
 import pathlib
 import re
+import struct
 import subprocess
 import time
 
 import pytest
-from checkpoints import native, of_values, small, sparse, write_safetensors
+from checkpoints import native, small, sparse, write_safetensors
 from command import BYTES, FAILED, OK, RESOURCE, ROOT, USAGE, WHERRY, environment, start, wherry
-
-np = pytest.importorskip("numpy")
-
-F32, I64 = 11, 8  # the dtypes of docs/wire-format.md
 
 
 @pytest.fixture
@@ -113,13 +110,24 @@ def test_diff(tmp_path, model):
     assert [one["name"] for one in json.loads(wherry("diff", "--json", "--no-content", model, other).stdout)] == ["layers.3.weight"]
 
 
+def two_formats(folder):
+    """The same tensors in Wherry's own format, as views of shared storages, one of them transposed, and in safetensors, in another order."""
+    words, halves = struct.pack("<16f", *range(16)), struct.pack("<8e", *range(8))
+    strided = native(folder / "strided.wherry", (ROOT / "tests/golden/good/shared_storage.bin").read_bytes(), [words, halves])
+    transposed = struct.pack("<16f", *(4 * column + row for row in range(4) for column in range(4)))
+    dense = write_safetensors(folder / "dense.safetensors", {
+        "row": ("F32", [4], words[32:48]), "other": ("F16", [8], halves), "bits": ("I64", [8], words),
+        "head": ("F32", [4, 4], transposed), "embed": ("F32", [4, 4], words)})
+    return strided, dense
+
+
 def test_diff_of_shapes_and_formats(tmp_path):
     write_safetensors(tmp_path / "a.safetensors", {"x": ("F32", [2, 3], bytes(24)), "y": ("I64", [2], bytes(16))})
-    write_safetensors(tmp_path / "b.safetensors", {"x": ("F32", [3, 2], bytes(24)), "y": ("I64", [2], bytes(16))})
+    write_safetensors(tmp_path / "b.safetensors", {"y": ("I64", [2], bytes(16)), "x": ("F32", [3, 2], bytes(24))})
     done = wherry("diff", tmp_path / "a.safetensors", tmp_path / "b.safetensors")
     assert (done.returncode, done.stdout) == (FAILED, "! x: float32 [2, 3] -> float32 [3, 2]\n")
-    of_values(tmp_path / "c.wherry", ["x", [12, 0, F32, 0, 0, [2, 3], [1, 2]], "y", [12, 1, I64, 0, 0, [2], None]], [bytes(24), bytes(16)])
-    assert wherry("diff", tmp_path / "a.safetensors", tmp_path / "c.wherry").returncode == OK
+    strided, dense = two_formats(tmp_path)
+    assert wherry("diff", strided, dense).returncode == OK
 
 
 def test_digest(tmp_path, model):
@@ -137,12 +145,7 @@ def test_digest(tmp_path, model):
 
 
 def test_a_digest_does_not_depend_on_order_strides_or_format(tmp_path):
-    matrix = np.arange(12, dtype=np.float32).reshape(3, 4)
-    x, y = matrix.tobytes(), np.arange(3).tobytes()
-    of_values(tmp_path / "a.wherry", ["x", [12, 0, F32, 0, 0, [3, 4], None], "y", [12, 1, I64, 0, 0, [3], None]], [x, y])
-    of_values(tmp_path / "b.wherry", ["y", [12, 0, I64, 0, 0, [3], None], "x", [12, 1, F32, 0, 0, [3, 4], [1, 3]]], [y, matrix.tobytes("F")])
-    write_safetensors(tmp_path / "c.safetensors", {"y": ("I64", [3], np.arange(3).tobytes()), "x": ("F32", [3, 4], matrix.tobytes())})
-    digests = {line.split()[0] for line in wherry("digest", "-q", *(tmp_path / name for name in ("a.wherry", "b.wherry", "c.safetensors"))).stdout.splitlines()}
+    digests = {line.split()[0] for line in wherry("digest", "-q", *two_formats(tmp_path)).stdout.splitlines()}
     assert len(digests) == 1
 
 

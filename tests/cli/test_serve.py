@@ -15,10 +15,8 @@ import subprocess
 import time
 
 import pytest
-from checkpoints import large, of_values, small, sparse
-from command import ARGUMENT, DEADLINE, OK, PEER, RESOURCE, USAGE, WHERRY, await_strike, environment, start, wait_for, wherry
-
-np = pytest.importorskip("numpy")
+from checkpoints import large, native, small, sparse
+from command import ARGUMENT, DEADLINE, OK, PEER, RESOURCE, ROOT, USAGE, WHERRY, await_strike, environment, start, wait_for, wherry
 
 
 class Server:
@@ -77,7 +75,7 @@ def test_one_file(tmp_path, model):
 
 def test_several_files_into_a_folder(tmp_path, model):
     other = small(tmp_path / "from" / "other.safetensors", layers=2)
-    third = of_values(tmp_path / "from" / "third.wherry", ["step", 7])
+    third = native(tmp_path / "from" / "third.wherry", (ROOT / "tests/golden/good/contiguous.bin").read_bytes(), [bytes(24)])
     with serving(tmp_path, model, other, third) as server:
         assert server.fetch("-o", tmp_path / "got").returncode == OK
         assert filecmp.cmpfiles(tmp_path / "from", tmp_path / "got", os.listdir(tmp_path / "from"), shallow=False)[0] == sorted(
@@ -145,9 +143,10 @@ def test_into_another_format(tmp_path, model):
         done = server.fetch("-o", tmp_path / "model.wherry")
         assert done.returncode == OK, done.stderr
         assert wherry("diff", model, tmp_path / "model.wherry").returncode == OK
-    with serving(tmp_path, of_values(tmp_path / "step.wherry", ["step", 7])) as server:
-        done = server.fetch("-o", tmp_path / "step.safetensors")
-        assert done.returncode == ARGUMENT and "step" in done.stderr and not (tmp_path / "step.safetensors").exists()
+    nested = native(tmp_path / "nested.wherry", (ROOT / "tests/golden/good/contiguous.bin").read_bytes(), [bytes(24)])
+    with serving(tmp_path, nested) as server:  # with an int, which safetensors cannot hold
+        done = server.fetch("-o", tmp_path / "nested.safetensors")
+        assert done.returncode == ARGUMENT and "safetensors" in done.stderr and not (tmp_path / "nested.safetensors").exists()
 
 
 def test_no_token_gets_nothing(tmp_path, model):
