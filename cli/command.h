@@ -62,7 +62,6 @@ extern const wh_command wh_command_bench;
 extern const wh_command wh_command_demo;
 extern const wh_command wh_command_demo_rank;
 extern const wh_command wh_command_diff;
-extern const wh_command wh_command_digest;
 extern const wh_command wh_command_doctor;
 extern const wh_command wh_command_fetch;
 extern const wh_command wh_command_inspect;

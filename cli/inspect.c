@@ -1,4 +1,5 @@
-/* `wherry inspect`: what a file, or what somebody serves, holds. */
+/* `wherry inspect`: the contents of a checkpoint file, or of a server's files; with --digest, their digests. */
+#include <stdlib.h>
 #include <string.h>
 
 #include <wherry/expert.h>
@@ -12,19 +13,23 @@
 #include "show.h"
 #include "visit.h"
 
+enum { HEX_MAX = 2 * WHERRY_DIGEST_BYTES + 1 };
+
 typedef struct inspect_options {
     wh_common common;
+    bool digest;
     const char *token_file;
     int64_t timeout;
 } inspect_options;
 
 static const wh_option options_taken[] = {
+    {"digest", 'd', WH_OPTION_FLAG, offsetof(inspect_options, digest), NULL,
+     "print the digest of each tensor and of the whole file (with -q: of the file only)", 0, 0, NULL},
     {"token-file", 't', WH_OPTION_FILE, offsetof(inspect_options, token_file), "FILE",
-     "of an address: read the token from this file (default: the environment variable WHERRY_TOKEN, else it is asked "
-     "for)",
-     0, 0, NULL},
+     "for an ADDRESS: read the token from FILE (default: the environment variable WHERRY_TOKEN, or a prompt)", 0, 0,
+     NULL},
     {"timeout", 0, WH_OPTION_NUMBER, offsetof(inspect_options, timeout), "SECONDS",
-     "of an address: how long to wait for an answer (default 30)", 1, 1000000, NULL},
+     "for an ADDRESS: how long to wait for an answer (default 30)", 1, 1000000, NULL},
     {.name = NULL},
 };
 
@@ -32,47 +37,46 @@ static int run(int argc, char **argv);
 
 const wh_command wh_command_inspect = {
     .name = "inspect",
-    .summary = "tell what a checkpoint file, or what somebody serves, holds",
+    .summary = "show what a checkpoint file or a server holds",
     .operands = "FILE|ADDRESS",
     .least = 1,
     .most = 1,
     .text =
-        "Prints the tree of a checkpoint: containers, tensors with their dtype, shape and storage, plain values; and "
-        "the "
-        "totals. Tensors with the same storage number share their bytes. The bytes of tensors are not read, so that a "
-        "file "
-        "of any size is told of at once.\n\n"
-        "Reads safetensors, also sharded ones (by their .safetensors.index.json) and Wherry's own files. An "
-        "ADDRESS is one that `wherry serve` has printed.",
+        "Prints the tree of a checkpoint: containers, values, and tensors with dtype, shape and storage. Tensors with "
+        "the same storage number share memory. The last line has the totals. Only the header is read, so a large file "
+        "takes no longer than a small one.\n\n"
+        "FILE is a safetensors file, the index of a sharded one (.safetensors.index.json), or a .wherry file. ADDRESS "
+        "is the address of a `wherry serve`.\n\n"
+        "--digest reads the tensors and prints an XXH3-128 digest of each one's elements. The digest of the file "
+        "covers the names, dtypes, shapes, digests and values in it. It does not depend on the file's format, the "
+        "order of its tensors or their strides. It shows whether two files are equal, but it does not protect "
+        "against forgery.",
     .options = options_taken,
     .json = true,
     .examples = "wherry inspect model.safetensors\n"
                 "wherry inspect --json model.safetensors.index.json | jq .bytes\n"
+                "wherry inspect --digest model.safetensors\n"
                 "wherry inspect tcp://127.0.0.1:41234 --token-file token\n",
     .run = run,
 };
 
-/* ---- as JSON ---- */
-
-static void print_tensor(wh_json *json, const wh_leaf *leaf) {
-    const wherry_tensor *tensor = leaf->tensor;
-    wh_json_text(json, "kind", "tensor");
-    wh_json_text(json, "dtype", wherry_dtype_describe(tensor->dtype)->name);
-    wh_json_open(json, "shape", '[');
-    for (uint32_t i = 0; i < tensor->ndim; i++) {
-        wh_json_number(json, NULL, tensor->shape[i]);
-    }
-    wh_json_close(json, ']');
-    wh_json_count(json, "bytes", wh_tensor_bytes(tensor));
-    wh_json_count(json, "storage", leaf->storage);
-}
+/* ---- the tree ---- */
 
 static void print_leaf(wh_json *json, const wh_leaf *leaf) {
+    const wherry_tensor *tensor = leaf->tensor;
     char text[512];
     wh_json_open(json, NULL, '{');
     wh_json_text(json, "name", leaf->name);
-    if (leaf->tensor) {
-        print_tensor(json, leaf);
+    if (tensor) {
+        wh_json_text(json, "kind", "tensor");
+        wh_json_text(json, "dtype", wherry_dtype_describe(tensor->dtype)->name);
+        wh_json_open(json, "shape", '[');
+        for (uint32_t i = 0; i < tensor->ndim; i++) {
+            wh_json_number(json, NULL, tensor->shape[i]);
+        }
+        wh_json_close(json, ']');
+        wh_json_count(json, "bytes", wh_tensor_bytes(tensor));
+        wh_json_count(json, "storage", leaf->storage);
     } else {
         wh_leaf_text(leaf, text, sizeof(text));
         wh_json_text(json, "kind", wherry_kind_name(wherry_value_kind(leaf->value)));
@@ -81,15 +85,45 @@ static void print_leaf(wh_json *json, const wh_leaf *leaf) {
     wh_json_close(json, '}');
 }
 
-/* ---- one state ---- */
+static void print_json(const char *name, const wherry_file_summary *file, const wherry_prepared_summary *sums,
+                       const wh_leaves *leaves, wh_json *json) {
+    wh_json_open(json, NULL, '{');
+    wh_json_text(json, "name", name);
+    if (file) {
+        wh_json_text(json, "format", wherry_file_format_name(file->format));
+        wh_json_count(json, "files", file->files);
+        wh_json_count(json, "file_bytes", file->file_bytes);
+    }
+    wh_json_count(json, "tensors", sums->tensors);
+    wh_json_count(json, "storages", sums->storages);
+    wh_json_count(json, "bytes", sums->bytes);
+    wh_json_open(json, "leaves", '[');
+    for (size_t i = 0; i < leaves->count; i++) {
+        print_leaf(json, leaves->items + i);
+    }
+    wh_json_close(json, ']');
+    wh_json_close(json, '}');
+}
 
-/** What is told of a state besides its leaves. */
-typedef struct about {
-    const char *name;
-    const wherry_file_summary *summary; /**< NULL where it is served. */
-} about;
+static void print_totals(const char *name, const wherry_file_summary *file, const wherry_prepared_summary *sums) {
+    char size[WH_SIZE_TEXT_MAX];
+    printf("\n");
+    wh_print_plain(stdout, name);
+    printf(": %llu tensors in %llu storages, %s", (unsigned long long)sums->tensors, (unsigned long long)sums->storages,
+           wh_size_text(sums->bytes, size));
+    if (file) {
+        printf("; %s, %u file%s, %s", wherry_file_format_name(file->format), file->files, file->files == 1 ? "" : "s",
+               wh_size_text(file->file_bytes, size));
+    }
+    if (sums->view_bytes > sums->bytes) {
+        printf("; %s shared", wh_size_text(sums->view_bytes - sums->bytes, size));
+    }
+    printf("\n");
+}
 
-static wherry_status describe(const about *a, const wherry_value *state, wh_json *json, wherry_error *error) {
+/** Prints one state. @param file  NULL if a server holds it. */
+static wherry_status print_state(const char *name, const wherry_file_summary *file, const wherry_value *state,
+                                 wh_json *json, wherry_error *error) {
     wh_leaves leaves = {0};
     wherry_prepared *prepared = NULL;
     wherry_prepared_summary sums = {0};
@@ -99,46 +133,161 @@ static wherry_status describe(const about *a, const wherry_value *state, wh_json
     }
     if (status == WHERRY_OK) {
         wherry_prepared_summarize(prepared, &sums);
-    }
-    if (status == WHERRY_OK && json) {
-        wh_json_open(json, NULL, '{');
-        wh_json_text(json, "name", a->name);
-        if (a->summary) {
-            wh_json_text(json, "format", wherry_file_format_name(a->summary->format));
-            wh_json_count(json, "files", a->summary->files);
-            wh_json_count(json, "file_bytes", a->summary->file_bytes);
+        if (json) {
+            print_json(name, file, &sums, &leaves, json);
+        } else {
+            status = wherry_value_dump(state, stdout, error);
+            print_totals(name, file, &sums);
         }
-        wh_json_count(json, "tensors", sums.tensors);
-        wh_json_count(json, "storages", sums.storages);
-        wh_json_count(json, "bytes", sums.bytes);
-        wh_json_open(json, "leaves", '[');
-        for (size_t i = 0; i < leaves.count; i++) {
-            print_leaf(json, leaves.items + i);
-        }
-        wh_json_close(json, ']');
-        wh_json_close(json, '}');
-    } else if (status == WHERRY_OK) {
-        char sizes[2][WH_SIZE_TEXT_MAX];
-        status = wherry_value_dump(state, stdout, error);
-        printf("\n");
-        wh_print_plain(stdout, a->name);
-        printf(": %llu tensors in %llu storages, %s", (unsigned long long)sums.tensors,
-               (unsigned long long)sums.storages, wh_size_text(sums.bytes, sizes[0]));
-        if (a->summary) {
-            printf("; %s, %u file%s, %s", wherry_file_format_name(a->summary->format), a->summary->files,
-                   a->summary->files == 1 ? "" : "s", wh_size_text(a->summary->file_bytes, sizes[1]));
-        }
-        if (sums.view_bytes > sums.bytes) {
-            printf("; %s are shared", wh_size_text(sums.view_bytes - sums.bytes, sizes[1]));
-        }
-        printf("\n");
     }
     wherry_prepared_destroy(prepared);
     wh_leaves_free(&leaves);
     return status;
 }
 
-static wherry_status inspect_file(const char *path, wh_json *json, wherry_error *error) {
+/* ---- digests ---- */
+
+static void write_hex(const wherry_digest *digest, char text[HEX_MAX]) {
+    for (int i = 0; i < WHERRY_DIGEST_BYTES; i++) {
+        snprintf(text + 2 * i, 3, "%02x", digest->bytes[i]);
+    }
+}
+
+/** Digests bytes as the elements of a tensor. */
+static wherry_status digest_bytes(const void *bytes, size_t size, char hex[HEX_MAX], wherry_error *error) {
+    wherry_storage *storage;
+    wherry_value *tensor = NULL;
+    wherry_digest digest;
+    int64_t shape[] = {(int64_t)size};
+    wherry_status status = wherry_storage_wrap((void *)bytes, size, wherry_device_cpu(), NULL, NULL, &storage, error);
+    if (status != WHERRY_OK) {
+        return status;
+    }
+    status = wherry_tensor_create(&(wherry_tensor){.storage = storage, .dtype = WHERRY_U8, .ndim = 1, .shape = shape},
+                                  &tensor, error);
+    wherry_storage_unref(storage);
+    if (status == WHERRY_OK) {
+        status = wherry_tensor_digest(tensor, &digest, error);
+    }
+    if (status == WHERRY_OK) {
+        write_hex(&digest, hex);
+    }
+    wherry_value_destroy(tensor);
+    return status;
+}
+
+/** The local tensors of a leaf: itself, that of a DTensor, the shards of a ShardedTensor. @return NULL after the last one. */
+static const wherry_value *local_tensor(const wherry_value *leaf, uint32_t number) {
+    const wherry_dtensor *dtensor = wherry_dtensor_get(leaf);
+    const wherry_sharded *sharded = wherry_sharded_get(leaf);
+    if (sharded) {
+        return number < sharded->shard_count ? sharded->shards[number].tensor : NULL;
+    }
+    return number > 0 ? NULL : dtensor ? dtensor->local : wherry_tensor_get(leaf) ? leaf : NULL;
+}
+
+/** Describes a leaf without its elements: dtype and shape of a tensor, else the kind and a digest of its manifest. */
+static wherry_status describe(const wh_leaf *leaf, char *text, size_t size, wherry_error *error) {
+    wherry_prepared *prepared = NULL;
+    void *manifest = NULL;
+    size_t length = 0;
+    char hex[HEX_MAX];
+    if (leaf->tensor) {
+        wh_leaf_text(leaf, text, size);
+        return WHERRY_OK;
+    }
+    wherry_status status = wherry_prepare(leaf->value, NULL, &prepared, error);
+    if (status == WHERRY_OK) {
+        status = wherry_manifest_encode(prepared, &manifest, &length, error);
+    }
+    if (status == WHERRY_OK) {
+        status = digest_bytes(manifest, length, hex, error);
+    }
+    if (status == WHERRY_OK) {
+        snprintf(text, size, "%s %s", wherry_kind_name(wherry_value_kind(leaf->value)), hex);
+    }
+    wherry_free(manifest);
+    wherry_prepared_destroy(prepared);
+    return status;
+}
+
+/** Prints the digests of a leaf's tensors, and adds its line to the text that the file's digest is made of. */
+static wherry_status digest_leaf(const wh_leaf *leaf, bool quiet, wh_json *json, FILE *all, wherry_error *error) {
+    char kind[2048] = ""; /* room for 64 dimensions of 19 digits */
+    bool sharded = wherry_sharded_get(leaf->value);
+    wherry_status status = describe(leaf, kind, sizeof(kind), error);
+    fprintf(all, "%s %s", leaf->name, kind);
+    for (uint32_t i = 0; status == WHERRY_OK && local_tensor(leaf->value, i); i++) {
+        char hex[HEX_MAX];
+        char *name = NULL;
+        wherry_digest digest;
+        status = wherry_tensor_digest(local_tensor(leaf->value, i), &digest, error);
+        if (status != WHERRY_OK) {
+            break;
+        }
+        if ((sharded ? asprintf(&name, "%s[%u]", leaf->name, i) : asprintf(&name, "%s", leaf->name)) < 0) {
+            return wh_fail_error(error, WHERRY_NO_MEMORY, "no memory for a name");
+        }
+        write_hex(&digest, hex);
+        fprintf(all, " %s", hex);
+        if (json) {
+            wh_json_text(json, name, hex);
+        } else if (!quiet) {
+            printf("%s  ", hex);
+            wh_print_plain(stdout, name);
+            printf("\n");
+        }
+        free(name);
+    }
+    fputc('\n', all);
+    return status;
+}
+
+/** Prints the digest of each tensor in the order of their names, then that of the file. */
+static wherry_status print_digests(const char *path, const wherry_value *state, bool quiet, wh_json *json,
+                                   wherry_error *error) {
+    wh_leaves leaves = {0};
+    char *text = NULL;
+    size_t size = 0;
+    char hex[HEX_MAX] = "";
+    FILE *all = open_memstream(&text, &size);
+    wherry_status status =
+        all ? wh_leaves_list(&leaves, state, error) : wh_fail_error(error, WHERRY_NO_MEMORY, "no memory for a digest");
+    if (json) {
+        wh_json_open(json, NULL, '{');
+        wh_json_text(json, "name", path);
+        wh_json_open(json, "tensors", '{');
+    }
+    if (status == WHERRY_OK) {
+        wh_leaves_sort(&leaves);
+    }
+    for (size_t i = 0; i < leaves.count && status == WHERRY_OK; i++) {
+        status = digest_leaf(leaves.items + i, quiet, json, all, error);
+    }
+    if (all && fclose(all) != 0 && status == WHERRY_OK) {
+        status = wh_fail_error(error, WHERRY_NO_MEMORY, "no memory for a digest");
+    }
+    if (status == WHERRY_OK) {
+        status = digest_bytes(text, size, hex, error);
+    }
+    if (json) {
+        wh_json_close(json, '}');
+        wh_json_text(json, "all", hex);
+        wh_json_close(json, '}');
+    } else if (status == WHERRY_OK) {
+        printf("%s  ", hex);
+        wh_print_plain(stdout, path);
+        printf("\n");
+    }
+    free(text);
+    wh_leaves_free(&leaves);
+    return status;
+}
+
+/* ---- the command ---- */
+
+static wherry_status inspect_file(const char *path, const inspect_options *options, wh_json *json,
+                                  wherry_error *error) {
     wherry_file *file;
     wherry_file_summary summary;
     wherry_status status = wherry_file_open(path, NULL, &file, error);
@@ -146,27 +295,33 @@ static wherry_status inspect_file(const char *path, wh_json *json, wherry_error 
         return status;
     }
     wherry_file_summarize(file, &summary);
-    status = describe(&(about){path, &summary}, wherry_file_state(file), json, error);
+    status = options->digest ? print_digests(path, wherry_file_state(file), options->common.quiet, json, error)
+                             : print_state(path, &summary, wherry_file_state(file), json, error);
     wherry_file_close(file);
     return status;
 }
 
-static wherry_status inspect_cargo(const wherry_value *state, wh_json *json, wherry_error *error) {
-    const wherry_value *states = wh_cargo_part(state, "states");
-    if (!states) {
-        return wh_fail_error(error, WHERRY_MALFORMED, "what is served there are no files");
+static wherry_status inspect_server(const char *address, const inspect_options *options, wh_json *json,
+                                    wherry_error *error) {
+    wherry_value *state = NULL;
+    wh_interrupt_catch();
+    wherry_status status =
+        wh_visit_look(address, options->token_file, options->timeout, &options->common, &state, error);
+    const wherry_value *states = status == WHERRY_OK ? wh_cargo_part(state, "states") : NULL;
+    if (status == WHERRY_OK && !states) {
+        status = wh_fail_error(error, WHERRY_MALFORMED, "%s does not serve checkpoint files", address);
     }
-    wherry_status status = WHERRY_OK;
-    if (json) {
+    if (status == WHERRY_OK && json) {
         wh_json_open(json, NULL, '[');
     }
-    for (size_t i = 0; i < wherry_dict_count(states) && status == WHERRY_OK; i++) {
+    for (size_t i = 0; status == WHERRY_OK && i < wherry_dict_count(states); i++) {
         const char *name = wh_cargo_name(states, i);
-        status = describe(&(about){name ? name : "?", NULL}, wherry_dict_at(states, i), json, error);
+        status = print_state(name ? name : "?", NULL, wherry_dict_at(states, i), json, error);
     }
-    if (json) {
+    if (states && json) {
         wh_json_close(json, ']');
     }
+    wherry_value_destroy(state);
     return status;
 }
 
@@ -181,23 +336,14 @@ static int run(int argc, char **argv) {
     wh_json json = {.out = stdout};
     wh_json *out = options.common.json ? &json : NULL;
     const char *what = operands.items[0];
-    wherry_status status;
-    if (wh_is_address(what) && !wh_is_server(what)) {
+    bool address = wh_is_address(what);
+    if (address && !wh_is_server(what)) {
         return wh_fail_address(&wh_command_inspect, what);
     }
-    if (wh_is_address(what)) {
-        wherry_value *state = NULL;
-        wh_interrupt_catch();
-        status = wh_visit_look(what, options.token_file, options.timeout, &options.common, &state, &error);
-        if (status == WHERRY_OK) {
-            status = inspect_cargo(state, out, &error);
-        }
-        wherry_value_destroy(state);
-    } else {
-        status = inspect_file(what, out, &error);
+    if (address && options.digest) {
+        return wh_fail_command(&wh_command_inspect, WH_EXIT_USAGE, "--digest needs a file, not an address");
     }
-    if (wh_interrupt_code()) {
-        return wh_interrupt_code();
-    }
-    return status == WHERRY_OK ? WH_EXIT_OK : wh_fail_status(&wh_command_inspect, NULL, &error);
+    wherry_status status =
+        address ? inspect_server(what, &options, out, &error) : inspect_file(what, &options, out, &error);
+    return wh_end_command(&wh_command_inspect, status, &error);
 }

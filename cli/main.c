@@ -15,7 +15,7 @@
 
 const wh_command *const wh_commands[] = {
 #if WH_CLI_FILES
-    &wh_command_serve,  &wh_command_fetch, &wh_command_inspect, &wh_command_diff,      &wh_command_digest,
+    &wh_command_serve,  &wh_command_fetch, &wh_command_inspect, &wh_command_diff,
 #endif
     &wh_command_doctor, &wh_command_bench, &wh_command_demo,    &wh_command_demo_rank, &wh_command_reference, NULL,
 };

@@ -1,4 +1,4 @@
-"""`wherry inspect`, `wherry diff` and `wherry digest`."""
+"""`wherry inspect`, also with --digest, and `wherry diff`."""
 
 import json
 import os
@@ -51,7 +51,7 @@ def test_nothing_from_a_file_reaches_the_terminal_as_it_is(tmp_path, model):
     index = tmp_path / "evil.safetensors.index.json"
     index.write_text(json.dumps({"weight_map": {"a": name}}))
     strange = write_safetensors(tmp_path / "strange.safetensors", {"a": (name, [1], b"x")})
-    for arguments in (["inspect", path], ["digest", path], ["diff", path, model], ["inspect", index], ["inspect", strange], [name]):
+    for arguments in (["inspect", path], ["inspect", "--digest", path], ["diff", path, model], ["inspect", index], ["inspect", strange], [name]):
         done = wherry(*arguments)
         told = done.stdout + done.stderr
         assert "ü" in told and not set("\x1b\x9b\r") & set(told), (arguments, told)
@@ -131,21 +131,29 @@ def test_diff_of_shapes_and_formats(tmp_path):
 
 
 def test_digest(tmp_path, model):
-    done = wherry("digest", model)
+    done = wherry("inspect", "--digest", model)
     assert done.returncode == OK
     lines = dict(line.split("  ")[::-1] for line in done.stdout.splitlines())
     assert set(lines) == {*(f"layers.{i}.weight" for i in range(4)), "head", "step", str(model)}
     assert all(re.fullmatch("[0-9a-f]{32}", digest) for digest in lines.values()) and len(set(lines.values())) == 7
-    assert wherry("digest", "-q", model).stdout == f"{lines[str(model)]}  {model}\n"
+    assert wherry("inspect", "--digest", "-q", model).stdout == f"{lines[str(model)]}  {model}\n"
     other = small(tmp_path / "other.safetensors", step=8)
-    told = json.loads(wherry("digest", "--json", model, other).stdout)
-    assert told[str(model)]["tensors"]["head"] == lines["head"] == told[str(other)]["tensors"]["head"]
-    assert told[str(model)]["tensors"]["step"] != told[str(other)]["tensors"]["step"]
-    assert told[str(model)]["all"] == lines[str(model)] != told[str(other)]["all"]
+    one, two = (json.loads(wherry("inspect", "--digest", "--json", path).stdout) for path in (model, other))
+    assert one["name"] == str(model) and list(one["tensors"]) == sorted(one["tensors"])
+    assert one["tensors"]["head"] == lines["head"] == two["tensors"]["head"]
+    assert one["tensors"]["step"] != two["tensors"]["step"]
+    assert one["all"] == lines[str(model)] != two["all"]
+
+
+def test_digests_do_not_change(model):
+    """Users keep them: what one version prints, the next one must print too."""
+    lines = dict(line.split("  ")[::-1] for line in wherry("inspect", "--digest", model).stdout.splitlines())
+    assert lines["layers.1.weight"] == "c6b7d88e9d66975ee3916c6f3303cc0f"
+    assert lines[str(model)] == "d46a530ac3819139421af996c22ef997"
 
 
 def test_a_digest_does_not_depend_on_order_strides_or_format(tmp_path):
-    digests = {line.split()[0] for line in wherry("digest", "-q", *two_formats(tmp_path)).stdout.splitlines()}
+    digests = {wherry("inspect", "--digest", "-q", path).stdout.split()[0] for path in two_formats(tmp_path)}
     assert len(digests) == 1
 
 
@@ -153,7 +161,7 @@ def test_a_digest_covers_texts_to_their_end(tmp_path):
     digests = set()
     for end in "ab":
         path = write_safetensors(tmp_path / f"{end}.safetensors", {"x": ("U8", [1], b"x")}, {"notes": 5000 * "." + end})
-        digests.add(wherry("digest", "-q", path).stdout.split()[0])
+        digests.add(wherry("inspect", "--digest", "-q", path).stdout.split()[0])
     assert len(digests) == 2
     told = wherry("diff", tmp_path / "a.safetensors", tmp_path / "b.safetensors")
     assert told.returncode == FAILED and told.stdout == "! __metadata__.notes: what it holds differs\n"
@@ -165,29 +173,29 @@ def test_tensors_within_tensors_are_digested(manifest, storages, names, tmp_path
     told = []
     for fill in b"xxy":
         path = native(tmp_path / "it.wherry", text, [bytes([fill]) * size for size in storages])
-        told.append(json.loads(wherry("digest", "--json", path).stdout)[str(path)])
+        told.append(json.loads(wherry("inspect", "--digest", "--json", path).stdout))
     assert list(told[0]["tensors"]) == names
     assert told[0] == told[1]
     assert told[0]["all"] != told[2]["all"] and all(told[0]["tensors"][name] != told[2]["tensors"][name] for name in names)
 
 
-@pytest.mark.parametrize("command", ["inspect", "digest", "diff"])
+@pytest.mark.parametrize("command", ["inspect", "inspect --digest", "diff"])
 def test_files_that_are_bad(command, tmp_path, model):
     (tmp_path / "text.safetensors").write_text("not a checkpoint at all")
     cut = tmp_path / "cut.safetensors"
     cut.write_bytes(model.read_bytes()[:-1])
     for path, code, told in [(tmp_path / "none.safetensors", RESOURCE, "No such file"), (tmp_path, RESOURCE, str(tmp_path)),
                              (tmp_path / "text.safetensors", BYTES, "text.safetensors"), (cut, BYTES, "cut.safetensors")]:
-        done = wherry(command, path, *([model] if command == "diff" else []))
+        done = wherry(*command.split(), path, *([model] if command == "diff" else []))
         assert done.returncode == code and done.stdout == "", (path, done)
-        assert done.stderr.startswith(f"wherry {command}: ") and told in done.stderr
+        assert done.stderr.startswith(f"wherry {command.split()[0]}: ") and told in done.stderr
 
 
 @pytest.mark.parametrize("arguments, told", [
     (["inspect"], "FILE|ADDRESS is missing"),
     (["inspect", "a", "b"], "'b' is one too many"),
     (["diff", "a"], "A B are missing"),
-    (["digest"], "FILE... is missing"),
+    (["inspect", "--digest", "tcp://127.0.0.1:1"], "--digest needs a file"),
 ])
 def test_mistakes(arguments, told):
     done = wherry(*arguments)

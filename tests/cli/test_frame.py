@@ -89,7 +89,7 @@ def test_zsh_completion():
         subprocess.run(["zsh", "-n", BUILD / "cli/completions/_wherry"], check=True)
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["doctor", "--help"], ["diff", "A", "B"], ["digest", "A"], ["inspect", "A"]])
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["doctor", "--help"], ["diff", "A", "B"], ["inspect", "--digest", "A"], ["inspect", "A"]])
 def test_output_that_cannot_be_written(arguments, tmp_path):
     small(tmp_path / "A")
     small(tmp_path / "B", step=8)
@@ -98,7 +98,7 @@ def test_output_that_cannot_be_written(arguments, tmp_path):
     assert done.returncode == 4 and re.search("cannot (be )?writ", done.stderr)
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["inspect", "A"], ["digest", "A"], ["doctor"]])
+@pytest.mark.parametrize("arguments", [["--help"], ["inspect", "A"], ["inspect", "--digest", "A"], ["doctor"]])
 def test_output_that_nobody_reads_any_more(arguments, tmp_path):
     """As with `| head`: it ends, and does not complain."""
     small(tmp_path / "A", layers=200)
