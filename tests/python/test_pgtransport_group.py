@@ -2,6 +2,9 @@
 
 import os
 import signal
+import subprocess
+import sys
+import textwrap
 import threading
 import time
 from datetime import timedelta
@@ -14,7 +17,8 @@ import wherry
 from torch_states import assert_same, plain_state
 from wherry import _core
 from wherry.torch import PGTransport
-from wherry.torch._table import _PIECE, Operation, carries_blocks
+from wherry.torch._pg import is_gloo
+from wherry.torch._table import _PIECE, Operation
 
 
 def start():
@@ -241,13 +245,23 @@ def test_a_session_that_cannot_begin():
         job.run(no_beginning_body)
 
 
-def test_blocks_only_where_memory_that_is_given_up_is_left_alone():
-    class Backend:
-        def __init__(self, name):
-            self.name = lambda: name
+class Backend:
+    """A process group of a backend that this machine may not have."""
 
-    assert [name for name in ("gloo", "GLOO", "mpi", "nccl", "xccl") if carries_blocks(Backend(name))] == ["gloo", "GLOO"]
-    assert not carries_blocks(object())
+    rank, size, send, recv = (lambda self: 0), (lambda self: 2), None, None
+
+    def __init__(self, name):
+        self.name = lambda: name
+
+
+def test_only_gloo_carries_a_transfer():
+    """The other backends keep no messages apart by tags, or go on writing into memory that was given up."""
+    assert [name for name in ("gloo", "GLOO", "mpi", "nccl", "xccl") if is_gloo(Backend(name))] == ["gloo", "GLOO"]
+    assert not is_gloo(object())
+    for name in ("nccl", "xccl", "mpi"):
+        with PGTransport(Backend(name), 1, "cpu", lanes="group") as transport:
+            with pytest.raises(wherry.InvalidArgument, match=f"gloo only, and this process group is {name}"):
+                transport.recv_checkpoint(1)
 
 
 def dying_body(dies):
@@ -274,4 +288,68 @@ def dying_body(dies):
 def test_a_side_that_dies(dies):
     with launch.job(2) as job:
         job.start_all(dying_body, dies)
+        assert job.finish(killed=(dies,))[1 - dies] == "lives"
+
+
+# ---- the end of the process ----
+
+
+PAIR = """
+    import ctypes, os, signal, sys, threading, time
+    from datetime import timedelta
+    import torch, torch.distributed as dist, wherry
+    from wherry.torch import _table
+    store, pgs = dist.HashStore(), {}
+    def make(rank):
+        pgs[rank] = dist.ProcessGroupGloo(store, rank, 2, timedelta(seconds=20))
+    makers = [threading.Thread(target=make, args=(rank,)) for rank in (0, 1)]
+    for maker in makers: maker.start()
+    for maker in makers: maker.join()
+"""
+
+
+def run(script):
+    """A process of its own that ends as processes do, with two ranks in it. Returns its exit code and what it said."""
+    whole = textwrap.dedent(PAIR) + textwrap.dedent(script)
+    found = subprocess.run([sys.executable, "-c", whole], capture_output=True, text=True, timeout=60)
+    return found.returncode, found.stdout, found.stderr
+
+
+def test_a_wait_that_nothing_wakes_does_not_abort_the_exit():
+    """It comes back while the interpreter is being taken apart, which takes long here."""
+    code, output, errors = run("""
+        class Slow:  # taken apart late
+            libc = ctypes.PyDLL(None)
+            def __del__(self, libc=libc):
+                libc.sleep(3)
+        sys.slow = Slow()
+        tensor = torch.zeros(8)
+        operation = _table.Operation([pgs[1].recv([tensor], 0, 1)], tensor, 0, timedelta(seconds=2))
+        operation.end = lambda: None
+        threading.Thread(target=operation.wait, daemon=True).start()
+        time.sleep(0.2)
+        operation._done.set()
+        print("done")
+    """)
+    assert (code, output) == (0, "done\n"), errors
+
+
+def test_a_wait_with_much_time_left_is_ended_at_exit():
+    """Otherwise the end of the group wakes it, which is too late."""
+    began = time.monotonic()
+    code, output, errors = run("""
+        tensor = torch.zeros(8)
+        operation = _table.Operation([pgs[1].recv([tensor], 0, 1)], tensor, 0, timedelta(seconds=50))
+        threading.Thread(target=operation.wait, daemon=True).start()
+        time.sleep(0.2)
+        print("done")
+    """)
+    assert (code, output) == (0, "done\n"), errors
+    assert time.monotonic() - began < 40
+
+
+@pytest.mark.parametrize("dies", [0, 1])
+def test_a_side_that_dies_and_the_other_that_exits_at_once(dies):
+    with launch.job(2) as job:
+        job.start_all(dying_body, dies, spawn=True)
         assert job.finish(killed=(dies,))[1 - dies] == "lives"

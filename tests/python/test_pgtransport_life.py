@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import wherry
-from torch_states import Hidden, exchange, finish, plain_state, start
+from torch_states import exchange, finish, plain_state, start
 from wherry._options import Deadline
 from wherry.torch import PGTransport, _way_harbour
 
@@ -186,12 +186,11 @@ def test_closing_ends_what_runs():
         job.run(closing_body)
 
 
-def several_threads_body(hidden):
+def several_threads_body():
     """Many threads of one process receive from one source, each from its own send."""
     rank, _ = start()
-    pg = Hidden(dist.group.WORLD) if hidden else dist.group.WORLD
     failures, seen = [], []
-    with PGTransport(pg, 30, "cpu") as transport:
+    with PGTransport(dist.group.WORLD, 30, "cpu") as transport:
 
         def run(number):
             try:
@@ -214,10 +213,9 @@ def several_threads_body(hidden):
     finish()
 
 
-@pytest.mark.parametrize("hidden", [False, True])
-def test_several_threads_receive_from_one_source(hidden):
+def test_several_threads_receive_from_one_source():
     with launch.job(2) as job:
-        job.run(several_threads_body, hidden)
+        job.run(several_threads_body)
 
 
 def test_a_transport_that_is_collected_while_another_opens_the_harbour(monkeypatch):

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import time
 
 import launch
@@ -12,7 +13,7 @@ import wherry
 from torch_states import Hidden, assert_same, exchange, finish, plain_state, start
 from wherry import _harbour
 from wherry._harbour import Card
-from wherry.torch import PGTransport, _frame, _meeting, _pg, _way_harbour
+from wherry.torch import PGTransport, _meeting, _pg
 
 
 # ---- who takes part ----
@@ -61,45 +62,29 @@ def test_ranks_that_take_no_part_have_nothing_to_do():
 # ---- ways to meet ----
 
 
-def frames_body():
+def free_port():
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return one.getsockname()[1]
+
+
+def no_store_body(port):
+    """A group whose store cannot be found: the error says what to do, and that works."""
     rank, _ = start()
     pg = Hidden(dist.group.WORLD)
     assert _pg.store_of(_pg.unwrap(pg)) is None
-    with PGTransport(pg, 20, "cpu") as transport:
-        for _ in range(3):
-            exchange(rank, 0, 2, transport)
-            exchange(rank, 2, 1, transport)
-        if rank == 0:
-            transport.send_checkpoint([2, 1], plain_state(4))
-        else:
-            assert_same(plain_state(4), transport.recv_checkpoint(0))
-        assert isinstance(transport._holder.way, _way_harbour.FrameWay)
+    with PGTransport(pg, 20, "cpu") as transport, pytest.raises(wherry.InvalidArgument, match="has no store .*: pass address="):
+        transport.send_checkpoint([1], {}) if rank == 0 else transport.recv_checkpoint(0)
+    with PGTransport(pg, 20, "cpu", address=f"tcp://127.0.0.1:{port}") as transport:
+        exchange(rank, 0, 1, transport)
+        exchange(rank, 1, 0, transport)
         dist.barrier()
-        if rank == 1:
-            began = time.monotonic()
-            with pytest.raises(wherry.Timeout, match="made again"):
-                transport.recv_checkpoint(0, timeout=0.3)
-            assert time.monotonic() - began < 2
-            with pytest.raises(wherry.Closed, match="make it again"):
-                transport.recv_checkpoint(0)
-            launch.say("done")
-        launch.wait_for("done")
-    dist.destroy_process_group()
+    finish()
 
 
-def test_through_a_group_whose_store_is_not_found():
-    with launch.job(3) as job:
-        job.run(frames_body)
-
-
-def test_frames():
-    card = Card("tcp://127.0.0.1:5", 2, 0, bytes(32)).text()
-    frame = _frame.pack(card)
-    assert len(frame) == _frame.FRAME_BYTES and _frame.unpack(frame, 0) == card
-    for bad in (bytes(4096), b"\xff" * 4096, frame[:12] + b"\xff\xff" + frame[14:], frame[:-1] + b"x"):
-        with pytest.raises(wherry.Malformed) as caught:
-            _frame.unpack(bad, 3)
-        assert caught.value.rank == 3
+def test_a_group_without_a_store():
+    with launch.job(2) as job:
+        job.run(no_store_body, free_port())
 
 
 def address_body(folder):
@@ -133,12 +118,7 @@ def rendezvous_body():
 
 
 def test_at_the_address_of_the_environment():
-    import socket
-
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        port = one.getsockname()[1]
-    with launch.job(2, {"WHERRY_RENDEZVOUS": f"127.0.0.1:{port}"}) as job:
+    with launch.job(2, {"WHERRY_RENDEZVOUS": f"127.0.0.1:{free_port()}"}) as job:
         job.run(rendezvous_body)
 
 

@@ -1,11 +1,10 @@
 """How the ranks of a process group of torch meet, for sending and for receiving.
 
-There are four ways, a class each, here and in _way_harbour:
+There are three ways, a class each, here and in _way_harbour:
 
 - Through the group's store, the usual one: a source leaves the card of its harbour there.
 - At an address that was given: an ordinary group of all ranks.
-- Through the group, where it has no store that can be found: the source sends its card to each destination.
-- Over the group itself: control and bytes, for `lanes="group"`.
+- Over the group itself, if that is gloo: control and bytes, for `lanes="group"`.
 
 Transports of one process over one process group share a way. It ends with the last of them.
 """
@@ -20,16 +19,14 @@ from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from typing import Any
 
-import torch
-
 from wherry import _core
 from wherry._harbour import Poll
 from wherry._link import Link
 from wherry._options import Deadline
-from wherry.errors import Aborted, BadBytes, Error, Mismatch, NoMemory, PeerLost, Timeout, Unsupported
+from wherry.errors import Aborted, BadBytes, Error, InvalidArgument, Mismatch, NoMemory, PeerLost, Timeout, Unsupported
 from wherry.torch import _pg
 from wherry.torch._way import Berth, Way, held
-from wherry.torch._way_harbour import FrameWay, StoreWay
+from wherry.torch._way_harbour import StoreWay
 
 
 class AddressWay(Way):
@@ -88,9 +85,8 @@ class AddressWay(Way):
 class GroupWay(Way):
     """Control and bytes over the group itself, one call at a time."""
 
-    def __init__(self, pg: Any, device: torch.device) -> None:
+    def __init__(self, pg: Any) -> None:
         super().__init__(pg)
-        self._device = _pg.carried_device(pg, device)
         self._turn = threading.Lock()
         self._condition = _pg.condition_of(pg)
 
@@ -107,7 +103,7 @@ class GroupWay(Way):
         with held(self._turn, peers[0], deadline):
             self._condition.check()
             try:
-                session = PgSession(self.pg, peers, timedelta(seconds=min(deadline.left, 1e8)), self._device)
+                session = PgSession(self.pg, peers, timedelta(seconds=min(deadline.left, 1e8)))
             except BaseException:
                 self._condition.broken = "a transfer over it could not begin"  # what had begun was ended with the connections
                 raise
@@ -145,9 +141,9 @@ def _forget_in_child() -> None:
 os.register_at_fork(after_in_child=_forget_in_child)
 
 
-def find_way(pg: Any, device: torch.device, address: str | None, over_group: bool) -> Way:
+def find_way(pg: Any, address: str | None, over_group: bool) -> Way:
     """The way of this process over a group, taken: it must be released. `pg` is what unwrap() gave."""
-    name, make = _choose(pg, device, address, over_group)
+    name, make = _choose(pg, address, over_group)
     with _ways_lock:
         try:
             named = _ways.setdefault(pg, weakref.WeakValueDictionary())
@@ -160,16 +156,24 @@ def find_way(pg: Any, device: torch.device, address: str | None, over_group: boo
         return way
 
 
-def _choose(pg: Any, device: torch.device, address: str | None, over_group: bool) -> tuple[str, Callable[[], Way]]:
+def _choose(pg: Any, address: str | None, over_group: bool) -> tuple[str, Callable[[], Way]]:
     if over_group:
-        return "group", lambda: GroupWay(pg, device)
+        if not _pg.is_gloo(pg):
+            raise InvalidArgument(
+                f"lanes='group' works over gloo only, and this process group is {_pg.backend_of(pg)}: leave lanes= out, and the "
+                "ranks meet through its store"
+            )
+        return "group", lambda: GroupWay(pg)
     if address is None and (rendezvous := os.environ.get("WHERRY_RENDEZVOUS")):
         address = f"tcp://{rendezvous}"
     if address is not None:
         found = address
         return f"address {found}", lambda: AddressWay(pg, found)
     store = _pg.store_of(pg)
-    if store is not None:
-        kept = store
-        return "store", lambda: StoreWay(pg, kept)
-    return "frames", lambda: FrameWay(pg, device)
+    if store is None:
+        raise InvalidArgument(
+            f"this process group, a {type(pg).__name__}, has no store through which its ranks could meet: pass "
+            "address='tcp://HOST:PORT', the same on all ranks, or set WHERRY_RENDEZVOUS"
+        )
+    kept = store
+    return "store", lambda: StoreWay(pg, kept)

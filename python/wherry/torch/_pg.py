@@ -116,18 +116,21 @@ def condition_of(pg: Any) -> Condition:
         return Condition()
 
 
-def carried_device(pg: Any, device: torch.device) -> torch.device:
-    """A device whose memory the group carries: of the processor where it can, else of the accelerator."""
+def backend_of(pg: Any) -> str:
+    """The name of the backend that carries tensors in host memory: "gloo"."""
     try:
-        kinds = [one.type for one in pg._device_types]
-        backend = str(pg.name()).lower()
+        return str(pg._get_backend(torch.device("cpu")).name()).lower()
     except (AttributeError, RuntimeError):
-        return device
-    # A group of gloo claims the accelerator too; one of NCCL or XCCL carries nothing else.
-    if "cpu" in kinds and backend not in ("nccl", "xccl"):
-        return torch.device("cpu")
-    kind = next((one for one in kinds if one != "cpu"), device.type)
-    return device if device.type == kind else torch.device(kind, torch.accelerator.current_device_index())
+        pass
+    try:
+        return str(pg.name()).lower()
+    except (AttributeError, RuntimeError):
+        return type(pg).__name__
+
+
+def is_gloo(pg: Any) -> bool:
+    """True if the group keeps messages with different tags apart and lets go of memory that is given up: gloo alone does both."""
+    return backend_of(pg) == "gloo"
 
 
 def host_for(pg: Any, store: Store | None) -> str:

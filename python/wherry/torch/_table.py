@@ -2,9 +2,8 @@
 
 A session lasts for one call, with the ranks that take part in it. Messages go in frames of one size, and what does not fit
 there in a second tensor behind it, of the size that the frame says; through a thread a rank each way, since a wait inside
-torch cannot be looked at from outside. Bytes go straight from and into the memory of tensors over gloo, which heeds tags and
-lets go of memory that is given up; over other backends they are messages too. Over backends that carry the memory of an
-accelerator alone, the ranks take turns: see _turns.
+torch cannot be looked at from outside. Bytes go straight from and into the memory of tensors: gloo heeds tags and
+lets go of memory that is given up.
 
 Whoever ends a session in order says so with a last frame, and both sides read up to that one: so nothing is left in the
 group for the next call to find. Where that cannot be, after a timeout, a cancel or a death, the group is broken: gloo closes
@@ -28,7 +27,6 @@ import torch
 
 from wherry import _core
 from wherry.errors import Closed, PeerLost
-from wherry.torch._turns import TurnPeer, abort
 
 FRAME_BYTES = 4 << 10
 _HEAD = 5  # the length, and whether it is the last
@@ -52,20 +50,6 @@ _BLOCK_LIMIT = timedelta(seconds=30)
 
 #: How long the interpreter may take to be taken apart.
 _EXIT = 5.0
-
-
-def carries_blocks(pg: Any) -> bool:
-    """Whether messages with different tags are kept apart, so that frames and blocks may be under way at once, and a block that is
-    given up is ended, so that its memory is the caller's again: gloo alone does both. MPI goes on writing."""
-    try:
-        return str(pg.name()).lower() == "gloo"
-    except (AttributeError, RuntimeError):
-        return False
-
-
-def takes_turns(device: torch.device) -> bool:
-    """Whether a backend that carries memory of this device can do one thing at a time between two ranks."""
-    return device.type != "cpu"
 
 
 def _words(error: Exception) -> str:
@@ -202,9 +186,9 @@ class Peer:
         return operation
 
     def _receive(self, size: int) -> bytes:
-        frame = torch.empty(size, dtype=torch.uint8, device=self._session.device)
+        frame = torch.empty(size, dtype=torch.uint8)
         self._run("recv", frame)
-        return frame.cpu().numpy().tobytes()
+        return frame.numpy().tobytes()
 
     def _read(self) -> None:
         while not self.parted:
@@ -217,7 +201,7 @@ class Peer:
             self._session.deliver(self.rank, None if self.parted else block)
 
     def _transmit(self, data: bytes) -> None:
-        self._run("send", torch.frombuffer(bytearray(data), dtype=torch.uint8).to(self._session.device))
+        self._run("send", torch.frombuffer(bytearray(data), dtype=torch.uint8))
 
     def _write(self) -> None:
         block: bytes | None = b""
@@ -280,10 +264,6 @@ class _Table:
     def destroy(self) -> None:
         pass
 
-
-class _TableWithBlocks(_Table):
-    """The same, with blocks that move without copies."""
-
     def put(self, rank: int, channel: int, pointer: int, size: int) -> Operation:
         return self._session.begin_block("send", rank, channel, pointer, size)
 
@@ -311,20 +291,16 @@ class PgSession:
     again, or is empty.
     """
 
-    def __init__(self, pg: Any, peers: Sequence[int], timeout: timedelta, device: torch.device | None = None) -> None:
+    def __init__(self, pg: Any, peers: Sequence[int], timeout: timedelta) -> None:
         self._pg = pg
-        self.own = int(pg.rank())
-        self.longest = _BLOCK
         self.limit = timeout + _MARGIN
-        self.device = device or torch.device("cpu")
         self.broken = ""
         self._lost: dict[int, Exception] = {}
         self._incoming: queue.SimpleQueue[tuple[int, bytes | Exception]] = queue.SimpleQueue()
-        self.peers: dict[int, Peer | TurnPeer] = {}
-        self._in_turns = takes_turns(self.device)
+        self.peers: dict[int, Peer] = {}
         try:
             for rank in peers:
-                self.peers[rank] = TurnPeer(self, rank) if self._in_turns else Peer(self, rank)
+                self.peers[rank] = Peer(self, rank)
             self.group = self._join(pg)
         except BaseException:
             self.broken = self.broken or "a transfer over it could not begin"
@@ -332,8 +308,7 @@ class PgSession:
             raise
 
     def _join(self, pg: Any) -> _core.Group:
-        table = _TableWithBlocks(self) if carries_blocks(pg) and not self._in_turns else _Table(self)
-        return _core.Group.from_table(table, "torch", pg.rank(), pg.size(), _BLOCK, True)
+        return _core.Group.from_table(_Table(self), "torch", pg.rank(), pg.size(), _BLOCK, True)
 
     # ---- for the peers and the table ----
 
@@ -359,9 +334,7 @@ class PgSession:
             if isinstance(error, RuntimeError):
                 raise _loss(rank, error) from error
             raise
-        peer = self.peers[rank]
-        assert isinstance(peer, Peer)  # those that take turns have no blocks
-        peer.blocks.put(operation)
+        self.peers[rank].blocks.put(operation)
         return operation
 
     def deliver(self, rank: int, block: bytes | None) -> None:
@@ -418,8 +391,6 @@ class PgSession:
         if self.broken:
             for peer in self.peers.values():
                 peer.end()
-            if self.device.type != "cpu":
-                abort(self._pg)
             for peer in self.peers.values():
                 peer.join(1)
         for peer in self.peers.values():

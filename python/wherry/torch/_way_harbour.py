@@ -8,16 +8,13 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import torch
 from torch._C._distributed_c10d import Store
 
-from wherry._harbour import Card, Harbour, enter, reach
+from wherry._harbour import Harbour, reach
 from wherry._link import Link
 from wherry._options import Deadline
-from wherry._stats import Outcome
-from wherry.errors import Aborted, BadBytes, Closed, Error, Mismatch, PeerLost
+from wherry.errors import Closed, Error, PeerLost
 from wherry.torch import _pg
-from wherry.torch._frame import Frames
 from wherry.torch._way import Berth, Way, held
 
 #: How many sources a receiver stays with for the next time.
@@ -160,53 +157,3 @@ class StoreWay(HarbourWay):
 
     def _is_elsewhere(self, source: int, card: str, left: bool) -> bool:
         return left or self._read(source) not in (None, card)
-
-
-class FrameWay(HarbourWay):
-    """A source sends its card to each destination, through the group, each time."""
-
-    def __init__(self, pg: Any, device: torch.device) -> None:
-        super().__init__(pg)
-        self._frames = Frames(pg, _pg.carried_device(pg, device))
-
-    @contextlib.contextmanager
-    def serving(self, ranks: Sequence[int], deadline: Deadline) -> Iterator[Berth]:
-        harbour = self._open(lambda: _pg.host_for(self.pg, None), lambda card: None, deadline)
-        sent = self._frames.send(ranks, harbour.card.text())
-        berth = Berth(harbour.link, list(ranks))
-        yield berth
-        for one in berth.outcomes:
-            if _asked(one):
-                self._frames.settle(sent[one.rank], one.rank, deadline)
-
-    @contextlib.contextmanager
-    def asking(self, source: int, deadline: Deadline) -> Iterator[Berth]:
-        text = self._frames.receive(source, deadline)
-        with self._entrance(source, deadline):
-            card, link = self._known(source)
-            if link is not None and card != text:
-                self._forget(source, link)
-                link = None
-            if link is None:
-                link = enter(Card.read(text), self.rank, deadline.slice_ms())
-            self._keep(source, text, link)
-        yield Berth(link, [source])
-
-    def look_again(self, source: int, link: Link, error: Error, deadline: Deadline) -> bool:
-        """Never: another card comes with another send, and this one's has been taken."""
-        if isinstance(error, PeerLost):
-            self._forget(source, link)
-        return False
-
-    def end(self) -> None:
-        self._frames.end()
-        super().end()
-
-
-def _asked(outcome: Outcome) -> bool:
-    """Whether a destination has asked for the state, however it went on: so it has taken the card."""
-    return outcome.error is None or outcome.stats.bytes_wanted > 0 or isinstance(outcome.error, _FROM_THE_OTHER_SIDE)
-
-
-#: What a destination says when it cannot or will not receive, and what follows from what it asked for.
-_FROM_THE_OTHER_SIDE = (Mismatch, Aborted, BadBytes)

@@ -22,9 +22,9 @@ from wherry.torch._codec import TorchCodec
 from wherry.torch._meeting import find_way
 from wherry.torch._way import Way
 
-#: In `lanes`: bytes and control go over the process group itself, so by none of the lanes that go past it.
+#: In `lanes`: everything goes over the process group itself.
 _OVER_GROUP = "group"
-_LANES_OVER_GROUP = "blocks,stream"
+_LANES_OVER_GROUP = "blocks"
 
 
 class _Holder:
@@ -209,7 +209,7 @@ class PGTransport:
             old = self._holder.way
             if old is not None and old.pg is pg and old.usable:
                 return old
-            self._holder.way = way = find_way(pg, self._device, self._address, self._over_group)
+            self._holder.way = way = find_way(pg, self._address, self._over_group)
         if old is not None:
             old.release()
         return way
