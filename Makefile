@@ -9,7 +9,7 @@ export CC FUZZ_RUNS
 
 DEV := -Dwerror=true -Dtests=enabled -Dfiles=enabled
 # First, so that its Meson is the one that is used; torch before what depends on it.
-VENV := python/requirements-build.txt tests/python/requirements-torch.txt tests/python/requirements.txt
+VENV := python/requirements-build.txt tests/python/requirements-torch.txt tests/python/requirements.txt tests/requirements-ucx.txt
 # Whole-program optimisation where the compiler and its linker are known to go together.
 RELEASE := -Dbuildtype=release -Dtests=disabled -Dprefix=$(PREFIX) $(if $(findstring clang,$(CC)),,-Db_lto=true)
 SANITIZE := $(DEV) -Db_lundef=false -Dc_args=-fno-sanitize-recover=all
@@ -50,6 +50,8 @@ asan: ## Run the C tests, and those of the Python extension, under the address a
 	@scripts/run-tests build-asan sanitized
 
 tsan: ## Run the C tests under the thread sanitizer
+	@scripts/install-deps python
+	@scripts/make-venv python/requirements-build.txt tests/requirements-ucx.txt
 	@scripts/install-deps build files ucx test tsan
 	@scripts/configure build-tsan $(SANITIZE) -Db_sanitize=thread
 	@scripts/run-tests build-tsan c-only

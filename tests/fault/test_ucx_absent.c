@@ -212,7 +212,8 @@ static int fork_at_work(void) {
 
 /** Where the program itself has loaded UCX, what it does with it is not known. */
 static int fork_with_others(void) {
-    if (!dlopen("libucp.so.0", RTLD_NOW)) {
+    const char *library = getenv("WHERRY_UCX_LIBRARY");
+    if (!dlopen(library ? library : "libucp.so.0", RTLD_NOW)) {
         return 1;
     }
     return take_one() || take_in_a_child() != 10 || take_one();
