@@ -15,10 +15,10 @@ RELEASE := -Dbuildtype=release -Dtests=disabled -Dprefix=$(PREFIX) $(if $(findst
 SANITIZE := $(DEV) -Db_lundef=false -Dc_args=-fno-sanitize-recover=all
 
 .NOTPARALLEL:
-.PHONY: help demo test test-gpu lint bench bench-gpu bench-torch bench-hosts bench-mpi bench-fetch bench-ucx docs asan tsan fuzz format install wheel clean
+.PHONY: help demo test test-gpu lint bench bench-gpu bench-torch bench-hosts bench-mpi bench-fetch bench-ucx bench-against docs asan tsan fuzz format install wheel clean
 
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: ## Kill ranks of a training run, and watch their peers heal them
 	@scripts/install-deps build
@@ -100,6 +100,14 @@ bench-fetch: ## Measure `wherry fetch` against plain sockets, and curl from ngin
 	@ninja -C build-release cli/wherry bench/bench_file
 	@bench/fetch_files.py build-release --write
 
+bench-against: ## Compare the speed with commit REV; PAIRS=15, ONLY="bench torch/gib", MEAN=1.03 and ROW=1.10 may be given
+	@test -n "$(REV)" || { echo "usage: make bench-against REV=COMMIT [PAIRS=15] [ONLY=CASES] [MEAN=1.03] [ROW=1.10]" >&2; exit 2; }
+	@scripts/install-deps python
+	@scripts/make-venv $(VENV)
+	@scripts/install-deps build files ucx mpi hosts
+	@.venv/bin/python3 bench/against.py "$(REV)" $(if $(PAIRS),--pairs $(PAIRS)) $(if $(ONLY),--only "$(ONLY)") \
+	    $(if $(MEAN),--mean $(MEAN)) $(if $(ROW),--row $(ROW))
+
 docs: ## Write the API reference from the headers into build-docs/
 	@scripts/install-deps docs
 	@scripts/make-docs build-docs
@@ -125,8 +133,8 @@ wheel: ## Build the Python package into dist/: one wheel for CPython 3.10 and ne
 	@scripts/install-deps python
 	@scripts/make-venv python/requirements-build.txt
 	@scripts/install-deps build
-	@scripts/make-wheel build-python build-docs dist
+	@scripts/make-wheel build-python build-against build-docs dist
 	@ls -1 dist/*.whl
 
 clean: ## Remove what was built
-	rm -rf build build-asan build-clang build-tsan build-fuzz build-release build-gpu build-gpu-release build-gpu-python build-python build-docs dist
+	rm -rf build build-asan build-clang build-tsan build-fuzz build-release build-gpu build-gpu-release build-gpu-python build-python build-against build-docs dist

@@ -109,7 +109,7 @@ def parts_are_right(state: State) -> bool:
 class Rank:
     """One process of a case."""
 
-    def __init__(self, case: Case, rank: int, repeats: int) -> None:
+    def __init__(self, case: Case, rank: int, repeats: int, ours: bool) -> None:
         self.case, self.rank, self.repeats = case, rank, repeats
         self.ranks = list(range(1, case.receivers + 1))
         self.state = case.make()
@@ -121,10 +121,8 @@ class Rank:
         group = dist.distributed_c10d._get_default_group()
         target = (lambda: self.state) if case.in_place else None
         device = torch.device("cpu")
-        self.transports = {
-            "torch": TorchTransport(group, TIMEOUT, device, state_dict=target),
-            "wherry": PGTransport(group, TIMEOUT, device, state_dict=target, lanes=case.lanes),
-        }
+        self.transports = {} if ours else {"torch": TorchTransport(group, TIMEOUT, device, state_dict=target)}
+        self.transports["wherry"] = PGTransport(group, TIMEOUT, device, state_dict=target, lanes=case.lanes)
 
     def transfer(self, name: str, thorough: bool) -> float:
         """Seconds from the common beginning until the last rank is done."""
@@ -157,10 +155,10 @@ class Rank:
         return results
 
 
-def run_rank(name: str, rank: int, repeats: int, place: str) -> None:
+def run_rank(name: str, rank: int, repeats: int, ours: bool, place: str) -> None:
     case = CASES[name]
     dist.init_process_group("gloo", init_method=f"file://{place}/store", rank=rank, world_size=case.receivers + 1, timeout=TIMEOUT)
-    one = Rank(case, rank, repeats)
+    one = Rank(case, rank, repeats, ours)
     results: dict[str, object] = dict(one.run())
     if rank == 1:
         results["lane"] = one.transports["wherry"].last_stats.lane
@@ -187,8 +185,8 @@ def run_ranks(name: str, command: list[str], count: int, timeout: float) -> dict
         return json.loads(pathlib.Path(place, "results").read_text())
 
 
-def measure(name: str, repeats: int) -> dict:
-    command = [sys.executable, __file__, "--only", name, "--repeats", str(repeats)]
+def measure(name: str, repeats: int, ours: bool = False) -> dict:
+    command = [sys.executable, __file__, "--only", name, "--repeats", str(repeats), *(["--ours"] if ours else [])]
     return run_ranks(name, command, CASES[name].receivers + 1, 1800)
 
 
@@ -232,12 +230,15 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=REPEATS)
     parser.add_argument("--quick", action="store_true", help="fewer repeats, for development: the results are not kept")
     parser.add_argument("--wait", type=float, default=0, help="before each case, wait so long for a quiet machine")
+    parser.add_argument("--ours", action="store_true", help="with --only: Wherry alone; prints its seconds as JSON")
     parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--place", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.rank is not None:
-        return run_rank(arguments.only, arguments.rank, arguments.repeats, arguments.place)
+        return run_rank(arguments.only, arguments.rank, arguments.repeats, arguments.ours, arguments.place)
     repeats = QUICK_REPEATS if arguments.quick else arguments.repeats
+    if arguments.ours:
+        return print(json.dumps({"seconds": measure(arguments.only, repeats, ours=True)["wherry"]}))
     rows, shares = [], []
     for name in cases(arguments):
         ferry_report.wait_for_quiet(arguments.wait)
