@@ -75,7 +75,7 @@ wherry_status wh_transfer_begin(wh_transfer *transfer, wherry_transport *transpo
         status = wh_lane_choice_make(transport, transfer->options.lanes, &transfer->lanes, error);
     }
     if (!transfer->options.threads) {
-        transfer->options.threads = (uint32_t)wh_min(wh_cpu_list(NULL, 0), THREADS_MAX);
+        transfer->options.threads = (uint32_t)wh_min(wh_cpu_count(), THREADS_MAX);
     }
     transfer->deadline = wh_deadline_in_ms(transfer->options.timeout_ms);
     return status;

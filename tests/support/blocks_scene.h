@@ -6,7 +6,6 @@
 #define WH_TEST_BLOCKS_SCENE_H
 
 #include "base/alloc.h"
-#include "base/boot.h"
 #include "base/fail.h"
 #include "conformance/lane_data.h"
 #include "lane/blocks/blocks_internal.h"
@@ -14,7 +13,7 @@
 #include "support/build.h"
 
 /** The version of the wire, and how long its messages are. */
-enum { SCENE_VERSION = 3, SCENE_OFFER_BYTES = 3 + WH_BOOT_BYTES, SCENE_REQUEST_BYTES = 9 };
+enum { SCENE_VERSION = 4, SCENE_OFFER_BYTES = 3, SCENE_REQUEST_BYTES = 5 };
 
 enum { MIB = 1 << 20, PEER = 1, SEEN_MAX = 128, LONG_MS = 20000, SHORT_MS = 60, UNDER_WAY = 3 };
 
@@ -129,7 +128,7 @@ static inline wh_lane_end *open_end(const wh_lane_site *site, bool source, uint3
     wh_lane_end *end = NULL;
     bool assist = true;
     bool ready = false;
-    const uint8_t offer[SCENE_OFFER_BYTES] = {SCENE_VERSION, WH_BLOCKS_LONG_MIB, UINT8_MAX}; /* of another host */
+    const uint8_t offer[SCENE_OFFER_BYTES] = {SCENE_VERSION, WH_BLOCKS_LONG_MIB, UINT8_MAX};
     must(lane->probe(site, offer, sizeof(offer), &request, &assist, &end, &error));
     assert_false(assist);
     assert_int_equal(request.size, SCENE_REQUEST_BYTES);

@@ -2,10 +2,7 @@
 #include <sched.h>
 #include <string.h>
 
-#include "base/boot.h"
 #include "base/checked.h"
-#include "base/cpu.h"
-#include "lane/pairs.h"
 #include "support/blocks_scene.h"
 #include "support/counting_allocator.h"
 
@@ -388,54 +385,6 @@ static void test_no_memory(void **state) {
     }
 }
 
-/** What a receiver asks of a source of this host or another, over a group with parts or without. */
-static void ask_for_processors(bool same_host, bool parts, uint32_t *receiver_p, uint32_t *source_p) {
-    uint8_t offer[SCENE_OFFER_BYTES] = {SCENE_VERSION, 0, 8};
-    scene s;
-    wh_string text = {0};
-    wh_lane_end *end = NULL;
-    bool flag;
-    must(wh_boot_read(offer + 3, &error));
-    offer[3] ^= !same_host;
-    scene_part_bytes = parts ? 8 * WH_BLOCKS_PART_UNIT : 0;
-    scene_begin(&s, &side_by_side, false, false, NULL);
-    must(lane->probe(&s.site, offer, sizeof(offer), &text, &flag, &end, &error));
-    *receiver_p = ((wh_blocks_end *)(void *)end)->processor;
-    lane->close(end);
-    must(lane->accept(&s.site, text.bytes, text.size, &flag, &end, &error));
-    *source_p = ((wh_blocks_end *)(void *)end)->processor;
-    lane->close(end);
-    wh_free(text.bytes);
-    scene_end(&s);
-}
-
-/** On one host with two processors the workers are kept apart, where the group leaves the work to them. */
-static void test_agreement_on_processors(void **state) {
-    (void)state;
-    uint32_t numbers[2];
-    uint32_t receiver;
-    uint32_t source;
-    cpu_set_t before;
-    cpu_set_t two;
-    if (wh_cpu_list(numbers, 2) < 2) {
-        fprintf(stderr, "# an agreement on processors is not tried: there is one\n");
-        return;
-    }
-    assert_int_equal(sched_getaffinity(0, sizeof(before), &before), 0);
-    CPU_ZERO(&two);
-    CPU_SET(numbers[0], &two);
-    CPU_SET(numbers[1], &two);
-    assert_int_equal(sched_setaffinity(0, sizeof(two), &two), 0);
-    ask_for_processors(true, true, &receiver, &source);
-    assert_true(receiver != source);
-    assert_true(wh_cpu_allows(receiver) && wh_cpu_allows(source));
-    ask_for_processors(false, true, &receiver, &source);
-    assert_true(receiver == WH_ANYWHERE && source == WH_ANYWHERE);
-    ask_for_processors(true, false, &receiver, &source);
-    assert_true(receiver == WH_ANYWHERE && source == WH_ANYWHERE);
-    assert_int_equal(sched_setaffinity(0, sizeof(before), &before), 0);
-}
-
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup(test_which_chunks, reset),
@@ -443,7 +392,6 @@ int main(void) {
         cmocka_unit_test_setup(test_how_many_at_once, reset),
         cmocka_unit_test_setup(test_agreement, reset),
         cmocka_unit_test_setup(test_agreement_on_parts, reset),
-        cmocka_unit_test_setup(test_agreement_on_processors, reset),
         cmocka_unit_test_setup(test_parts, reset),
         cmocka_unit_test_setup(test_hostile_lengths, reset),
         cmocka_unit_test_setup(test_stop_while_forming, reset),

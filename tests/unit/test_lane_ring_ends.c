@@ -14,7 +14,6 @@
 #include <unistd.h>
 
 #include "base/alloc.h"
-#include "base/cpu.h"
 #include "base/fail.h"
 #include "lane/lanes.h"
 #include "lane/ring/ring_internal.h"
@@ -34,8 +33,7 @@ enum {
     NAME_AT = 8,
     PASS_AT = 24,
     WORKERS_AT = 56,
-    PROCESSORS_AT = 60,
-    HANDOVER_BYTES = WH_RING_MAGIC_BYTES + WH_RING_SECRET_BYTES + 1,
+    HANDOVER_BYTES = WH_RING_MAGIC_BYTES + WH_RING_SECRET_BYTES,
 };
 
 static wherry_error error;
@@ -262,7 +260,6 @@ static void send_to(const pair *p, const void *bytes, size_t size, int memory) {
 static void handover_of(const pair *p, char message[HANDOVER_BYTES]) {
     memcpy(message, WH_RING_MAGIC, WH_RING_MAGIC_BYTES);
     memcpy(message + WH_RING_MAGIC_BYTES, p->request.bytes + PASS_AT, WH_RING_SECRET_BYTES);
-    message[HANDOVER_BYTES - 1] = 0; /* not in pairs */
 }
 
 /* Names are no secret: others may send something too, and what they send is closed. */
@@ -455,86 +452,6 @@ static void test_hostile_tail(void **state) {
     }
 }
 
-/* Runs a test on two processors, where a side's two workers are too many to have one each. @return false where there is but one. */
-static bool on_two_processors(cpu_set_t *before) {
-    uint32_t numbers[2];
-    cpu_set_t two;
-    CPU_ZERO(&two);
-    if (wh_cpu_list(numbers, 2) < 2) {
-        return false;
-    }
-    CPU_SET(numbers[0], &two);
-    CPU_SET(numbers[1], &two);
-    assert_int_equal(sched_getaffinity(0, sizeof(*before), before), 0);
-    assert_int_equal(sched_setaffinity(0, sizeof(two), &two), 0);
-    return true;
-}
-
-static void *push_worker(void *context) {
-    wherry_error problem;
-    return (void *)(intptr_t)wh_lane_ring.push(context, 1, &feed, &problem);
-}
-
-/* Workers in pairs take turns, and their threads may run anywhere again when the round is through. */
-static void test_pairs(void **state) {
-    (void)state;
-    cpu_set_t before;
-    pair p;
-    pthread_t source;
-    void *status;
-    if (!on_two_processors(&before)) {
-        return; /* a pair has nowhere else to go */
-    }
-    must(pair_probe_with(&p, 2));
-    must(pair_accept(&p));
-    p.site.no_progress_ms = 10000;
-    assert_true(wh_ring_in_pairs(wh_ring_end_of(p.source)));
-    for (int round = 0; round < 3; round++) {
-        begin_round();
-        assert_int_equal(pthread_create(&source, NULL, push_worker, p.source), 0);
-        must(wh_lane_ring.pull(p.receiver, 1, &sink, &error));
-        assert_int_equal(pthread_join(source, &status), 0);
-        assert_int_equal((intptr_t)status, WHERRY_OK);
-        assert_true(has_arrived(0) && has_arrived(1) && guards_hold());
-        assert_int_equal(wh_cpu_list(NULL, 0), 2);
-    }
-    assert_true(wh_ring_in_pairs(wh_ring_end_of(p.receiver)));
-    assert_int_not_equal(wh_ring_end_of(p.receiver)->pairs.processors[0],
-                         wh_ring_end_of(p.receiver)->pairs.processors[1]);
-    pair_close(&p);
-    assert_int_equal(sched_setaffinity(0, sizeof(before), &before), 0);
-}
-
-/* A source that may not run where the receiver would keep its workers; one that pairs unasked. */
-static void test_no_pairs(void **state) {
-    (void)state;
-    cpu_set_t before;
-    pair p;
-    char message[HANDOVER_BYTES];
-    if (on_two_processors(&before)) {
-        must(pair_probe_with(&p, 2));
-        memset(p.request.bytes + PROCESSORS_AT, 0x7F, 4);
-        must(pair_accept(&p));
-        assert_false(wh_ring_in_pairs(wh_ring_end_of(p.source)));
-        must(wh_ring_enter(wh_ring_end_of(p.receiver), &error));
-        assert_false(wh_ring_in_pairs(wh_ring_end_of(p.receiver)));
-        assert_int_equal(wh_ring_end_of(p.receiver)->pairs.processors[1], WH_ANYWHERE);
-        pair_close(&p);
-        assert_int_equal(sched_setaffinity(0, sizeof(before), &before), 0);
-    }
-    must(pair_probe(&p));
-    handover_of(&p, message);
-    message[HANDOVER_BYTES - 1] = 1;
-    int stray = memfd_create("stray", MFD_CLOEXEC);
-    int descriptors = open_descriptors();
-    send_to(&p, message, sizeof(message), stray);
-    must_fail(WHERRY_MALFORMED, error, pull(&p));
-    assert_non_null(strstr(error.message, "pairs"));
-    assert_int_equal(open_descriptors(), descriptors);
-    close(stray);
-    pair_close(&p);
-}
-
 /* What was written before the source closed its end still counts; then there is nobody to wait for. */
 static void test_closed_ends(void **state) {
     (void)state;
@@ -709,8 +626,7 @@ int main(void) {
         cmocka_unit_test(test_wrong_answer),    cmocka_unit_test(test_no_answer),
         cmocka_unit_test(test_memory_is_late),  cmocka_unit_test(test_hostile_frames),
         cmocka_unit_test(test_chunk_again),     cmocka_unit_test(test_nonsense),
-        cmocka_unit_test(test_hostile_tail),    cmocka_unit_test(test_pairs),
-        cmocka_unit_test(test_no_pairs),        cmocka_unit_test(test_closed_ends),
+        cmocka_unit_test(test_hostile_tail),    cmocka_unit_test(test_closed_ends),
         cmocka_unit_test(test_digests),         cmocka_unit_test(test_another_user),
         cmocka_unit_test(test_another_network), cmocka_unit_test(test_every_allocation_fails),
     };

@@ -5,22 +5,18 @@
 #include <wherry/group_ops.h>
 
 #include "base/alloc.h"
-#include "base/boot.h"
 #include "base/checked.h"
-#include "base/cpu.h"
 #include "base/cursor.h"
 #include "base/fail.h"
 #include "lane/blocks/blocks_internal.h"
 #include "lane/lanes.h"
-#include "lane/pairs.h"
 
 /*
- * An offer is the version, the longest block of several chunks that the source makes (u8, MiB), the bytes of its parts (u8, WH_BLOCKS_PART_UNIT), and the boot id
- * of its host. A request is the version, the longest block that it shall make, which is no longer, the parts, which are not longer either (where one of the sides
- * has none, there are none), the channel (u16), and the processor that the source's worker is kept on where it may run there (u32; WH_ANYWHERE: none). Numbers
- * are big endian.
+ * An offer is the version, the longest block of several chunks that the source makes (u8, MiB), and the bytes of its parts (u8, WH_BLOCKS_PART_UNIT). A request is
+ * the version, the longest block that it shall make, which is no longer, the parts, which are not longer either (where one of the sides has none, there are none),
+ * and the channel (u16). Numbers are big endian.
  */
-enum { VERSION = 3, OFFER_BYTES = 3 + WH_BOOT_BYTES, CHANNELS = WHERRY_GROUP_CHANNEL_MAX + 1 };
+enum { VERSION = 4, OFFER_BYTES = 3, CHANNELS = WHERRY_GROUP_CHANNEL_MAX + 1 };
 
 /** How long a worker waits for the group before it looks around. */
 enum { WAIT_MS = 5 };
@@ -30,7 +26,6 @@ typedef struct terms {
     uint8_t longest_mib;
     uint8_t part; /**< In WH_BLOCKS_PART_UNIT. */
     uint32_t channel;
-    uint32_t processor; /**< That this side's worker is kept on. */
 } terms;
 
 /* At 10 MB/s, with two blocks under way, the first is through after 6 to 13 s: well within the default limit of 30 s. */
@@ -74,14 +69,12 @@ static wherry_status new_end(const wh_lane_site *site, const terms *agreed, wh_l
     own->channel = agreed->channel;
     own->longest = (uint64_t)agreed->longest_mib << 20;
     own->part = (uint64_t)agreed->part * WH_BLOCKS_PART_UNIT;
-    own->processor = agreed->processor;
     *end_p = &own->base;
     return WHERRY_OK;
 }
 
 static wherry_status blocks_offer(const wh_lane_site *site, wh_string *offer, wherry_error *error) {
     char bytes[OFFER_BYTES] = {VERSION, (char)longest_here(site), (char)part_here(site)};
-    (void)wh_boot_read(bytes + 3, NULL); /* what is none is taken for another host's */
     wherry_status status = wh_group_check_blocks(site->group, site->peer, error);
     if (status == WHERRY_OK) {
         wh_string_append(offer, bytes, sizeof(bytes));
@@ -99,9 +92,7 @@ static wherry_status blocks_probe(const wh_lane_site *site, const void *offer, s
                        (int)site->peer);
     }
     terms agreed = {.longest_mib = (uint8_t)wh_min(offered[1], longest_here(site)),
-                    .part = (uint8_t)wh_min(offered[2], part_here(site)),
-                    .processor = WH_ANYWHERE};
-    uint32_t source_processor = WH_ANYWHERE;
+                    .part = (uint8_t)wh_min(offered[2], part_here(site))};
     wherry_status status = wh_group_check_blocks(site->group, site->peer, error);
     if (status == WHERRY_OK) {
         status = next_channel(&agreed.channel, error);
@@ -109,14 +100,10 @@ static wherry_status blocks_probe(const wh_lane_site *site, const void *offer, s
     if (status != WHERRY_OK) {
         return status;
     }
-    if (agreed.part && wh_boot_is_this(offered + 3)) {
-        wh_choose_apart((uint32_t)site->group->rank, &agreed.processor, &source_processor);
-    }
     wh_append_number(request, VERSION, 1);
     wh_append_number(request, agreed.longest_mib, 1);
     wh_append_number(request, agreed.part, 1);
     wh_append_number(request, agreed.channel, 2);
-    wh_append_number(request, source_processor, 4);
     return request->failed ? wh_fail_memory(error, "the request of a lane") : new_end(site, &agreed, end_p, error);
 }
 
@@ -126,8 +113,7 @@ static wherry_status blocks_accept(const wh_lane_site *site, const void *request
     uint64_t version = wh_cursor_number(&at, 1);
     terms wanted = {.longest_mib = (uint8_t)wh_cursor_number(&at, 1),
                     .part = (uint8_t)wh_cursor_number(&at, 1),
-                    .channel = (uint32_t)wh_cursor_number(&at, 2),
-                    .processor = (uint32_t)wh_cursor_number(&at, 4)};
+                    .channel = (uint32_t)wh_cursor_number(&at, 2)};
     wherry_status status = wh_group_check_blocks(site->group, site->peer, error);
     if (status != WHERRY_OK) {
         return status;
@@ -145,12 +131,9 @@ static wherry_status blocks_pull(wh_lane_end *end, uint32_t worker, const wh_sin
     wherry_status status = WHERRY_OK;
     bool done = false;
     (void)worker;
-    wh_cpu_hold hold;
-    wh_cpu_hold_begin(&hold, ((const wh_blocks_end *)(const void *)end)->processor);
     while (status == WHERRY_OK && !done) {
         status = wh_blocks_pull_some(end, sink, WAIT_MS, &done, error);
     }
-    wh_cpu_hold_end(&hold);
     return status;
 }
 
@@ -158,12 +141,9 @@ static wherry_status blocks_push(wh_lane_end *end, uint32_t worker, const wh_fee
     wherry_status status = WHERRY_OK;
     bool done = false;
     (void)worker;
-    wh_cpu_hold hold;
-    wh_cpu_hold_begin(&hold, ((const wh_blocks_end *)(const void *)end)->processor);
     while (status == WHERRY_OK && !done) {
         status = wh_blocks_push_some(end, feed, WAIT_MS, &done, error);
     }
-    wh_cpu_hold_end(&hold);
     return status;
 }
 

@@ -58,7 +58,6 @@ typedef struct wh_blocks_end {
     wh_lane_end base;
     const wh_lane_site *site;
     uint32_t channel;
-    uint32_t processor;                   /**< That the worker is kept on; WH_ANYWHERE. */
     uint64_t longest;                     /**< Bytes of a block of several chunks. */
     uint64_t part;                        /**< Bytes of a part; 0: there are none. */
     bool begun;                           /**< A round is at work. */

@@ -20,25 +20,21 @@
 #include <stdatomic.h>
 
 #include "base/boot.h"
-#include "lane/pairs.h"
 #include "lane/run_cursor.h"
 #include "lane/site.h"
 
 /** Changes with everything below that both sides must agree on: the messages and the layout of the memory. */
-#define WH_RING_MAGIC "WHRING03"
+#define WH_RING_MAGIC "WHRING04"
 
 enum {
     WH_RING_MAGIC_BYTES = 8,
     WH_RING_SECRET_BYTES = 16,
-    WH_RING_WORKERS_MAX = WH_PAIRS_MAX,
+    WH_RING_WORKERS_MAX = 8,
 };
 
 /**
  * A ring of 1 MiB stays in the caches of two processors, so that the receiver's copy does not read main memory: half as much is slower, more is no
  * faster.
- *
- * Workers that are kept in pairs (lane/pairs.h) take turns over a single slot, as large as the ring: it stays in their processor's caches, and a turn costs two
- * switches between processes, whatever its length.
  */
 enum {
     WH_RING_SLOT_BYTES = 128 << 10,
@@ -88,9 +84,6 @@ typedef struct wh_ring_end {
     wh_lane_end base;
     const wh_lane_site *site;
     bool pushes;                          /**< The source's end. */
-    uint32_t slot_bytes;                  /**< Of one slot, */
-    uint32_t slots;                       /**< and how many a ring has. */
-    wh_pairs pairs;                       /**< Where each worker is kept. */
     wh_ring_shared *shared;               /**< NULL: the source has not handed it over yet. */
     int memory;                           /**< Of the source: what is handed over; -1: there is none. */
     uint32_t frames[WH_RING_WORKERS_MAX]; /**< How many each worker has written or read. */
@@ -107,11 +100,6 @@ static inline wh_ring_end *wh_ring_end_of(wh_lane_end *end) {
     return (wh_ring_end *)(void *)end;
 }
 
-/** Whether workers of both sides are kept on one processor, in pairs. */
-static inline bool wh_ring_in_pairs(const wh_ring_end *end) {
-    return end->slots == 1;
-}
-
 /* ring_memory.c: the memory, and waiting in it. */
 
 /** Makes an end with neither memory nor socket. @return NULL where there is no memory. */
@@ -124,9 +112,6 @@ wherry_status wh_ring_memory_create(wh_ring_end *end, wherry_error *error);
 wherry_status wh_ring_memory_open(wh_ring_end *end, int fd, wherry_error *error);
 
 void wh_ring_memory_close(wh_ring_end *end);
-
-/** Workers of both sides take turns, in pairs. Before the first frame, at both ends. */
-void wh_ring_pair(wh_ring_end *end);
 
 uint8_t *wh_ring_slot(const wh_ring_end *end, uint32_t worker, uint32_t frame);
 

@@ -31,14 +31,12 @@ typedef struct request_message {
     uint8_t pass[WH_RING_SECRET_BYTES];
     uint8_t answer[WH_RING_SECRET_BYTES];
     uint8_t workers[4];
-    uint8_t processors[WH_RING_WORKERS_MAX][4]; /* where the receiver would keep its workers */
 } request_message;
 
 /* Goes with the memory. */
 typedef struct handover_message {
     uint8_t magic[WH_RING_MAGIC_BYTES];
     uint8_t pass[WH_RING_SECRET_BYTES];
-    uint8_t in_pairs; /* 1: the workers of both sides are kept where the receiver said */
 } handover_message;
 
 /* What this process would offer: the same message from elsewhere tells how near it is. */
@@ -113,14 +111,6 @@ static wherry_status open_socket(int *socket_p, wherry_error *error) {
     return WHERRY_OK;
 }
 
-/* Whether this side's workers can be kept where the receiver would keep its own. */
-static bool take_pairs(wh_ring_end *end, const request_message *request) {
-    for (uint32_t i = 0; i < WH_RING_WORKERS_MAX; i++) {
-        end->pairs.processors[i] = wh_load_be32(request->processors[i]);
-    }
-    return wh_pairs_take(&end->pairs, end->base.workers);
-}
-
 /* Fills the request, and opens the socket that it names. */
 static wherry_status expect(wh_ring_end *end, request_message *request, wherry_error *error) {
     uint8_t random[3][WH_RING_SECRET_BYTES];
@@ -132,10 +122,6 @@ static wherry_status expect(wh_ring_end *end, request_message *request, wherry_e
     memcpy(request->pass, random[1], sizeof(request->pass));
     memcpy(request->answer, random[2], sizeof(request->answer));
     wh_store_be32(request->workers, end->base.workers);
-    wh_pairs_choose(&end->pairs, end->base.workers);
-    for (uint32_t i = 0; i < WH_RING_WORKERS_MAX; i++) {
-        wh_store_be32(request->processors[i], end->pairs.processors[i]);
-    }
     memcpy(end->pass, request->pass, sizeof(end->pass));
     memcpy(end->answer, request->answer, sizeof(end->answer));
 
@@ -179,7 +165,6 @@ static wherry_status hand_over(const wh_ring_end *end, const request_message *re
     handover_message message;
     memcpy(message.magic, WH_RING_MAGIC, sizeof(message.magic));
     memcpy(message.pass, request->pass, sizeof(message.pass));
-    message.in_pairs = wh_ring_in_pairs(end);
     struct sockaddr_un address;
     socklen_t length = socket_name(request->name, &address);
     struct iovec bytes = {&message, sizeof(message)};
@@ -227,9 +212,6 @@ wherry_status wh_ring_accept(const wh_lane_site *site, const void *request, size
         return wh_fail_memory(error, "an end of the ring lane");
     }
     memcpy(end->answer, message.answer, sizeof(end->answer));
-    if (take_pairs(end, &message)) {
-        wh_ring_pair(end);
-    }
     wherry_status status = wh_ring_memory_create(end, error);
     if (status == WHERRY_OK) {
         status = hand_over(end, &message, error);
@@ -241,19 +223,6 @@ wherry_status wh_ring_accept(const wh_lane_site *site, const void *request, size
     *ready_p = true;
     *end_p = &end->base;
     return WHERRY_OK;
-}
-
-/* The source has said whether workers are kept in pairs. */
-static bool agree(wh_ring_end *end, bool in_pairs) {
-    if (in_pairs && !wh_pairs_exist(&end->pairs)) {
-        return false;
-    }
-    if (in_pairs) {
-        wh_ring_pair(end);
-    } else {
-        wh_pairs_forget(&end->pairs);
-    }
-    return true;
 }
 
 /* Reads one datagram. *memory_p becomes what the source has handed over, or -1 where the datagram is of somebody else. */
@@ -287,11 +256,6 @@ static wherry_status take_datagram(wh_ring_end *end, int *memory_p, wherry_error
     if (!ours && memory >= 0) {
         close(memory);
         memory = -1;
-    }
-    if (ours && !agree(end, message.in_pairs)) {
-        close(memory);
-        return wh_fail(error, WHERRY_MALFORMED, "rank %d pairs workers of the ring lane that were not to be paired",
-                       (int)end->site->peer);
     }
     *memory_p = memory;
     return WHERRY_OK;

@@ -4,7 +4,6 @@
 #include <fcntl.h>
 #include <limits.h>
 #include <linux/futex.h>
-#include <sched.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
@@ -25,7 +24,6 @@ enum {
     PAGE = 4096,
     SPINS =
         50, /* a few microseconds: longer is no faster on idle cores, and takes turns from the other side on busy ones */
-    YIELDS = 20, /* of one of a pair: giving way costs less than sleeping, and then nobody has to wake it */
     NAP_MS = 50, /* nothing wakes a sleeper when the stop is requested */
 };
 
@@ -39,13 +37,8 @@ static size_t memory_bytes(uint32_t workers) {
 }
 
 uint8_t *wh_ring_slot(const wh_ring_end *end, uint32_t worker, uint32_t frame) {
-    size_t at = (size_t)worker * WH_RING_BYTES + (size_t)(frame % end->slots) * end->slot_bytes;
+    size_t at = (size_t)worker * WH_RING_BYTES + (size_t)(frame % WH_RING_SLOTS) * WH_RING_SLOT_BYTES;
     return (uint8_t *)end->shared + control_bytes(end->base.workers) + at;
-}
-
-void wh_ring_pair(wh_ring_end *end) {
-    end->slot_bytes = WH_RING_BYTES;
-    end->slots = 1;
 }
 
 wh_ring_end *wh_ring_end_create(const wh_lane_site *site, uint32_t workers, bool pushes) {
@@ -54,9 +47,6 @@ wh_ring_end *wh_ring_end_create(const wh_lane_site *site, uint32_t workers, bool
         end->base.workers = workers;
         end->site = site;
         end->pushes = pushes;
-        end->slot_bytes = WH_RING_SLOT_BYTES;
-        end->slots = WH_RING_SLOTS;
-        wh_pairs_forget(&end->pairs);
         end->socket = -1;
         end->memory = -1;
         pthread_mutex_init(&end->lock, NULL);
@@ -146,11 +136,7 @@ void wh_ring_post(_Atomic uint32_t *word, _Atomic uint32_t *waits, uint32_t valu
 }
 
 /* The other one of a pair cannot get on before this one leaves the processor. */
-static void give_way(const wh_ring_end *end) {
-    if (wh_ring_in_pairs(end)) {
-        sched_yield();
-        return;
-    }
+static void give_way(void) {
 #if defined(__x86_64__) || defined(__i386__)
     __builtin_ia32_pause();
 #elif defined(__aarch64__)
@@ -180,9 +166,8 @@ wherry_status wh_ring_wait(const wh_ring_end *end, _Atomic uint32_t *word, _Atom
                            uint32_t *value_p, wherry_error *error) {
     _Atomic uint32_t *closed = end->pushes ? &end->shared->pull_closed : &end->shared->push_closed;
     uint32_t value = atomic_load_explicit(word, memory_order_acquire);
-    uint32_t tries = wh_ring_in_pairs(end) ? YIELDS : SPINS;
-    for (uint32_t i = 0; value == seen && i < tries; i++) {
-        give_way(end);
+    for (uint32_t i = 0; value == seen && i < SPINS; i++) {
+        give_way();
         value = atomic_load_explicit(word, memory_order_acquire);
     }
     if (value != seen) {

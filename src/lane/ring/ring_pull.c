@@ -3,7 +3,6 @@
 #include <inttypes.h>
 
 #include "base/checked.h"
-#include "base/cpu.h"
 #include "base/fail.h"
 
 /* One worker's share of a round. */
@@ -38,12 +37,12 @@ static wherry_status read_frame(pulling *puller, arrival *frame, wherry_error *e
         status = wh_ring_wait(puller->end, &puller->ring->head, &puller->ring->pull_waits, puller->tail, &puller->head,
                               error);
     }
-    if (status == WHERRY_OK && puller->head - puller->tail > puller->end->slots) {
+    if (status == WHERRY_OK && puller->head - puller->tail > WH_RING_SLOTS) {
         status = wh_fail(error, WHERRY_MALFORMED, "rank %d says that it has written %u frames of a ring, of %u read",
                          (int)puller->end->site->peer, (unsigned)puller->head, (unsigned)puller->tail);
     }
     if (status == WHERRY_OK) {
-        wh_ring_frame *shared = &puller->ring->frames[puller->tail % puller->end->slots];
+        wh_ring_frame *shared = &puller->ring->frames[puller->tail % WH_RING_SLOTS];
         uint64_t what = atomic_load_explicit(&shared->what, memory_order_relaxed);
         uint64_t digest[2] = {atomic_load_explicit(&shared->digest[0], memory_order_relaxed),
                               atomic_load_explicit(&shared->digest[1], memory_order_relaxed)};
@@ -60,11 +59,11 @@ static wherry_status check_frame(const pulling *puller, const arrival *frame, wh
     bool good = false;
     switch (frame->kind) {
     case WH_RING_MORE:
-        good = puller->open && frame->length == puller->end->slot_bytes && frame->length < puller->left;
+        good = puller->open && frame->length == WH_RING_SLOT_BYTES && frame->length < puller->left;
         break;
     case WH_RING_LAST:
     case WH_RING_LAST_SUM:
-        good = puller->open && frame->length <= puller->end->slot_bytes && frame->length == puller->left;
+        good = puller->open && frame->length <= WH_RING_SLOT_BYTES && frame->length == puller->left;
         break;
     case WH_RING_END:
         good = !puller->open && frame->length == 0;
@@ -171,10 +170,7 @@ wherry_status wh_ring_pull(wh_lane_end *base, uint32_t worker, const wh_sink *si
         status = wh_fail_memory(error, "the digests of chunks");
     }
     if (status == WHERRY_OK) {
-        wh_cpu_hold hold;
-        wh_cpu_hold_begin(&hold, end->pairs.processors[worker]);
         status = pull_round(&puller, error);
-        wh_cpu_hold_end(&hold);
     }
     end->frames[worker] = puller.tail;
     wh_digester_destroy(puller.digester);

@@ -2,7 +2,6 @@
 
 #include "base/bulk.h"
 #include "base/checked.h"
-#include "base/cpu.h"
 #include "base/fail.h"
 
 /* One worker's share of a round. */
@@ -23,11 +22,11 @@ static wherry_status make_room(pushing *pusher, wherry_error *error) {
     if (wh_stop_requested(pusher->end->site->stop)) {
         return wh_site_cancelled(error);
     }
-    if (pusher->head - pusher->tail == pusher->end->slots) {
+    if (pusher->head - pusher->tail == WH_RING_SLOTS) {
         status = wh_ring_wait(pusher->end, &pusher->ring->tail, &pusher->ring->push_waits, pusher->tail, &pusher->tail,
                               error);
     }
-    if (status == WHERRY_OK && pusher->head - pusher->tail > pusher->end->slots) {
+    if (status == WHERRY_OK && pusher->head - pusher->tail > WH_RING_SLOTS) {
         status = wh_fail(error, WHERRY_MALFORMED, "rank %d says that it has read %u frames of a ring, of %u written",
                          (int)pusher->end->site->peer, (unsigned)pusher->tail, (unsigned)pusher->head);
     }
@@ -35,7 +34,7 @@ static wherry_status make_room(pushing *pusher, wherry_error *error) {
 }
 
 static void publish(pushing *pusher, wh_ring_kind kind, size_t length, uint64_t chunk, const wh_digest *digest) {
-    wh_ring_frame *frame = &pusher->ring->frames[pusher->head % pusher->end->slots];
+    wh_ring_frame *frame = &pusher->ring->frames[pusher->head % WH_RING_SLOTS];
     uint64_t words[2] = {0};
     if (digest) {
         memcpy(words, digest->bytes, sizeof(words));
@@ -74,8 +73,8 @@ static wherry_status push_chunk(pushing *pusher, uint64_t chunk, wherry_error *e
     uint64_t left = pusher->segments.bytes;
     bool last = false;
     while (status == WHERRY_OK && !last) {
-        last = left <= pusher->end->slot_bytes;
-        size_t length = last ? (size_t)left : pusher->end->slot_bytes;
+        last = left <= WH_RING_SLOT_BYTES;
+        size_t length = last ? (size_t)left : WH_RING_SLOT_BYTES;
         if ((status = make_room(pusher, error)) != WHERRY_OK) {
             break;
         }
@@ -116,10 +115,7 @@ wherry_status wh_ring_push(wh_lane_end *base, uint32_t worker, const wh_feed *fe
         status = wh_fail_memory(error, "the digests of chunks");
     }
     if (status == WHERRY_OK) {
-        wh_cpu_hold hold;
-        wh_cpu_hold_begin(&hold, end->pairs.processors[worker]);
         status = push_round(&pusher, error);
-        wh_cpu_hold_end(&hold);
     }
     end->frames[worker] = pusher.head;
     wh_digester_destroy(pusher.digester);

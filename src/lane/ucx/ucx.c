@@ -52,7 +52,6 @@ static wherry_status new_end(const wh_lane_site *site, const wh_ucx_request *req
     end->base.workers = request->workers;
     end->site = site;
     end->pushes = pushes;
-    end->pairs = request->pairs;
     for (uint32_t i = 0; i < request->workers && status == WHERRY_OK; i++) {
         wh_ucx_worker *worker = end->workers + i;
         worker->end = end;
@@ -82,10 +81,6 @@ static wh_ucx_request wanted_of(const wh_lane_site *site, const wh_ucx_offer *th
     wh_ucx_offer here = offer_here(site);
     wh_ucx_request wanted = {.workers = (uint32_t)wh_min(here.workers, there->workers),
                              .settings = here.settings & there->settings};
-    wh_pairs_forget(&wanted.pairs);
-    if (wh_boot_is_this(there->boot)) {
-        wh_pairs_choose(&wanted.pairs, wanted.workers);
-    }
     return wanted;
 }
 
@@ -107,15 +102,13 @@ static wherry_status check_version(const wh_lane_site *site, wherry_error *error
 /** UCX is loaded when a receiver asks for it, not before: most never do. */
 static wherry_status ucx_offer(const wh_lane_site *site, wh_string *offer, wherry_error *error) {
     wh_ucx_offer here = offer_here(site);
-    (void)wh_boot_read(here.boot, NULL); /* what is none is taken for another host's */
     wh_ucx_offer_write(&here, offer);
     return offer->failed ? wh_fail_memory(error, "the offer of a lane") : WHERRY_OK;
 }
 
 /** Whether the source is there is found out when it calls, which it does at once: it then refuses the lane where nobody answers. */
 static wherry_status write_request(wh_ucx_end *end, wh_string *request, wherry_error *error) {
-    wh_ucx_request message = {
-        .workers = end->base.workers, .settings = end->workers[0].station->settings, .pairs = end->pairs};
+    wh_ucx_request message = {.workers = end->base.workers, .settings = end->workers[0].station->settings};
     memcpy(message.token, end->token, sizeof(message.token));
     for (uint32_t i = 0; i < end->base.workers; i++) {
         const wh_ucx_station *station = end->workers[i].station;
@@ -188,7 +181,6 @@ static wherry_status ucx_accept(const wh_lane_site *site, const void *request, s
         return status;
     }
     memcpy(end->token, message.token, sizeof(end->token));
-    wh_pairs_take(&end->pairs, message.workers);
     wh_ucx_enter();
     for (uint32_t i = 0; i < message.workers && status == WHERRY_OK; i++) {
         status = wh_ucx_station_connect(end->workers[i].station, message.addresses[i].id, message.addresses[i].bytes,
@@ -252,7 +244,6 @@ static bool is_given_up(wh_ucx_worker *worker) {
 wherry_status wh_ucx_begin_round(wh_ucx_worker *worker, bool verify, wherry_error *error) {
     wh_ucx_got_on(worker);
     worker->station->scratch_used = 0;
-    worker->station->in_pair = wh_pairs_exist(&worker->end->pairs);
     if (verify && !worker->digester) {
         worker->digester = wh_digester_create();
     }

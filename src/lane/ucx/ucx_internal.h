@@ -127,7 +127,6 @@ typedef struct wh_ucx_end {
     wh_lane_end base;
     const wh_lane_site *site;
     bool pushes;
-    wh_pairs pairs; /**< Where each worker is kept. */
     uint8_t token[WH_UCX_TOKEN_BYTES];
     char chosen[WH_UCX_CHOSEN_MAX]; /**< By the first worker, at the end of a round. */
     atomic_uint met;                /**< Workers of the source that have met their counterparts. */

@@ -161,7 +161,6 @@ void wh_ucx_station_give(wh_ucx_station *station) {
         return;
     }
     station->message = NULL;
-    station->in_pair = false;
     if (station->clean && !station->pending && station->lost == UCS_OK && station->peer) {
         wh_fork_lock_take(&lock);
         station->next = kept;

@@ -2,7 +2,6 @@
 #include <string.h>
 
 #include "base/alloc.h"
-#include "base/cpu.h"
 #include "base/fail.h"
 #include "lane/site.h"
 #include "lane/ucx/ucx_internal.h"
@@ -273,8 +272,6 @@ wherry_status wh_ucx_pull(wh_lane_end *base, uint32_t number, const wh_sink *sin
     if (status != WHERRY_OK) {
         return status;
     }
-    wh_cpu_hold hold;
-    wh_cpu_hold_begin(&hold, worker->end->pairs.processors[number]);
     wh_ucx_enter();
     pull->closed = 0;
     status = pull_chunks(worker, sink, error);
@@ -289,6 +286,5 @@ wherry_status wh_ucx_pull(wh_lane_end *base, uint32_t number, const wh_sink *sin
         }
     }
     wh_ucx_leave();
-    wh_cpu_hold_end(&hold);
     return status;
 }

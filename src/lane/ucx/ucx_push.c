@@ -3,7 +3,6 @@
 
 #include "base/alloc.h"
 #include "base/checked.h"
-#include "base/cpu.h"
 #include "base/fail.h"
 #include "base/point.h"
 #include "lane/site.h"
@@ -214,19 +213,8 @@ static wherry_status await_others(wh_ucx_worker *worker, wherry_error *error) {
     return status;
 }
 
-/**
- * Workers that are kept in pairs take turns, and have one processor's caches: there one piece is enough where the other reads it out of this one's memory. Sockets
- * keep what goes through them in these caches too: there pieces are shorter, and one is packed while another goes.
- */
-static wh_ucx_packing best_packing(wh_ucx_station *station) {
-    if (!station->in_pair) {
-        return (wh_ucx_packing){1 << 20, 3};
-    }
-    return wh_ucx_station_is_near(station) ? (wh_ucx_packing){1 << 20, 1} : (wh_ucx_packing){512 << 10, 2};
-}
-
 static wherry_status push_chunks(wh_ucx_worker *worker, const wh_feed *feed, wherry_error *error) {
-    worker->push->packing = best_packing(worker->station);
+    worker->push->packing = (wh_ucx_packing){1 << 20, 3};
     wherry_status status = WHERRY_OK;
     bool more = true;
     size_t used = 1;
@@ -269,8 +257,6 @@ wherry_status wh_ucx_push(wh_lane_end *base, uint32_t number, const wh_feed *fee
     if (!worker->station->peer) {
         return wh_ucx_fail_lost(worker, UCS_ERR_NOT_CONNECTED, error);
     }
-    wh_cpu_hold hold;
-    wh_cpu_hold_begin(&hold, worker->end->pairs.processors[number]);
     wh_ucx_enter();
     worker->push->chunks = 0;
     worker->push->ended = false;
@@ -289,6 +275,5 @@ wherry_status wh_ucx_push(wh_lane_end *base, uint32_t number, const wh_feed *fee
         wh_ucx_station_disconnect(worker->station);
     }
     wh_ucx_leave();
-    wh_cpu_hold_end(&hold);
     return status;
 }

@@ -14,7 +14,7 @@
 #include "base/log.h"
 
 /** The number of the lane's messages. Turns in which nothing happens before it waits; how long that is at most. */
-enum { MESSAGE_ID = 1, IDLE_TURNS = 8, PAIR_TURNS = 20, WAIT_MS = 20 };
+enum { MESSAGE_ID = 1, IDLE_TURNS = 8, WAIT_MS = 20 };
 
 /** How long a connection may take to end: what is under way, then the connection itself; and when UCX is taken to have nothing to do. */
 enum { DRAIN_MS = 50, END_MS = 500, QUIET_TURNS = 64 };
@@ -314,11 +314,7 @@ void wh_ucx_turn(wh_ucx_station *station, const wh_stop *stop) {
     if (ucx->ucp_worker_progress(station->worker)) {
         station->touched = true;
         station->idle = 0;
-    } else if (++station->idle <= (station->in_pair ? PAIR_TURNS : IDLE_TURNS)) {
-        if (station->in_pair) {
-            sched_yield(); /* costs less than sleeping, and then nobody has to wake it */
-        }
-    } else if (ucx->ucp_worker_arm(station->worker) == UCS_OK) {
+    } else if (++station->idle > IDLE_TURNS && ucx->ucp_worker_arm(station->worker) == UCS_OK) {
         wh_stop_wait_fd(stop, station->wake, POLLIN, wh_deadline_in_ms(WAIT_MS));
     }
 }
@@ -402,9 +398,4 @@ const char *wh_ucx_station_ways(wh_ucx_station *station) {
     }
     free(account);
     return station->ways;
-}
-
-bool wh_ucx_station_is_near(wh_ucx_station *station) {
-    const char *ways = wh_ucx_station_ways(station);
-    return strstr(ways, "cma/") || strstr(ways, "xpmem/") || strstr(ways, "knem/");
 }

@@ -50,7 +50,6 @@ typedef struct wh_ucx_station {
     char ways[WH_UCX_WAYS_MAX]; /**< To the peer, in words; "": not asked for. */
     uint32_t pending;           /**< Operations that are not done. */
     uint32_t idle;              /**< Turns in which nothing happened. */
-    bool in_pair;               /**< Its counterpart cannot get on before this one leaves the processor. */
     uint8_t *scratch; /**< Memory to pack into, kept with the station: touching new memory takes longer than packing. */
     size_t scratch_bytes;
     uint32_t scratch_used; /**< A bit for each part that is. */
@@ -104,8 +103,5 @@ void wh_ucx_receive(wh_ucx_station *station, wh_ucx_operation *operation, void *
 
 /** What UCX takes to reach the peer, which has answered: "tcp/lo, cma/memory"; "" where it does not tell. The station's, as long as it is connected. */
 const char *wh_ucx_station_ways(wh_ucx_station *station);
-
-/** Whether one of these is that the peer reads this process's memory itself. */
-bool wh_ucx_station_is_near(wh_ucx_station *station);
 
 #endif

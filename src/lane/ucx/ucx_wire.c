@@ -71,7 +71,6 @@ void wh_ucx_offer_write(const wh_ucx_offer *offer, wh_string *bytes) {
     wh_append_number(bytes, WH_UCX_VERSION, 1);
     wh_append_number(bytes, offer->workers, 1);
     wh_append_number(bytes, offer->settings, 1);
-    wh_string_append(bytes, offer->boot, sizeof(offer->boot));
 }
 
 static wherry_status fail_version(int32_t peer, wherry_error *error) {
@@ -88,7 +87,6 @@ wherry_status wh_ucx_offer_read(const void *bytes, size_t size, int32_t peer, wh
         return wh_fail(error, WHERRY_MALFORMED, "the offer of rank %d for the lane ucx cannot be read", (int)peer);
     }
     *offer_p = (wh_ucx_offer){.workers = at[1], .settings = at[2]};
-    memcpy(offer_p->boot, at + 3, sizeof(offer_p->boot));
     return WHERRY_OK;
 }
 
@@ -119,7 +117,6 @@ uint32_t wh_ucx_request_write(const wh_ucx_request *request, wh_string *bytes) {
     wh_append_number(bytes, workers, 1);
     wh_append_number(bytes, request->settings, 1);
     for (uint32_t i = 0; i < workers; i++) {
-        wh_append_number(bytes, request->pairs.processors[i], 4);
         wh_string_append(bytes, (const char *)request->addresses[i].id, WH_UCX_ID_BYTES);
         wh_append_sized(bytes, request->addresses[i].bytes, request->addresses[i].size, 2);
     }
@@ -150,9 +147,7 @@ wherry_status wh_ucx_request_read(const void *bytes, size_t size, int32_t peer, 
         request.settings = (uint8_t)wh_cursor_number(&cursor, 1);
         bool fits =
             request.workers >= 1 && request.workers <= WH_UCX_WORKERS_MAX && request.settings <= WH_UCX_SETTINGS_ALL;
-        wh_pairs_forget(&request.pairs);
         for (uint32_t i = 0; fits && i < request.workers; i++) {
-            request.pairs.processors[i] = (uint32_t)wh_cursor_number(&cursor, 4);
             request.addresses[i].id = wh_cursor_bytes(&cursor, WH_UCX_ID_BYTES);
             request.addresses[i].bytes = wh_cursor_sized(&cursor, 2, &request.addresses[i].size);
             fits = request.addresses[i].bytes && request.addresses[i].size;

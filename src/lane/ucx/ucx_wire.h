@@ -2,10 +2,9 @@
  * @file ucx_wire.h  What the sides of the lane `ucx` say to each other. Pure: needs no UCX, and believes nothing. Numbers are big endian.
  *
  *     offer     version u8, workers u8: as many as the source would use; settings u8: those that it would take,
- *               a bit each; boot id of its host, 36 bytes
+ *               a bit each
  *     request   version u8, token 16 bytes, workers u8, settings u8: those that both take; for each worker:
- *               processor u32 that it is kept on, 2^32 - 1: none; id 16 bytes, length u16, its address; digest 16
- *               bytes of all that is before it
+ *               id 16 bytes, length u16, its address; digest 16 bytes of all that is before it
  *     message   an active message of UCX with a header of 64 bytes:
  *               kind u8, flags u8, 6 bytes of zeros, token 16 bytes, chunk u64, bytes u64, offset u64, digest 16 bytes
  *
@@ -22,13 +21,11 @@
 #ifndef WH_LANE_UCX_WIRE_H
 #define WH_LANE_UCX_WIRE_H
 
-#include "base/boot.h"
 #include "lane/lane.h"
-#include "lane/pairs.h"
 
 enum {
-    WH_UCX_VERSION = 4,
-    WH_UCX_OFFER_BYTES = 3 + WH_BOOT_BYTES,
+    WH_UCX_VERSION = 5,
+    WH_UCX_OFFER_BYTES = 3,
     WH_UCX_TOKEN_BYTES = 16,
     WH_UCX_ID_BYTES = 16,
     WH_UCX_WORKERS_MAX = 4,
@@ -76,8 +73,7 @@ const char *wh_ucx_piece_check(const wh_ucx_header *header, uint64_t length, uin
 
 typedef struct wh_ucx_offer {
     uint32_t workers;
-    uint8_t settings;         /**< wh_ucx_settings */
-    char boot[WH_BOOT_BYTES]; /**< No host's where it is not known. */
+    uint8_t settings; /**< wh_ucx_settings */
 } wh_ucx_offer;
 
 void wh_ucx_offer_write(const wh_ucx_offer *offer, wh_string *bytes);
@@ -97,7 +93,6 @@ typedef struct wh_ucx_request {
     uint8_t token[WH_UCX_TOKEN_BYTES];
     uint32_t workers;
     uint8_t settings; /**< wh_ucx_settings */
-    wh_pairs pairs;
     wh_ucx_address addresses[WH_UCX_WORKERS_MAX];
 } wh_ucx_request;
 
