@@ -6,7 +6,7 @@
 #include "base/fail.h"
 #include "manifest/decoder.h"
 #include "manifest/format.h"
-#include "range/box.h"
+#include "range/copy.h"
 
 static wherry_status read_placement(wh_decoder *d, wherry_placement *placement, char **text_p) {
     static const uint8_t items[] = {

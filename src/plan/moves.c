@@ -133,22 +133,6 @@ static void sort_moves(wherry_plan *plan) {
     plan->move_count = kept + 1;
 }
 
-bool wh_intervals_add(wh_intervals *intervals, uint64_t first, uint64_t last) {
-    if (intervals->count) {
-        wherry_interval *before = intervals->items + intervals->count - 1;
-        uint64_t behind = before->first + before->count;
-        if (first <= behind) {
-            before->count = last + 1 > behind ? last + 1 - before->first : before->count;
-            return true;
-        }
-    }
-    if (!WH_GROW(intervals->items, intervals->capacity, intervals->count)) {
-        return false;
-    }
-    intervals->items[intervals->count++] = (wherry_interval){first, last - first + 1};
-    return true;
-}
-
 static uint64_t saturating_sum(uint64_t a, uint64_t b) {
     uint64_t sum;
     return __builtin_add_overflow(a, b, &sum) ? UINT64_MAX : sum;
@@ -180,13 +164,13 @@ bool wh_plan_finish_moves(wherry_plan *plan) {
             chunk_end = wh_space_chunk_begin(space, first + 1);
         }
         uint64_t last = move->end <= chunk_end ? first : wh_space_chunk_of(space, move->end - 1);
-        bool ok = last < behind || wh_intervals_add(&plan->wanted, first, last);
+        bool ok = last < behind || wh_chunk_set_add(&plan->wanted, first, last);
         behind = wh_max(behind, last + 1);
         if (move->copy.level_count) {
-            ok = ok && wh_intervals_add(&plan->tangled, first, last);
+            ok = ok && wh_chunk_set_add(&plan->tangled, first, last);
         } else if (move->copy.from < reach) {
             uint64_t shared = move->end < reach ? move->end : reach;
-            ok = ok && wh_intervals_add(&plan->tangled, first, wh_space_chunk_of(space, shared - 1));
+            ok = ok && wh_chunk_set_add(&plan->tangled, first, wh_space_chunk_of(space, shared - 1));
         }
         if (!ok) {
             return false;
@@ -196,21 +180,4 @@ bool wh_plan_finish_moves(wherry_plan *plan) {
         plan->bytes = saturating_sum(plan->bytes, wh_copy_bytes(&move->copy));
     }
     return true;
-}
-
-bool wh_intervals_have(const wh_intervals *intervals, uint64_t chunk) {
-    size_t low = 0;
-    size_t high = intervals->count;
-    while (low < high) {
-        size_t middle = (low + high) / 2;
-        const wherry_interval *interval = intervals->items + middle;
-        if (chunk < interval->first) {
-            high = middle;
-        } else if (chunk - interval->first >= interval->count) {
-            low = middle + 1;
-        } else {
-            return true;
-        }
-    }
-    return false;
 }

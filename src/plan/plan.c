@@ -25,8 +25,8 @@ void wherry_plan_destroy(wherry_plan *plan) {
     }
     wh_free(plan->moves);
     wh_free(plan->reach);
-    wh_free(plan->wanted.items);
-    wh_free(plan->tangled.items);
+    wh_chunk_set_destroy(&plan->wanted);
+    wh_chunk_set_destroy(&plan->tangled);
     destroy_paths(&plan->missing);
     destroy_paths(&plan->extra);
     if (!plan->borrowed) {
@@ -53,7 +53,7 @@ wherry_status wherry_plan_take_state(wherry_plan *plan, wherry_value **state_p, 
 
 const wherry_interval *wherry_plan_intervals(const wherry_plan *plan, size_t *count_p) {
     *count_p = plan->wanted.count;
-    return plan->wanted.items;
+    return plan->wanted.intervals;
 }
 
 void wherry_plan_summarize(const wherry_plan *plan, wherry_plan_summary *summary_p) {
@@ -63,17 +63,14 @@ void wherry_plan_summarize(const wherry_plan *plan, wherry_plan_summary *summary
         .copies = plan->move_count,
         .missing = plan->missing.count,
         .extra = plan->extra.count,
+        .chunks = plan->wanted.total,
+        .direct = plan->wanted.total - plan->tangled.total,
     };
     const wh_space *space = &plan->prepared->space;
     for (size_t i = 0; i < plan->wanted.count; i++) {
-        const wherry_interval *wanted = plan->wanted.items + i;
-        summary.chunks += wanted->count;
+        const wherry_interval *wanted = plan->wanted.intervals + i;
         summary.chunk_bytes +=
             wh_space_chunk_begin(space, wanted->first + wanted->count) - wh_space_chunk_begin(space, wanted->first);
-    }
-    summary.direct = summary.chunks;
-    for (size_t i = 0; i < plan->tangled.count; i++) {
-        summary.direct -= plan->tangled.items[i].count;
     }
     *summary_p = summary;
 }
@@ -87,7 +84,7 @@ const char *wherry_plan_extra(const wherry_plan *plan, size_t index) {
 }
 
 bool wherry_plan_chunk_is_direct(const wherry_plan *plan, uint64_t chunk) {
-    return wh_intervals_have(&plan->wanted, chunk) && !wh_intervals_have(&plan->tangled, chunk);
+    return wh_chunk_set_has(&plan->wanted, chunk) && !wh_chunk_set_has(&plan->tangled, chunk);
 }
 
 typedef struct visit {
@@ -127,7 +124,7 @@ static size_t first_move(const wherry_plan *plan, uint64_t position) {
 }
 
 int wherry_plan_visit_chunk(const wherry_plan *plan, uint64_t chunk, wherry_copy_fn visit_fn, void *context) {
-    if (!wh_intervals_have(&plan->wanted, chunk)) {
+    if (!wh_chunk_set_has(&plan->wanted, chunk)) {
         return 0;
     }
     uint64_t begin = wh_space_chunk_begin(&plan->prepared->space, chunk);
@@ -168,7 +165,7 @@ wherry_status wherry_plan_place(const wherry_plan *plan, uint64_t chunk, const v
                                 wherry_error *error) {
     uint64_t begin = wh_space_chunk_begin(&plan->prepared->space, chunk);
     uint64_t length = wh_space_chunk_begin(&plan->prepared->space, chunk + 1) - begin;
-    if (!bytes || !wh_intervals_have(&plan->wanted, chunk) || size != length) {
+    if (!bytes || !wh_chunk_set_has(&plan->wanted, chunk) || size != length) {
         return wh_fail(error, WHERRY_INVALID_ARGUMENT, "chunk %llu has %llu bytes, or the plan does not ask for it",
                        (unsigned long long)chunk, (unsigned long long)length);
     }

@@ -9,6 +9,7 @@
 
 #include <wherry/expert.h>
 
+#include "range/chunkset.h"
 #include "state/prepare.h"
 
 /** A copy out of positions of the space into a storage. */
@@ -18,13 +19,6 @@ typedef struct wh_move {
     wherry_storage *storage;
     char *memory; /**< The storage's; NULL: it has none. Here, since storages lie all over memory. */
 } wh_move;
-
-/** Chunks by number. Starts as {0}; `items` is freed by wh_free. */
-typedef struct wh_intervals {
-    wherry_interval *items;
-    size_t count;
-    size_t capacity;
-} wh_intervals;
 
 /** A list of paths as text. */
 typedef struct wh_paths {
@@ -41,8 +35,8 @@ struct wherry_plan {
     size_t move_count;
     size_t move_capacity;
     uint64_t *reach;      /**< The largest end of all moves up to and including this one. */
-    wh_intervals wanted;  /**< The chunks to ask for. */
-    wh_intervals tangled; /**< Those of them that are not direct. */
+    wh_chunk_set wanted;  /**< The chunks to ask for. */
+    wh_chunk_set tangled; /**< Those of them that are not direct. */
     wh_paths missing;
     wh_paths extra;
     uint64_t tensor_count;
@@ -80,12 +74,6 @@ uint64_t wh_plan_moved_bytes(const wherry_plan *plan);
 
 /** Sorts the moves and finds the chunks; nothing is added afterwards. @return false where there is no memory. */
 bool wh_plan_finish_moves(wherry_plan *plan);
-
-/** Adds chunks first .. last, none of which lies before what was added last begins. @return false where there is no memory. */
-bool wh_intervals_add(wh_intervals *intervals, uint64_t first, uint64_t last);
-
-/** Whether a chunk is in one of the intervals. */
-bool wh_intervals_have(const wh_intervals *intervals, uint64_t chunk);
 
 /** A tensor of the source and the tensor of the target that takes its bytes. */
 typedef struct wh_match {

@@ -1,7 +1,7 @@
 /**
  * @file digest.h  The digest of a chunk: XXH3, 128 bits, over its bytes in order.
  *
- * It finds bytes that were damaged on the way; it does not keep anybody from forging them.
+ * It detects damaged bytes. It does not protect against forged ones.
  */
 #ifndef WH_RANGE_DIGEST_H
 #define WH_RANGE_DIGEST_H
@@ -23,23 +23,23 @@ typedef struct wh_digest {
     uint8_t bytes[WH_DIGEST_BYTES];
 } wh_digest;
 
-/** A digest that is being made, piece by piece. Large: one a thread, reused. */
+/** Computes a digest piece by piece. Large: create one per thread and reuse it. */
 typedef struct wh_digester wh_digester;
 
-/** @return NULL where there is no memory. */
+/** @return NULL if out of memory. */
 WH_SHARED wh_digester *wh_digester_create(void);
 
 /** digester may be NULL. */
 WH_SHARED void wh_digester_destroy(wh_digester *digester);
 
-/** Begins anew. */
+/** Starts a new digest. */
 WH_SHARED void wh_digester_begin(wh_digester *digester);
 
 WH_SHARED void wh_digester_add(wh_digester *digester, const void *bytes, size_t size);
 
 WH_SHARED wh_digest wh_digester_end(const wh_digester *digester);
 
-/** The digest of segments that lie end to end in a chunk. */
+/** The digest of the segments, end to end. */
 wh_digest wh_digest_of(wh_digester *digester, const struct iovec *segments, size_t count);
 
 static inline bool wh_digest_equal(const wh_digest *one, const wh_digest *other) {

@@ -10,7 +10,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-#include "range/box.h"
+#include "range/copy.h"
 #include "state/value.h"
 
 /** A box of the global tensor, and the box of the local tensor that holds it. */

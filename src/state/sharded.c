@@ -5,7 +5,7 @@
 #include "base/alloc.h"
 #include "base/checked.h"
 #include "base/fail.h"
-#include "range/box.h"
+#include "range/copy.h"
 #include "state/value.h"
 
 static wherry_status check_info(const wherry_shard_info *info, uint32_t ndim, const int64_t *shape, const char *what,

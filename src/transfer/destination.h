@@ -13,7 +13,7 @@
 #ifndef WH_TRANSFER_DESTINATION_H
 #define WH_TRANSFER_DESTINATION_H
 
-#include "transfer/chunk_list.h"
+#include "range/chunkset.h"
 #include "transfer/crew.h"
 #include "transfer/fetch.h"
 #include "transfer/source.h"
@@ -46,7 +46,7 @@ typedef struct wh_destination {
     int channels[WH_CREW_MAX];
     bool verify;
     uint32_t requests; /**< Plans, calls for help and retries so far: an honest receiver has few. */
-    wh_chunk_list list;
+    wh_chunk_set list;
     bool on_device; /**< The list is of chunks of devices: the last PLAN that there may be. */
     wh_fetch fetch; /**< Where chunks of a device go by way of the host; else {0}. */
     _Atomic uint64_t moved;

@@ -29,7 +29,7 @@ static bool feed_next(void *context, uint64_t *chunk_p) {
     if (wh_stop_requested(&destination->stop)) {
         return false;
     }
-    return wh_chunk_list_next(&destination->list, chunk_p);
+    return wh_chunk_set_next(&destination->list, chunk_p);
 }
 
 /** Digests a chunk that is about to be sent, for a lane that does not. */
@@ -39,7 +39,7 @@ static wherry_status digest_gathered(wh_destination *destination, uint64_t chunk
     if (!digester) {
         return wh_fail_memory(error, "a digest");
     }
-    uint64_t place = wh_chunk_list_find(&destination->list, chunk);
+    uint64_t place = wh_chunk_set_find(&destination->list, chunk);
     destination->digests[place] = wh_digest_of(digester, segments->items, segments->count);
     wh_digester_destroy(digester);
     return WHERRY_OK;
@@ -90,7 +90,7 @@ static wherry_status digest(void *context, uint32_t worker, wherry_error *error)
     while (status == WHERRY_OK && feed_next(destination, &chunk)) {
         status = wh_source_gather(destination->source, chunk, &segments, error);
         if (status == WHERRY_OK) {
-            uint64_t place = wh_chunk_list_find(&destination->list, chunk);
+            uint64_t place = wh_chunk_set_find(&destination->list, chunk);
             destination->digests[place] = wh_digest_of(digester, segments.items, segments.count);
             atomic_fetch_add_explicit(&destination->digested, segments.bytes, memory_order_relaxed);
         }
@@ -248,7 +248,7 @@ static void end_lane(wh_destination *destination) {
     forget_digests(destination);
     wh_free(destination->request.bytes);
     destination->request = (wh_string){0};
-    wh_chunk_list_destroy(&destination->list);
+    wh_chunk_set_destroy(&destination->list);
 }
 
 void wh_destination_end_lane(wh_destination *destination) {
@@ -343,8 +343,8 @@ static wherry_status take_list(wh_destination *destination, wh_bytes bytes, wher
     if (status != WHERRY_OK) {
         return status;
     }
-    wh_chunk_list_destroy(&destination->list);
-    bool ok = wh_chunk_list_init(&destination->list, intervals, count);
+    wh_chunk_set_destroy(&destination->list);
+    bool ok = wh_chunk_set_init(&destination->list, intervals, count);
     wh_free(intervals);
     if (!ok) {
         return wh_fail_memory(error, "a plan");
@@ -353,9 +353,9 @@ static wherry_status take_list(wh_destination *destination, wh_bytes bytes, wher
         return wh_fail(error, WHERRY_MALFORMED, "a plan asks for no chunk");
     }
     const wherry_prepared *prepared = destination->source->prepared;
-    const wh_chunk_list *list = &destination->list;
-    destination->on_device = wh_prepared_chunk_on_device(prepared, wh_chunk_list_at(list, list->total - 1));
-    return destination->on_device == wh_prepared_chunk_on_device(prepared, wh_chunk_list_at(list, 0))
+    const wh_chunk_set *list = &destination->list;
+    destination->on_device = wh_prepared_chunk_on_device(prepared, wh_chunk_set_at(list, list->total - 1));
+    return destination->on_device == wh_prepared_chunk_on_device(prepared, wh_chunk_set_at(list, 0))
                ? WHERRY_OK
                : wh_fail(error, WHERRY_MALFORMED, "rank %d asks for chunks of the host and of devices at once",
                          (int)destination->rank);

@@ -7,7 +7,7 @@
 
 enum { AHEAD_MIN = 8, AHEAD_MAX = 24 };
 
-wherry_status wh_fetch_init(wh_fetch *fetch, const wh_source *source, const wh_chunk_list *list, uint32_t workers,
+wherry_status wh_fetch_init(wh_fetch *fetch, const wh_source *source, const wh_chunk_set *list, uint32_t workers,
                             const wh_stop *stop, wh_deadline deadline, wherry_error *error) {
     *fetch = (wh_fetch){.source = source, .list = list};
     fetch->slots = wh_alloc_zeroed(list->total, sizeof(wh_slot *));
@@ -54,7 +54,7 @@ static int add_piece(void *context, const wh_piece *piece) {
 /** Begins the next chunk; under the lock. */
 static wherry_status begin_next(wh_fetch *fetch, wherry_error *error) {
     const wherry_prepared *prepared = fetch->source->prepared;
-    uint64_t chunk = wh_chunk_list_at(fetch->list, fetch->begun);
+    uint64_t chunk = wh_chunk_set_at(fetch->list, fetch->begun);
     uint64_t begin;
     uint64_t length;
     wh_slot *slot;
@@ -71,7 +71,7 @@ static wherry_status begin_next(wh_fetch *fetch, wherry_error *error) {
 }
 
 wherry_status wh_fetch_gather(wh_fetch *fetch, uint64_t chunk, wh_segments *segments, wherry_error *error) {
-    uint64_t place = wh_chunk_list_find(fetch->list, chunk);
+    uint64_t place = wh_chunk_set_find(fetch->list, chunk);
     uint64_t begin;
     uint64_t length;
     pthread_mutex_lock(&fetch->lock);
@@ -100,7 +100,7 @@ wherry_status wh_fetch_gather(wh_fetch *fetch, uint64_t chunk, wh_segments *segm
 }
 
 void wh_fetch_done(wh_fetch *fetch, uint64_t chunk) {
-    uint64_t place = wh_chunk_list_find(fetch->list, chunk);
+    uint64_t place = wh_chunk_set_find(fetch->list, chunk);
     pthread_mutex_lock(&fetch->lock);
     wh_slot *slot = place < fetch->begun ? fetch->slots[place] : NULL;
     if (slot) {

@@ -6,14 +6,14 @@
 #ifndef WH_TRANSFER_FETCH_H
 #define WH_TRANSFER_FETCH_H
 
-#include "transfer/chunk_list.h"
+#include "range/chunkset.h"
 #include "transfer/source.h"
 #include "transfer/stage.h"
 
 /** Starts as {0}. */
 typedef struct wh_fetch {
     const wh_source *source;
-    const wh_chunk_list *list;
+    const wh_chunk_set *list;
     wh_stage stage;
     pthread_mutex_t lock; /**< For the following. */
     wh_slot **slots;      /**< By place in the list; NULL: not begun, or done. */
@@ -29,7 +29,7 @@ typedef struct wh_fetch {
  * @param workers  how many chunks the lane works on at once.
  * @return WHERRY_OK; WHERRY_NO_MEMORY.
  */
-wherry_status wh_fetch_init(wh_fetch *fetch, const wh_source *source, const wh_chunk_list *list, uint32_t workers,
+wherry_status wh_fetch_init(wh_fetch *fetch, const wh_source *source, const wh_chunk_set *list, uint32_t workers,
                             const wh_stop *stop, wh_deadline deadline, wherry_error *error);
 
 /** Waits until nothing is under way. On {0} it does nothing. */

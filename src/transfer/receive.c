@@ -309,7 +309,7 @@ wherry_status wherry_checkpoint_recv(wherry_transport *transport, int32_t rank, 
     wh_message_clear(&receive.offer_message);
     wh_stop_destroy(&receive.stop);
     free_or_keep(&receive);
-    wh_chunk_list_destroy(&receive.wanted);
+    wh_chunk_set_destroy(&receive.wanted);
     wh_tensor_table_destroy(&receive.table);
     wh_free(receive.leg.intervals);
     wherry_plan_destroy(receive.own_plan);

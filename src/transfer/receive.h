@@ -41,7 +41,7 @@ typedef struct wh_receive {
     bool in_place;
     bool apart; /**< No two tensors of the target share memory, as was seen while the source prepared its offer. */
     bool wants_state;      /**< The caller does, beside what is in its target. */
-    wh_chunk_list wanted;  /**< The chunks to ask for: the plan's, or those of them that the target does not hold. */
+    wh_chunk_set wanted;   /**< The chunks to ask for: the plan's, or those of them that the target does not hold. */
     uint64_t wanted_bytes; /**< In them. */
     wh_stop stop;
     wh_lane_site site;

@@ -76,8 +76,8 @@ static wherry_status digest_own(void *context, uint32_t worker, wherry_error *er
     gathering g = {.bytes = NULL};
     wh_digester *digester = wh_digester_create();
     uint64_t chunk;
-    while (digester && !wh_stop_requested(&receive->stop) && wh_chunk_list_next(&sink->round, &chunk)) {
-        uint64_t place = wh_chunk_list_find(&sink->wanted, chunk);
+    while (digester && !wh_stop_requested(&receive->stop) && wh_chunk_set_next(&sink->round, &chunk)) {
+        uint64_t place = wh_chunk_set_find(&sink->wanted, chunk);
         if (digest_target(receive->plan, chunk, &g, digester, sink->landed + place)) {
             atomic_store(sink->states + place, (unsigned char)WH_CHUNK_LANDED);
         }
@@ -121,52 +121,53 @@ static wherry_status digest_both(wh_receive *receive, wherry_error *error) {
 }
 
 /** Finds the chunks that differ, and those of devices, which are not compared: their bytes would have to come to the host first. */
-static bool find_differing(wh_receive *receive, wh_intervals *differing, uint64_t *held_p) {
+static bool find_differing(wh_receive *receive, wh_chunk_set *differing, uint64_t *held_p) {
     const wh_chunk_sink *sink = &receive->sink;
     bool ok = true;
     for (uint64_t place = 0; place < sink->wanted.total && ok; place++) {
         uint64_t begin;
         uint64_t length;
-        uint64_t chunk = wh_chunk_list_at(&sink->wanted, place);
+        uint64_t chunk = wh_chunk_set_at(&sink->wanted, place);
         wherry_prepared_chunk(wherry_plan_prepared(receive->plan), chunk, &begin, &length);
         if (wh_chunk_sink_state(sink, place) == WH_CHUNK_LANDED &&
             wh_digest_equal(sink->landed + place, sink->claimed + place)) {
             *held_p += length;
         } else {
-            ok = wh_intervals_add(differing, chunk, chunk);
+            ok = wh_chunk_set_add(differing, chunk, chunk);
         }
     }
     ok = ok && wh_receive_make_leg(receive, true);
     for (size_t i = 0; ok && i < receive->leg.count; i++) {
         const wherry_interval *one = receive->leg.intervals + i;
-        ok = wh_intervals_add(differing, one->first, one->first + one->count - 1);
+        ok = wh_chunk_set_add(differing, one->first, one->first + one->count - 1);
     }
     return ok;
 }
 
 /** Leaves the chunks out that are equal. */
 static wherry_status keep_differing(wh_receive *receive, wherry_error *error) {
-    wh_intervals differing = {0};
+    wh_chunk_set differing = {0};
     uint64_t held = 0;
     bool ok = find_differing(receive, &differing, &held);
     if (ok) {
-        wh_chunk_list_destroy(&receive->wanted);
-        ok = wh_chunk_list_init(&receive->wanted, differing.items, differing.count);
+        wh_chunk_set_destroy(&receive->wanted);
+        receive->wanted = differing;
         receive->wanted_bytes -= held;
         receive->stats.bytes_held = held;
+    } else {
+        wh_chunk_set_destroy(&differing);
     }
-    wh_free(differing.items);
     return ok ? WHERRY_OK : wh_fail_memory(error, "a comparison");
 }
 
 /** A sink over the chunks of the leg, for the digests of both sides. @return false where there is no memory. */
 static bool begin_sink(wh_receive *receive) {
-    wh_chunk_list list = {0};
+    wh_chunk_set list = {0};
     const wh_leg *leg = &receive->leg;
-    bool ok = wh_chunk_list_init(&list, leg->intervals, leg->count) &&
+    bool ok = wh_chunk_set_init(&list, leg->intervals, leg->count) &&
               wh_chunk_sink_init(&receive->sink, receive->plan, &list, &receive->stop, receive->transfer.deadline) &&
               wh_chunk_sink_begin(&receive->sink, leg->intervals, leg->count, true, false);
-    wh_chunk_list_destroy(&list);
+    wh_chunk_set_destroy(&list);
     return ok;
 }
 

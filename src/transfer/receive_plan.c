@@ -136,7 +136,7 @@ static wherry_status make_plan(wh_receive *receive, const wherry_value *target, 
     size_t count;
     const wherry_interval *intervals = wherry_plan_intervals(receive->plan, &count);
     receive->wanted_bytes = receive->summary.chunk_bytes;
-    if (!wh_chunk_list_init(&receive->wanted, intervals, count)) {
+    if (!wh_chunk_set_init(&receive->wanted, intervals, count)) {
         return wh_fail_memory(error, "a receive");
     }
     wh_point("receiver planned");

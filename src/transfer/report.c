@@ -81,7 +81,7 @@ static wherry_report *make_report(wh_receive *receive) {
                                          [WH_CHUNK_LANDED] = mark_landed,
                                          [WH_CHUNK_BAD] = mark_open};
     for (uint64_t place = 0; place < sink->wanted.total; place++) {
-        wh_tensor_table_visit(table, receive->plan, wh_chunk_list_at(&sink->wanted, place),
+        wh_tensor_table_visit(table, receive->plan, wh_chunk_set_at(&sink->wanted, place),
                               marks[wh_chunk_sink_state(sink, place)], NULL);
     }
     for (size_t i = 0; i < table->count; i++) {

@@ -11,13 +11,13 @@
 #include "transfer/sink_device.h"
 #include "transfer/source.h"
 
-bool wh_chunk_sink_init(wh_chunk_sink *sink, const wherry_plan *plan, const wh_chunk_list *wanted, const wh_stop *stop,
+bool wh_chunk_sink_init(wh_chunk_sink *sink, const wherry_plan *plan, const wh_chunk_set *wanted, const wh_stop *stop,
                         wh_deadline deadline) {
     sink->plan = plan;
     sink->stop = stop;
     atomic_store(&sink->current, UINT64_MAX);
     wh_chunk_sink_init_stage(sink, deadline);
-    if (!wh_chunk_list_init(&sink->wanted, wanted->intervals, wanted->count)) {
+    if (!wh_chunk_set_init(&sink->wanted, wanted->intervals, wanted->count)) {
         return false;
     }
     sink->states = wh_alloc_zeroed(sink->wanted.total, sizeof(*sink->states));
@@ -45,13 +45,13 @@ bool wh_chunk_sink_begin(wh_chunk_sink *sink, const wherry_interval *intervals, 
                          bool in_band) {
     sink->verify = verify;
     sink->in_band = in_band;
-    wh_chunk_list_destroy(&sink->round);
-    if (!wh_chunk_list_init(&sink->round, intervals, count) || (verify && !reserve_digests(sink)) ||
+    wh_chunk_set_destroy(&sink->round);
+    if (!wh_chunk_set_init(&sink->round, intervals, count) || (verify && !reserve_digests(sink)) ||
         !reserve_moments(sink)) {
         return false;
     }
     for (uint64_t i = 0; i < sink->round.total; i++) {
-        uint64_t place = wh_chunk_list_find(&sink->wanted, wh_chunk_list_at(&sink->round, i));
+        uint64_t place = wh_chunk_set_find(&sink->wanted, wh_chunk_set_at(&sink->round, i));
         atomic_store(sink->states + place, (unsigned char)WH_CHUNK_AWAITED);
         if (verify) {
             sink->has_claim[place] = false;
@@ -72,8 +72,8 @@ void wh_chunk_sink_keep(wh_chunk_sink *sink) {
 
 void wh_chunk_sink_destroy(wh_chunk_sink *sink) {
     wh_chunk_sink_destroy_stage(sink);
-    wh_chunk_list_destroy(&sink->wanted);
-    wh_chunk_list_destroy(&sink->round);
+    wh_chunk_set_destroy(&sink->wanted);
+    wh_chunk_set_destroy(&sink->round);
     wh_free(sink->states);
     wh_free(sink->landed);
     wh_free(sink->claimed);
@@ -87,7 +87,7 @@ static bool sink_next(void *context, uint64_t *chunk_p) {
     if (wh_stop_requested(sink->stop) || (sink->tick && !sink->tick(sink->tick_context))) {
         return false;
     }
-    return wh_chunk_list_next(&sink->round, chunk_p);
+    return wh_chunk_set_next(&sink->round, chunk_p);
 }
 
 static wherry_status sink_origin(void *context, uint64_t chunk, wh_segments *segments, wherry_error *error) {
@@ -149,7 +149,7 @@ static bool change(wh_chunk_sink *sink, uint64_t place, wh_chunk_state from, wh_
 }
 
 wherry_status wh_chunk_sink_admit(wh_chunk_sink *sink, uint64_t chunk, wherry_error *error) {
-    uint64_t place = wh_chunk_list_find(&sink->wanted, chunk);
+    uint64_t place = wh_chunk_set_find(&sink->wanted, chunk);
     if (place == UINT64_MAX ||
         !(change(sink, place, WH_CHUNK_AWAITED, WH_CHUNK_OPEN) || change(sink, place, WH_CHUNK_AGAIN, WH_CHUNK_OPEN))) {
         return wh_fail(error, WHERRY_MALFORMED, "chunk %" PRIu64 " came, which is not awaited", chunk);
@@ -163,7 +163,7 @@ wherry_status wh_chunk_sink_admit(wh_chunk_sink *sink, uint64_t chunk, wherry_er
 }
 
 void wh_chunk_sink_note(wh_chunk_sink *sink, uint64_t chunk, wh_chunk_state state) {
-    uint64_t place = wh_chunk_list_find(&sink->wanted, chunk);
+    uint64_t place = wh_chunk_set_find(&sink->wanted, chunk);
     atomic_store(sink->states + place, (unsigned char)state);
     if (sink->opened) {
         uint64_t begin;
@@ -198,7 +198,7 @@ static wherry_status sink_close(void *context, wh_landing *landing, const wh_dig
     if (sink->verify && sink->in_band) {
         state = digest && claimed && wh_digest_equal(digest, claimed) ? WH_CHUNK_LANDED : WH_CHUNK_BAD;
     } else if (sink->verify && digest) {
-        sink->landed[wh_chunk_list_find(&sink->wanted, landing->chunk)] = *digest;
+        sink->landed[wh_chunk_set_find(&sink->wanted, landing->chunk)] = *digest;
     }
     wherry_status status = WHERRY_OK;
     if (landing->slot) {
@@ -235,7 +235,7 @@ bool wh_chunk_sink_claim(wh_chunk_sink *sink, uint64_t first, const void *digest
         return false;
     }
     for (size_t i = 0; i < count; i++) {
-        uint64_t place = wh_chunk_list_find(&sink->wanted, first + i);
+        uint64_t place = wh_chunk_set_find(&sink->wanted, first + i);
         if (place == UINT64_MAX) {
             return false;
         }
@@ -248,8 +248,8 @@ bool wh_chunk_sink_claim(wh_chunk_sink *sink, uint64_t first, const void *digest
 wh_round_result wh_chunk_sink_judge(wh_chunk_sink *sink) {
     wh_round_result result = {0};
     for (uint64_t i = 0; i < sink->round.total; i++) {
-        uint64_t chunk = wh_chunk_list_at(&sink->round, i);
-        uint64_t place = wh_chunk_list_find(&sink->wanted, chunk);
+        uint64_t chunk = wh_chunk_set_at(&sink->round, i);
+        uint64_t place = wh_chunk_set_find(&sink->wanted, chunk);
         wh_chunk_state state = wh_chunk_sink_state(sink, place);
         if (state == WH_CHUNK_LANDED && sink->verify && !sink->in_band) {
             result.unclaimed += !sink->has_claim[place];
@@ -267,20 +267,17 @@ wh_round_result wh_chunk_sink_judge(wh_chunk_sink *sink) {
 }
 
 bool wh_chunk_sink_retry(wh_chunk_sink *sink) {
-    wh_intervals bad = {0};
+    wh_chunk_set bad = {0};
     bool ok = true;
     for (uint64_t place = 0; place < sink->wanted.total && ok; place++) {
         if (wh_chunk_sink_state(sink, place) == WH_CHUNK_BAD) {
-            uint64_t chunk = wh_chunk_list_at(&sink->wanted, place);
+            uint64_t chunk = wh_chunk_set_at(&sink->wanted, place);
             atomic_store(sink->states + place, (unsigned char)WH_CHUNK_AGAIN);
             sink->has_claim[place] = false;
-            ok = wh_intervals_add(&bad, chunk, chunk);
+            ok = wh_chunk_set_add(&bad, chunk, chunk);
         }
     }
-    if (ok) {
-        wh_chunk_list_destroy(&sink->round);
-        ok = wh_chunk_list_init(&sink->round, bad.items, bad.count);
-    }
-    wh_free(bad.items);
+    wh_chunk_set_destroy(ok ? &sink->round : &bad);
+    sink->round = ok ? bad : sink->round;
     return ok;
 }

@@ -16,7 +16,7 @@
 #include <wherry/expert.h>
 
 #include "lane/lane.h"
-#include "transfer/chunk_list.h"
+#include "range/chunkset.h"
 #include "transfer/stage.h"
 #include "transfer/trace.h"
 
@@ -38,8 +38,8 @@ typedef struct wh_chunk_sink {
     const wh_stop *stop;
     bool verify;
     bool in_band;             /**< The lane carries digests. */
-    wh_chunk_list wanted;     /**< All chunks that are asked for. */
-    wh_chunk_list round;      /**< Those of this round. */
+    wh_chunk_set wanted;      /**< All chunks that are asked for. */
+    wh_chunk_set round;       /**< Those of this round. */
     atomic_uchar *states;     /**< By place in `wanted`. */
     wh_digest *landed;        /**< Likewise, with verify: of what landed, */
     wh_digest *claimed;       /**< and what the source says. */
@@ -63,7 +63,7 @@ typedef struct wh_chunk_sink {
  * @param stop    ends waiting for a device; borrowed.
  * @return false where there is no memory.
  */
-bool wh_chunk_sink_init(wh_chunk_sink *sink, const wherry_plan *plan, const wh_chunk_list *wanted, const wh_stop *stop,
+bool wh_chunk_sink_init(wh_chunk_sink *sink, const wherry_plan *plan, const wh_chunk_set *wanted, const wh_stop *stop,
                         wh_deadline deadline);
 
 /**

@@ -23,12 +23,12 @@ static void expect_bytes(const wh_segments *segments, uint64_t begin) {
 static bool fetch_all(const wh_source *source, uint64_t number) {
     wh_stop stop;
     wh_fetch fetch = {0};
-    wh_chunk_list list = {0};
+    wh_chunk_set list = {0};
     wh_segments segments = {0};
     uint64_t chunks = source->summary.chunks;
     bool failed = false;
     must(wh_stop_init(&stop, &error));
-    assert_true(wh_chunk_list_init(&list, &(wherry_interval){0, chunks}, 1));
+    assert_true(wh_chunk_set_init(&list, &(wherry_interval){0, chunks}, 1));
     must(wh_fetch_init(&fetch, source, &list, 2, &stop, wh_deadline_in_ms(20000), &error));
     fake.fail_at(number, UNKNOWN);
     for (uint64_t turn = 0; turn < 2 * chunks; turn++) { /* each by two workers */
@@ -45,7 +45,7 @@ static bool fetch_all(const wh_source *source, uint64_t number) {
     fake.fail_at(0, 0);
     wh_fetch_destroy(&fetch);
     wh_segments_destroy(&segments);
-    wh_chunk_list_destroy(&list);
+    wh_chunk_set_destroy(&list);
     wh_stop_destroy(&stop);
     return failed;
 }

@@ -9,7 +9,7 @@
 #include <cmocka.h>
 
 #include "../support/random_range.h"
-#include "range/box.h"
+#include "range/copy.h"
 
 enum { CASES = 3000, SIDE = 7 };
 

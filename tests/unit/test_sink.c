@@ -33,11 +33,11 @@ static wherry_value *tensor_of(uint64_t bytes, uint64_t guard, uint8_t seed) {
 static bool begin(wh_chunk_sink *sink, const wherry_plan *plan, const wh_stop *stop, bool verify, bool in_band) {
     size_t count;
     const wherry_interval *intervals = wherry_plan_intervals(plan, &count);
-    wh_chunk_list wanted;
-    bool ok = wh_chunk_list_init(&wanted, intervals, count) &&
+    wh_chunk_set wanted;
+    bool ok = wh_chunk_set_init(&wanted, intervals, count) &&
               wh_chunk_sink_init(sink, plan, &wanted, stop, wh_deadline_never()) &&
               wh_chunk_sink_begin(sink, intervals, count, verify, in_band);
-    wh_chunk_list_destroy(&wanted);
+    wh_chunk_set_destroy(&wanted);
     return ok;
 }
 

@@ -12,7 +12,6 @@
 #include "base/log.h"
 #include "lane/lanes.h"
 #include "lane/ptracer.h"
-#include "lane/site.h"
 
 static wherry_status cma_offer(const wh_lane_site *site, wh_string *offer, wherry_error *error) {
     (void)site;
