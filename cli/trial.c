@@ -225,7 +225,7 @@ static _Noreturn void be_receiver(wh_trial *trial, int pipe_end, pid_t parent) {
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     ssize_t size = getppid() == parent ? read(pipe_end, address, sizeof(address) - 1) : 0;
     address[size > 0 ? size : 0] = '\0';
-    wherry_status status = size > 0 ? join(&s, address, 2, WHERRY_JOIN_GUEST, &error) : WHERRY_CANCELLED;
+    wherry_status status = size > 0 ? join(&s, address, 2, WHERRY_JOIN_CLIENT, &error) : WHERRY_CANCELLED;
     if (status == WHERRY_OK) {
         status = try_lanes(&s, &error);
     }

@@ -129,7 +129,7 @@ static wherry_status join(wh_visit *visit, const char *address, const char *toke
     options.timeout_ms = (uint32_t)(timeout_s * 1000);
     options.secret = token;
     options.secret_size = strlen(token);
-    options.flags = WHERRY_JOIN_GUEST;
+    options.flags = WHERRY_JOIN_CLIENT;
     options.wait_for = 2;
     options.interrupt = wh_interrupted;
     wherry_status status = wherry_group_join(whole, &options, &visit->group, error);

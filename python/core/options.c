@@ -193,7 +193,7 @@ bool wpy_group_options(PyObject *dict, wherry_group_options *options, wpy_call *
     static const option_row rows[] = {
         {"timeout_ms", AS_U32, IN(timeout_ms), 0},          {"secret", AS_SECRET, IN(secret), 0},
         {"allow_insecure", AS_BOOL, IN(allow_insecure), 0}, {"wait_for", AS_U32, IN(wait_for), 0},
-        {"guest", AS_FLAG, IN(flags), WHERRY_JOIN_GUEST},   {"heartbeat_ms", AS_U32, IN(heartbeat_ms), 0},
+        {"guest", AS_FLAG, IN(flags), WHERRY_JOIN_CLIENT},   {"heartbeat_ms", AS_U32, IN(heartbeat_ms), 0},
         {"dead_after_ms", AS_U32, IN(dead_after_ms), 0},
     };
     wherry_group_options_init(options);

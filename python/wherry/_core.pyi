@@ -5,7 +5,7 @@ from typing import Any, final
 
 __version__: str
 
-#: (name, value, group, text) of every status: ("PEER_LOST", -402, "PEER", "a rank died, or cannot be reached").
+#: (name, value, group, text) of every status: ("PEER_LOST", -402, "PEER", "a rank died or cannot be reached").
 STATUSES: tuple[tuple[str, int, str, str], ...]
 
 #: {"float32": (11, 4)}: code and bytes of every element type, under PyTorch's name.

@@ -82,7 +82,7 @@ wherry_status wherry_group_join(const char *address, const wherry_group_options 
                                   .heartbeat_ms = chosen.heartbeat_ms,
                                   .dead_after_ms = chosen.dead_after_ms,
                                   .wait_for = chosen.wait_for,
-                                  .dial_only = chosen.flags & WHERRY_JOIN_GUEST,
+                                  .dial_only = chosen.flags & WHERRY_JOIN_CLIENT,
                                   .interrupt = chosen.interrupt,
                                   .interrupt_context = chosen.interrupt_context};
     wh_group *inner;

@@ -238,7 +238,7 @@ wherry_status wherry_dict_set(wherry_value *dict, wherry_value *key, wherry_valu
     }
     uint64_t hash;
     if (status == WHERRY_OK && wh_dict_has(dict, key, &hash)) {
-        return wh_fail(error, WHERRY_DUPLICATE_KEY, "the dict has that key already");
+        return wh_fail(error, WHERRY_DUPLICATE_KEY, "the dict already has that key");
     }
     return status == WHERRY_OK ? wh_dict_add(dict, key, hash, item, error) : status;
 }

@@ -123,7 +123,7 @@ static void finish(worker *ended) {
 static int serve(const char *meeting, int32_t rank, int32_t from_nobody) {
     (void)from_nobody;
     wherry_group *group;
-    wherry_group_options options = options_for(2, WHERRY_JOIN_GUEST);
+    wherry_group_options options = options_for(2, WHERRY_JOIN_CLIENT);
     if (visit(meeting, rank, &options, &group) != WHERRY_OK) {
         return 1;
     }
@@ -170,7 +170,7 @@ static void test_open_meeting(void **state) {
     ask(group, 1);
     assert_int_equal(wh_group_process(wh_group_of(group), 1), servers[0].process);
     wherry_group *guest;
-    wherry_group_options options = options_for(2, WHERRY_JOIN_GUEST);
+    wherry_group_options options = options_for(2, WHERRY_JOIN_CLIENT);
     must(visit(meeting, 2, &options, &guest));
     ask(guest, 1);
     char told[WHERRY_GROUP_MEETING_MAX];
@@ -205,7 +205,7 @@ static void test_host_dies(void **state) {
     }
     assert_int_equal(read(pipes[0], meeting, sizeof(meeting)), sizeof(meeting));
     wherry_group *guests[2];
-    wherry_group_options options = options_for(2, WHERRY_JOIN_GUEST);
+    wherry_group_options options = options_for(2, WHERRY_JOIN_CLIENT);
     must(visit(meeting, 1, &options, guests));
     must(visit(meeting, 2, &options, guests + 1));
     must(wherry_group_send(guests[0], HOST, ASK, "x", 1, SOON_MS, &error)); /* the other has only met it */
@@ -235,7 +235,7 @@ static void test_nobody_to_visit(void **state) {
     char meeting[WHERRY_GROUP_MEETING_MAX];
     wherry_group *guest = NULL;
     int listener;
-    wherry_group_options options = options_for(2, WHERRY_JOIN_GUEST);
+    wherry_group_options options = options_for(2, WHERRY_JOIN_CLIENT);
     options.timeout_ms = 300;
     snprintf(meeting, sizeof(meeting), "tcp://127.0.0.1:%d", find_port(false, &listener));
     must_fail(WHERRY_TIMED_OUT, error, visit(meeting, 1, &options, &guest));
@@ -273,7 +273,7 @@ static void test_wrong_wishes(void **state) {
         uint32_t flags;
     } rows[] = {
         {"unix:///tmp/nowhere?rank=0&size=2", 3, 0},
-        {"tcp://127.0.0.1:0?rank=0&size=2", 1, WHERRY_JOIN_GUEST},
+        {"tcp://127.0.0.1:0?rank=0&size=2", 1, WHERRY_JOIN_CLIENT},
         {"tcp://127.0.0.1:0,127.0.0.1:0?rank=0&size=2", 1, 0},
         {"tcp://192.0.2.1:0?rank=0&size=2", 1, 0}, /* which is not this host */
         {"tcp://127.0.0.1:0?rank=0&size=2&shortcut=maybe", 1, 0},
@@ -365,7 +365,7 @@ static void test_interrupt(void **state) {
 static int ferry(const char *meeting, int32_t rank, int32_t from) {
     wherry_group *group;
     wherry_transport *transport;
-    wherry_group_options joining = options_for(2, WHERRY_JOIN_GUEST);
+    wherry_group_options joining = options_for(2, WHERRY_JOIN_CLIENT);
     wherry_transfer_options options = crowd_options("cma");
     crowd_state state = crowd_state_make(7);
     wherry_stats stats;
