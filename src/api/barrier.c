@@ -1,8 +1,8 @@
 /* The barrier: every rank tells every other how far it has come, and waits until all have come as far. */
 #include "api/group_handle.h"
 #include "base/alloc.h"
-#include "base/byteorder.h"
-#include "base/fail.h"
+#include "base/bytes.h"
+#include "base/error.h"
 #include "base/log.h"
 #include "group/mailbox.h"
 
@@ -40,10 +40,10 @@ static int32_t first_absent(const barrier *b) {
 }
 
 static wherry_status fail_absent(const barrier *b, int32_t rank, wherry_error *error) {
-    return wh_fail_about(error, rank,
-                         wh_fail(error, WHERRY_TIMED_OUT,
-                                 "timed out at barrier %llu: rank %d has not come; see what keeps it, and call again",
-                                 (unsigned long long)b->number, (int)rank));
+    return wh_fail_rank(error, rank,
+                        wh_fail(error, WHERRY_TIMED_OUT,
+                                "timed out at barrier %llu: rank %d has not come; see what keeps it, and call again",
+                                (unsigned long long)b->number, (int)rank));
 }
 
 /** Which incarnation is there is asked before the message goes out, so that a later one is told again, rather than never. */

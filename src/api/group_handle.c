@@ -5,7 +5,7 @@
 #include <wherry/group_ops.h>
 
 #include "base/alloc.h"
-#include "base/fail.h"
+#include "base/error.h"
 #include "base/options.h"
 #include "group/callback/callback.h"
 #include "group/hello.h"

@@ -2,7 +2,7 @@
 #include <wherry/checkpoint.h>
 
 #include "api/group_handle.h"
-#include "base/fail.h"
+#include "base/error.h"
 #include "base/options.h"
 #include "lane/lanes.h"
 #include "transfer/message.h"

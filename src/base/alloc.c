@@ -8,77 +8,76 @@
 #include <string.h>
 #include <sys/mman.h>
 
-#include "base/pool.h"
-
-/*
- * The default allocator is the C library's, with two additions, since touching memory for the first time costs more than all the work that is
- * done in it. A large block that is given back is kept for the next one, up to a bound, instead of going back to the system. And very large
- * ones ask for huge pages.
+/* ---- the default allocator ----
+ *
+ * malloc with two additions, because touching memory for the first time costs more than all the work done
+ * in it. A freed large block is cached for the next allocation, up to a limit, instead of being returned
+ * to the system. Very large blocks ask for huge pages.
  */
-enum { KEPT_FROM = 64 << 10, KEPT_BYTES = 32 << 20, HUGE_FROM = 4 << 20, HUGE_PAGE = 2 << 20 };
+enum { CACHED_FROM = 64 << 10, CACHED_BYTES_MAX = 32 << 20, HUGE_FROM = 4 << 20, HUGE_PAGE = 2 << 20 };
 
-typedef struct kept_block {
-    struct kept_block *next;
-} kept_block;
+typedef struct cached_block {
+    struct cached_block *next;
+} cached_block;
 
-/* Only ever tried: the child of a fork may find it taken for good, and then does without. */
-static pthread_mutex_t kept_lock = PTHREAD_MUTEX_INITIALIZER;
-static kept_block *kept_blocks;
-static size_t kept_bytes;
+/* Only used with trylock: a child of fork() may inherit it locked forever, and then works without the cache. */
+static pthread_mutex_t cache_lock = PTHREAD_MUTEX_INITIALIZER;
+static cached_block *cached_blocks;
+static size_t cached_bytes;
 
-/* Under a sanitizer nothing is kept, so that a use after release is seen. */
+/* Under a sanitizer nothing is cached, so that it sees a use after free. */
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-#define KEEP_BLOCKS false
+#define CACHE_BLOCKS false
 #elif defined(__has_feature)
-#define KEEP_BLOCKS (!__has_feature(address_sanitizer) && !__has_feature(thread_sanitizer))
+#define CACHE_BLOCKS (!__has_feature(address_sanitizer) && !__has_feature(thread_sanitizer))
 #else
-#define KEEP_BLOCKS true
+#define CACHE_BLOCKS true
 #endif
 
-/** A kept block that is not much larger than what is asked for, or NULL. */
-static void *take_kept(size_t size) {
-    kept_block *found = NULL;
-    if (!KEEP_BLOCKS || pthread_mutex_trylock(&kept_lock) != 0) {
+/** A cached block that is at most twice as large as needed, or NULL. */
+static void *take_cached(size_t size) {
+    cached_block *found = NULL;
+    if (!CACHE_BLOCKS || pthread_mutex_trylock(&cache_lock) != 0) {
         return NULL;
     }
-    for (kept_block **at = &kept_blocks; *at && !found; at = &(*at)->next) {
+    for (cached_block **at = &cached_blocks; *at && !found; at = &(*at)->next) {
         size_t usable = malloc_usable_size(*at);
         if (usable >= size && usable / 2 <= size) {
             found = *at;
             *at = found->next;
-            kept_bytes -= usable;
+            cached_bytes -= usable;
             break;
         }
     }
-    pthread_mutex_unlock(&kept_lock);
+    pthread_mutex_unlock(&cache_lock);
     return found;
 }
 
-/** Keeps a block, unless enough are kept. */
-static bool keep(void *memory, size_t usable) {
-    if (!KEEP_BLOCKS || pthread_mutex_trylock(&kept_lock) != 0) {
+/** @return false if the cache is full. */
+static bool cache(void *memory, size_t usable) {
+    if (!CACHE_BLOCKS || pthread_mutex_trylock(&cache_lock) != 0) {
         return false;
     }
-    bool fits = usable <= KEPT_BYTES - kept_bytes;
+    bool fits = usable <= CACHED_BYTES_MAX - cached_bytes;
     if (fits) {
-        kept_block *block = memory;
-        block->next = kept_blocks;
-        kept_blocks = block;
-        kept_bytes += usable;
+        cached_block *block = memory;
+        block->next = cached_blocks;
+        cached_blocks = block;
+        cached_bytes += usable;
     }
-    pthread_mutex_unlock(&kept_lock);
+    pthread_mutex_unlock(&cache_lock);
     return fits;
 }
 
 static void ask_for_huge_pages(void *memory, size_t size) {
     uintptr_t first = ((uintptr_t)memory + HUGE_PAGE - 1) / HUGE_PAGE * HUGE_PAGE;
-    uintptr_t behind = ((uintptr_t)memory + size) / HUGE_PAGE * HUGE_PAGE;
-    madvise((char *)memory + (first - (uintptr_t)memory), behind - first, MADV_HUGEPAGE);
+    uintptr_t end = ((uintptr_t)memory + size) / HUGE_PAGE * HUGE_PAGE;
+    madvise((char *)memory + (first - (uintptr_t)memory), end - first, MADV_HUGEPAGE);
 }
 
 static void *default_allocate(void *context, size_t size) {
     (void)context;
-    void *memory = size >= KEPT_FROM ? take_kept(size) : NULL;
+    void *memory = size >= CACHED_FROM ? take_cached(size) : NULL;
     if (!memory) {
         memory = malloc(size);
         if (memory && size >= HUGE_FROM) {
@@ -91,13 +90,13 @@ static void *default_allocate(void *context, size_t size) {
 static void default_release(void *context, void *memory) {
     (void)context;
     size_t usable = malloc_usable_size(memory);
-    if (usable < KEPT_FROM || !keep(memory, usable)) {
+    if (usable < CACHED_FROM || !cache(memory, usable)) {
         free(memory);
     }
 }
 
 static void *default_reallocate(void *context, void *memory, size_t size) {
-    if (size < KEPT_FROM) {
+    if (size < CACHED_FROM) {
         return realloc(memory, size);
     }
     size_t usable = memory ? malloc_usable_size(memory) : 0;
@@ -112,20 +111,15 @@ static void *default_reallocate(void *context, void *memory, size_t size) {
     return larger;
 }
 
-static const wherry_allocator ours = {default_allocate, default_reallocate, default_release, NULL};
-static wherry_allocator current = {default_allocate, default_reallocate, default_release, NULL};
+/* ---- allocating ---- */
 
-bool wh_alloc_may_keep(void) {
-    return KEEP_BLOCKS && current.allocate == default_allocate;
-}
+static const wherry_allocator default_allocator = {
+    .allocate = default_allocate, .reallocate = default_reallocate, .release = default_release};
+static wherry_allocator current = {
+    .allocate = default_allocate, .reallocate = default_reallocate, .release = default_release};
 
-void wherry_allocator_set(const wherry_allocator *allocator) {
-    wh_pool_close_common();
-    current = allocator ? *allocator : ours;
-}
-
-void wherry_free(void *memory) {
-    wh_free(memory);
+bool wh_alloc_may_cache(void) {
+    return CACHE_BLOCKS && current.allocate == default_allocate;
 }
 
 void *wh_alloc(size_t size) {
@@ -149,6 +143,10 @@ void wh_free(void *memory) {
     if (memory) {
         current.release(current.context, memory);
     }
+}
+
+void wherry_free(void *memory) {
+    wh_free(memory);
 }
 
 char *wh_copy_text(const char *text, size_t size) {
@@ -190,16 +188,129 @@ bool wh_grow(void **array, size_t *capacity, size_t count, size_t size) {
     return wh_reserve(array, capacity, wanted, size);
 }
 
-void wh_keep(void *memory) {
-    typedef struct kept {
-        struct kept *next;
+void wh_leak(void *memory) {
+    typedef struct leaked {
+        struct leaked *next;
         void *memory;
-    } kept;
-    static _Atomic(kept *) all;
-    kept *one = memory ? wh_alloc(sizeof(*one)) : NULL;
+    } leaked;
+    static _Atomic(leaked *) all; /* reachable, so that a leak checker stays quiet */
+    leaked *one = memory ? wh_alloc(sizeof(*one)) : NULL;
     if (one) {
-        *one = (kept){atomic_load(&all), memory};
+        *one = (leaked){atomic_load(&all), memory};
         while (!atomic_compare_exchange_weak(&all, &one->next, one)) {
         }
     }
+}
+
+/* ---- pools ---- */
+
+/** Blocks grow up to BLOCK_MAX. An object above a quarter of it is a separate allocation. */
+enum { BLOCK_MIN = 1 << 10, BLOCK_MAX = 64 << 10, RESERVE_MAX = 256 << 20, ALIGNMENT = 8 };
+
+/** Block size of the shared pool: one long-lived object keeps at most this much alive. */
+enum { SHARED_BLOCK = 16 << 10 };
+
+/**
+ * The count of a block starts at OPEN, so that no release is the last while the pool still allocates from
+ * the block. wh_pool_close corrects it to the real number of objects.
+ */
+#define OPEN (SIZE_MAX / 2)
+
+struct wh_pool_block {
+    atomic_size_t users; /**< Objects that are not released yet. */
+};
+
+static void leave_block(wh_pool_block *block, size_t users) {
+    if (atomic_fetch_sub_explicit(&block->users, users, memory_order_acq_rel) == users) {
+        wh_free(block);
+    }
+}
+
+void wh_pool_close(wh_pool *pool) {
+    if (pool->block) {
+        leave_block(pool->block, OPEN - pool->objects);
+        pool->block = NULL;
+    }
+}
+
+static bool begin_block(wh_pool *pool, size_t size) {
+    wh_pool_block *block = wh_alloc(size);
+    if (!block) {
+        return false;
+    }
+    atomic_init(&block->users, OPEN);
+    wh_pool_close(pool);
+    *pool = (wh_pool){block, sizeof(*block), size, 0};
+    return true;
+}
+
+bool wh_pool_reserve(wh_pool *pool, size_t size) {
+    return size <= BLOCK_MIN || begin_block(pool, size < RESERVE_MAX ? size : RESERVE_MAX);
+}
+
+static size_t round_up(size_t size) {
+    return (size + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
+}
+
+static bool has_room(const wh_pool *pool, size_t size) {
+    return pool->block && round_up(size) <= pool->size - pool->used;
+}
+
+/** Cuts an object from a block that has room. */
+static void *cut(wh_pool *pool, size_t size, uint32_t *offset_p) {
+    pool->objects++;
+    *offset_p = (uint32_t)pool->used;
+    void *object = (char *)pool->block + pool->used;
+    pool->used += round_up(size);
+    return object;
+}
+
+/* Only used with trylock, as cache_lock. */
+static pthread_mutex_t shared_lock = PTHREAD_MUTEX_INITIALIZER;
+static wh_pool shared_pool;
+
+static void *alloc_shared(size_t size, uint32_t *offset_p) {
+    void *object = NULL;
+    if (size <= SHARED_BLOCK / 4 && wh_alloc_may_cache() && pthread_mutex_trylock(&shared_lock) == 0) {
+        if (has_room(&shared_pool, size) || begin_block(&shared_pool, SHARED_BLOCK)) {
+            object = cut(&shared_pool, size, offset_p);
+        }
+        pthread_mutex_unlock(&shared_lock);
+    }
+    return object ? object : wh_alloc(size);
+}
+
+void *wh_pool_alloc(wh_pool *pool, size_t size, uint32_t *offset_p) {
+    *offset_p = 0;
+    if (!pool) {
+        return alloc_shared(size, offset_p);
+    }
+    if (size > BLOCK_MAX / 4) {
+        return wh_alloc(size);
+    }
+    while (!has_room(pool, size)) {
+        size_t next = pool->size == 0 ? BLOCK_MIN : pool->size < BLOCK_MAX ? 2 * pool->size : BLOCK_MAX;
+        if (!begin_block(pool, next)) {
+            return NULL;
+        }
+    }
+    return cut(pool, size, offset_p);
+}
+
+void wh_pool_free(void *object, uint32_t offset) {
+    if (offset) {
+        leave_block((void *)((char *)object - offset), 1);
+    } else {
+        wh_free(object);
+    }
+}
+
+/* ---- replacing the allocator ---- */
+
+void wherry_allocator_set(const wherry_allocator *allocator) {
+    if (pthread_mutex_trylock(&shared_lock) == 0) {
+        wh_pool_close(&shared_pool); /* its block belongs to the allocator that is replaced */
+        pthread_mutex_unlock(&shared_lock);
+    }
+    current = allocator ? *allocator : default_allocator;
 }

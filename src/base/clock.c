@@ -1,5 +1,6 @@
 #include "base/clock.h"
 
+#include <errno.h>
 #include <limits.h>
 #include <time.h>
 
@@ -51,4 +52,23 @@ int wh_deadline_poll_ms(wh_deadline deadline) {
     }
     uint64_t left = (deadline.at - now - 1) / NS_PER_MS + 1;
     return left > INT_MAX ? INT_MAX : (int)left;
+}
+
+#define NS_PER_S UINT64_C(1000000000)
+
+void wh_condition_init(pthread_cond_t *condition) {
+    pthread_condattr_t monotonic;
+    pthread_condattr_init(&monotonic);
+    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+    pthread_cond_init(condition, &monotonic);
+    pthread_condattr_destroy(&monotonic);
+}
+
+bool wh_wait(pthread_cond_t *condition, pthread_mutex_t *lock, wh_deadline deadline) {
+    if (deadline.at == UINT64_MAX) {
+        pthread_cond_wait(condition, lock);
+        return true;
+    }
+    struct timespec at = {(time_t)(deadline.at / NS_PER_S), (long)(deadline.at % NS_PER_S)};
+    return pthread_cond_timedwait(condition, lock, &at) != ETIMEDOUT;
 }

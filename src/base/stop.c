@@ -2,10 +2,11 @@
 
 #include <errno.h>
 #include <poll.h>
+#include <signal.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
 
-#include "base/fail.h"
+#include "base/error.h"
 #include "base/log.h"
 
 wherry_status wh_stop_init(wh_stop *stop, wherry_error *error) {
@@ -53,4 +54,14 @@ bool wh_stop_wait_fd(const wh_stop *stop, int fd, short events, wh_deadline dead
         again = ready < 0 ? errno == EINTR : ready == 0 && !wh_deadline_passed(deadline);
     } while (again && !wh_stop_requested(stop));
     return ready > 0 && fds[0].revents && !wh_stop_requested(stop);
+}
+
+int wh_thread_start(pthread_t *thread_p, void *(*run)(void *), void *context) {
+    sigset_t all;
+    sigset_t before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    int result = pthread_create(thread_p, NULL, run, context);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    return result;
 }

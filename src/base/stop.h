@@ -8,6 +8,7 @@
 #ifndef WH_BASE_STOP_H
 #define WH_BASE_STOP_H
 
+#include <pthread.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 
@@ -51,5 +52,8 @@ static inline bool wh_stop_requested(const wh_stop *stop) {
  * @return true where it is ready, or has failed, which the next call on it will tell; false for the other two.
  */
 bool wh_stop_wait_fd(const wh_stop *stop, int fd, short events, wh_deadline deadline);
+
+/** Starts a thread with all signals blocked: signals are for the program's own threads. @return 0, or an errno. */
+int wh_thread_start(pthread_t *thread_p, void *(*run)(void *), void *context);
 
 #endif

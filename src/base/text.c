@@ -1,8 +1,10 @@
 #include "base/text.h"
 
+#include <locale.h>
+#include <math.h>
 #include <stdarg.h>
-#include <stdint.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "base/alloc.h"
@@ -48,4 +50,99 @@ char *wh_string_take(wh_string *string) {
     }
     *string = (wh_string){0};
     return bytes;
+}
+
+void wh_append_number(wh_string *string, uint64_t number, size_t width) {
+    char bytes[8];
+    for (size_t i = width; i-- > 0;) {
+        bytes[i] = (char)(number & 0xFF);
+        number >>= 8;
+    }
+    wh_string_append(string, bytes, width);
+}
+
+void wh_append_sized(wh_string *string, const void *bytes, size_t size, size_t width) {
+    wh_append_number(string, size, width);
+    wh_string_append(string, bytes, size);
+}
+
+/** Length of the sequence at bytes[0], or 0 where it is not well-formed; left is at least 1. */
+static size_t sequence_length(const uint8_t *bytes, size_t left) {
+    uint8_t first = bytes[0];
+    size_t length = first < 0x80 ? 1 : first < 0xC2 ? 0 : first < 0xE0 ? 2 : first < 0xF0 ? 3 : first < 0xF5 ? 4 : 0;
+    if (length > left) {
+        return 0;
+    }
+    for (size_t i = 1; i < length; i++) {
+        if ((bytes[i] & 0xC0) != 0x80) {
+            return 0;
+        }
+    }
+    bool overlong = (first == 0xE0 && bytes[1] < 0xA0) || (first == 0xF0 && bytes[1] < 0x90);
+    bool surrogate = first == 0xED && bytes[1] >= 0xA0;
+    bool too_large = first == 0xF4 && bytes[1] >= 0x90;
+    return overlong || surrogate || too_large ? 0 : length;
+}
+
+bool wh_utf8_valid(const char *text, size_t size) {
+    const uint8_t *bytes = (const uint8_t *)text;
+    size_t at = 0;
+    while (at < size) {
+        uint64_t word;
+        if (size >= sizeof(word)) { /* the last word of all may begin before what is left */
+            size_t begin = size - at >= sizeof(word) ? at : size - sizeof(word);
+            memcpy(&word, bytes + begin, sizeof(word));
+            if (!(word & UINT64_C(0x8080808080808080))) {
+                at = begin + sizeof(word);
+                continue;
+            }
+        }
+        size_t length = sequence_length(bytes + at, size - at);
+        if (length == 0) {
+            return false;
+        }
+        at += length;
+    }
+    return true;
+}
+
+bool wh_utf8_printable(const char *text, size_t size) {
+    for (size_t i = 0; i < size; i++) {
+        unsigned char byte = (unsigned char)text[i];
+        if (byte < 0x20 || byte == 0x7F || (byte == 0xC2 && i + 1 < size && (unsigned char)text[i + 1] < 0xA0)) {
+            return false;
+        }
+    }
+    return wh_utf8_valid(text, size);
+}
+
+char *wh_double_format(double number, char text[WH_DOUBLE_TEXT_MAX]) {
+    locale_t plain = newlocale(LC_ALL_MASK, "C", (locale_t)0);
+    locale_t before = uselocale(plain);
+    int digits = 15;
+    int size;
+    do {
+        size = snprintf(text, WH_DOUBLE_TEXT_MAX, "%.*g", digits, number);
+    } while (strtod(text, NULL) != number && ++digits <= 17);
+    uselocale(before);
+    freelocale(plain);
+    if (!strpbrk(text, ".e")) {
+        snprintf(text + size, WH_DOUBLE_TEXT_MAX - (size_t)size, ".0");
+    }
+    return text;
+}
+
+bool wh_double_parse(const char *text, double *number_p) {
+    if (!strpbrk(text, "0123456789") || strspn(text, "0123456789.e+-") != strlen(text)) {
+        return false;
+    }
+    locale_t plain = newlocale(LC_ALL_MASK, "C", (locale_t)0);
+    char *end;
+    double number = strtod_l(text, &end, plain);
+    freelocale(plain);
+    if (*end || !isfinite(number)) {
+        return false;
+    }
+    *number_p = number;
+    return true;
 }

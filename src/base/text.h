@@ -1,17 +1,18 @@
-/** @file text.h  A growing text, for paths and messages. */
+/** @file text.h  Growing strings, UTF-8, and doubles as text. */
 #ifndef WH_BASE_TEXT_H
 #define WH_BASE_TEXT_H
 
 #include <stdbool.h>
 #include <stddef.h>
+#include <stdint.h>
 
 #include <wherry/base.h>
 
 #include "base/shared.h"
 
-/** Starts as {0}. After a failed allocation it stays failed, and appending does nothing. */
+/** Starts as {0}. After a failed allocation `failed` stays set, and appending does nothing. */
 typedef struct wh_string {
-    char *bytes; /**< Zero-terminated once anything was appended. */
+    char *bytes; /**< Zero-terminated after the first append. */
     size_t size;
     size_t capacity;
     bool failed;
@@ -21,7 +22,31 @@ WH_SHARED void wh_string_append(wh_string *string, const char *bytes, size_t siz
 
 WH_SHARED void wh_string_format(wh_string *string, const char *format, ...) WHERRY_PRINTF(2, 3);
 
-/** The text, which the caller releases by wh_free, or NULL where memory failed; the string is empty again. */
+/** Appends a big-endian number of `width` bytes. */
+void wh_append_number(wh_string *string, uint64_t number, size_t width);
+
+/** Appends the size as a big-endian number of `width` bytes, then the bytes. */
+void wh_append_sized(wh_string *string, const void *bytes, size_t size, size_t width);
+
+/** Empties the string. @return the text, for wh_free; NULL if memory ran out. */
 WH_SHARED char *wh_string_take(wh_string *string);
+
+/** True if text is well-formed UTF-8: no overlong forms, no surrogates, nothing above U+10FFFF. */
+WH_SHARED bool wh_utf8_valid(const char *text, size_t size);
+
+/** True if text is UTF-8 without control characters of ASCII and Latin-1: safe to print anywhere. */
+bool wh_utf8_printable(const char *text, size_t size);
+
+/** Bytes that wh_double_format needs, including the final zero. */
+#define WH_DOUBLE_TEXT_MAX 40
+
+/**
+ * Formats a finite number with as many digits as reading it back takes, and always with a point or an
+ * exponent. Independent of the locale. @return text.
+ */
+char *wh_double_format(double number, char text[WH_DOUBLE_TEXT_MAX]);
+
+/** Parses a whole zero-terminated text as a finite decimal number, independent of the locale. */
+bool wh_double_parse(const char *text, double *number_p);
 
 #endif

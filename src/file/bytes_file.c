@@ -1,6 +1,6 @@
 /* Any file, byte for byte: for those who carry files rather than read them. */
 #include "base/alloc.h"
-#include "base/fail.h"
+#include "base/error.h"
 #include "file/file_fail.h"
 #include "file/formats.h"
 

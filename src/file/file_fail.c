@@ -7,7 +7,7 @@
 #include <wherry/base.h>
 #include <wherry/value.h>
 
-#include "base/fail.h"
+#include "base/error.h"
 
 /** Bytes of a file's path that a message keeps: its end says more than its beginning. */
 enum { PATH_SHOWN = 200, NAME_SHOWN = 150 };

@@ -6,7 +6,7 @@
 #include <wherry/file.h>
 
 #include "base/alloc.h"
-#include "base/fail.h"
+#include "base/error.h"
 #include "base/options.h"
 #include "file/file_fail.h"
 #include "file/fill.h"

@@ -4,7 +4,7 @@
 
 #include <wherry/value.h>
 
-#include "base/fail.h"
+#include "base/error.h"
 #include "file/part_file.h"
 
 /** From so many bytes on a run is written by a call, which does not have to touch new pages; fewer are copied into the mapping. */

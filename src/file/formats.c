@@ -2,7 +2,7 @@
 
 #include <string.h>
 
-#include "base/fail.h"
+#include "base/error.h"
 
 /** Longer endings before those that end them; formats that are told by strict marks before those that are not. */
 static const wh_format *const formats[] = {&wh_format_native, &wh_format_sharded, &wh_format_safetensors,

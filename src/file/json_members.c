@@ -3,7 +3,7 @@
 #include <string.h>
 
 #include "base/alloc.h"
-#include "base/fail.h"
+#include "base/error.h"
 
 static void skip_space(wh_json *json) {
     while (json->at < json->size && json->text[json->at] && strchr(" \t\n\r", json->text[json->at])) {

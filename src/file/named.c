@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "base/alloc.h"
-#include "base/fail.h"
+#include "base/error.h"
 #include "file/layout.h"
 
 /** The way out, for everything that a format cannot hold. */

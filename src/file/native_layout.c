@@ -1,6 +1,6 @@
 #include <zlib.h>
 
-#include "base/byteorder.h"
+#include "base/bytes.h"
 #include "base/checked.h"
 #include "file/native.h"
 #include "range/space.h"

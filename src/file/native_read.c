@@ -4,7 +4,7 @@
 #include <wherry/value.h>
 
 #include "base/alloc.h"
-#include "base/fail.h"
+#include "base/error.h"
 #include "file/file_fail.h"
 #include "file/native.h"
 #include "file/restate.h"

@@ -1,6 +1,6 @@
 /* Writing Wherry's own files. */
 #include "base/alloc.h"
-#include "base/fail.h"
+#include "base/error.h"
 #include "file/fill.h"
 #include "file/formats.h"
 #include "file/native.h"

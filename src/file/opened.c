@@ -3,7 +3,7 @@
 #include <string.h>
 
 #include "base/alloc.h"
-#include "base/fail.h"
+#include "base/error.h"
 #include "base/options.h"
 #include "file/file_fail.h"
 #include "file/formats.h"

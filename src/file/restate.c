@@ -4,7 +4,7 @@
 #include <wherry/value.h>
 
 #include "base/alloc.h"
-#include "base/fail.h"
+#include "base/error.h"
 
 typedef struct restating {
     wh_restate_fn change;

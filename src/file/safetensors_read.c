@@ -5,7 +5,7 @@
 
 #include "base/alloc.h"
 #include "base/checked.h"
-#include "base/fail.h"
+#include "base/error.h"
 #include "base/index.h"
 #include "file/formats.h"
 #include "file/json_members.h"

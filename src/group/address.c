@@ -12,9 +12,8 @@
 #include <unistd.h>
 
 #include "base/alloc.h"
-#include "base/fail.h"
+#include "base/error.h"
 #include "base/text.h"
-#include "base/utf8.h"
 
 enum {
     /** The longest name that DNS has. */

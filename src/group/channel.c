@@ -6,7 +6,7 @@
 #include <stdint.h>
 #include <sys/socket.h>
 
-#include "base/fail.h"
+#include "base/error.h"
 
 static wherry_status cancelled(wherry_error *error) {
     return wh_fail(error, WHERRY_CANCELLED, "a channel's work was stopped");

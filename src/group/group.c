@@ -4,7 +4,7 @@
 #include <unistd.h>
 
 #include "base/alloc.h"
-#include "base/fail.h"
+#include "base/error.h"
 #include "group/mailbox.h"
 
 /** What has no more bytes is taken for a part of a conversation, which is answered at once. */
@@ -29,9 +29,9 @@ wherry_status wh_group_check_rank(const wh_group *group, int32_t rank, wherry_er
     if (rank >= 0 && rank < group->size) {
         return WHERRY_OK;
     }
-    return wh_fail_about(error, rank,
-                         wh_fail(error, WHERRY_INVALID_ARGUMENT, "rank %d is not one of the %d of the group", (int)rank,
-                                 (int)group->size));
+    return wh_fail_rank(error, rank,
+                        wh_fail(error, WHERRY_INVALID_ARGUMENT, "rank %d is not one of the %d of the group", (int)rank,
+                                (int)group->size));
 }
 
 wherry_status wh_group_send(wh_group *group, int32_t rank, uint64_t tag, const void *bytes, size_t size,

@@ -10,8 +10,8 @@
 #include <openssl/rand.h>
 
 #include "base/alloc.h"
-#include "base/fail.h"
-#include "base/utf8.h"
+#include "base/error.h"
+#include "base/text.h"
 #include "group/hello_codec.h"
 
 enum { HEADER = WH_HELLO_HEADER, MAC = 32, OUTPUT_MAX = 1024 };

@@ -4,10 +4,9 @@
 #include <inttypes.h>
 #include <string.h>
 
-#include "base/byteorder.h"
-#include "base/cursor.h"
-#include "base/fail.h"
-#include "base/utf8.h"
+#include "base/bytes.h"
+#include "base/error.h"
+#include "base/text.h"
 
 static const char magic[4] = {'W', 'H', 'R', 'Y'};
 

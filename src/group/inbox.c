@@ -3,8 +3,8 @@
 #include <string.h>
 
 #include "base/alloc.h"
-#include "base/fail.h"
-#include "base/wait.h"
+#include "base/clock.h"
+#include "base/error.h"
 #include "group/mailbox_internal.h"
 
 wh_inbox *wh_mailbox_find_inbox(const wh_mailbox *mailbox, uint64_t tag) {

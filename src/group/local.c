@@ -4,7 +4,7 @@
 #include <string.h>
 
 #include "base/alloc.h"
-#include "base/fail.h"
+#include "base/error.h"
 #include "group/mailbox.h"
 
 enum { SHARE = 64 << 20 };
@@ -59,7 +59,7 @@ static wherry_status local_send(wh_group *group, int32_t rank, uint64_t tag, con
         status = wh_mailbox_put_copy(to->base.mailbox, group->rank, own->incarnation, tag, bytes, size, error);
     }
     pthread_mutex_unlock(&own->hub->lock);
-    return status == WHERRY_OK ? status : wh_fail_about(error, rank, status);
+    return status == WHERRY_OK ? status : wh_fail_rank(error, rank, status);
 }
 
 static void local_destroy(wh_group *group) {

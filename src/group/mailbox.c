@@ -5,9 +5,9 @@
 
 #include "base/alloc.h"
 #include "base/checked.h"
-#include "base/fail.h"
+#include "base/clock.h"
+#include "base/error.h"
 #include "base/log.h"
-#include "base/wait.h"
 #include "group/mailbox_internal.h"
 
 /** How long a waiter reads from the peers before it looks whether it was woken, where it cannot be nudged. */
@@ -260,7 +260,7 @@ static wherry_status fail_about(wherry_error *error, wherry_status status, int32
     if (rank == WH_ANY_RANK) {
         return wh_fail(error, status, "%s%s", what, reason);
     }
-    return wh_fail_about(error, rank, wh_fail(error, status, "rank %d: %s%s", (int)rank, what, reason));
+    return wh_fail_rank(error, rank, wh_fail(error, status, "rank %d: %s%s", (int)rank, what, reason));
 }
 
 /** Why there is no more use in waiting; WHERRY_OK where there is. `losses` is how often the rank had been lost when the waiting began. */

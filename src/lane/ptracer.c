@@ -5,7 +5,7 @@
 #include <stdatomic.h>
 #include <sys/prctl.h>
 
-#include "base/fail.h"
+#include "base/error.h"
 #include "base/log.h"
 
 uint64_t wh_ptracer_choose(_Atomic uint64_t *slot, uint64_t process) {
@@ -33,7 +33,7 @@ wherry_status wh_ptracer_name(const wh_lane_site *site, const wh_identity *recei
     }
     uint64_t process = (uint64_t)wh_group_process(site->group, site->peer);
     if (process == 0) {
-        process = wh_identity_same_numbers(&own, receiver) ? receiver->process : WH_PTRACER_ANYONE;
+        process = wh_identity_shares_pids(&own, receiver) ? receiver->process : WH_PTRACER_ANYONE;
     }
     uint64_t named = wh_ptracer_choose(&slot, process);
     wh_log(WHERRY_LOG_INFO, "rank %d may not reach into this process: naming %s its ptracer", site->peer,

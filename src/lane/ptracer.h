@@ -5,7 +5,7 @@
 #ifndef WH_LANE_PTRACER_H
 #define WH_LANE_PTRACER_H
 
-#include "base/boot.h"
+#include "base/process.h"
 #include "lane/lane.h"
 
 /**

@@ -1,6 +1,6 @@
 #include "lane/run_cursor.h"
 
-#include "base/bulk.h"
+#include "base/cache_copy.h"
 #include "base/checked.h"
 
 wh_run_cursor wh_run_cursor_at(const wh_segments *segments) {
@@ -64,15 +64,15 @@ void wh_run_cursor_unpack(wh_run_cursor *cursor, const void *from, size_t bytes)
         size_t part = wh_min(wh_run_cursor_left(cursor), bytes);
         const struct iovec *next = cursor->at + 1;
         if (next < cursor->end && next->iov_base) {
-            wh_copy_foresee(next->iov_base, next->iov_len);
+            wh_copy_prefetch(next->iov_base, next->iov_len);
         }
         void *here = wh_run_cursor_here(cursor);
         if (here) {
-            wh_copy_past_cache(here, at, part);
+            wh_copy_nontemporal(here, at, part);
         }
         wh_run_cursor_advance(cursor, part);
         at += part;
         bytes -= part;
     }
-    wh_copies_settle();
+    wh_copy_fence();
 }

@@ -2,7 +2,7 @@
 
 #include <wherry/checkpoint.h>
 
-#include "base/fail.h"
+#include "base/error.h"
 
 int32_t wh_site_device(const wh_lane_site *site) {
     return site->devices ? __builtin_ctzll(site->devices) : -1;
@@ -13,7 +13,7 @@ wh_deadline wh_site_patience(const wh_lane_site *site) {
 }
 
 wherry_status wh_site_blame(const wh_lane_site *site, wherry_status status, wherry_error *error) {
-    return status == WHERRY_OK || status == WHERRY_CANCELLED ? status : wh_fail_about(error, site->peer, status);
+    return status == WHERRY_OK || status == WHERRY_CANCELLED ? status : wh_fail_rank(error, site->peer, status);
 }
 
 wherry_status wh_site_timed_out(const wh_lane_site *site, wherry_error *error) {

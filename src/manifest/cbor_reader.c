@@ -6,8 +6,8 @@
 #include <string.h>
 
 #include "base/alloc.h"
-#include "base/fail.h"
-#include "base/utf8.h"
+#include "base/error.h"
+#include "base/text.h"
 
 static void on_number(void *context, wh_item_type type, uint64_t number) {
     wh_item *item = context;

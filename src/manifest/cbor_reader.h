@@ -13,7 +13,7 @@
 
 #include <wherry/base.h>
 
-#include "base/byteorder.h"
+#include "base/bytes.h"
 #include "manifest/format.h"
 
 typedef enum wh_item_type {

@@ -4,8 +4,8 @@
 #include <wherry/expert.h>
 
 #include "base/alloc.h"
-#include "base/byteorder.h"
-#include "base/fail.h"
+#include "base/bytes.h"
+#include "base/error.h"
 #include "manifest/cbor_writer.h"
 #include "manifest/encode.h"
 #include "manifest/format.h"

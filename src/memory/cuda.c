@@ -5,7 +5,7 @@
 #include <stdio.h>
 #include <time.h>
 
-#include "base/fail.h"
+#include "base/error.h"
 #include "memory/cuda_driver.h"
 #include "memory/cuda_queue.h"
 #include "memory/cuda_wait.h"

@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-#include "base/fail.h"
+#include "base/error.h"
 #include "memory/cuda.h"
 
 /** What there is once a process. */

@@ -6,7 +6,7 @@
 
 #include "base/alloc.h"
 #include "base/checked.h"
-#include "base/fail.h"
+#include "base/error.h"
 #include "base/log.h"
 #include "memory/cuda_copy_ptx.h"
 #include "memory/cuda_driver.h"

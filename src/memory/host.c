@@ -5,7 +5,7 @@
 #include <sys/mman.h>
 
 #include "base/alloc.h"
-#include "base/fail.h"
+#include "base/error.h"
 #include "memory/cuda.h"
 #include "memory/memory.h"
 #include "memory/pages.h"

@@ -4,7 +4,7 @@
 #include <stdbool.h>
 #include <stdlib.h>
 
-#include "base/fail.h"
+#include "base/error.h"
 #include "memory/cuda_driver.h"
 
 enum { DEFAULT_MIB = 128, MOST_MIB = 1 << 20, KEPT_MAX = 1024 };

@@ -7,7 +7,7 @@
 #include <string.h>
 
 #include "base/alloc.h"
-#include "base/fail.h"
+#include "base/error.h"
 #include "plan/plan.h"
 #include "state/describe.h"
 #include "state/path.h"

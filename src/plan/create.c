@@ -1,6 +1,6 @@
 /* Making a plan: everything that can fail first, then the changes that cannot. */
 #include "base/alloc.h"
-#include "base/fail.h"
+#include "base/error.h"
 #include "base/log.h"
 #include "base/options.h"
 #include "plan/plan.h"

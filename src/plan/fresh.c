@@ -1,6 +1,6 @@
 /* Receiving into new storages: each as large as the source's, each element where it was. All of the source's tensors, or some of them. */
 #include "base/alloc.h"
-#include "base/fail.h"
+#include "base/error.h"
 #include "memory/memory.h"
 #include "plan/plan.h"
 #include "range/region.h"

@@ -2,7 +2,7 @@
 #include <string.h>
 
 #include "base/alloc.h"
-#include "base/fail.h"
+#include "base/error.h"
 #include "memory/memory.h"
 #include "plan/plan.h"
 #include "state/describe.h"

@@ -3,7 +3,7 @@
  * checked is that tensors which share memory here do so in the source as well.
  */
 #include "base/alloc.h"
-#include "base/fail.h"
+#include "base/error.h"
 #include "plan/plan.h"
 
 /** The bytes of a storage, which has one contiguous tensor, that are written. */

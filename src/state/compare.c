@@ -3,7 +3,7 @@
 #include <wherry/value.h>
 
 #include "base/alloc.h"
-#include "base/fail.h"
+#include "base/error.h"
 #include "state/describe.h"
 #include "state/mesh.h"
 #include "state/path.h"

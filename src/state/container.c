@@ -2,8 +2,8 @@
 #include <string.h>
 
 #include "base/alloc.h"
-#include "base/byteorder.h"
-#include "base/fail.h"
+#include "base/bytes.h"
+#include "base/error.h"
 #include "state/value.h"
 
 /** Dicts up to this size are searched from end to end. */

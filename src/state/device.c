@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/fail.h"
+#include "base/error.h"
 
 wherry_device wherry_device_cpu(void) {
     return (wherry_device){WHERRY_DEVICE_CPU, -1};

@@ -3,8 +3,8 @@
 #include <string.h>
 
 #include "base/alloc.h"
-#include "base/fail.h"
-#include "base/utf8.h"
+#include "base/error.h"
+#include "base/text.h"
 #include "state/value.h"
 
 static wherry_status check_placement(const wherry_placement *placement, uint32_t ndim, wherry_error *error) {

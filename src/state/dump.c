@@ -4,9 +4,8 @@
 #include <wherry/value.h>
 
 #include "base/alloc.h"
-#include "base/fail.h"
+#include "base/error.h"
 #include "base/text.h"
-#include "base/utf8.h"
 #include "state/describe.h"
 #include "state/path.h"
 #include "state/value.h"

@@ -3,7 +3,7 @@
 #include <wherry/value.h>
 
 #include "base/alloc.h"
-#include "base/fail.h"
+#include "base/error.h"
 #include "state/path.h"
 #include "state/rebuild.h"
 #include "state/value.h"

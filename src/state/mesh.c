@@ -5,9 +5,9 @@
 
 #include "base/alloc.h"
 #include "base/checked.h"
-#include "base/fail.h"
+#include "base/error.h"
 #include "base/index.h"
-#include "base/utf8.h"
+#include "base/text.h"
 #include "state/mesh.h"
 
 /** The arrays and names lie behind it, in the same block. */

@@ -4,9 +4,9 @@
 #include <string.h>
 
 #include "base/alloc.h"
-#include "base/byteorder.h"
-#include "base/fail.h"
-#include "base/number.h"
+#include "base/bytes.h"
+#include "base/error.h"
+#include "base/text.h"
 #include "state/value.h"
 
 /** Whether a byte is one of a control character, which a terminal obeys: of ASCII, or of Latin-1 in UTF-8. */

@@ -4,10 +4,9 @@
 #include <string.h>
 
 #include "base/alloc.h"
-#include "base/byteorder.h"
-#include "base/fail.h"
-#include "base/number.h"
-#include "base/utf8.h"
+#include "base/bytes.h"
+#include "base/error.h"
+#include "base/text.h"
 #include "state/path.h"
 #include "state/value.h"
 

@@ -1,7 +1,7 @@
 #include "state/rebuild.h"
 
 #include "base/alloc.h"
-#include "base/fail.h"
+#include "base/error.h"
 #include "state/path.h"
 #include "state/value.h"
 

@@ -4,7 +4,7 @@
 
 #include "base/alloc.h"
 #include "base/checked.h"
-#include "base/fail.h"
+#include "base/error.h"
 #include "range/copy.h"
 #include "state/value.h"
 

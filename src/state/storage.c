@@ -4,7 +4,7 @@
 #include <unistd.h>
 
 #include "base/alloc.h"
-#include "base/fail.h"
+#include "base/error.h"
 #include "memory/cuda.h"
 #include "memory/memory.h"
 #include "memory/pages.h"

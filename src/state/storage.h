@@ -6,7 +6,7 @@
 
 #include <wherry/tensor.h>
 
-#include "base/pool.h"
+#include "base/alloc.h"
 
 /** Whether the storage has no memory though it has bytes: it came from a manifest. */
 bool wh_storage_is_bare(const wherry_storage *storage);

@@ -4,7 +4,7 @@
 
 #include <wherry/tensor.h>
 
-#include "base/fail.h"
+#include "base/error.h"
 #include "range/digest.h"
 
 _Static_assert(WHERRY_DIGEST_BYTES == (int)WH_DIGEST_BYTES, "one kind of digest");

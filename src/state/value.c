@@ -3,9 +3,9 @@
 #include <string.h>
 
 #include "base/alloc.h"
-#include "base/byteorder.h"
-#include "base/fail.h"
-#include "base/utf8.h"
+#include "base/bytes.h"
+#include "base/error.h"
+#include "base/text.h"
 
 static const char *const kind_names[] = {
     [WHERRY_KIND_NONE] = "none",     [WHERRY_KIND_BOOL] = "bool",       [WHERRY_KIND_INT] = "int",

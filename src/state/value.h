@@ -5,8 +5,8 @@
 #include <wherry/tensor.h>
 #include <wherry/value.h>
 
+#include "base/alloc.h"
 #include "base/index.h"
-#include "base/pool.h"
 #include "range/copy.h"
 
 typedef struct wh_text {

@@ -4,7 +4,7 @@
 #include <stdatomic.h>
 
 #include "base/alloc.h"
-#include "base/fail.h"
+#include "base/error.h"
 
 struct wherry_cancel {
     atomic_bool requested;

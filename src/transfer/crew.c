@@ -1,7 +1,7 @@
 #include "transfer/crew.h"
 
-#include "base/fail.h"
-#include "base/thread.h"
+#include "base/error.h"
+#include "base/stop.h"
 
 static void note_failure(wh_crew *crew, const wherry_error *error, wherry_status status) {
     pthread_mutex_lock(&crew->lock);

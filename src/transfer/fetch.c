@@ -2,7 +2,7 @@
 
 #include "base/alloc.h"
 #include "base/checked.h"
-#include "base/fail.h"
+#include "base/error.h"
 #include "state/prepare.h"
 
 enum { AHEAD_MIN = 8, AHEAD_MAX = 24 };

@@ -4,10 +4,10 @@
 #include <string.h>
 
 #include "base/alloc.h"
+#include "base/bytes.h"
 #include "base/checked.h"
-#include "base/cursor.h"
-#include "base/fail.h"
-#include "base/utf8.h"
+#include "base/error.h"
+#include "base/text.h"
 
 /** Cuts a text that is too long, not within a character. */
 static void append_text(wh_string *message, wh_bytes text, size_t most) {

@@ -8,7 +8,7 @@
 
 #include "base/alloc.h"
 #include "base/checked.h"
-#include "base/fail.h"
+#include "base/error.h"
 #include "base/log.h"
 #include "base/point.h"
 #include "plan/plan.h"
@@ -96,7 +96,7 @@ static wherry_status take_message(wh_receive *receive, wh_message *message, wher
 /** Why this call ends by itself, if it does. */
 static wherry_status must_end(wh_receive *receive, const char *doing, wherry_error *error) {
     wherry_status status = wh_transfer_must_end(&receive->transfer, doing, error);
-    return status == WHERRY_OK ? status : wh_fail_about(error, receive->rank, status);
+    return status == WHERRY_OK ? status : wh_fail_rank(error, receive->rank, status);
 }
 
 wherry_status wh_receive_heed(wh_receive *receive, wh_deadline deadline, const char *doing, wherry_error *error) {
@@ -275,7 +275,7 @@ static void free_or_keep(wh_receive *receive) {
     wh_chunk_sink_keep(&receive->sink);
     for (size_t i = 0; i < receive->plan->kept_count; i++) {
         wherry_storage_ref(receive->plan->kept[i]);
-        wh_keep(receive->plan->kept[i]);
+        wh_leak(receive->plan->kept[i]);
     }
     wh_log(WHERRY_LOG_ERROR, "the memory of %zu storages is kept for ever: rank %d may still write to it",
            receive->plan->kept_count, (int)receive->rank);

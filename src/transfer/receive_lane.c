@@ -3,7 +3,7 @@
 
 #include "base/alloc.h"
 #include "base/checked.h"
-#include "base/fail.h"
+#include "base/error.h"
 #include "base/log.h"
 #include "base/point.h"
 #include "plan/plan.h"
@@ -181,7 +181,7 @@ static wherry_status choose(wh_receive *receive, size_t *next, wherry_error *err
         }
         if (status == WHERRY_OK && refusal.status == WHERRY_CANCELLED) {
             status = wh_transfer_must_end(&receive->transfer, "probing a lane", error);
-            wh_fail_about(error, receive->rank, status);
+            wh_fail_rank(error, receive->rank, status);
         }
         if (status != WHERRY_OK || refusal.status == WHERRY_OK) {
             return status;
@@ -270,7 +270,7 @@ static wherry_status move_leg(wh_receive *receive, wherry_error *error) {
         }
         wh_receive_end_lane(receive);
         if (receive->held) { /* what comes by another lane would be overwritten */
-            return wh_fail_about(
+            return wh_fail_rank(
                 error, receive->rank,
                 wh_fail(error, WHERRY_CLOSED, "rank %d: %s", (int)receive->rank, receive->reason.message));
         }

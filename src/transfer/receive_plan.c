@@ -1,7 +1,7 @@
 /* Asking for a checkpoint, and planning what is received where. */
 #include <wherry/expert.h>
 
-#include "base/fail.h"
+#include "base/error.h"
 #include "base/log.h"
 #include "base/point.h"
 #include "plan/plan.h"
@@ -18,7 +18,7 @@ static wherry_status send_want(wh_receive *receive, const wh_note *want, wherry_
         wh_fail(error, status, "timed out after %.3f s while asking for a checkpoint: rank %d %s",
                 wh_seconds(receive->transfer.begin, wh_clock_now()), (int)receive->rank,
                 wh_mailbox_incarnation(mailbox, receive->rank) ? "takes no messages" : "has not come");
-        wh_fail_about(error, receive->rank, status);
+        wh_fail_rank(error, receive->rank, status);
     }
     receive->asked = status == WHERRY_OK;
     return status;

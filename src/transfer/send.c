@@ -3,7 +3,7 @@
 #include <string.h>
 
 #include "base/alloc.h"
-#include "base/fail.h"
+#include "base/error.h"
 #include "base/log.h"
 #include "group/mailbox.h"
 #include "transfer/cancel.h"

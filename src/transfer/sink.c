@@ -5,7 +5,7 @@
 
 #include "base/alloc.h"
 #include "base/checked.h"
-#include "base/fail.h"
+#include "base/error.h"
 #include "base/point.h"
 #include "plan/plan.h"
 #include "transfer/sink_device.h"
@@ -65,7 +65,7 @@ void wh_chunk_sink_keep(wh_chunk_sink *sink) {
     wh_chunk_sink *kept = wh_alloc(sizeof(*kept));
     if (kept) {
         *kept = *sink;
-        wh_keep(kept);
+        wh_leak(kept);
     }
     *sink = (wh_chunk_sink){0};
 }

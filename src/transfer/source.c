@@ -1,9 +1,9 @@
 #include "transfer/source.h"
 
 #include "base/alloc.h"
-#include "base/byteorder.h"
-#include "base/cursor.h"
-#include "base/fail.h"
+#include "base/bytes.h"
+#include "base/error.h"
+#include "base/text.h"
 #include "manifest/encode.h"
 #include "manifest/fingerprint.h"
 #include "memory/cuda.h"

@@ -1,7 +1,7 @@
 #include "transfer/stage.h"
 
 #include "base/alloc.h"
-#include "base/fail.h"
+#include "base/error.h"
 #include "memory/pinned.h"
 
 void wh_stage_init(wh_stage *stage, int32_t device, size_t slot_bytes, const wh_stop *stop, wh_deadline deadline) {

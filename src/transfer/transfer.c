@@ -7,7 +7,7 @@
 #include "base/alloc.h"
 #include "base/checked.h"
 #include "base/cpu.h"
-#include "base/fail.h"
+#include "base/error.h"
 #include "base/options.h"
 #include "memory/cuda.h"
 #include "transfer/crew.h"
@@ -129,7 +129,7 @@ wherry_status wh_transfer_tell(wh_transfer *transfer, int32_t rank, uint64_t tag
                                                                 message.size, deadline, &stop, error);
     wh_free(message.bytes);
     if (status == WHERRY_CANCELLED && wh_transfer_cancelled(transfer)) {
-        status = wh_fail_about(error, rank, wh_transfer_must_end(transfer, "sending a message", error));
+        status = wh_fail_rank(error, rank, wh_transfer_must_end(transfer, "sending a message", error));
     }
     return status;
 }

@@ -5,7 +5,7 @@
 
 #include "base/alloc.h"
 #include "base/checked.h"
-#include "base/fail.h"
+#include "base/error.h"
 #include "base/log.h"
 
 /** In wh_waiting_send.nonces: the destination has ended, and is paired no more. No nonce has this value: they have the tag bit of conversations. */

@@ -5,7 +5,7 @@
 
 #include "base/alloc.h"
 #include "base/checked.h"
-#include "base/fail.h"
+#include "base/error.h"
 #include "support/build.h"
 
 enum { UNWANTED, WANTED, OPEN, CLOSED };

@@ -12,9 +12,10 @@
 #include <unistd.h>
 
 #include "base/alloc.h"
+#include "base/bytes.h"
 #include "base/checked.h"
-#include "base/cursor.h"
-#include "base/fail.h"
+#include "base/error.h"
+#include "base/text.h"
 #include "lane/site.h"
 
 enum { NONCE = 32 };

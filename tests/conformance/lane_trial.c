@@ -7,7 +7,7 @@
 #include <unistd.h>
 
 #include "base/alloc.h"
-#include "base/fail.h"
+#include "base/error.h"
 #include "support/build.h"
 
 /* What the sides say to each other: plain tags, which differ from trial to trial, so that nothing is left of one for the next. */

@@ -3,7 +3,7 @@
 #include <stdio.h>
 #include <unistd.h>
 
-#include "base/fail.h"
+#include "base/error.h"
 #include "conformance/hub_place.h"
 #include "conformance/sockets_place.h"
 #include "conformance/transfer_world.h"

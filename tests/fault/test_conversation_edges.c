@@ -6,7 +6,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "base/byteorder.h"
+#include "base/bytes.h"
 #include "base/point.h"
 #include "conformance/hub_place.h"
 #include "conformance/transfer_world.h"

@@ -5,7 +5,7 @@
 #include <string.h>
 #include <zlib.h>
 
-#include "base/byteorder.h"
+#include "base/bytes.h"
 #include "file/native.h"
 #include "file_harness.h"
 

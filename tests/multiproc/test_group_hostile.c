@@ -13,7 +13,7 @@
 
 #include <wherry/base.h>
 
-#include "base/byteorder.h"
+#include "base/bytes.h"
 #include "base/stop.h"
 #include "group/hello.h"
 #include "group/inbox.h"

@@ -6,7 +6,7 @@
 #define WH_TEST_BLOCKS_SCENE_H
 
 #include "base/alloc.h"
-#include "base/fail.h"
+#include "base/error.h"
 #include "conformance/lane_data.h"
 #include "lane/blocks/blocks_internal.h"
 #include "lane/lanes.h"

@@ -7,8 +7,8 @@
 #define WH_TESTS_SCRIPTED_PEER_H
 
 #include "base/alloc.h"
-#include "base/byteorder.h"
-#include "base/cursor.h"
+#include "base/bytes.h"
+#include "base/text.h"
 #include "conformance/transfer_world.h"
 #include "group/inbox.h"
 

@@ -12,7 +12,7 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
-#include "base/wait.h"
+#include "base/clock.h"
 
 enum { CLUNG_MAX = 64 };
 

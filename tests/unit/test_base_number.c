@@ -13,10 +13,10 @@
 #include <cmocka.h>
 
 #include "../support/random_range.h"
-#include "base/byteorder.h"
+#include "base/bytes.h"
 #include "base/checked.h"
-#include "base/number.h"
 #include "base/options.h"
+#include "base/text.h"
 
 #define MOST ((uint64_t)INT64_MAX)
 

@@ -11,7 +11,7 @@
 
 #include "../support/counting_allocator.h"
 #include "../support/random_range.h"
-#include "base/pool.h"
+#include "base/alloc.h"
 
 enum { OBJECTS = 3000 };
 
@@ -152,7 +152,7 @@ static void test_common_pool(void **state) {
         memset(objects[i].bytes, (int)i & 0xFF, 100);
         near += i && objects[i].bytes - objects[i - 1].bytes == 104;
     }
-    assert_true(near > MANY * 9 / 10 || !wh_alloc_may_keep());
+    assert_true(near > MANY * 9 / 10 || !wh_alloc_may_cache());
     for (size_t i = 0; i < MANY; i++) {
         assert_int_equal(objects[i].bytes[99], i & 0xFF);
         wh_pool_free(objects[i].bytes, objects[i].offset);

@@ -9,7 +9,7 @@
 #include <cmocka.h>
 
 #include "../support/random_range.h"
-#include "base/utf8.h"
+#include "base/text.h"
 
 /** Decodes each character and asks whether its number could have been written shorter. */
 static bool slow_valid(const uint8_t *bytes, size_t size) {

@@ -5,7 +5,7 @@
 #include <stdio.h>
 #include <unistd.h>
 
-#include "base/fail.h"
+#include "base/error.h"
 #include "group/local.h"
 #include "transfer/crew.h"
 

@@ -7,7 +7,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "base/utf8.h"
+#include "base/text.h"
 #include "group/address.h"
 
 enum { VARIABLES = 14, LONGEST = 107 };

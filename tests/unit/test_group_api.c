@@ -6,7 +6,7 @@
 #include <unistd.h>
 
 #include "api/group_handle.h"
-#include "base/byteorder.h"
+#include "base/bytes.h"
 #include "group/local.h"
 #include "support/build.h"
 #include "support/counting_allocator.h"

@@ -10,7 +10,7 @@
 #include <unistd.h>
 
 #include "base/alloc.h"
-#include "base/fail.h"
+#include "base/error.h"
 #include "lane/cma/cma.h"
 #include "lane/lanes.h"
 #include "lane/ptracer.h"
@@ -34,7 +34,7 @@ static void test_offer_and_request_travel(void **state) {
     must(wh_cma_parse_offer(bytes.bytes, bytes.size, &back, &error));
     assert_int_equal(back.identity.process, 4711);
     assert_true(back.address == offer.address);
-    assert_true(wh_identity_same_numbers(&back.identity, &offer.identity));
+    assert_true(wh_identity_shares_pids(&back.identity, &offer.identity));
     assert_memory_equal(back.nonce, offer.nonce, WH_CMA_NONCE);
     must_fail(WHERRY_MALFORMED, error, wh_cma_parse_request(bytes.bytes, bytes.size, &back.identity, &error));
     must(wh_cma_parse_request(bytes.bytes, WH_CMA_REQUEST_BYTES, &back.identity, &error));
@@ -55,15 +55,15 @@ static void test_numbers_mean_the_same(void **state) {
     must(wh_identity_read(&own, &error));
     assert_int_equal(own.process, getpid());
     wh_identity other = own;
-    assert_true(wh_identity_same_numbers(&own, &other));
+    assert_true(wh_identity_shares_pids(&own, &other));
     other.namespace_inode++;
-    assert_false(wh_identity_same_numbers(&own, &other));
+    assert_false(wh_identity_shares_pids(&own, &other));
     other = own;
     other.namespace_device++;
-    assert_false(wh_identity_same_numbers(&own, &other));
+    assert_false(wh_identity_shares_pids(&own, &other));
     other = own;
     other.boot[WH_BOOT_BYTES - 1] ^= 1;
-    assert_false(wh_identity_same_numbers(&own, &other));
+    assert_false(wh_identity_shares_pids(&own, &other));
 }
 
 /** The nonce stays as it is, and a fork has another. */

@@ -14,7 +14,7 @@
 #include <unistd.h>
 
 #include "base/alloc.h"
-#include "base/fail.h"
+#include "base/error.h"
 #include "lane/lanes.h"
 #include "lane/ring/ring_internal.h"
 #include "support/build.h"

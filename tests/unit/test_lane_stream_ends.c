@@ -6,8 +6,8 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "base/byteorder.h"
-#include "base/fail.h"
+#include "base/bytes.h"
+#include "base/error.h"
 #include "group/local.h"
 #include "lane/lanes.h"
 #include "support/build.h"

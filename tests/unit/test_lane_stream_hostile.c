@@ -7,7 +7,7 @@
 #include <unistd.h>
 
 #include "base/alloc.h"
-#include "base/byteorder.h"
+#include "base/bytes.h"
 #include "group/local.h"
 #include "lane/lanes.h"
 #include "support/build.h"

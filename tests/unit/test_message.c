@@ -2,7 +2,7 @@
 #include "support/build.h"
 
 #include "base/alloc.h"
-#include "base/byteorder.h"
+#include "base/bytes.h"
 #include "transfer/message.h"
 
 static wherry_error error;

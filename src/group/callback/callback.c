@@ -6,10 +6,10 @@
 
 #include "base/alloc.h"
 #include "base/checked.h"
-#include "base/fail.h"
+#include "base/clock.h"
+#include "base/error.h"
 #include "base/log.h"
 #include "base/options.h"
-#include "base/wait.h"
 #include "group/callback/callback_internal.h"
 
 enum { BLOCK_MIN = 1 << 10, BLOCK_DEFAULT = 1 << 20, BLOCK_MAX = 1 << 30, FAREWELL_MS = 100 };
@@ -97,7 +97,7 @@ void wh_callback_greet(wh_callback *callback) {
 }
 
 static wherry_status fail_about(wherry_error *error, wherry_status status, int32_t rank, const char *reason) {
-    return wh_fail_about(error, rank, wh_fail(error, status, "rank %d: %s", (int)rank, reason));
+    return wh_fail_rank(error, rank, wh_fail(error, status, "rank %d: %s", (int)rank, reason));
 }
 
 /** Waits until no other message goes to a rank. @param to_p  the incarnation that it is for; 0: whichever is there. */

@@ -1,8 +1,8 @@
 /* Blocks that move without copies: the table does it, and this sees to it that it is called in turn and that its answers make sense. */
 #include "base/alloc.h"
-#include "base/bulk.h"
+#include "base/cache_copy.h"
 #include "base/checked.h"
-#include "base/fail.h"
+#include "base/error.h"
 #include "group/callback/callback_internal.h"
 
 /** A block that is under way. */
@@ -120,9 +120,9 @@ void wherry_group_copy_runs(void *to, const struct iovec *runs, size_t skip, siz
     uint8_t *at = to;
     for (; size; runs++, skip = 0) {
         size_t part = wh_min(runs->iov_len - skip, size);
-        wh_copy_past_cache(at, (const uint8_t *)runs->iov_base + skip, part);
+        wh_copy_nontemporal(at, (const uint8_t *)runs->iov_base + skip, part);
         at += part;
         size -= part;
     }
-    wh_copies_settle();
+    wh_copy_fence();
 }

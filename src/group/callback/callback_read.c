@@ -2,10 +2,10 @@
 #include <stdio.h>
 
 #include "base/alloc.h"
-#include "base/fail.h"
+#include "base/clock.h"
+#include "base/error.h"
 #include "base/log.h"
-#include "base/thread.h"
-#include "base/wait.h"
+#include "base/stop.h"
 #include "group/callback/callback_internal.h"
 
 /** What a frame says about who is there. The lock is held. @return whether its content counts. */

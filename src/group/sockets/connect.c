@@ -9,8 +9,8 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "base/byteorder.h"
-#include "base/fail.h"
+#include "base/bytes.h"
+#include "base/error.h"
 #include "group/sockets/internal.h"
 
 /** How often a waiting thread looks whether the rank was lost, or it is to stop. How long it leaves a listener in peace that too many knock at. */
@@ -30,8 +30,8 @@ typedef struct attempt {
 } attempt;
 
 static wherry_status lost(const attempt *a, const char *reason) {
-    return wh_fail_about(a->error, a->rank,
-                         wh_fail(a->error, WHERRY_PEER_LOST, "rank %d: lost: %s", (int)a->rank, reason));
+    return wh_fail_rank(a->error, a->rank,
+                        wh_fail(a->error, WHERRY_PEER_LOST, "rank %d: lost: %s", (int)a->rank, reason));
 }
 
 /** Where the rank was dialled, as a reader of messages wants it. */
@@ -41,11 +41,11 @@ static int place_length(const attempt *a) {
 
 /** There is no way to its place: a rank that lives may have told one that leads nowhere from here. */
 static wherry_status unreachable(const attempt *a, int errnum) {
-    return wh_fail_about(a->error, a->rank,
-                         wh_fail(a->error, WHERRY_PEER_LOST,
-                                 "rank %d: lost: no connection to it at %.*s: %s; where that is the wrong network, set "
-                                 "WHERRY_INTERFACE to the right one",
-                                 (int)a->rank, place_length(a), a->place, strerror(errnum)));
+    return wh_fail_rank(a->error, a->rank,
+                        wh_fail(a->error, WHERRY_PEER_LOST,
+                                "rank %d: lost: no connection to it at %.*s: %s; where that is the wrong network, set "
+                                "WHERRY_INTERFACE to the right one",
+                                (int)a->rank, place_length(a), a->place, strerror(errnum)));
 }
 
 /** Whether there is use in going on. */
@@ -68,9 +68,9 @@ static wherry_status look(const attempt *a) {
     } else if (failed) {
         status = lost(a, reason);
     } else if (wh_deadline_passed(a->deadline)) {
-        status = wh_fail_about(a->error, a->rank,
-                               wh_fail(a->error, WHERRY_TIMED_OUT, "rank %d: timed out opening a channel to %.*s",
-                                       (int)a->rank, place_length(a), a->place));
+        status = wh_fail_rank(a->error, a->rank,
+                              wh_fail(a->error, WHERRY_TIMED_OUT, "rank %d: timed out opening a channel to %.*s",
+                                      (int)a->rank, place_length(a), a->place));
     }
     return status;
 }
@@ -220,10 +220,10 @@ static wherry_status hear_answer(const attempt *a) {
     wherry_status status = read_some(a, &answer, 1, &got);
     if (status == WHERRY_OK && answer != WH_ATTACHED) {
         status =
-            wh_fail_about(a->error, a->rank,
-                          wh_fail(a->error, WHERRY_ABORTED,
-                                  "rank %d has refused a channel: its side of the conversation is over; receive again",
-                                  (int)a->rank));
+            wh_fail_rank(a->error, a->rank,
+                         wh_fail(a->error, WHERRY_ABORTED,
+                                 "rank %d has refused a channel: its side of the conversation is over; receive again",
+                                 (int)a->rank));
     }
     return status;
 }
@@ -252,8 +252,8 @@ static wherry_status open_channel(attempt *a, uint64_t tag) {
 static wherry_status connect_to_self(wh_sockets *sockets, uint64_t tag, int *channel_p, wherry_error *error) {
     int ends[2];
     if (!wh_mailbox_expects(sockets->base.mailbox, tag)) {
-        return wh_fail_about(error, sockets->base.rank,
-                             wh_fail(error, WHERRY_ABORTED, "no conversation is open for the channel"));
+        return wh_fail_rank(error, sockets->base.rank,
+                            wh_fail(error, WHERRY_ABORTED, "no conversation is open for the channel"));
     }
     if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, ends) != 0) {
         return wh_fail_errno(error, WHERRY_SYSTEM, errno, "cannot open a channel");

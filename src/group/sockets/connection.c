@@ -6,9 +6,9 @@
 #include <unistd.h>
 
 #include "base/alloc.h"
-#include "base/byteorder.h"
+#include "base/bytes.h"
 #include "base/checked.h"
-#include "base/fail.h"
+#include "base/error.h"
 
 enum { HEAD = WH_FRAME_HEAD, MESSAGE_HEAD = WH_MESSAGE_HEAD, READ_SIZE = 64 << 10 };
 

@@ -8,7 +8,7 @@
 #include <strings.h>
 #include <unistd.h>
 
-#include "base/fail.h"
+#include "base/error.h"
 #include "base/log.h"
 #include "group/sockets/internal.h"
 

@@ -4,10 +4,9 @@
 #include <time.h>
 
 #include "base/alloc.h"
-#include "base/byteorder.h"
+#include "base/bytes.h"
 #include "base/log.h"
 #include "base/text.h"
-#include "base/utf8.h"
 #include "group/sockets/internal.h"
 
 enum { ENTRY_HEAD = 4 + 8 + 2, TABLE_PART = 64 << 10 };

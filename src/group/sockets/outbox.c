@@ -6,9 +6,9 @@
 #include <sys/uio.h>
 
 #include "base/alloc.h"
-#include "base/byteorder.h"
+#include "base/bytes.h"
 #include "base/checked.h"
-#include "base/fail.h"
+#include "base/error.h"
 
 /** Pieces that one call sends. */
 enum { PIECES = 16 };

@@ -8,8 +8,8 @@
 #include <string.h>
 
 #include "base/alloc.h"
-#include "base/thread.h"
-#include "base/wait.h"
+#include "base/clock.h"
+#include "base/stop.h"
 
 struct wh_question {
     pthread_mutex_t lock;

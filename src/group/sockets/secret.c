@@ -10,7 +10,7 @@
 #include <openssl/crypto.h>
 
 #include "base/alloc.h"
-#include "base/fail.h"
+#include "base/error.h"
 #include "base/log.h"
 #include "group/hello.h"
 

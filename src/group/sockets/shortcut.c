@@ -16,8 +16,8 @@
 
 #include <openssl/evp.h>
 
-#include "base/boot.h"
 #include "base/log.h"
+#include "base/process.h"
 #include "group/sockets/internal.h"
 
 enum { NUMBER = 16, DIGITS = WH_SHORTCUT_DIGITS, MARK = ';' };

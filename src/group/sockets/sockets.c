@@ -9,11 +9,11 @@
 #include <openssl/crypto.h>
 
 #include "base/alloc.h"
-#include "base/fail.h"
+#include "base/clock.h"
+#include "base/error.h"
 #include "base/log.h"
+#include "base/stop.h"
 #include "base/text.h"
-#include "base/thread.h"
-#include "base/wait.h"
 #include "group/sockets/internal.h"
 #include "group/sockets/secret.h"
 
@@ -46,12 +46,12 @@ static bool is_stopped(wh_sockets *sockets, const wh_stop *stop) {
 }
 
 static wherry_status fail_stopped(int32_t rank, wherry_error *error) {
-    return wh_fail_about(error, rank,
-                         wh_fail(error, WHERRY_CANCELLED, "rank %d: sending a message was stopped", (int)rank));
+    return wh_fail_rank(error, rank,
+                        wh_fail(error, WHERRY_CANCELLED, "rank %d: sending a message was stopped", (int)rank));
 }
 
 static wherry_status fail_lost(int32_t rank, const char *reason, wherry_error *error) {
-    return wh_fail_about(error, rank, wh_fail(error, WHERRY_PEER_LOST, "rank %d: lost: %s", (int)rank, reason));
+    return wh_fail_rank(error, rank, wh_fail(error, WHERRY_PEER_LOST, "rank %d: lost: %s", (int)rank, reason));
 }
 
 /**
@@ -82,8 +82,8 @@ static wherry_status find_way(wh_sockets *sockets, int32_t rank, uint64_t tag, w
             return fail_lost(rank, member->reason, error);
         }
         if (!in_time) {
-            return wh_fail_about(error, rank,
-                                 wh_fail(error, WHERRY_TIMED_OUT, "rank %d: timed out sending a message", (int)rank));
+            return wh_fail_rank(error, rank,
+                                wh_fail(error, WHERRY_TIMED_OUT, "rank %d: timed out sending a message", (int)rank));
         }
         member->wanted = !connection;
         wh_sockets_wake(sockets);

@@ -5,9 +5,10 @@
 #include <wherry/group_ops.h>
 
 #include "base/alloc.h"
+#include "base/bytes.h"
 #include "base/checked.h"
-#include "base/cursor.h"
-#include "base/fail.h"
+#include "base/error.h"
+#include "base/text.h"
 #include "lane/blocks/blocks_internal.h"
 #include "lane/lanes.h"
 
@@ -157,7 +158,7 @@ static void blocks_close(wh_lane_end *end) {
         if (own->site->held_p) {
             *own->site->held_p = true;
         }
-        wh_keep(own);
+        wh_leak(own);
         return;
     }
     for (size_t i = 0; i < WH_BLOCKS_AHEAD && own->order[i]; i++) {

@@ -6,7 +6,7 @@
 
 #include "base/alloc.h"
 #include "base/checked.h"
-#include "base/fail.h"
+#include "base/error.h"
 #include "lane/blocks/blocks_internal.h"
 #include "lane/site.h"
 

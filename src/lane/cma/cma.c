@@ -8,7 +8,7 @@
 #include <unistd.h>
 
 #include "base/alloc.h"
-#include "base/fail.h"
+#include "base/error.h"
 #include "base/log.h"
 #include "lane/lanes.h"
 #include "lane/ptracer.h"
@@ -38,7 +38,7 @@ static wherry_status find_process(const wh_lane_site *site, const wh_identity *o
         if (memcmp(own->boot, offer->identity.boot, WH_BOOT_BYTES) != 0) {
             return wh_site_other_host(site, error);
         }
-        if (!wh_identity_same_numbers(own, &offer->identity)) {
+        if (!wh_identity_shares_pids(own, &offer->identity)) {
             return wh_fail(error, WHERRY_UNSUPPORTED,
                            "rank %d is in another pid namespace: start both in one container, or let them share it "
                            "(docker run --pid, shareProcessNamespace)",

@@ -7,7 +7,7 @@
 #ifndef WH_LANE_CMA_CMA_H
 #define WH_LANE_CMA_CMA_H
 
-#include "base/boot.h"
+#include "base/process.h"
 #include "lane/lane.h"
 
 enum {

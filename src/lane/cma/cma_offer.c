@@ -5,9 +5,9 @@
 #include <sys/mman.h>
 #include <sys/random.h>
 
-#include "base/byteorder.h"
-#include "base/cursor.h"
-#include "base/fail.h"
+#include "base/bytes.h"
+#include "base/error.h"
+#include "base/text.h"
 #include "lane/cma/cma.h"
 
 /** What lies in the page of the nonce. A fork finds zeros there. */

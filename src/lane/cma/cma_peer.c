@@ -5,7 +5,7 @@
 #include <unistd.h>
 
 #include "base/checked.h"
-#include "base/fail.h"
+#include "base/error.h"
 #include "lane/cma/cma.h"
 
 wherry_status wh_cma_peer_open(wh_cma_peer *peer, int32_t process, int32_t rank, wherry_error *error) {
@@ -34,9 +34,9 @@ void wh_cma_peer_close(wh_cma_peer *peer) {
 }
 
 static wherry_status fail_lost(const wh_cma_peer *peer, wherry_error *error) {
-    return wh_fail_about(error, peer->rank,
-                         wh_fail(error, WHERRY_PEER_LOST, "process %d of rank %d ended while its memory was read",
-                                 peer->process, peer->rank));
+    return wh_fail_rank(error, peer->rank,
+                        wh_fail(error, WHERRY_PEER_LOST, "process %d of rank %d ended while its memory was read",
+                                peer->process, peer->rank));
 }
 
 static wherry_status check_alive(const wh_cma_peer *peer, wherry_error *error) {

@@ -6,7 +6,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "base/fail.h"
+#include "base/error.h"
 #include "lane/cma/cma.h"
 
 enum { REASON_MAX = 384 };

@@ -10,7 +10,7 @@
 
 #include "base/alloc.h"
 #include "base/checked.h"
-#include "base/fail.h"
+#include "base/error.h"
 #include "lane/lanes.h"
 #include "lane/ptracer.h"
 #include "lane/site.h"
@@ -141,7 +141,7 @@ static int32_t find_device(const wh_ipc_offer *offer, int32_t theirs) {
 /** The source's number here; 0: it is in another pid namespace, and cannot be told. */
 static int32_t find_process(const wh_lane_site *site, const wh_identity *here, const wh_identity *source) {
     int32_t process = wh_group_process(site->group, site->peer);
-    bool said = !process && source->process <= INT32_MAX && wh_identity_same_numbers(here, source);
+    bool said = !process && source->process <= INT32_MAX && wh_identity_shares_pids(here, source);
     return said ? (int32_t)source->process : process;
 }
 

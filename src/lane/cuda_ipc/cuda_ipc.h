@@ -9,7 +9,7 @@
 #ifndef WH_LANE_CUDA_IPC_CUDA_IPC_H
 #define WH_LANE_CUDA_IPC_CUDA_IPC_H
 
-#include "base/boot.h"
+#include "base/process.h"
 #include "lane/lane.h"
 #include "memory/cuda_share.h"
 

@@ -5,8 +5,8 @@
 #include <unistd.h>
 
 #include "base/alloc.h"
-#include "base/fail.h"
-#include "base/fork_lock.h"
+#include "base/error.h"
+#include "base/process.h"
 #include "lane/cuda_ipc/cuda_ipc.h"
 
 /** An allocation. */

@@ -1,6 +1,7 @@
 #include "base/alloc.h"
-#include "base/cursor.h"
-#include "base/fail.h"
+#include "base/bytes.h"
+#include "base/error.h"
+#include "base/text.h"
 #include "lane/cuda_ipc/cuda_ipc.h"
 
 enum { ALLOCATION_BYTES = 18 + WH_CUDA_HANDLE_BYTES };

@@ -7,7 +7,7 @@
 
 #include "base/alloc.h"
 #include "base/checked.h"
-#include "base/fail.h"
+#include "base/error.h"
 #include "lane/cuda_ipc/cuda_ipc.h"
 #include "lane/site.h"
 #include "memory/cuda_queue.h"

@@ -3,7 +3,7 @@
 
 #include "base/alloc.h"
 #include "base/checked.h"
-#include "base/fail.h"
+#include "base/error.h"
 #include "lane/lanes.h"
 #include "lane/nccl/nccl_lane.h"
 #include "lane/site.h"

@@ -3,7 +3,7 @@
 
 #include <limits.h>
 
-#include "base/fail.h"
+#include "base/error.h"
 #include "memory/cuda_wait.h"
 
 /** Blocks of threads that NCCL may have on the device: enough for a network, and its buffers, which it makes for each, stay few. */

@@ -11,7 +11,7 @@
 #ifndef WH_LANE_NCCL_NCCL_LANE_H
 #define WH_LANE_NCCL_NCCL_LANE_H
 
-#include "base/boot.h"
+#include "base/process.h"
 #include "lane/nccl/nccl_comm.h"
 
 enum { WH_NCCL_VERSION = 1, WH_NCCL_MESSAGE_MIB = 32, WH_NCCL_MESSAGE_MIB_MAX = 64 };

@@ -7,7 +7,7 @@
 #include <unistd.h>
 
 #include "base/alloc.h"
-#include "base/fail.h"
+#include "base/error.h"
 #include "lane/nccl/nccl_comm.h"
 
 #define SECOND UINT64_C(1000000000)

@@ -1,6 +1,7 @@
 /* What the two sides of the nccl lane tell each other. */
-#include "base/cursor.h"
-#include "base/fail.h"
+#include "base/bytes.h"
+#include "base/error.h"
+#include "base/text.h"
 #include "lane/nccl/nccl_lane.h"
 
 static wherry_status check_version(wh_cursor *cursor, wherry_error *error) {

@@ -19,7 +19,7 @@
 #include <stdalign.h>
 #include <stdatomic.h>
 
-#include "base/boot.h"
+#include "base/process.h"
 #include "lane/run_cursor.h"
 #include "lane/site.h"
 

@@ -12,7 +12,7 @@
 
 #include "base/alloc.h"
 #include "base/checked.h"
-#include "base/fail.h"
+#include "base/error.h"
 
 #ifndef MFD_NOEXEC_SEAL
 #define MFD_NOEXEC_SEAL 8U

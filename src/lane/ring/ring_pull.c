@@ -3,7 +3,7 @@
 #include <inttypes.h>
 
 #include "base/checked.h"
-#include "base/fail.h"
+#include "base/error.h"
 
 /* One worker's share of a round. */
 typedef struct pulling {

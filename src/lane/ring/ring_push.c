@@ -1,8 +1,8 @@
 #include "lane/ring/ring_internal.h"
 
-#include "base/bulk.h"
+#include "base/cache_copy.h"
 #include "base/checked.h"
-#include "base/fail.h"
+#include "base/error.h"
 
 /* One worker's share of a round. */
 typedef struct pushing {

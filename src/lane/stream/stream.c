@@ -3,9 +3,9 @@
 #include <string.h>
 
 #include "base/alloc.h"
-#include "base/byteorder.h"
+#include "base/bytes.h"
 #include "base/checked.h"
-#include "base/fail.h"
+#include "base/error.h"
 #include "lane/lanes.h"
 #include "lane/stream/stream_dial.h"
 #include "lane/stream/stream_frame.h"

@@ -7,7 +7,7 @@
 #include <unistd.h>
 
 #include "base/alloc.h"
-#include "base/fail.h"
+#include "base/error.h"
 #include "group/channel.h"
 #include "lane/stream/stream_pipe.h"
 

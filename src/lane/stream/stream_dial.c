@@ -5,9 +5,9 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "base/clock.h"
 #include "base/log.h"
-#include "base/thread.h"
-#include "base/wait.h"
+#include "base/stop.h"
 
 /**
  * The calling thread opens the first channel, and a thread each the others. These have a stop of their own, since the question that the site's may have is

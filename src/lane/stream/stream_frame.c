@@ -1,6 +1,6 @@
 #include "lane/stream/stream_frame.h"
 
-#include "base/fail.h"
+#include "base/error.h"
 
 wherry_status wh_stream_ready_digester(wh_stream_worker *worker, wherry_error *error) {
     if (!worker->digester) {

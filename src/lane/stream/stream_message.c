@@ -2,9 +2,9 @@
 #include <string.h>
 
 #include "base/alloc.h"
-#include "base/byteorder.h"
+#include "base/bytes.h"
 #include "base/checked.h"
-#include "base/fail.h"
+#include "base/error.h"
 #include "group/inbox.h"
 #include "lane/stream/stream_pipe.h"
 

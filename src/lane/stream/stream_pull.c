@@ -1,7 +1,7 @@
 /* A receiver's worker: frames to chunks. Nothing in a frame is believed: the sink says whether a chunk is waited for, and how long it is. */
-#include "base/byteorder.h"
+#include "base/bytes.h"
 #include "base/checked.h"
-#include "base/fail.h"
+#include "base/error.h"
 #include "lane/stream/stream_frame.h"
 
 enum { PLAIN_BLOCK = 4 << 20 };

@@ -1,7 +1,7 @@
 /* A source's worker: chunks to frames. */
-#include "base/byteorder.h"
+#include "base/bytes.h"
 #include "base/checked.h"
-#include "base/fail.h"
+#include "base/error.h"
 #include "lane/stream/stream_frame.h"
 
 enum { PLAIN_BLOCK = 4 << 20 };

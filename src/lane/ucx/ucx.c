@@ -4,7 +4,7 @@
 
 #include "base/alloc.h"
 #include "base/checked.h"
-#include "base/fail.h"
+#include "base/error.h"
 #include "base/log.h"
 #include "lane/lanes.h"
 #include "lane/site.h"

@@ -1,5 +1,5 @@
 /* The lane `ucx` where there were no headers of UCX when the library was built. */
-#include "base/fail.h"
+#include "base/error.h"
 #include "lane/lanes.h"
 
 static wherry_status say_absent(wherry_error *error) {

@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/fail.h"
+#include "base/error.h"
 #include "base/log.h"
 
 static const char default_name[] = "libucp.so.0";

@@ -3,9 +3,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/fail.h"
-#include "base/fork_lock.h"
+#include "base/error.h"
 #include "base/point.h"
+#include "base/process.h"
 
 enum { KEPT_MAX = 8, LINGER_MS = 60000 };
 

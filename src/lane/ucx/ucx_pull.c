@@ -2,7 +2,7 @@
 #include <string.h>
 
 #include "base/alloc.h"
-#include "base/fail.h"
+#include "base/error.h"
 #include "lane/site.h"
 #include "lane/ucx/ucx_internal.h"
 

@@ -3,7 +3,7 @@
 
 #include "base/alloc.h"
 #include "base/checked.h"
-#include "base/fail.h"
+#include "base/error.h"
 #include "base/point.h"
 #include "lane/site.h"
 #include "lane/ucx/ucx_internal.h"

@@ -10,7 +10,7 @@
 #include <sys/random.h>
 
 #include "base/alloc.h"
-#include "base/fail.h"
+#include "base/error.h"
 #include "base/log.h"
 
 /** The number of the lane's messages. Turns in which nothing happens before it waits; how long that is at most. */

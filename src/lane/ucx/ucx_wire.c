@@ -2,9 +2,9 @@
 
 #include <string.h>
 
-#include "base/byteorder.h"
-#include "base/cursor.h"
-#include "base/fail.h"
+#include "base/bytes.h"
+#include "base/error.h"
+#include "base/text.h"
 
 enum { TOKEN_AT = 8, CHUNK_AT = 24, BYTES_AT = 32, OFFSET_AT = 40, DIGEST_AT = 48 };
 enum { REQUEST_HEAD = 1 + WH_UCX_TOKEN_BYTES + 2, WORKERS_AT = 1 + WH_UCX_TOKEN_BYTES };

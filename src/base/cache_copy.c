@@ -1,4 +1,4 @@
-#include "base/bulk.h"
+#include "base/cache_copy.h"
 
 #include <stdint.h>
 #include <string.h>
@@ -46,7 +46,7 @@ __attribute__((target("avx512f"))) static void copy_lines_avx512(uint8_t *restri
     }
 }
 
-void wh_copy_past_cache(void *restrict to, const void *restrict from, size_t size) {
+void wh_copy_nontemporal(void *restrict to, const void *restrict from, size_t size) {
     if (size < SHORT) {
         memcpy(to, from, size);
         return;
@@ -62,7 +62,7 @@ void wh_copy_past_cache(void *restrict to, const void *restrict from, size_t siz
     memcpy(out + done, in + done, size - done);
 }
 
-void wh_copies_settle(void) {
+void wh_copy_fence(void) {
     _mm_sfence();
 }
 
@@ -97,14 +97,14 @@ void wh_copy_into_cache(void *restrict to, const void *restrict from, size_t siz
     }
 }
 #else
-void wh_copies_settle(void) {
+void wh_copy_fence(void) {
 }
 
 void wh_copy_into_cache(void *restrict to, const void *restrict from, size_t size) {
     memcpy(to, from, size);
 }
 
-void wh_copy_past_cache(void *restrict to, const void *restrict from, size_t size) {
+void wh_copy_nontemporal(void *restrict to, const void *restrict from, size_t size) {
     memcpy(to, from, size);
 }
 #endif

@@ -1,4 +1,4 @@
-#include "base/fail.h"
+#include "base/error.h"
 
 #include <stdarg.h>
 #include <stdio.h>
@@ -80,7 +80,7 @@ wherry_status wh_fail_memory(wherry_error *error, const char *purpose) {
     return wh_fail(error, WHERRY_NO_MEMORY, "out of memory for %s; free some and call again", purpose);
 }
 
-wherry_status wh_fail_about(wherry_error *error, int32_t rank, wherry_status status) {
+wherry_status wh_fail_rank(wherry_error *error, int32_t rank, wherry_status status) {
     if (error) {
         error->rank = rank;
     }
@@ -109,4 +109,41 @@ void wh_fail_path(wherry_error *error, const char *path) {
     memcpy(error->path, path, head);
     memcpy(error->path + head, ellipsis, sizeof(ellipsis) - 1);
     memcpy(error->path + head + sizeof(ellipsis) - 1, path + tail, length - tail + 1);
+}
+
+const char *wherry_status_name(wherry_status status) {
+    switch (status) {
+#define WHERRY_X(name, value, group, text)                                                                             \
+    case WHERRY_##name:                                                                                                \
+        return "WHERRY_" #name;
+        WHERRY_STATUS_LIST(WHERRY_X)
+#undef WHERRY_X
+    }
+    return "WHERRY_?";
+}
+
+const char *wherry_status_text(wherry_status status) {
+    switch (status) {
+#define WHERRY_X(name, value, group, text)                                                                             \
+    case WHERRY_##name:                                                                                                \
+        return text;
+        WHERRY_STATUS_LIST(WHERRY_X)
+#undef WHERRY_X
+    }
+    return "an unknown status";
+}
+
+wherry_status_group wherry_status_group_of(wherry_status status) {
+    switch (status) {
+#define WHERRY_X(name, value, group, text)                                                                             \
+    case WHERRY_##name:                                                                                                \
+        return WHERRY_GROUP_##group;
+        WHERRY_STATUS_LIST(WHERRY_X)
+#undef WHERRY_X
+    }
+    return WHERRY_GROUP_BUG;
+}
+
+const char *wherry_version(void) {
+    return WHERRY_VERSION_STRING;
 }

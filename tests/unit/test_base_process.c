@@ -5,7 +5,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "base/fork_lock.h"
+#include "base/process.h"
 #include "support/build.h"
 
 enum { FORKS = 200, THREADS = 2, CHILD_S = 20 };

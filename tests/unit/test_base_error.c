@@ -9,8 +9,8 @@
 
 #include <cmocka.h>
 
-#include "base/fail.h"
-#include "base/utf8.h"
+#include "base/error.h"
+#include "base/text.h"
 
 #define ELLIPSIS "\xE2\x80\xA6"
 

@@ -10,7 +10,7 @@
 
 #include <wherry/group_ops.h>
 
-#include "base/bulk.h"
+#include "base/cache_copy.h"
 
 enum { ROOM = 20000, EDGE = 80 };
 
@@ -42,7 +42,7 @@ static void check_every_alignment(copy_fn *copy) {
 
 static void test_past_cache(void **state) {
     (void)state;
-    check_every_alignment(wh_copy_past_cache);
+    check_every_alignment(wh_copy_nontemporal);
 }
 
 static void test_into_cache(void **state) {

@@ -1,4 +1,4 @@
-#include "base/boot.h"
+#include "base/process.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -6,8 +6,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "base/byteorder.h"
-#include "base/fail.h"
+#include "base/bytes.h"
+#include "base/error.h"
 
 wherry_status wh_boot_read(void *boot, wherry_error *error) {
     static const char path[] = "/proc/sys/kernel/random/boot_id";
@@ -53,7 +53,59 @@ wherry_status wh_identity_read(wh_identity *identity_p, wherry_error *error) {
     return status;
 }
 
-bool wh_identity_same_numbers(const wh_identity *one, const wh_identity *other) {
+bool wh_identity_shares_pids(const wh_identity *one, const wh_identity *other) {
     return one->namespace_inode && one->namespace_inode == other->namespace_inode &&
            one->namespace_device == other->namespace_device && memcmp(one->boot, other->boot, sizeof(one->boot)) == 0;
+}
+
+static pthread_once_t registered = PTHREAD_ONCE_INIT;
+static pthread_mutex_t list_lock = PTHREAD_MUTEX_INITIALIZER;
+static wh_fork_lock *all;
+
+static void before_fork(void) {
+    pthread_mutex_lock(&list_lock);
+    for (wh_fork_lock *one = all; one; one = one->next) {
+        pthread_mutex_lock(&one->mutex);
+        if (one->before) {
+            one->before();
+        }
+    }
+}
+
+static void after_fork(void) {
+    for (wh_fork_lock *one = all; one; one = one->next) {
+        pthread_mutex_unlock(&one->mutex);
+    }
+    pthread_mutex_unlock(&list_lock);
+}
+
+static void after_fork_in_child(void) {
+    for (wh_fork_lock *one = all; one; one = one->next) {
+        if (one->in_child) {
+            one->in_child();
+        }
+    }
+    after_fork();
+}
+
+static void begin(void) {
+    pthread_atfork(before_fork, after_fork, after_fork_in_child);
+}
+
+void wh_fork_lock_take(wh_fork_lock *lock) {
+    if (!atomic_load(&lock->known)) {
+        pthread_once(&registered, begin);
+        pthread_mutex_lock(&list_lock);
+        if (!atomic_load(&lock->known)) {
+            lock->next = all;
+            all = lock;
+            atomic_store(&lock->known, true);
+        }
+        pthread_mutex_unlock(&list_lock);
+    }
+    pthread_mutex_lock(&lock->mutex);
+}
+
+void wh_fork_lock_give(wh_fork_lock *lock) {
+    pthread_mutex_unlock(&lock->mutex);
 }

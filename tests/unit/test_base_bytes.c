@@ -2,7 +2,8 @@
 #include "support/build.h"
 
 #include "base/alloc.h"
-#include "base/cursor.h"
+#include "base/bytes.h"
+#include "base/text.h"
 
 static void test_numbers_of_every_width(void **state) {
     (void)state;

@@ -1,0 +1,105 @@
+/** @file bytes.h  Numbers as bytes, in a fixed order; reading them from what a peer sent, never past its end. */
+#ifndef WH_BASE_BYTES_H
+#define WH_BASE_BYTES_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+static inline uint64_t wh_double_bits(double number) {
+    uint64_t bits;
+    memcpy(&bits, &number, sizeof(bits));
+    return bits;
+}
+
+static inline double wh_bits_double(uint64_t bits) {
+    double number;
+    memcpy(&number, &bits, sizeof(number));
+    return number;
+}
+
+/** @name Big endian, as the wire and Wherry's own files have it. */
+/** @{ */
+static inline void wh_store_be64(uint8_t bytes[8], uint64_t number) {
+    for (int i = 7; i >= 0; i--) {
+        bytes[i] = (uint8_t)number;
+        number >>= 8;
+    }
+}
+
+static inline void wh_store_be32(uint8_t bytes[4], uint32_t number) {
+    for (int i = 3; i >= 0; i--) {
+        bytes[i] = (uint8_t)number;
+        number >>= 8;
+    }
+}
+
+static inline uint32_t wh_load_be32(const uint8_t bytes[4]) {
+    return (uint32_t)bytes[0] << 24 | (uint32_t)bytes[1] << 16 | (uint32_t)bytes[2] << 8 | bytes[3];
+}
+
+static inline uint64_t wh_load_be64(const uint8_t bytes[8]) {
+    uint64_t number = 0;
+    for (int i = 0; i < 8; i++) {
+        number = number << 8 | bytes[i];
+    }
+    return number;
+}
+/** @} */
+
+/** Unread bytes. After a read past the end, `failed` stays set and every read returns 0. */
+typedef struct wh_cursor {
+    const uint8_t *at;
+    size_t left;
+    bool failed;
+} wh_cursor;
+
+static inline wh_cursor wh_cursor_over(const void *bytes, size_t size) {
+    return (wh_cursor){bytes, size, false};
+}
+
+/** The next bytes, borrowed; NULL if there are fewer. */
+static inline const uint8_t *wh_cursor_bytes(wh_cursor *cursor, size_t size) {
+    const uint8_t *bytes = cursor->at;
+    if (cursor->failed || size > cursor->left) {
+        cursor->failed = true;
+        return NULL;
+    }
+    cursor->at += size;
+    cursor->left -= size;
+    return bytes;
+}
+
+/** Copies the next bytes; nothing if there are fewer. */
+static inline void wh_cursor_copy(wh_cursor *cursor, void *to, size_t size) {
+    const uint8_t *bytes = wh_cursor_bytes(cursor, size);
+    if (bytes) {
+        memcpy(to, bytes, size);
+    }
+}
+
+/** A big-endian number of `width` bytes, at most 8. */
+static inline uint64_t wh_cursor_number(wh_cursor *cursor, size_t width) {
+    const uint8_t *bytes = wh_cursor_bytes(cursor, width);
+    uint64_t number = 0;
+    for (size_t i = 0; bytes && i < width; i++) {
+        number = number << 8 | bytes[i];
+    }
+    return number;
+}
+
+/** What wh_append_sized (text.h) wrote, borrowed; NULL if it is incomplete. */
+static inline const uint8_t *wh_cursor_sized(wh_cursor *cursor, size_t width, size_t *size_p) {
+    *size_p = (size_t)wh_cursor_number(cursor, width);
+    const uint8_t *bytes = wh_cursor_bytes(cursor, *size_p);
+    *size_p = bytes ? *size_p : 0;
+    return bytes;
+}
+
+/** True if every read succeeded and nothing is left. */
+static inline bool wh_cursor_ended(const wh_cursor *cursor) {
+    return !cursor->failed && cursor->left == 0;
+}
+
+#endif

@@ -1,0 +1,63 @@
+/** @file process.h  Which process this is, on which host; and locks that are safe across fork(). */
+#ifndef WH_BASE_PROCESS_H
+#define WH_BASE_PROCESS_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include <wherry/base.h>
+
+enum {
+    WH_BOOT_BYTES = 36,    /**< A boot id is a text of this size, without a final zero. */
+    WH_NETWORK_BYTES = 16, /**< Device and inode of a network namespace, big endian. */
+};
+
+/** Reads the boot id, which is equal for all processes on a host. @return WHERRY_OK; WHERRY_UNSUPPORTED without /proc. */
+wherry_status wh_boot_read(void *boot, wherry_error *error);
+
+/** True if a boot id, of WH_BOOT_BYTES, is this host's. */
+bool wh_boot_is_this(const void *boot);
+
+/** Reads which network namespace the process is in. @return as wh_boot_read. */
+wherry_status wh_network_read(uint8_t network[WH_NETWORK_BYTES], wherry_error *error);
+
+/** A process: its pid, the pid namespace that the pid belongs to, and the boot of the host. */
+typedef struct wh_identity {
+    uint64_t process;
+    uint64_t namespace_device;
+    uint64_t namespace_inode; /**< 0: unknown. */
+    char boot[WH_BOOT_BYTES];
+} wh_identity;
+
+/** Reads the identity of this process. @return as wh_boot_read. */
+wherry_status wh_identity_read(wh_identity *identity_p, wherry_error *error);
+
+/** True if both processes share a pid namespace, so that the pid of one is valid for the other. */
+bool wh_identity_shares_pids(const wh_identity *one, const wh_identity *other);
+
+/**
+ * A lock over process-wide data that a child of fork() must not inherit in a half-changed or shared state.
+ *
+ * A fork waits until nobody holds the lock, so the child finds it free and the data consistent. in_child
+ * then resets what belongs to the parent. This is the only such mechanism in the library.
+ *
+ * A thread that holds one takes no other, nor any lock that another fork handler takes. Static, and never
+ * destroyed.
+ */
+typedef struct wh_fork_lock {
+    pthread_mutex_t mutex;
+    void (*before)(void);   /**< Runs in the parent before a fork, with the lock held. May be NULL. */
+    void (*in_child)(void); /**< Runs in the child, with the lock held. May be NULL. */
+    atomic_bool known;      /**< Registered with the fork handlers, by the first wh_fork_lock_take. */
+    struct wh_fork_lock *next;
+} wh_fork_lock;
+
+#define WH_FORK_LOCK(before, in_child)                                                                                 \
+    { PTHREAD_MUTEX_INITIALIZER, before, in_child, false, NULL }
+
+void wh_fork_lock_take(wh_fork_lock *lock);
+void wh_fork_lock_give(wh_fork_lock *lock);
+
+#endif
