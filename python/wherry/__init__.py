@@ -14,9 +14,7 @@ tells how to use each.
 
 from wherry import errors
 from wherry._core import Cancel, __version__
-from wherry._group import ANY_RANK, Group, recv, send
-from wherry._progress import Progress
-from wherry._stats import Outcome, Stats
+from wherry._transfer import Outcome, Progress, Stats
 from wherry.errors import (
     Aborted,
     BadBytes,
@@ -48,6 +46,7 @@ from wherry.errors import (
     Truncated,
     Unsupported,
 )
+from wherry.group import ANY_RANK, Group, recv, send
 
 __all__ = [
     "ANY_RANK",

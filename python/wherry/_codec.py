@@ -1,23 +1,182 @@
-"""The codec without torch: how Python values are described to the core, and made again. docs/python-types.md has the table.
+"""Canonical texts of keys, and what travels under them: dicts with keys that are no scalars, sets, and registered classes.
 
-The core reads None, bool, int, float, complex, str, bytes, list, tuple and dict by itself, and asks a codec about every value of
-another type. Whatever arrives is hostile until it is proven otherwise: nothing from the wire is imported or executed.
+A receiver finds the place of a tensor by its path. So what lies under a key must have a path that says which key that is, and
+not in which place of its dict it came. The text of a key follows from its encoded form alone: the same in every process, and
+another for every other key. Keys that hold memory have no such text, nor have pickles: what lies under these is numbered, and
+cannot be received into.
 """
 
 from __future__ import annotations
 
 import copy
+import json
 import pickle
 from collections.abc import Callable, Iterable
 from enum import Enum
 from typing import Any, NoReturn, TypeVar
 
-from wherry import _arrays, _buffers, _names, _types
-from wherry._buffers import CannotTravel
-from wherry._keys import Keys
+from wherry import _arrays, _types
+from wherry._arrays import CannotSend
 from wherry._nodes import DTensor, Memory, Object, Sharded
 from wherry._types import Decoder, Encoder, check_arguments, expect, no_arguments
 from wherry.errors import Error, InvalidArgument, Malformed, Unsupported
+
+#: What a process without torch takes for its payload: a text must not tell the two apart.
+_PLAIN = frozenset(
+    ("torch.Size", "torch.dtype", "torch.device", "torch.layout", "torch.memory_format")
+)
+
+#: Longer ints are written in base 16: Python refuses to write very long ones in base 10.
+_BITS_MAX = 4096
+
+
+class NoText(Exception):
+    """The value has no text of its own."""
+
+
+class Keys:
+    """The texts of keys, by the rules of a codec.
+
+    `opaque` says of a type whether its values are to have no text: those of which a text is made when they are encoded, since that
+    would double the work with each level.
+    """
+
+    def __init__(
+        self, encode: Callable[[Any], Any], opaque: Callable[[type], bool], target: bool
+    ) -> None:
+        self._encode = encode
+        self._opaque = opaque
+        self._target = target
+
+    def text(self, value: Any) -> str:
+        """The canonical text of a value. Raises NoText, and what encode raises."""
+        cls = type(value)
+        plain = _SCALARS.get(cls)
+        if plain is not None:
+            return plain(value)
+        if cls is tuple:
+            return "(" + ",".join(map(self.text, value)) + ")"
+        if cls is list:
+            return "[" + ",".join(map(self.text, value)) + "]"
+        if cls is dict:
+            return (
+                "{"
+                + ",".join(
+                    sorted(f"{self.text(key)}:{self.text(item)}" for key, item in value.items())
+                )
+                + "}"
+            )
+        if cls is set or cls is frozenset:
+            return f"python.{cls.__name__}({','.join(sorted(map(self.text, value)))})"
+        if self._opaque(cls):
+            raise NoText
+        node = self._encode(value)
+        if type(node) is not Object or node.type_name == "python.pickle":
+            raise NoText
+        inside = self.text(node.payload)
+        return (
+            inside
+            if node.type_name in _PLAIN
+            else f"{node.type_name.replace(' ', '', 1)}({inside})"
+        )
+
+    def texts(self, values: Iterable[Any], what: str) -> list[str]:
+        """The texts of some values, each another; those that have none are numbered. Raises CannotSend."""
+        made: dict[str, None] = {}
+        for number, value in enumerate(values):
+            try:
+                text = self.text(value)
+            except NoText:
+                if self._target:
+                    raise CannotSend(
+                        f"a {what} of it holds memory or needs a pickle, so that nothing tells which {what} of the source it is; use "
+                        "names or numbers, as a state_dict() does"
+                    ) from None
+                text = f"#{number}"
+            if text in made:
+                raise CannotSend(
+                    f"two {what}s of it cannot be told apart by what they hold, {text:.80}"
+                )
+            made[text] = None
+        return list(made)
+
+    def _in_order(self, value: Any) -> list[Any]:
+        # The order of a set depends on its history and on the process, and that of its items must not: they have paths.
+        if tuple({type(item) for item in value}) in _ORDERED:
+            return sorted(value)
+        found = dict(zip(self.texts(value, "element"), value))
+        return [found[text] for text in sorted(found)]
+
+    def encoders(self) -> dict[type, Encoder]:
+        """Of exact types. The core reads every other dict by itself: this one has a key that is no scalar."""
+        return {
+            dict: lambda value: Object(
+                "python.items", dict(zip(self.texts(value, "key"), value.items()))
+            ),
+            set: lambda value: Object("python.set", self._in_order(value)),
+            frozenset: lambda value: Object("python.frozenset", self._in_order(value)),
+        }
+
+    def decode_items(self, payload: Any) -> Any:
+        """The dict of `python.items`."""
+        made = {}
+        for pair in expect(payload, dict).values():
+            key, item = expect(pair, tuple)
+            made[key] = item
+        if len(made) != len(payload):
+            raise Malformed("a key occurs twice; the sender is broken or hostile")
+        for number, (text, key) in enumerate(zip(payload, made)):
+            self._check(text, number, key, "key")
+        return made
+
+    def pack(self, name: str, context: object, children: list[Any]) -> dict[str, Any]:
+        """The payload of a registered class: the children under a text of class and context, so that others have other paths."""
+        (text,) = self.texts([context], "context")
+        return {"context": context, f"{name}({text})": children}
+
+    def unpack(self, name: str, payload: Any) -> tuple[list[Any], object]:
+        """The reverse: children and context."""
+        if len(expect(payload, dict)) != 2 or "context" not in payload:
+            raise Malformed(
+                "a registered class is sent as its context and its children; the sender is broken or hostile"
+            )
+        context = payload["context"]
+        (place,) = payload.keys() - {"context"}
+        if not expect(place, str).startswith(f"{name}(") or not place.endswith(")"):
+            raise Malformed(
+                "the children lie under the text of another class; the sender is broken or hostile"
+            )
+        self._check(place[len(name) + 1 : -1], 0, context, "context")
+        return expect(payload[place], list), context
+
+    def _check(self, text: object, number: int, value: object, what: str) -> None:
+        # What had no text at the sender may have one here: another process may know a class by another rule.
+        if text == f"#{number}":
+            return
+        try:
+            expected = self.text(value)
+        except NoText:
+            expected = f"#{number}"
+        if text != expected:
+            raise Malformed(
+                f"something lies under the text of another {what}, {text!r:.80} instead of {expected!r:.80}; the sender is broken or "
+                "hostile"
+            )
+
+
+_ORDERED = frozenset(((int,), (str,), (bytes,)))
+
+#: In ASCII, whatever a str holds. A float has a point, an exponent or a name, so that it is no int.
+_SCALARS: dict[type, Callable[[Any], str]] = {
+    type(None): repr,
+    bool: repr,
+    int: lambda value: str(value) if value.bit_length() < _BITS_MAX else hex(value),
+    float: repr,
+    complex: lambda value: f"complex({value.real!r},{value.imag!r})",
+    str: json.dumps,
+    bytes: lambda value: f'x"{value.hex()}"',
+}
+
 
 _Self = TypeVar("_Self", bound="Codec")
 
@@ -41,7 +200,9 @@ class Codec:
         self._start()
 
     def _start(self) -> None:
-        self._encoders: dict[type, Encoder] = dict.fromkeys((Object, Memory, DTensor, Sharded), _as_it_is)
+        self._encoders: dict[type, Encoder] = dict.fromkeys(
+            (Object, Memory, DTensor, Sharded), _as_it_is
+        )
         self._encoders.update(_types.ENCODERS)
         self._keys = Keys(self.encode, self._has_no_text, self._target)
         self._encoders.update(self._keys.encoders())
@@ -72,16 +233,18 @@ class Codec:
             self._encoders[cls] = encoder
         try:
             return encoder(value)
-        except CannotTravel as reason:
+        except CannotSend as reason:
             if self._target:
                 raise Unsupported(
-                    f"a value of the type {_names.name_of(cls)} cannot be received into: {reason}"
+                    f"a value of the type {_types.full_name(cls)} cannot be received into: {reason}"
                 ) from None
             return self.refuse(value, str(reason))
         except (Error, MemoryError):
             raise
         except Exception as error:  # of a method of the value, which then has no path
-            raise Unsupported(f"a value of the type {_names.name_of(cls)} cannot be read: {error!r}") from error
+            raise Unsupported(
+                f"a value of the type {_types.full_name(cls)} cannot be read: {error!r}"
+            ) from error
 
     def _find_encoder(self, cls: type, value: Any) -> Encoder | None:
         """The encoder of a type, None where it has none; the order of the rules counts."""
@@ -93,7 +256,9 @@ class Codec:
             found = _types.dict_encoder(cls, refuse)
         if found is None and issubclass(cls, tuple):
             found = _types.namedtuple_encoder(cls, refuse)
-        if found is None and issubclass(cls, (int, float, complex, str, bytes, tuple, list, set, frozenset)):
+        if found is None and issubclass(
+            cls, (int, float, complex, str, bytes, tuple, list, set, frozenset)
+        ):
             return None
         if found is None:
             found = _types.dataclass_encoder(cls, refuse)
@@ -102,11 +267,13 @@ class Codec:
     def _memory_encoder(self, cls: type, value: Any) -> Encoder | None:
         target = self._target
         if cls is bytearray:
-            return lambda value: Object("python.bytearray", _buffers.memory_of_buffer(value, target))
-        if callable(getattr(cls, "__dlpack__", None)) and callable(getattr(cls, "__dlpack_device__", None)):
-            return lambda value: Object("numpy.ndarray", _buffers.memory_of_dlpack(value, target))
-        if _buffers.is_buffer(value):
-            return lambda value: Object("numpy.ndarray", _buffers.memory_of_buffer(value, target))
+            return lambda value: Object("python.bytearray", _arrays.memory_of_buffer(value, target))
+        if callable(getattr(cls, "__dlpack__", None)) and callable(
+            getattr(cls, "__dlpack_device__", None)
+        ):
+            return lambda value: Object("numpy.ndarray", _arrays.memory_of_dlpack(value, target))
+        if _arrays.is_buffer(value):
+            return lambda value: Object("numpy.ndarray", _arrays.memory_of_buffer(value, target))
         return None
 
     def _reason(self, value: Any) -> str:
@@ -123,11 +290,13 @@ class Codec:
 
     def refuse(self, value: object, reason: str) -> Object:
         """For what cannot travel: as a pickle where that is allowed, else an error with the reason, which says the way out."""
-        cls = _names.name_of(type(value))
+        cls = _types.full_name(type(value))
         if not self.allow_pickle:
             raise Unsupported(f"a value of the type {cls} cannot travel: {reason}; {WAY_OUT}")
         if self._target:
-            return Object("python.pickle", b"")  # only its place counts: the value will be the source's
+            return Object(
+                "python.pickle", b""
+            )  # only its place counts: the value will be the source's
         try:
             return Object("python.pickle", pickle.dumps(value, protocol=4))
         except Exception as error:
@@ -157,7 +326,7 @@ class Codec:
         if decoder is not None:
             return decoder
         try:
-            name, arguments = _names.read(type_name)
+            name, arguments = _types.parse_type_name(type_name)
             maker = self._makers.get(name)
             if maker is None:
                 self._unknown(name)
@@ -183,7 +352,9 @@ class Codec:
 
     def _unknown(self, name: str) -> NoReturn:
         if name.startswith("torch."):
-            raise Unsupported(f"a value of the type {name!r:.80} needs torch: import torch before receiving")
+            raise Unsupported(
+                f"a value of the type {name!r:.80} needs torch: import torch before receiving"
+            )
         raise Unsupported(f"there is no type {name!r:.80} here; update wherry on this side")
 
     def _pickle_decoder(self, arguments: dict[str, Any]) -> Decoder:
@@ -243,7 +414,9 @@ class Codec:
         except Error:
             raise
         except Exception as error:
-            raise Malformed(f"NumPy cannot make an array of shape {shape} and strides {strides}: {error}") from error
+            raise Malformed(
+                f"NumPy cannot make an array of shape {shape} and strides {strides}: {error}"
+            ) from error
 
     def dtensor(self, node: DTensor) -> Any:
         """A DTensor that was received."""

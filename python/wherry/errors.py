@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from wherry import _core
 
 if TYPE_CHECKING:
-    from wherry._stats import Outcome, Stats
+    from wherry._transfer import Outcome, Stats
 
 
 class Error(Exception):
@@ -20,7 +20,9 @@ class Error(Exception):
 
     status: str = "INTERNAL"
 
-    def __init__(self, message: str, *, rank: int | None = None, path: str | None = None, errno: int = 0) -> None:
+    def __init__(
+        self, message: str, *, rank: int | None = None, path: str | None = None, errno: int = 0
+    ) -> None:
         super().__init__(message)
         self.message = message
         self.rank = rank

@@ -22,14 +22,21 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from wherry import _core
-from wherry._group import codec_for
-from wherry._harbour import Card, Harbour, address_for_others, enter, is_loopback
-from wherry._options import Deadline, Duration, check_callback, seconds_of, transfer_options
-from wherry._progress import ProgressOption, reporting
-from wherry._report import tell_received
-from wherry._serving import Serving
-from wherry._stats import Stats
+from wherry._connection import Server
+from wherry._rendezvous import Listener, Ticket, address_for_others, connect, is_loopback
+from wherry._transfer import (
+    Deadline,
+    Duration,
+    ProgressOption,
+    Stats,
+    check_callback,
+    log_received,
+    reporting,
+    to_seconds,
+    transfer_options,
+)
 from wherry.errors import Closed, Error, InvalidArgument, Timeout
+from wherry.group import codec_for
 
 logger = logging.getLogger("wherry")
 
@@ -80,19 +87,19 @@ class _Holder:
         self._host = host
         self.lock = threading.Lock()  # for the harbour
         self.turn = threading.RLock()  # one at a time begins or ends a serving
-        self.harbour: Harbour | None = None
-        self.serving: Serving | None = None
+        self.harbour: Listener | None = None
+        self.serving: Server | None = None
         self.process = os.getpid()
         self.closed = False
 
-    def find_harbour(self) -> Harbour:
+    def find_harbour(self) -> Listener:
         with self.lock:
             if self.closed:
                 raise Closed("this transport was shut down: make another")
             if self.process != os.getpid():  # a fork: all that is here is its parent's
                 self.process, self.harbour, self.serving = os.getpid(), None, None
             if self.harbour is None:
-                self.harbour = Harbour(self._host or _own_host(), _SOURCE, _SIZE)
+                self.harbour = Listener(self._host or _own_host(), _SOURCE, _SIZE)
             return self.harbour
 
     def end_serving(self, patiently: bool = True) -> None:
@@ -111,7 +118,7 @@ class _Holder:
         with self.lock:
             harbour, self.harbour = self.harbour, None
         if harbour is not None:
-            harbour.link.close()
+            harbour.connection.close()
 
 
 class Transport(_Base[T]):
@@ -139,7 +146,7 @@ class Transport(_Base[T]):
         keep_open: bool = False,
         host: str | None = None,
     ) -> None:
-        self._seconds = seconds_of(timeout)
+        self._seconds = to_seconds(timeout)
         check_callback(state_dict)
         self._state_dict = state_dict
         self._device = device
@@ -160,7 +167,7 @@ class Transport(_Base[T]):
         Who can read it can fetch the states that are offered, unless WHERRY_SECRET or WHERRY_SECRET_FILE is set: then it has no
         secret, and the receiver needs the same one in its environment.
         """
-        return self._holder.find_harbour().card.text()
+        return self._holder.find_harbour().ticket.text()
 
     def send_checkpoint(self, dst_ranks: Iterable[int], step: int, state_dict: T, timeout: Duration) -> None:
         """Offers a state, and returns at once: it is served in the background until :meth:`disallow_checkpoint`.
@@ -169,15 +176,15 @@ class Transport(_Base[T]):
         second call ends the first.
         """
         options = transfer_options(step=step, mesh_rank=_mesh_rank(), keep_open=self._keep_open, **self._options)
-        seconds = seconds_of(timeout)
+        seconds = to_seconds(timeout)
         options["timeout_ms"] = Deadline(seconds).left_ms
-        link = self._holder.find_harbour().link
+        link = self._holder.find_harbour().connection
         with self._holder.turn:
             self._holder.end_serving()
             codec = codec_for(self._allow_pickle)
             built = _core.build(state_dict, codec)
             options["stream"] = codec.stream(built.cuda_devices(), fixed=True)
-            self._holder.serving = Serving(link, built, options, self._seconds)
+            self._holder.serving = Server(link, built, options, self._seconds)
         logger.info("offering step %d to %s", step, sorted(dst_ranks))
 
     def disallow_checkpoint(self) -> None:
@@ -208,7 +215,7 @@ class Transport(_Base[T]):
             value: T
             value, self.last_stats = _fetch(card, target, codec, options, deadline)
         aim.bring_back()
-        tell_received(src_rank, self.last_stats)
+        log_received(src_rank, self.last_stats)
         return value
 
     def shutdown(self, wait: bool = True) -> None:
@@ -228,21 +235,21 @@ def _about(src_rank: int, step: int) -> Iterator[None]:
         raise
 
 
-def _read_card(metadata: str) -> Card:
-    card = Card.read(metadata)
+def _read_card(metadata: str) -> Ticket:
+    card = Ticket.read(metadata)
     if card.rank != _SOURCE or card.size < 2:
         raise InvalidArgument("this metadata is that of another kind of transport: give that of wherry.torchft.Transport")
     return card
 
 
 def _fetch(
-    card: Card, target: _core.State | None, codec: Any, options: dict[str, Any], deadline: Deadline
+    card: Ticket, target: _core.State | None, codec: Any, options: dict[str, Any], deadline: Deadline
 ) -> tuple[Any, Stats]:
     """Receives under a place of its own. Who finds itself fenced met another guest with the same one, and takes another."""
     while True:
         place = secrets.randbelow(card.size - 1) + 1
         try:
-            link = enter(card, place, deadline.slice_ms())
+            link = connect(card, place, deadline.slice_ms())
             try:
                 options["timeout_ms"] = deadline.left_ms
                 return link.recv(_SOURCE, target, codec, options)

@@ -19,7 +19,7 @@ import codec_types as t
 import pytest
 from same_state import assert_same
 
-from wherry import Malformed, Unsupported, _core, _names
+from wherry import Malformed, Unsupported, _core, _types
 from wherry._codec import Codec
 
 
@@ -148,7 +148,7 @@ def test_a_string_of_json_in_names():
         "\ud800",
         {"": {}},
     ):
-        made = _names.from_json(json.loads(json.dumps(_names.to_json(value), sort_keys=True)))
+        made = _types.from_json(json.loads(json.dumps(_types.to_json(value), sort_keys=True)))
         assert type(made) is type(value) and repr(made) == repr(value)
 
 
@@ -283,7 +283,7 @@ def test_class_that_is_not_there():
 def test_class_of_another_kind():
     for name in ("python.namedtuple", "python.dataclass", "python.enum", "python.flag", "python.OrderedDict"):
         with pytest.raises(Malformed, match="both sides must run the same version"):
-            Codec().check(_names.write(name, **{"class": "builtins.str"}))
+            Codec().check(_types.format_type_name(name, **{"class": "builtins.str"}))
 
 
 def test_class_under_another_name():
@@ -395,5 +395,5 @@ def test_without_numpy():
 
 
 def test_standard_library_only_by_name():
-    assert _names.name_of(collections.OrderedDict) == "collections.OrderedDict" and _names.name_of(int) == "int"
+    assert _types.full_name(collections.OrderedDict) == "collections.OrderedDict" and _types.full_name(int) == "int"
     assert pickle.loads(pickle.dumps(t.Pair(1, 2))) == t.Pair(1, 2)  # the classes of the tests can be found

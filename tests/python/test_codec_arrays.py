@@ -13,7 +13,7 @@ from random_state import SIMPLE
 from same_state import assert_same
 from test_codec import run_without, there_and_back
 
-from wherry import Malformed, Mismatch, Unsupported, _buffers, _core
+from wherry import Malformed, Mismatch, Unsupported, _arrays, _core
 from wherry._codec import Codec
 
 TIMES = ["datetime64[ns]", "datetime64[D]", "datetime64", "timedelta64[10us]", "timedelta64"]
@@ -254,7 +254,7 @@ def test_formats_that_are_refused():
     for value, text in ((Point(1, 2), "numbers, booleans or bytes"), ((ctypes.c_longdouble * 1)(1), "format")):
         with pytest.raises(Unsupported, match=text):
             _core.build([value], Codec())
-    if _buffers.sys.byteorder == "little":
+    if _arrays.sys.byteorder == "little":
         with pytest.raises(Unsupported, match="another kind of machine"):
             _core.build([(ctypes.c_int.__ctype_be__ * 2)(1, 2)], Codec())
 
@@ -336,7 +336,7 @@ def state_of_code(name):
 
     class One(Codec):
         def encode(self, value):
-            return _buffers.Memory(memory.ctypes.data, memory.nbytes, "cpu", code, 0, (2,), (1,), 0, memory)
+            return _arrays.Memory(memory.ctypes.data, memory.nbytes, "cpu", code, 0, (2,), (1,), 0, memory)
 
     return _core.build({"x": object()}, One())
 

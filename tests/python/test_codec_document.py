@@ -6,7 +6,7 @@ import re
 import pytest
 from test_codec import ROWS
 
-from wherry import _names
+from wherry import _types
 from wherry._codec import Codec
 from wherry._types import FACTORIES
 
@@ -54,7 +54,7 @@ def test_arguments():
         for value, _ in ROWS:
             encoded = codec.encode(value)
             if hasattr(encoded, "type_name"):
-                name, arguments = _names.read(encoded.type_name)
+                name, arguments = _types.parse_type_name(encoded.type_name)
                 assert set(arguments) <= documented()[name], name
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import wherry
-from wherry import _names
+from wherry import _types
 from wherry._codec import Codec
 
 CLASSES = [
@@ -198,7 +198,7 @@ def test_deep_json():
 def test_attributes_that_are_refused():
     codec = Codec()
     for name in ("keys", "__class__", "__dict__", "__getattribute__", "update", "no name", "fromkeys", ""):
-        text = _names.write("python.OrderedDict", attributes={name: 1})
+        text = _types.format_type_name("python.OrderedDict", attributes={name: 1})
         with pytest.raises(wherry.Malformed, match="cannot have"):
             codec.decode(text, {})
     for name in ("__class__", "__init__", "calls()"):
@@ -206,7 +206,7 @@ def test_attributes_that_are_refused():
             codec.decode(
                 'python.dataclass {"class":"codec_types.Config"}', {"rate": 1, "layers": 2, "seen": 3, name: 4}
             )
-    assert vars(codec.decode(_names.write("python.OrderedDict", attributes={"fine": [1]}), {})) == {"fine": [1]}
+    assert vars(codec.decode(_types.format_type_name("python.OrderedDict", attributes={"fine": [1]}), {})) == {"fine": [1]}
 
 
 def test_modules_with_a_getattr_of_their_own():

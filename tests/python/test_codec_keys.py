@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from wherry import _core
 from wherry._codec import Codec
-from wherry._keys import NoText
+from wherry._codec import NoText
 from wherry.errors import Malformed, Mismatch, Unsupported
 
 

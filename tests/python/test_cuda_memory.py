@@ -99,7 +99,7 @@ def sent_twice(place, lanes):
     """As body, with the last send again: the first of the two is refused by its receiver."""
     if launch.rank():
         return body(place, lanes)
-    send = wherry._group.send
+    send = wherry.group.send
 
     def patient(group, dst, state, **options):
         try:

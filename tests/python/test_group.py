@@ -15,7 +15,7 @@ import launch
 import numpy as np
 import pytest
 import wherry
-from wherry import _core, _progress
+from wherry import _core, _transfer
 
 
 def together(*calls):
@@ -350,7 +350,7 @@ def test_progress_true_shows_a_bar(groups, capsys):
 
 
 def test_progress_true_without_tqdm_logs(groups, caplog, monkeypatch):
-    monkeypatch.setattr(_progress, "_find_tqdm", lambda: None)
+    monkeypatch.setattr(_transfer, "_find_tqdm", lambda: None)
     one, two = groups(2)
     with caplog.at_level(logging.INFO, "wherry"):
         must(lambda: wherry.send(one, 1, a_state()), lambda: wherry.recv(two, 0, progress=True))

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import wherry
 from wherry import _core
-from wherry._group import codec_for
+from wherry.group import codec_for
 
 OPTIONS = {"timeout_ms": 10_000, "lanes": "stream"}
 

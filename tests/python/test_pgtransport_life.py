@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 import wherry
 from torch_states import exchange, finish, plain_state, start
-from wherry._options import Deadline
+from wherry._transfer import Deadline
 from wherry.torch import PGTransport, _way_harbour
 
 
@@ -233,8 +233,8 @@ def test_a_transport_that_is_collected_while_another_opens_the_harbour(monkeypat
         gc.collect()
         return harbour(*arguments)
 
-    harbour = _way_harbour.Harbour
-    monkeypatch.setattr(_way_harbour, "Harbour", opened)
+    harbour = _way_harbour.Listener
+    monkeypatch.setattr(_way_harbour, "Listener", opened)
     with PGTransport(pg, 5, "cpu") as transport:
         trainer = Trainer()
         way = trainer.transport._find_way()

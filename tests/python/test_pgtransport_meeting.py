@@ -11,8 +11,8 @@ import torch
 import torch.distributed as dist
 import wherry
 from torch_states import Hidden, assert_same, exchange, finish, plain_state, start
-from wherry import _harbour
-from wherry._harbour import Card
+from wherry import _rendezvous
+from wherry._rendezvous import Ticket
 from wherry.torch import PGTransport, _meeting, _pg
 
 
@@ -205,7 +205,7 @@ def test_a_group_that_does_not_tell_its_rank_is_refused():
 
 @pytest.mark.parametrize("host, expected", [("127.0.0.1", True), ("::1", True), ("localhost", True), ("10.1.2.3", False), ("a.b", False)])
 def test_which_hosts_are_loopback(host, expected):
-    assert _harbour.is_loopback(host) == expected
+    assert _rendezvous.is_loopback(host) == expected
 
 
 class Elsewhere:
@@ -222,7 +222,7 @@ class Elsewhere:
     ("", "1", {"192.0.2.1": "10.0.0.8"}, "10.0.0.8", False, False),
 ])
 def test_the_address_for_the_other_ranks(monkeypatch, caplog, master, local, ways, expected, on_one, warned):
-    monkeypatch.setattr(_harbour, "address_towards", ways.get)
+    monkeypatch.setattr(_rendezvous, "address_towards", ways.get)
     for name, value in {"MASTER_ADDR": master, "LOCAL_WORLD_SIZE": local, "WORLD_SIZE": local and "2", "WHERRY_INTERFACE": None}.items():
         monkeypatch.delenv(name, raising=False) if value is None else monkeypatch.setenv(name, value)
     assert _pg.host_for(Elsewhere(), None) == expected and _pg.on_one_host(Elsewhere()) == on_one
@@ -230,29 +230,29 @@ def test_the_address_for_the_other_ranks(monkeypatch, caplog, master, local, way
 
 
 def test_an_interface_that_is_named_goes_before_the_way(monkeypatch):
-    monkeypatch.setattr(_harbour, "address_towards", {"node7": "10.0.0.7"}.get)
-    monkeypatch.setattr(_harbour, "_interface_address", {"ib0": "10.9.0.1"}.get)
+    monkeypatch.setattr(_rendezvous, "address_towards", {"node7": "10.0.0.7"}.get)
+    monkeypatch.setattr(_rendezvous, "_interface_address", {"ib0": "10.9.0.1"}.get)
     for interface, expected in (("ib0", "10.9.0.1"), ("ib9", "10.0.0.7")):
         monkeypatch.setenv("WHERRY_INTERFACE", interface)
-        assert _harbour.address_for_others("node7", "") == expected
+        assert _rendezvous.address_for_others("node7", "") == expected
 
 
 def test_the_address_of_an_interface():
-    assert _harbour._interface_address("lo") == "127.0.0.1" and _harbour._interface_address("no such one") is None
+    assert _rendezvous._interface_address("lo") == "127.0.0.1" and _rendezvous._interface_address("no such one") is None
 
 
 # ---- cards ----
 
 
 def test_cards():
-    card = Card("tcp://[fe80::1%eth0]:4123", 4096, 0, bytes(range(32)))
-    assert Card.read(card.text()) == card
-    assert Card.read(card._replace(secret=None).text()) == card._replace(secret=None)
+    card = Ticket("tcp://[fe80::1%eth0]:4123", 4096, 0, bytes(range(32)))
+    assert Ticket.read(card.text()) == card
+    assert Ticket.read(card._replace(secret=None).text()) == card._replace(secret=None)
     good = card.text()
     for bad in ("", good + " ", good[:-1], good.replace("-1 ", "-2 "), good.replace("4096 0", "4 4"), good.replace("tcp", "udp"),
                 good.replace(" 4096", " 99999999"), "x" * 5000, good.replace(":4123", ":4123?rank=1"), good.upper(), good + "\n"):
         with pytest.raises(wherry.Malformed) as caught:
-            Card.read(bad)
+            Ticket.read(bad)
         assert card.secret.hex() not in str(caught.value)
 
 
@@ -262,12 +262,12 @@ def wrong_card_body():
     store = _pg.store_of(dist.group.WORLD)
     with PGTransport(dist.group.WORLD, 20, "cpu") as transport:
         if rank == 0:
-            harbour = _harbour.Harbour("127.0.0.1", 0, 2)
+            harbour = _rendezvous.Listener("127.0.0.1", 0, 2)
             for lie, expected in [
-                (harbour.card._replace(secret=bytes(32)).text(), wherry.BadSecret),
-                (harbour.card._replace(address="tcp://127.0.0.1:9").text(), wherry.Timeout),
+                (harbour.ticket._replace(secret=bytes(32)).text(), wherry.BadSecret),
+                (harbour.ticket._replace(address="tcp://127.0.0.1:9").text(), wherry.Timeout),
                 ("nonsense", wherry.Malformed),
-                (harbour.card._replace(size=3).text(), wherry.Error),
+                (harbour.ticket._replace(size=3).text(), wherry.Error),
             ]:
                 store.set("wherry/1", lie)
                 began = time.monotonic()
@@ -276,7 +276,7 @@ def wrong_card_body():
                 assert caught.value.rank == 1 and 0.4 < time.monotonic() - began < 3
             launch.say("lied")
             assert_same(plain_state(1), transport.recv_checkpoint(1))
-            harbour.link.close()
+            harbour.connection.close()
         else:
             launch.wait_for("lied")
             time.sleep(0.3)  # the other side is looking by now, and finds what is there

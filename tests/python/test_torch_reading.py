@@ -14,7 +14,7 @@ torch = pytest.importorskip(
 import torch_types  # noqa: E402
 
 from wherry import _core  # noqa: E402
-from wherry._buffers import _DLTensor  # noqa: E402
+from wherry._arrays import _DLTensor  # noqa: E402
 from wherry.torch._codec import DTYPES, TorchCodec  # noqa: E402
 
 TABLE = "__dlpack_c_exchange_api__"

@@ -16,9 +16,9 @@ import pytest
 import torch
 import wherry
 from torch_states import assert_same, plain_state
-from wherry import _harbour, torchft
-from wherry._harbour import Card
-from wherry._serving import Serving
+from wherry import _rendezvous, torchft
+from wherry._rendezvous import Ticket
+from wherry._connection import Server
 from wherry.torchft import Transport
 
 TIMEOUT_TEXT = re.compile("[Tt]imed? ?out")
@@ -291,7 +291,7 @@ class LostGuest:
 
 
 def test_a_receiver_that_is_lost_is_not_waited_for():
-    serving = Serving(LostGuest(), None, {}, seconds=60)
+    serving = Server(LostGuest(), None, {}, seconds=60)
     time.sleep(0.2)
     began = time.monotonic()
     serving.end()
@@ -322,7 +322,7 @@ def test_a_target_is_a_function(make):
 
 def test_metadata(make):
     source = make()
-    card = Card.read(source.metadata())
+    card = Ticket.read(source.metadata())
     assert source.metadata() == source.metadata() and card.rank == 0 and card.size == 4096
     receiver = make()
     for wrong in ("", "http://host:1234/checkpoint/", source.metadata() + "0"):
@@ -344,7 +344,7 @@ def test_metadata_has_no_secret_where_the_environment_has_one(make, monkeypatch,
     source = make()
     source.send_checkpoint([1], 1, {"a": 1}, LIMIT)
     metadata = source.metadata()
-    assert metadata.endswith(" 4096 0 -") and Card.read(metadata).secret is None
+    assert metadata.endswith(" 4096 0 -") and Ticket.read(metadata).secret is None
     assert fetch(source, 1) == {"a": 1}
     monkeypatch.delenv(how)
     with pytest.raises(wherry.InvalidArgument, match="replica 2, step 1: .*WHERRY_SECRET_FILE") as caught:
@@ -375,7 +375,7 @@ def test_the_host_is_that_on_the_way_to_the_lighthouse(monkeypatch):
 def test_a_name_that_leads_to_loopback_is_no_address_for_others(monkeypatch, caplog):
     ways = {"node7": "127.0.1.1", "lighthouse": "10.0.0.7", "192.0.2.1": "10.0.0.8"}
     monkeypatch.setattr(torchft.socket, "gethostname", lambda: "node7")
-    monkeypatch.setattr(_harbour, "address_towards", ways.get)
+    monkeypatch.setattr(_rendezvous, "address_towards", ways.get)
     monkeypatch.delenv("WHERRY_INTERFACE", raising=False)
     monkeypatch.setenv("TORCHFT_LIGHTHOUSE", "http://lighthouse:29510")
     assert torchft._own_host() == "10.0.0.7"

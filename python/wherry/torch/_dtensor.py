@@ -10,7 +10,15 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.distributed.tensor.placement_types import _StridedShard
 
-from wherry._nodes import PARTIAL, REPLICATE, SHARD, STRIDED_SHARD, TENSOR_REQUIRES_GRAD, DTensor, Placement
+from wherry._nodes import (
+    PARTIAL,
+    REPLICATE,
+    SHARD,
+    STRIDED_SHARD,
+    TENSOR_REQUIRES_GRAD,
+    DTensor,
+    Placement,
+)
 from wherry._types import Refuse
 from wherry.errors import Malformed
 from wherry.torch import _mesh

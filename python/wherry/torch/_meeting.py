@@ -20,10 +20,20 @@ from datetime import timedelta
 from typing import Any
 
 from wherry import _core
-from wherry._harbour import Poll
-from wherry._link import Link
-from wherry._options import Deadline
-from wherry.errors import Aborted, BadBytes, Error, InvalidArgument, Mismatch, NoMemory, PeerLost, Timeout, Unsupported
+from wherry._connection import Connection
+from wherry._rendezvous import Backoff
+from wherry._transfer import Deadline
+from wherry.errors import (
+    Aborted,
+    BadBytes,
+    Error,
+    InvalidArgument,
+    Mismatch,
+    NoMemory,
+    PeerLost,
+    Timeout,
+    Unsupported,
+)
 from wherry.torch import _pg
 from wherry.torch._way import Berth, Way, held
 from wherry.torch._way_harbour import StoreWay
@@ -36,9 +46,9 @@ class AddressWay(Way):
         super().__init__(pg)
         self._address = address
         self._ranks, self._world = _pg.global_ranks(pg)
-        self._link: Link | None = None
+        self._link: Connection | None = None
 
-    def _join(self, deadline: Deadline) -> Link:
+    def _join(self, deadline: Deadline) -> Connection:
         with held(self._opening, self.rank, deadline):
             self.check()
             if self._link is not None:
@@ -46,7 +56,7 @@ class AddressWay(Way):
             joint = "&" if "?" in self._address else "?"
             address = f"{self._address}{joint}rank={self._ranks[self.rank]}&size={self._world}"
             options = {"timeout_ms": deadline.slice_ms(), "wait_for": 1}
-            made = Link(_core.Group.join(address, options), farewell=True)
+            made = Connection(_core.Group.join(address, options), tells_peers=True)
             with self._lock:
                 if self.usable:
                     self._link = made
@@ -63,12 +73,12 @@ class AddressWay(Way):
     def asking(self, source: int, deadline: Deadline) -> Iterator[Berth]:
         yield Berth(self._join(deadline), [self._ranks[source]])
 
-    def look_again(self, source: int, link: Link, error: Error, deadline: Deadline) -> bool:
+    def look_again(self, source: int, link: Connection, error: Error, deadline: Deadline) -> bool:
         """A source that has left, and lives on, is waited for until it joins again."""
         rank = self._ranks[source]
         if not isinstance(error, PeerLost) or not link.returned([rank], deadline):
             return False
-        poll = Poll(deadline)
+        poll = Backoff(deadline)
         while not link.alive(rank):
             if deadline.passed:
                 raise Timeout(f"rank {source} has left the group, and did not come back in time", rank=source) from error
@@ -107,7 +117,7 @@ class GroupWay(Way):
             except BaseException:
                 self._condition.broken = "a transfer over it could not begin"  # what had begun was ended with the connections
                 raise
-            berth = Berth(Link(session.group), peers)
+            berth = Berth(Connection(session.group), peers)
             failed = True
             try:
                 yield berth

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import FileStore, HashStore, PrefixStore, Store, TCPStore
 from torch.distributed import distributed_c10d
 
-from wherry._harbour import address_for_others, is_loopback
+from wherry._rendezvous import address_for_others, is_loopback
 from wherry.errors import Closed, InvalidArgument
 
 #: Where wrappers of a process group keep it.

@@ -9,10 +9,18 @@ from typing import Any
 import torch
 from torch.utils import _pytree
 
-from wherry import _names
-from wherry._keys import Keys
+from wherry import _types
+from wherry._codec import Keys
 from wherry._nodes import Object
-from wherry._types import Decoder, Encoder, Refuse, check_arguments, expect, hidden_class, no_arguments
+from wherry._types import (
+    Decoder,
+    Encoder,
+    Refuse,
+    check_arguments,
+    expect,
+    hidden_class,
+    no_arguments,
+)
 from wherry.errors import Unsupported
 
 # Values that have a name: torch.float32, torch.strided, torch.channels_last.
@@ -83,11 +91,11 @@ def node_encoder(cls: type, refuse: Refuse, keys: Keys) -> Encoder | None:
     node = _registered(cls)
     if node is None:
         return None
-    class_name = _names.travelling_name(cls)
+    class_name = _types.importable_name(cls)
     if class_name is None:
         return hidden_class(cls, refuse)
     name = class_name
-    type_name = _names.write("torch.pytree", **{"class": name})
+    type_name = _types.format_type_name("torch.pytree", **{"class": name})
 
     def encode(value: Any) -> Any:
         children, context = node.flatten_fn(value)
@@ -103,11 +111,11 @@ def node_decoder(keys: Keys) -> Callable[[dict[str, Any]], Decoder]:
 
     def make(arguments: dict[str, Any]) -> Decoder:
         check_arguments(arguments, "class")
-        cls = _names.find_class(arguments.get("class"), object, "registered class")
+        cls = _types.find_class(arguments.get("class"), object, "registered class")
         node = _registered(cls)
         if node is None:
             raise Unsupported(
-                f"the class {_names.name_of(cls)} is not registered in this process: call "
+                f"the class {_types.full_name(cls)} is not registered in this process: call "
                 "torch.utils._pytree.register_pytree_node here as in the sender"
             )
 

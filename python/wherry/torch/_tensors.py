@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn.parameter import UninitializedTensorMixin  # type: ignore[attr-defined, unused-ignore]
 
-from wherry import _names
+from wherry import _types
 from wherry._nodes import Object
 from wherry._types import (
     Decoder,
@@ -80,7 +80,7 @@ def as_plain(value: torch.Tensor) -> torch.Tensor:
 
 
 def _subclass_encoder(cls: type, refuse: Refuse) -> Encoder:
-    class_name = _names.travelling_name(cls)
+    class_name = _types.importable_name(cls)
     if class_name is None:
         return hidden_class(cls, refuse)
 
@@ -90,11 +90,11 @@ def _subclass_encoder(cls: type, refuse: Refuse) -> Encoder:
                 value, f"it is a subclass with the layout {value.layout}: send value.as_subclass(torch.Tensor)"
             )
         try:
-            attributes = attributes_json(_names.attributes_of(value), cls)
+            attributes = attributes_json(_types.attributes_of(value), cls)
         except TypeError as error:
             return refuse(value, f"{error}: delete it, or send value.as_subclass(torch.Tensor)")
         return Object(
-            _names.write("torch.subclass", **{"class": class_name, "attributes": attributes}), as_plain(value)
+            _types.format_type_name("torch.subclass", **{"class": class_name, "attributes": attributes}), as_plain(value)
         )
 
     return encode
@@ -102,10 +102,10 @@ def _subclass_encoder(cls: type, refuse: Refuse) -> Encoder:
 
 def _subclass_decoder(arguments: dict[str, Any]) -> Decoder:
     check_arguments(arguments, "class", "attributes")
-    cls: Any = _names.find_class(arguments.get("class"), torch.Tensor, "subclass of torch.Tensor")
+    cls: Any = _types.find_class(arguments.get("class"), torch.Tensor, "subclass of torch.Tensor")
     if not _is_plain(cls):
         raise Malformed(
-            f"{_names.name_of(cls)} is no plain subclass of torch.Tensor here; both sides must run the same version of the program"
+            f"{_types.full_name(cls)} is no plain subclass of torch.Tensor here; both sides must run the same version of the program"
         )
     attributes_from(arguments)
 
@@ -114,7 +114,7 @@ def _subclass_decoder(arguments: dict[str, Any]) -> Decoder:
             return None
         plain = expect(payload, torch.Tensor)
         made = torch.Tensor._make_subclass(cls, plain.detach(), plain.requires_grad)
-        _names.set_attributes(made, attributes_from(arguments), "tensor")
+        _types.set_attributes(made, attributes_from(arguments), "tensor")
         return made
 
     return decode
@@ -124,13 +124,13 @@ def _subclass_decoder(arguments: dict[str, Any]) -> Decoder:
 
 
 def _wrapper_encoder(cls: Any, refuse: Refuse) -> Encoder:
-    class_name = _names.travelling_name(cls)
+    class_name = _types.importable_name(cls)
     if class_name is None:
         return hidden_class(cls, refuse)
 
     def encode(value: Any) -> Any:
         names, context = value.__tensor_flatten__()
-        type_name = _names.write("torch.wrapper", **{"class": class_name, "requires_grad": value.requires_grad or None})
+        type_name = _types.format_type_name("torch.wrapper", **{"class": class_name, "requires_grad": value.requires_grad or None})
         payload = {
             "tensors": {name: getattr(value, name) for name in names},
             "context": context,
@@ -144,10 +144,10 @@ def _wrapper_encoder(cls: Any, refuse: Refuse) -> Encoder:
 
 def _wrapper_decoder(arguments: dict[str, Any]) -> Decoder:
     check_arguments(arguments, "class", "requires_grad")
-    cls: Any = _names.find_class(arguments.get("class"), torch.Tensor, "subclass of torch.Tensor")
+    cls: Any = _types.find_class(arguments.get("class"), torch.Tensor, "subclass of torch.Tensor")
     if not _is_wrapper(cls):
         raise Malformed(
-            f"{_names.name_of(cls)} wraps no tensors here; both sides must run the same version of the program"
+            f"{_types.full_name(cls)} wraps no tensors here; both sides must run the same version of the program"
         )
     requires_grad = arguments.get("requires_grad", False) is True
 
@@ -164,7 +164,7 @@ def _wrapper_decoder(arguments: dict[str, Any]) -> Decoder:
         made = cls.__tensor_unflatten__(tensors, payload["context"], size, stride)
         if not isinstance(made, cls):
             raise Malformed(
-                f"{_names.name_of(cls)} made a {_names.name_of(type(made))} of what was sent; both sides must run the same version"
+                f"{_types.full_name(cls)} made a {_types.full_name(type(made))} of what was sent; both sides must run the same version"
             )
         return made.requires_grad_() if requires_grad and made.is_leaf else made
 
@@ -209,11 +209,11 @@ def _encode_sparse(value: Any) -> Object:
     arguments: dict[str, object] = {"requires_grad": value.requires_grad or None, "size": list(value.shape)}
     with torch.no_grad():
         if value.layout is torch.sparse_coo:
-            name = _names.write("torch.sparse_coo", coalesced=value.is_coalesced() or None, **arguments)
+            name = _types.format_type_name("torch.sparse_coo", coalesced=value.is_coalesced() or None, **arguments)
             return Object(name, {"indices": value._indices(), "values": value._values()})
         kind, outer, inner = _COMPRESSED[value.layout]
         parts = {outer: getattr(value, outer)(), inner: getattr(value, inner)(), "values": value.values().detach()}
-        return Object(_names.write(kind, **arguments), parts)
+        return Object(_types.format_type_name(kind, **arguments), parts)
 
 
 def _sparse_decoder(name: str) -> Callable[[dict[str, Any]], Decoder]:

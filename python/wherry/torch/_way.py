@@ -10,9 +10,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from wherry._link import Link
-from wherry._options import Deadline
-from wherry._stats import Outcome
+from wherry._connection import Connection
+from wherry._transfer import Deadline, Outcome
 from wherry.errors import Closed, Error, Timeout
 
 
@@ -20,7 +19,7 @@ from wherry.errors import Closed, Error, Timeout
 class Berth:
     """A link, and the ranks that were asked for as it names them. A source notes how it went, before it goes."""
 
-    link: Link
+    link: Connection
     ranks: list[int]
     outcomes: Sequence[Outcome] = ()
 
@@ -51,7 +50,7 @@ class Way(abc.ABC):
     def end(self) -> None:
         """Closes what is open. Called once."""
 
-    def look_again(self, source: int, link: Link, error: Error, deadline: Deadline) -> bool:
+    def look_again(self, source: int, link: Connection, error: Error, deadline: Deadline) -> bool:
         """Whether a receive that failed over a link is worth another try: the source may be elsewhere now."""
         return False
 

@@ -10,9 +10,9 @@ from typing import Any
 
 from torch._C._distributed_c10d import Store
 
-from wherry._harbour import Harbour, reach
-from wherry._link import Link
-from wherry._options import Deadline
+from wherry._connection import Connection
+from wherry._rendezvous import Listener, connect_to_source
+from wherry._transfer import Deadline
 from wherry.errors import Closed, Error, PeerLost
 from wherry.torch import _pg
 from wherry.torch._way import Berth, Way, held
@@ -29,24 +29,24 @@ class HarbourWay(Way):
 
     def __init__(self, pg: Any) -> None:
         super().__init__(pg)
-        self._harbour: Harbour | None = None
-        self._visits: OrderedDict[int, tuple[str, Link]] = OrderedDict()
+        self._harbour: Listener | None = None
+        self._visits: OrderedDict[int, tuple[str, Connection]] = OrderedDict()
         self._entering: dict[int, threading.Lock] = {}
 
-    def _open(self, host: Callable[[], str], publish: Callable[[str], None], deadline: Deadline) -> Harbour:
+    def _open(self, host: Callable[[], str], publish: Callable[[str], None], deadline: Deadline) -> Listener:
         """The harbour of this process, opened where there is none. Its card is published before others see it."""
         with held(self._opening, self.rank, deadline):
             self.check()
             if self._harbour is not None:
                 return self._harbour
-            made = Harbour(host(), self.rank, self.size)
+            made = Listener(host(), self.rank, self.size)
             try:
-                publish(made.card.text())
+                publish(made.ticket.text())
                 with self._lock:
                     self.check()
                     self._harbour = made
             except BaseException:
-                made.link.close()
+                made.connection.close()
                 raise
             return made
 
@@ -56,7 +56,7 @@ class HarbourWay(Way):
             entering = self._entering.setdefault(source, threading.Lock())
         return held(entering, source, deadline)
 
-    def _known(self, source: int) -> tuple[str, Link | None]:
+    def _known(self, source: int) -> tuple[str, Connection | None]:
         """The card and the link of last time, where the source is still there."""
         with self._lock:
             card, link = self._visits.get(source, ("", None))
@@ -65,7 +65,7 @@ class HarbourWay(Way):
         self._forget(source, link)
         return "", None
 
-    def _keep(self, source: int, card: str, link: Link) -> None:
+    def _keep(self, source: int, card: str, link: Connection) -> None:
         with self._lock:
             if self._closed:
                 old = [link]
@@ -78,7 +78,7 @@ class HarbourWay(Way):
             one.close_when_idle()
         self.check()
 
-    def _forget(self, source: int, link: Link) -> str:
+    def _forget(self, source: int, link: Connection) -> str:
         """Closes a link. @return the card that it was made with."""
         with self._lock:
             card, known = self._visits.get(source, ("", None))
@@ -87,7 +87,7 @@ class HarbourWay(Way):
         link.close_when_idle()
         return card
 
-    def look_again(self, source: int, link: Link, error: Error, deadline: Deadline) -> bool:
+    def look_again(self, source: int, link: Connection, error: Error, deadline: Deadline) -> bool:
         # Another thread has found that the source is elsewhere, or has taken this link's place.
         if isinstance(error, Closed) and not link.usable:
             return self.usable
@@ -106,7 +106,7 @@ class HarbourWay(Way):
             links = [link for _, link in self._visits.values()]
             self._visits.clear()
             if self._harbour is not None:
-                links.append(self._harbour.link)
+                links.append(self._harbour.connection)
                 self._harbour = None
         for link in links:
             link.close()
@@ -135,7 +135,7 @@ class StoreWay(HarbourWay):
     @contextlib.contextmanager
     def serving(self, ranks: Sequence[int], deadline: Deadline) -> Iterator[Berth]:
         harbour = self._open(lambda: _pg.host_for(self.pg, self._store), self._publish, deadline)
-        yield Berth(harbour.link, list(ranks))
+        yield Berth(harbour.connection, list(ranks))
 
     def _publish(self, card: str) -> None:
         try:
@@ -151,7 +151,7 @@ class StoreWay(HarbourWay):
                 self._forget(source, link)
                 link = None
             if link is None:
-                card, link = reach(lambda: self._read(source), source, self.rank, deadline)
+                card, link = connect_to_source(lambda: self._read(source), source, self.rank, deadline)
             self._keep(source, card, link)
         yield Berth(link, [source])
 

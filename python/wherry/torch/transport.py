@@ -12,10 +12,22 @@ from typing import Any
 import torch
 
 from wherry import _core
-from wherry._options import Deadline, Duration, check_callback, ranks_of, seconds_of, source_of, transfer_options
-from wherry._progress import ProgressOption, reporting
-from wherry._report import raise_first, tell_received, tell_sent
-from wherry._stats import Outcome, Stats
+from wherry._transfer import (
+    Deadline,
+    Duration,
+    Outcome,
+    ProgressOption,
+    Stats,
+    check_callback,
+    check_destinations,
+    check_source,
+    log_received,
+    log_sent,
+    raise_first,
+    reporting,
+    to_seconds,
+    transfer_options,
+)
 from wherry.errors import Closed, Error, InvalidArgument
 from wherry.torch import _pg
 from wherry.torch._codec import TorchCodec
@@ -92,7 +104,7 @@ class PGTransport:
         keep_open: bool = False,
         address: str | None = None,
     ) -> None:
-        seconds_of(timeout)
+        to_seconds(timeout)
         check_callback(state_dict)
         self._pg = pg
         self._timeout = timeout
@@ -128,7 +140,7 @@ class PGTransport:
         """
         deadline = Deadline(self._timeout if timeout is None else timeout)
         way = self._find_way()
-        ranks = ranks_of(dst_ranks, way.size, way.rank)
+        ranks = check_destinations(dst_ranks, way.size, way.rank)
         options = transfer_options(step=self._step if step is None else step, **self._options_over(way))
         self.last_outcomes = []
         if not ranks:
@@ -142,7 +154,7 @@ class PGTransport:
         self.last_outcomes = outcomes
         done = [one.stats for one in outcomes if one.error is None]
         self.last_stats = max(done, key=lambda stats: stats.total_seconds, default=self.last_stats)
-        tell_sent(outcomes)
+        log_sent(outcomes)
         for one in outcomes:
             if one.error is not None:
                 one.error.rank = one.rank
@@ -157,7 +169,7 @@ class PGTransport:
         """
         deadline = Deadline(self._timeout if timeout is None else timeout)
         way = self._find_way()
-        source = source_of(src_rank, way.size, way.rank)
+        source = check_source(src_rank, way.size, way.rank)
         own = _pg.own_rank(way.pg)
         options = transfer_options(
             step=self._step if step is None else step,
@@ -177,7 +189,7 @@ class PGTransport:
             value, stats = self._receive(way, source, target, options, deadline)
         aim.bring_back()
         self.last_stats = stats
-        tell_received(source, stats)
+        log_received(source, stats)
         return value
 
     def _receive(

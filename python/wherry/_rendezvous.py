@@ -23,9 +23,19 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from wherry import _core
-from wherry._link import Link
-from wherry._options import Deadline
-from wherry.errors import BadBytes, BadSecret, Error, InvalidArgument, Malformed, Mismatch, PeerError, SystemFailure, Timeout
+from wherry._connection import Connection
+from wherry._transfer import Deadline
+from wherry.errors import (
+    BadBytes,
+    BadSecret,
+    Error,
+    InvalidArgument,
+    Malformed,
+    Mismatch,
+    PeerError,
+    SystemFailure,
+    Timeout,
+)
 
 logger = logging.getLogger("wherry")
 
@@ -33,20 +43,22 @@ logger = logging.getLogger("wherry")
 _VERSION = "wherry-card-1"
 
 #: More than any card has: who reads one from elsewhere reads no further.
-CARD_MAX = 1024
+TICKET_MAX = 1024
 
 _SECRET_BYTES = 32
 
 #: In the place of the secret on a card: it is that of the environment.
 _NO_SECRET = "-"
 
-_FORM = re.compile(rf"{_VERSION} (tcp://[0-9A-Za-z.:%\[\]_-]{{3,280}}) ([0-9]{{1,7}}) ([0-9]{{1,7}}) ([0-9a-f]{{64}}|-)")
+_FORM = re.compile(
+    rf"{_VERSION} (tcp://[0-9A-Za-z.:%\[\]_-]{{3,280}}) ([0-9]{{1,7}}) ([0-9]{{1,7}}) ([0-9a-f]{{64}}|-)"
+)
 
 #: Time for hosting a harbour, which waits for nobody.
 _HOSTING_SECONDS = 30.0
 
 
-class Card(NamedTuple):
+class Ticket(NamedTuple):
     """What one needs to enter a harbour. Who can read one with a secret can fetch the states that are sent there."""
 
     address: str
@@ -61,9 +73,9 @@ class Card(NamedTuple):
         return f"{_VERSION} {self.address} {self.size} {self.rank} {secret}"
 
     @classmethod
-    def read(cls, text: str) -> Card:
+    def read(cls, text: str) -> Ticket:
         """Reads a card that came from elsewhere. Raises Malformed; the text itself is not repeated, it has a secret."""
-        found = _FORM.fullmatch(text) if len(text) <= CARD_MAX else None
+        found = _FORM.fullmatch(text) if len(text) <= TICKET_MAX else None
         if found is None or not int(found[3]) < int(found[2]):
             raise Malformed(
                 f"this is not a card of Wherry's ({len(text)} characters, which should begin with '{_VERSION} tcp://'): "
@@ -77,18 +89,20 @@ def _environment_has_secret() -> bool:
     return bool(os.environ.get("WHERRY_SECRET") or os.environ.get("WHERRY_SECRET_FILE"))
 
 
-class Harbour:
+class Listener:
     """A group that this process hosts for whoever has the card."""
 
     def __init__(self, host: str, rank: int, size: int) -> None:
         secret = None if _environment_has_secret() else secrets.token_bytes(_SECRET_BYTES)
         at = f"[{host}]" if ":" in host else host
         options = {"timeout_ms": int(_HOSTING_SECONDS * 1000), "secret": secret, "wait_for": 1}
-        self.link = Link(_core.Group.join(f"tcp://{at}:0?rank={rank}&size={size}", options), farewell=True)
-        self.card = Card(self.link.meeting, size, rank, secret)
+        self.connection = Connection(
+            _core.Group.join(f"tcp://{at}:0?rank={rank}&size={size}", options), tells_peers=True
+        )
+        self.ticket = Ticket(self.connection.meeting, size, rank, secret)
 
 
-def enter(card: Card, rank: int, timeout_ms: int) -> Link:
+def connect(card: Ticket, rank: int, timeout_ms: int) -> Connection:
     """Joins a harbour as a guest, under a rank that no other guest has. Never without a secret."""
     if card.secret is None and not _environment_has_secret():
         raise InvalidArgument(
@@ -97,10 +111,12 @@ def enter(card: Card, rank: int, timeout_ms: int) -> Link:
             rank=card.rank,
         )
     options = {"timeout_ms": timeout_ms, "secret": card.secret, "wait_for": 2, "guest": True}
-    return Link(_core.Group.join(f"{card.address}?rank={rank}&size={card.size}", options), farewell=True)
+    return Connection(
+        _core.Group.join(f"{card.address}?rank={rank}&size={card.size}", options), tells_peers=True
+    )
 
 
-class Poll:
+class Backoff:
     """Pauses that grow from a millisecond to a tenth of a second."""
 
     def __init__(self, deadline: Deadline) -> None:
@@ -113,13 +129,15 @@ class Poll:
         self._pause = min(self._pause * 1.5, 0.1)
 
 
-def reach(read: Callable[[], str | None], source: int, rank: int, deadline: Deadline) -> tuple[str, Link]:
+def connect_to_source(
+    read: Callable[[], str | None], source: int, rank: int, deadline: Deadline
+) -> tuple[str, Connection]:
     """Waits for the card of a source, and enters its harbour.
 
     `read` gives the card that is there now, or None. It is read again while nobody answers at its address: a source that
     died leaves its card behind, and the process that takes its place brings another.
     """
-    poll = Poll(deadline)
+    poll = Backoff(deadline)
     patience = 0.25
     trouble: Error | None = None
     refused: str | None = None
@@ -127,7 +145,7 @@ def reach(read: Callable[[], str | None], source: int, rank: int, deadline: Dead
         text = read()
         if text is not None:
             try:
-                return text, enter(Card.read(text), rank, deadline.slice_ms(patience))
+                return text, connect(Ticket.read(text), rank, deadline.slice_ms(patience))
             except (Timeout, PeerError, SystemFailure, BadBytes, Mismatch) as error:
                 # The last try may have no time to hear once more that the card has the wrong secret.
                 if not isinstance(error, Timeout) or text != refused:
@@ -161,7 +179,11 @@ def is_loopback(host: str) -> bool:
     try:
         return ipaddress.ip_address(host.partition("%")[0]).is_loopback
     except ValueError:
-        return host.rstrip(".").lower() in ("localhost", "ip6-localhost", "ip6-loopback") or host.endswith(".localhost")
+        return host.rstrip(".").lower() in (
+            "localhost",
+            "ip6-localhost",
+            "ip6-loopback",
+        ) or host.endswith(".localhost")
 
 
 def address_towards(host: str) -> str | None:

@@ -8,15 +8,25 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from wherry import _core
-from wherry._link import Link
-from wherry._options import Deadline, Duration, ranks_of, source_of, transfer_options
-from wherry._progress import ProgressOption, reporting
-from wherry._report import raise_first, tell_received, tell_sent
-from wherry._stats import Outcome
+from wherry._connection import Connection
+from wherry._transfer import (
+    Deadline,
+    Duration,
+    Outcome,
+    ProgressOption,
+    check_destinations,
+    check_source,
+    log_received,
+    log_sent,
+    raise_first,
+    reporting,
+    transfer_options,
+)
 from wherry.errors import Timeout
 
 if TYPE_CHECKING:
     from wherry._codec import Codec
+
 
 _T = TypeVar("_T")
 
@@ -33,7 +43,7 @@ class Group:
     Any thread may call, several at once. A rank that died may join again, from a new process.
     """
 
-    def __init__(self, link: Link) -> None:
+    def __init__(self, link: Connection) -> None:
         self._link = link
 
     @classmethod
@@ -62,7 +72,7 @@ class Group:
             "allow_insecure": allow_insecure,
             "wait_for": wait_for,
         }
-        return cls(Link(_core.Group.join(address, options)))
+        return cls(Connection(_core.Group.join(address, options)))
 
     @property
     def rank(self) -> int:
@@ -103,7 +113,10 @@ class Group:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.leave()
 
@@ -164,8 +177,10 @@ def send(
     or dead destination neither fails nor delays the others.
     """
     deadline = Deadline(timeout)
-    ranks = ranks_of(dst, group.size, group.rank)
-    options = transfer_options(step=step, lanes=lanes, threads=threads, verify=verify, cancel=cancel)
+    ranks = check_destinations(dst, group.size, group.rank)
+    options = transfer_options(
+        step=step, lanes=lanes, threads=threads, verify=verify, cancel=cancel
+    )
     codec = codec_for(allow_pickle)
     built = _core.build(state, codec)
     if not ranks:
@@ -174,7 +189,7 @@ def send(
     with reporting(progress, "to") as report:
         options.update(timeout_ms=deadline.left_ms, progress=report)
         outcomes = group._link.send(ranks, built, options)
-    tell_sent(outcomes)
+    log_sent(outcomes)
     raise_first(outcomes)
     return outcomes
 
@@ -205,9 +220,16 @@ def recv(
     In a process that has imported torch, tensors arrive as torch tensors, else as NumPy arrays.
     """
     deadline = Deadline(timeout)
-    source = source_of(src, group.size, group.rank)
+    source = check_source(src, group.size, group.rank)
     options = transfer_options(
-        step=step, lanes=lanes, threads=threads, verify=verify, cancel=cancel, partial=partial, new=into is not None, any_device=True
+        step=step,
+        lanes=lanes,
+        threads=threads,
+        verify=verify,
+        cancel=cancel,
+        partial=partial,
+        new=into is not None,
+        any_device=True,
     )
     codec = codec_for(allow_pickle, new_device)
     aim = codec.for_target()
@@ -217,5 +239,5 @@ def recv(
         options.update(timeout_ms=deadline.left_ms, progress=report)
         value, stats = group._link.recv(source, target, codec, options)
     aim.bring_back()
-    tell_received(source, stats)
+    log_received(source, stats)
     return value

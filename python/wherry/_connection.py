@@ -20,8 +20,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from wherry import _core
-from wherry._options import Deadline
-from wherry._stats import Outcome, Stats
+from wherry._transfer import Deadline, Outcome, Stats, log_sent
 from wherry.errors import Closed, Error, InvalidArgument, PeerLost
 
 logger = logging.getLogger("wherry")
@@ -44,11 +43,11 @@ _exiting = threading.Event()
 class _Inner:
     """All that a finalizer needs. Knows nothing of the link, which could not be collected otherwise."""
 
-    def __init__(self, group: _core.Group, farewell: bool) -> None:
+    def __init__(self, group: _core.Group, tells_peers: bool) -> None:
         self.process = os.getpid()
         self.group = group
         self.transport = _core.Transport(group)
-        self.farewell = farewell
+        self.tells_peers = tells_peers
         self.changed = threading.Condition()
         self.inside = 0
         self.threads: collections.Counter[int] = collections.Counter()  # those inside, and how deep
@@ -60,7 +59,9 @@ class _Inner:
     @contextlib.contextmanager
     def use(self, cancel: _core.Cancel | None = None) -> Iterator[None]:
         if os.getpid() != self.process:
-            raise Closed("this group was joined by another process, of which this one is a fork: join it anew here")
+            raise Closed(
+                "this group was joined by another process, of which this one is a fork: join it anew here"
+            )
         me = threading.get_ident()
         with self.changed:
             if self.closed:
@@ -110,7 +111,7 @@ class _Inner:
             if self.ended:
                 return True
             self.ended = True
-        if self.farewell and not _exiting.is_set():
+        if self.tells_peers and not _exiting.is_set():
             self.say_farewell()
         self.transport.close()
         self.group.leave()
@@ -125,7 +126,10 @@ class _Inner:
 
 def _finish(inner: _Inner) -> None:
     if not inner.end():
-        logger.warning("a group of rank %d is not left: a transfer over it goes on in another thread", inner.group.rank)
+        logger.warning(
+            "a group of rank %d is not left: a transfer over it goes on in another thread",
+            inner.group.rank,
+        )
 
 
 # Finalizers run at exit when atexit comes to them, which is in the reverse order of registering. Once there was one of
@@ -134,11 +138,11 @@ weakref.finalize(_finish, lambda: None)
 atexit.register(_exiting.set)
 
 
-class Link:
+class Connection:
     """A group that this process has joined, and its transport. `farewell`: tell the others when it is closed."""
 
-    def __init__(self, group: _core.Group, farewell: bool = False) -> None:
-        self._inner = _Inner(group, farewell)
+    def __init__(self, group: _core.Group, tells_peers: bool = False) -> None:
+        self._inner = _Inner(group, tells_peers)
         self._finalizer = weakref.finalize(self, _finish, self._inner)
         self.rank = group.rank
         self.size = group.size
@@ -171,13 +175,20 @@ class Link:
             return self._inner.transport.waiting()
 
     def send(
-        self, ranks: Sequence[int], state: _core.State, options: Mapping[str, Any], *, again: bool = False
+        self,
+        ranks: Sequence[int],
+        state: _core.State,
+        options: Mapping[str, Any],
+        *,
+        again: bool = False,
     ) -> list[Outcome]:
         """Sends to several ranks; says how it went for each, and raises only where nobody could be served at all.
 
         `again`: a rank that closed its link before it asked, and lives on, is waited for until it asks by another.
         """
-        deadline = Deadline(options["timeout_ms"] / 1000 if options["timeout_ms"] >= 0 else math.inf)
+        deadline = Deadline(
+            options["timeout_ms"] / 1000 if options["timeout_ms"] >= 0 else math.inf
+        )
         found = {one.rank: one for one in self._send(ranks, state, options)}
         moments: dict[int, Deadline] = {}
         while again and not deadline.passed:
@@ -185,10 +196,15 @@ class Link:
             back = self.returned(lost, deadline, moments, options.get("cancel"))
             if not back:
                 break
-            found.update((one.rank, one) for one in self._send(back, state, {**options, "timeout_ms": deadline.left_ms}))
+            found.update(
+                (one.rank, one)
+                for one in self._send(back, state, {**options, "timeout_ms": deadline.left_ms})
+            )
         return [found[rank] for rank in ranks]
 
-    def _send(self, ranks: Sequence[int], state: _core.State, options: Mapping[str, Any]) -> list[Outcome]:
+    def _send(
+        self, ranks: Sequence[int], state: _core.State, options: Mapping[str, Any]
+    ) -> list[Outcome]:
         cancel = options.get("cancel") or _core.Cancel()
         own = None if options.get("cancel") else cancel
         with self._inner.use(own):
@@ -203,7 +219,9 @@ class Link:
         own = None if options.get("cancel") else cancel
         with self._inner.use(own):
             try:
-                value, stats = self._inner.transport.recv(rank, target, codec, {**options, "cancel": cancel})
+                value, stats = self._inner.transport.recv(
+                    rank, target, codec, {**options, "cancel": cancel}
+                )
             except Error as error:
                 error.rank = rank if error.rank is None else error.rank
                 if isinstance(error.stats, Mapping):
@@ -237,7 +255,9 @@ class Link:
             moments.setdefault(rank, Deadline(min(deadline.left, _BACK_SECONDS)))
         while True:
             # What a process said is forgotten as soon as another takes its place: so that is looked for before and after.
-            back = [rank for rank in lost if self.alive(rank) or self.left(rank) or self.alive(rank)]
+            back = [
+                rank for rank in lost if self.alive(rank) or self.left(rank) or self.alive(rank)
+            ]
             pending = max((moments[rank].left for rank in lost), default=0.0)
             if back or pending <= 0 or (cancel is not None and cancel.requested):
                 for rank in back:
@@ -261,3 +281,109 @@ class Link:
                 "a transfer with a Cancel of its own still runs over this group: request that first, then leave"
             )
         self._finalizer.detach()
+
+
+logger = logging.getLogger("wherry")
+
+#: The pauses between two looks for whoever asks: the first, and the longest.
+_PAUSE_SECONDS = (0.001, 0.02)
+
+
+def _join(thread: threading.Thread) -> None:
+    """Waits for a thread, unless it is this one: the garbage collector runs in whichever thread it likes."""
+    if thread is not threading.current_thread():
+        thread.join()
+
+
+class _Errand:
+    """The sending to one rank, in a thread of its own: one that is slow must not keep the others waiting."""
+
+    def __init__(
+        self, link: Connection, rank: int, state: _core.State, options: Mapping[str, Any]
+    ) -> None:
+        self.rank = rank
+        self.cancel = _core.Cancel()
+        self._thread = threading.Thread(
+            target=self._run,
+            args=(link, state, {**options, "cancel": self.cancel}),
+            name="wherry-send",
+            daemon=True,
+        )
+        self._thread.start()
+
+    def _run(self, link: Connection, state: _core.State, options: Mapping[str, Any]) -> None:
+        try:
+            outcomes = link.send([self.rank], state, options)
+            log_sent(outcomes)
+            for one in outcomes:
+                if one.error is not None:
+                    logger.warning("sending to guest %d failed: %s", one.rank, one.error)
+        except Error as error:
+            logger.warning("sending to guest %d failed: %s", self.rank, error)
+
+    @property
+    def done(self) -> bool:
+        return not self._thread.is_alive()
+
+    def join(self) -> None:
+        _join(self._thread)
+
+
+class Server:
+    """Serves a state to every rank that asks over a link, from threads of its own, until `end`."""
+
+    def __init__(
+        self, link: Connection, state: _core.State, options: Mapping[str, Any], seconds: float
+    ) -> None:
+        self._link = link
+        self._state = state
+        self._options = options
+        self._seconds = seconds
+        self._stop = threading.Event()
+        self._errands: list[_Errand] = []
+        self._thread = threading.Thread(target=self._run, name="wherry-serve", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        pause = _PAUSE_SECONDS[0]
+        try:
+            while not self._stop.wait(pause):
+                began = self._look()
+                pause = _PAUSE_SECONDS[0] if began else min(pause * 1.5, _PAUSE_SECONDS[1])
+        except Closed:
+            return
+
+    def _look(self) -> bool:
+        """Begins to send to whoever has asked since the last look; gives up those that are gone."""
+        self._errands = [one for one in self._errands if not one.done]
+        busy = {one.rank for one in self._errands}
+        asking = [
+            rank for rank in self._link.waiting() if rank not in busy and self._link.alive(rank)
+        ]
+        self._errands += [_Errand(self._link, rank, self._state, self._options) for rank in asking]
+        self._give_up_the_lost()
+        return bool(asking)
+
+    def _give_up_the_lost(self) -> None:
+        """A rank that was lost before its send began would be waited for: it may come back, but not as a guest."""
+        for one in self._errands:
+            if not self._link.alive(one.rank):
+                one.cancel.request()
+
+    def end(self, patiently: bool = True) -> None:
+        """Ends it; returns when nobody reads the state any more.
+
+        Whoever only waits is left waiting. What runs may finish within the time limit of a transfer, unless this is
+        impatient; then it is revoked, and the receiver knows that what it has is not valid.
+        """
+        self._stop.set()
+        _join(self._thread)
+        until = time.monotonic() + (self._seconds if patiently else 0)
+        while any(not one.done for one in self._errands) and time.monotonic() < until:
+            self._give_up_the_lost()
+            time.sleep(0.002)
+        for one in self._errands:
+            one.cancel.request()
+        for one in self._errands:
+            one.join()
+        self._errands = []
