@@ -36,7 +36,6 @@ def test_c_example(tmp_path: pathlib.Path) -> None:
 def test_python_example(tmp_path: pathlib.Path) -> None:
     (source,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     lines = source.splitlines()
-    assert len(lines) == 10
     check = [
         "sum = model.weight.detach().double().sum().reshape(1)",
         "theirs = sum.clone()",
