@@ -1,14 +1,14 @@
-/* From bytes to a prepared state: the whole, the storages with their extents, and the meshes. */
+#include "manifest/decode.h"
+
 #include <string.h>
 
 #include "base/alloc.h"
 #include "base/checked.h"
 #include "base/error.h"
 #include "base/options.h"
-#include "manifest/decoder.h"
-#include "manifest/format.h"
-#include "state/mesh.h"
-#include "state/storage.h"
+#include "manifest/manifest.h"
+#include "state/sharded.h"
+#include "state/tensor.h"
 
 /** Values take about this many bytes of memory for each byte of the manifest; a storage takes at least so many bytes of it. */
 enum { VALUE_BYTES = 5, STORAGE_BYTES = 5 };

@@ -9,7 +9,7 @@
 #include "base/alloc.h"
 #include "base/error.h"
 #include "plan/plan.h"
-#include "state/describe.h"
+#include "state/dump.h"
 #include "state/path.h"
 
 enum { ALIAS_WORK = 1 << 26 };

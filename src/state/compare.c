@@ -4,10 +4,10 @@
 
 #include "base/alloc.h"
 #include "base/error.h"
-#include "state/describe.h"
-#include "state/mesh.h"
+#include "state/dump.h"
 #include "state/path.h"
-#include "state/storage.h"
+#include "state/sharded.h"
+#include "state/tensor.h"
 #include "state/value.h"
 
 /** Storages that were found in the same place on both sides. */

@@ -6,9 +6,9 @@
 #include "base/alloc.h"
 #include "base/error.h"
 #include "base/text.h"
-#include "state/describe.h"
+#include "state/dump.h"
 #include "state/path.h"
-#include "state/value.h"
+#include "state/tensor.h"
 
 /** Strings and byte strings longer than this are cut. */
 enum { TEXT_SHOWN = 60 };

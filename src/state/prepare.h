@@ -10,8 +10,7 @@
 #include <wherry/expert.h>
 
 #include "range/space.h"
-#include "state/storage.h"
-#include "state/value.h"
+#include "state/tensor.h"
 
 /** What a storage has. */
 typedef struct wh_holding {

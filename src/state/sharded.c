@@ -1,12 +1,268 @@
-#include <wherry/tensor.h>
+#include "state/sharded.h"
 
+#include <stdatomic.h>
 #include <string.h>
+
+#include <wherry/tensor.h>
 
 #include "base/alloc.h"
 #include "base/checked.h"
 #include "base/error.h"
+#include "base/index.h"
+#include "base/text.h"
 #include "range/copy.h"
 #include "state/value.h"
+
+/** The arrays and names lie behind it, in the same block. */
+struct wherry_mesh {
+    atomic_size_t references;
+    wherry_mesh_info info;
+};
+
+bool wh_mesh_count(uint32_t ndim, const int64_t *shape, uint64_t *count_p) {
+    uint64_t count = 1;
+    for (uint32_t d = 0; d < ndim; d++) {
+        if (shape[d] < 1 || !wh_mul(count, (uint64_t)shape[d], &count)) {
+            return false;
+        }
+    }
+    *count_p = count;
+    return true;
+}
+
+static wherry_status check_mesh(const wherry_mesh_info *info, uint64_t *count_p, size_t *names_p, wherry_error *error) {
+    if (!info || info->ndim < 1 || info->ndim > WHERRY_NDIM_MAX || !info->shape || !info->ranks) {
+        return wh_fail(error, WHERRY_INVALID_ARGUMENT, "a mesh has 1 to %d dimensions, a shape and ranks",
+                       WHERRY_NDIM_MAX);
+    }
+    if (!wh_mesh_count(info->ndim, info->shape, count_p) || *count_p > SIZE_MAX / sizeof(int64_t) / 2) {
+        return wh_fail(error, WHERRY_INVALID_ARGUMENT, "each size of a mesh is at least 1, and their product is small");
+    }
+    for (uint64_t i = 0; i < *count_p; i++) {
+        if (info->ranks[i] < 0) {
+            return wh_fail(error, WHERRY_INVALID_ARGUMENT, "rank %lld of the mesh is negative",
+                           (long long)info->ranks[i]);
+        }
+    }
+    *names_p = 0;
+    for (uint32_t d = 0; d < info->ndim && info->dim_names; d++) {
+        const char *name = info->dim_names[d];
+        if (!name || !wh_utf8_valid(name, strlen(name))) {
+            return wh_fail(error, WHERRY_INVALID_ARGUMENT, "name %u of the mesh's dimensions is not UTF-8", d);
+        }
+        *names_p += sizeof(char *) + strlen(name) + 1;
+    }
+    return WHERRY_OK;
+}
+
+wherry_status wherry_mesh_create(const wherry_mesh_info *info, wherry_mesh **mesh_p, wherry_error *error) {
+    uint64_t count = 0;
+    size_t names = 0;
+    wherry_status status = check_mesh(info, &count, &names, error);
+    if (status != WHERRY_OK) {
+        return status;
+    }
+    size_t numbers = info->ndim + count;
+    wherry_mesh *mesh = wh_alloc(sizeof(*mesh) + numbers * sizeof(int64_t) + names);
+    if (!mesh) {
+        return wh_fail_memory(error, "a mesh");
+    }
+    int64_t *shape = (int64_t *)(mesh + 1);
+    int64_t *ranks = shape + info->ndim;
+    memcpy(shape, info->shape, info->ndim * sizeof(*shape));
+    memcpy(ranks, info->ranks, count * sizeof(*ranks));
+    *mesh = (wherry_mesh){.references = 1, .info = *info};
+    mesh->info.shape = shape;
+    mesh->info.ranks = ranks;
+    if (info->dim_names) {
+        const char **pointers = (const char **)(ranks + count);
+        char *text = (char *)(pointers + info->ndim);
+        for (uint32_t d = 0; d < info->ndim; d++) {
+            size_t size = strlen(info->dim_names[d]) + 1;
+            pointers[d] = memcpy(text, info->dim_names[d], size);
+            text += size;
+        }
+        mesh->info.dim_names = pointers;
+    }
+    *mesh_p = mesh;
+    return WHERRY_OK;
+}
+
+wherry_mesh *wherry_mesh_ref(wherry_mesh *mesh) {
+    atomic_fetch_add_explicit(&mesh->references, 1, memory_order_relaxed);
+    return mesh;
+}
+
+void wherry_mesh_unref(wherry_mesh *mesh) {
+    if (mesh && atomic_fetch_sub_explicit(&mesh->references, 1, memory_order_acq_rel) == 1) {
+        wh_free(mesh);
+    }
+}
+
+const wherry_mesh_info *wherry_mesh_get(const wherry_mesh *mesh) {
+    return &mesh->info;
+}
+
+bool wh_mesh_equal(const wherry_mesh *one, const wherry_mesh *other) {
+    const wherry_mesh_info *a = &one->info;
+    const wherry_mesh_info *b = &other->info;
+    if (one == other) {
+        return true;
+    }
+    if (a->device != b->device || a->ndim != b->ndim || !a->dim_names != !b->dim_names ||
+        memcmp(a->shape, b->shape, a->ndim * sizeof(*a->shape)) != 0) {
+        return false;
+    }
+    for (uint32_t d = 0; d < a->ndim && a->dim_names; d++) {
+        if (strcmp(a->dim_names[d], b->dim_names[d]) != 0) {
+            return false;
+        }
+    }
+    uint64_t count;
+    return wh_mesh_count(a->ndim, a->shape, &count) && memcmp(a->ranks, b->ranks, count * sizeof(*a->ranks)) == 0;
+}
+
+uint64_t wh_mesh_hash(const wherry_mesh *mesh) {
+    const wherry_mesh_info *info = &mesh->info;
+    uint64_t count = 0;
+    wh_mesh_count(info->ndim, info->shape, &count);
+    uint64_t hash = wh_hash(info->shape, info->ndim * sizeof(*info->shape), (uint64_t)info->device);
+    return wh_hash(info->ranks, count * sizeof(*info->ranks), hash);
+}
+
+bool wh_mesh_find(const wherry_mesh *mesh, int64_t rank, int64_t coordinate[WHERRY_NDIM_MAX]) {
+    const wherry_mesh_info *info = &mesh->info;
+    uint64_t count;
+    if (!wh_mesh_count(info->ndim, info->shape, &count)) {
+        return false;
+    }
+    for (uint64_t i = 0; i < count; i++) {
+        if (info->ranks[i] == rank) {
+            uint64_t rest = i;
+            for (uint32_t d = info->ndim; d-- > 0;) {
+                coordinate[d] = (int64_t)(rest % (uint64_t)info->shape[d]);
+                rest /= (uint64_t)info->shape[d];
+            }
+            return true;
+        }
+    }
+    return false;
+}
+
+static wherry_status check_placement(const wherry_placement *placement, uint32_t ndim, wherry_error *error) {
+    switch (placement->kind) {
+    case WHERRY_REPLICATE:
+        return WHERRY_OK;
+    case WHERRY_SHARD:
+    case WHERRY_STRIDED_SHARD:
+        if (placement->dim >= ndim) {
+            return wh_fail(error, WHERRY_INVALID_ARGUMENT, "a placement shards dimension %u of a tensor that has %u",
+                           placement->dim, ndim);
+        }
+        if (placement->kind == WHERRY_STRIDED_SHARD && placement->split_factor < 1) {
+            return wh_fail(error, WHERRY_INVALID_ARGUMENT, "the split factor %lld is below 1",
+                           (long long)placement->split_factor);
+        }
+        return WHERRY_OK;
+    case WHERRY_PARTIAL:
+        if (!placement->reduce_op || !wh_utf8_valid(placement->reduce_op, strlen(placement->reduce_op))) {
+            return wh_fail(error, WHERRY_INVALID_ARGUMENT, "a partial placement needs the name of its reduction");
+        }
+        return WHERRY_OK;
+    }
+    return wh_fail(error, WHERRY_INVALID_ARGUMENT, "unknown kind of placement %d", (int)placement->kind);
+}
+
+static wherry_status check_dtensor(const wherry_dtensor *dtensor, wherry_error *error) {
+    if (!dtensor || !dtensor->mesh || !dtensor->placements || !dtensor->local ||
+        (dtensor->ndim && (!dtensor->shape || !dtensor->strides))) {
+        return wh_fail(error, WHERRY_INVALID_ARGUMENT,
+                       "a DTensor needs a local tensor, a mesh, placements, a shape and strides");
+    }
+    const wherry_tensor *local = wherry_tensor_get(dtensor->local);
+    if (!local || dtensor->local->parent || local->ndim != dtensor->ndim || local->dtype != dtensor->dtype) {
+        return wh_fail(error, WHERRY_INVALID_ARGUMENT,
+                       "the local part of a DTensor is a free tensor of its dtype and number of dimensions");
+    }
+    if (dtensor->flags & ~(uint32_t)WHERRY_TENSOR_REQUIRES_GRAD) {
+        return wh_fail(error, WHERRY_INVALID_ARGUMENT, "unknown flags 0x%x of a DTensor", dtensor->flags);
+    }
+    for (uint32_t d = 0; d < dtensor->ndim; d++) {
+        if (dtensor->shape[d] < 0 || dtensor->strides[d] < 0) {
+            return wh_fail(error, WHERRY_INVALID_ARGUMENT, "global size or stride %u is negative", d);
+        }
+    }
+    for (uint32_t d = 0; d < wherry_mesh_get(dtensor->mesh)->ndim; d++) {
+        wherry_status status = check_placement(dtensor->placements + d, dtensor->ndim, error);
+        if (status != WHERRY_OK) {
+            return status;
+        }
+    }
+    return WHERRY_OK;
+}
+
+/** Copies the placements to `to` and their texts behind them; each field that does not apply becomes 0. */
+static void copy_placements(wherry_placement *to, const wherry_placement *from, uint32_t count) {
+    char *text = (char *)(to + count);
+    for (uint32_t i = 0; i < count; i++) {
+        to[i] = (wherry_placement){.kind = from[i].kind};
+        if (from[i].kind == WHERRY_SHARD || from[i].kind == WHERRY_STRIDED_SHARD) {
+            to[i].dim = from[i].dim;
+        }
+        if (from[i].kind == WHERRY_STRIDED_SHARD) {
+            to[i].split_factor = from[i].split_factor;
+        }
+        if (from[i].kind == WHERRY_PARTIAL) {
+            size_t size = strlen(from[i].reduce_op) + 1;
+            to[i].reduce_op = memcpy(text, from[i].reduce_op, size);
+            text += size;
+        }
+    }
+}
+
+wherry_status wherry_dtensor_create(const wherry_dtensor *dtensor, wherry_value **value_p, wherry_error *error) {
+    wherry_status status = check_dtensor(dtensor, error);
+    if (status != WHERRY_OK) {
+        return status;
+    }
+    uint32_t mesh_ndim = wherry_mesh_get(dtensor->mesh)->ndim;
+    size_t array = dtensor->ndim * sizeof(int64_t);
+    size_t extra = sizeof(wherry_dtensor) + 2 * array + mesh_ndim * sizeof(wherry_placement);
+    for (uint32_t d = 0; d < mesh_ndim; d++) {
+        extra += dtensor->placements[d].kind == WHERRY_PARTIAL ? strlen(dtensor->placements[d].reduce_op) + 1 : 0;
+    }
+    wherry_value *value = wh_value_new(NULL, WHERRY_KIND_DTENSOR, extra);
+    if (!value) {
+        return wh_fail_memory(error, "a DTensor");
+    }
+    wherry_dtensor *kept = (wherry_dtensor *)(value + 1);
+    int64_t *shape = (int64_t *)(kept + 1);
+    int64_t *strides = shape + dtensor->ndim;
+    wherry_placement *placements = (wherry_placement *)(strides + dtensor->ndim);
+    if (array) {
+        memcpy(shape, dtensor->shape, array);
+        memcpy(strides, dtensor->strides, array);
+    }
+    copy_placements(placements, dtensor->placements, mesh_ndim);
+    *kept = *dtensor;
+    kept->shape = shape;
+    kept->strides = strides;
+    kept->placements = placements;
+    wherry_mesh_ref(kept->mesh);
+    kept->local->parent = value;
+    value->as.dtensor = kept;
+    *value_p = value;
+    return WHERRY_OK;
+}
+
+const wherry_dtensor *wherry_dtensor_get(const wherry_value *value) {
+    return value->kind == WHERRY_KIND_DTENSOR ? value->as.dtensor : NULL;
+}
+
+void wh_dtensor_clear(wherry_dtensor *dtensor) {
+    wherry_value_destroy(dtensor->local);
+    wherry_mesh_unref(dtensor->mesh);
+}
 
 static wherry_status check_info(const wherry_shard_info *info, uint32_t ndim, const int64_t *shape, const char *what,
                                 uint32_t number, wherry_error *error) {
@@ -78,7 +334,7 @@ static wherry_status check_sharding(const wherry_sharded *sharded, wherry_error 
     return wh_fail(error, WHERRY_INVALID_ARGUMENT, "unknown kind of sharding %d", (int)sharding->kind);
 }
 
-static wherry_status check(const wherry_sharded *sharded, wherry_error *error) {
+static wherry_status check_sharded(const wherry_sharded *sharded, wherry_error *error) {
     if (!sharded || !wherry_dtype_describe(sharded->dtype) || sharded->ndim > WHERRY_NDIM_MAX ||
         (sharded->ndim && !sharded->shape) || (unsigned)sharded->format > WHERRY_FORMAT_PRESERVE ||
         (sharded->shard_count && !sharded->shards) || (sharded->global_count && !sharded->global)) {
@@ -124,7 +380,7 @@ static const wherry_shard_info *copy_infos(wherry_shard_info *to, const wherry_s
 }
 
 /** Fills the block: structs first, then places, then all numbers. */
-static void fill(wherry_value *value, const wherry_sharded *from, uint32_t places, uint32_t boxes) {
+static void fill_sharded(wherry_value *value, const wherry_sharded *from, uint32_t places, uint32_t boxes) {
     wherry_sharded *kept = (wherry_sharded *)(value + 1);
     wherry_shard *shards = (wherry_shard *)(kept + 1);
     wherry_shard_info *infos = (wherry_shard_info *)(shards + from->shard_count);
@@ -159,7 +415,7 @@ static void fill(wherry_value *value, const wherry_sharded *from, uint32_t place
 }
 
 wherry_status wherry_sharded_create(const wherry_sharded *sharded, wherry_value **value_p, wherry_error *error) {
-    wherry_status status = check(sharded, error);
+    wherry_status status = check_sharded(sharded, error);
     if (status != WHERRY_OK) {
         return status;
     }
@@ -176,7 +432,7 @@ wherry_status wherry_sharded_create(const wherry_sharded *sharded, wherry_value 
     if (!value) {
         return wh_fail_memory(error, "a sharded tensor");
     }
-    fill(value, sharded, places, boxes);
+    fill_sharded(value, sharded, places, boxes);
     *value_p = value;
     return WHERRY_OK;
 }
@@ -189,4 +445,182 @@ void wh_sharded_clear(wherry_sharded *sharded) {
     for (uint32_t i = 0; i < sharded->shard_count; i++) {
         wherry_value_destroy(sharded->shards[i].tensor);
     }
+}
+
+/** A local tensor of more boxes than this is treated as if its boxes were not known. */
+enum { BOXES_MAX = 65536 };
+
+/** Global indices begin .. begin + size - 1 of a dimension. */
+typedef struct interval {
+    int64_t begin;
+    int64_t size;
+} interval;
+
+/** What a rank holds of one dimension: intervals in the order in which they lie in the local tensor. */
+typedef struct axis {
+    interval *intervals;
+    size_t count;
+    size_t capacity;
+} axis;
+
+static bool axis_append(axis *to, int64_t begin, int64_t size) {
+    if (size <= 0) {
+        return true;
+    }
+    if (to->count && to->intervals[to->count - 1].begin + to->intervals[to->count - 1].size == begin) {
+        to->intervals[to->count - 1].size += size;
+        return true;
+    }
+    if (!WH_GROW(to->intervals, to->capacity, to->count)) {
+        return false;
+    }
+    to->intervals[to->count++] = (interval){begin, size};
+    return true;
+}
+
+static int64_t axis_size(const axis *of) {
+    int64_t size = 0;
+    for (size_t i = 0; i < of->count; i++) {
+        size += of->intervals[i].size;
+    }
+    return size;
+}
+
+/** Appends elements begin .. end - 1 of one axis, counted along it, to another. */
+static bool axis_slice(const axis *from, int64_t begin, int64_t end, axis *to) {
+    int64_t at = 0;
+    for (size_t i = 0; i < from->count && at < end; i++) {
+        int64_t size = from->intervals[i].size;
+        int64_t first = begin > at ? begin - at : 0;
+        int64_t behind = end - at < size ? end - at : size;
+        if (first < behind && !axis_append(to, from->intervals[i].begin + first, behind - first)) {
+            return false;
+        }
+        at += size;
+    }
+    return true;
+}
+
+/**
+ * Keeps of an axis what falls to one of `ways` when it is cut into `factor` times as many equal pieces (the last ones
+ * smaller or empty) that are dealt out in turn. A plain shard has a factor of 1.
+ */
+static wh_parts axis_deal(axis *of, int64_t ways, int64_t mine, int64_t factor) {
+    int64_t size = axis_size(of);
+    int64_t pieces = ways > INT64_MAX / factor ? INT64_MAX : ways * factor;
+    int64_t piece = size / pieces + (size % pieces != 0);
+    axis kept = {0};
+    if (piece > 0 && factor > BOXES_MAX && size / piece / ways > BOXES_MAX) {
+        return WH_PARTS_UNKNOWN;
+    }
+    for (int64_t turn = 0; turn < factor && piece > 0; turn++) {
+        int64_t number = turn * ways + mine;
+        if (number > size / piece) {
+            break;
+        }
+        int64_t begin = number * piece;
+        int64_t end = size - begin < piece ? size : begin + piece;
+        if (!axis_slice(of, begin, end, &kept)) {
+            wh_free(kept.intervals);
+            return WH_PARTS_NO_MEMORY;
+        }
+    }
+    wh_free(of->intervals);
+    *of = kept;
+    return WH_PARTS_KNOWN;
+}
+
+static void axes_destroy(axis *axes, uint32_t ndim) {
+    for (uint32_t d = 0; d < ndim; d++) {
+        wh_free(axes[d].intervals);
+    }
+}
+
+/** What the rank at a coordinate of the mesh holds of each dimension. */
+static wh_parts axes_of(const wherry_dtensor *dtensor, int64_t rank, axis *axes) {
+    const wherry_mesh_info *mesh = wherry_mesh_get(dtensor->mesh);
+    int64_t coordinate[WHERRY_NDIM_MAX];
+    if (rank < 0 || !wh_mesh_find(dtensor->mesh, rank, coordinate)) {
+        return WH_PARTS_UNKNOWN;
+    }
+    for (uint32_t d = 0; d < dtensor->ndim; d++) {
+        if (!axis_append(axes + d, 0, dtensor->shape[d])) {
+            return WH_PARTS_NO_MEMORY;
+        }
+    }
+    for (uint32_t m = 0; m < mesh->ndim; m++) {
+        const wherry_placement *placement = dtensor->placements + m;
+        bool strided = placement->kind == WHERRY_STRIDED_SHARD;
+        if (strided || placement->kind == WHERRY_SHARD) {
+            wh_parts parts =
+                axis_deal(axes + placement->dim, mesh->shape[m], coordinate[m], strided ? placement->split_factor : 1);
+            if (parts != WH_PARTS_KNOWN) {
+                return parts;
+            }
+        }
+    }
+    const wherry_tensor *local = wherry_tensor_get(dtensor->local);
+    size_t boxes = 1;
+    for (uint32_t d = 0; d < dtensor->ndim; d++) {
+        if (axis_size(axes + d) != local->shape[d] || axes[d].count > BOXES_MAX / boxes) {
+            return WH_PARTS_UNKNOWN;
+        }
+        boxes *= axes[d].count ? axes[d].count : 1;
+    }
+    return WH_PARTS_KNOWN;
+}
+
+/** Visits every combination of intervals, a dimension at a time. */
+static int visit_boxes(const axis *axes, uint32_t dim, wh_part *part, wh_part_fn visit, void *context) {
+    if (dim == part->global.ndim) {
+        return visit(context, part);
+    }
+    int64_t at = 0;
+    int result = 0;
+    for (size_t i = 0; i < axes[dim].count && !result; i++) {
+        part->global.offsets[dim] = axes[dim].intervals[i].begin;
+        part->local.offsets[dim] = at;
+        part->global.sizes[dim] = part->local.sizes[dim] = axes[dim].intervals[i].size;
+        at += axes[dim].intervals[i].size;
+        result = visit_boxes(axes, dim + 1, part, visit, context);
+    }
+    return result;
+}
+
+static wh_parts visit_dtensor(const wherry_dtensor *dtensor, int64_t rank, wh_part_fn visit, void *context) {
+    axis axes[WHERRY_NDIM_MAX] = {{0}};
+    wh_parts parts = axes_of(dtensor, rank, axes);
+    if (parts == WH_PARTS_KNOWN) {
+        wh_part part = {.global.ndim = dtensor->ndim, .local.ndim = dtensor->ndim};
+        parts = visit_boxes(axes, 0, &part, visit, context) ? WH_PARTS_STOPPED : WH_PARTS_KNOWN;
+    }
+    axes_destroy(axes, dtensor->ndim);
+    return parts;
+}
+
+/** One box whose local tensor is all of it. */
+static wh_parts visit_one(uint32_t ndim, const int64_t *offsets, const int64_t *sizes, wh_part_fn visit,
+                          void *context) {
+    wh_part part = {.global.ndim = ndim, .local.ndim = ndim};
+    for (uint32_t d = 0; d < ndim; d++) {
+        if (sizes[d] == 0) {
+            return WH_PARTS_KNOWN;
+        }
+        part.global.offsets[d] = offsets ? offsets[d] : 0;
+        part.global.sizes[d] = part.local.sizes[d] = sizes[d];
+    }
+    return visit(context, &part) ? WH_PARTS_STOPPED : WH_PARTS_KNOWN;
+}
+
+wh_parts wh_value_visit_parts(const wherry_value *value, size_t index, int64_t rank, wh_part_fn visit, void *context) {
+    const wherry_tensor *tensor = wherry_tensor_get(value);
+    if (tensor) {
+        return visit_one(tensor->ndim, NULL, tensor->shape, visit, context);
+    }
+    const wherry_sharded *sharded = wherry_sharded_get(value);
+    if (sharded) {
+        const wherry_shard_info *info = &sharded->shards[index].info;
+        return visit_one(sharded->ndim, info->offsets, info->sizes, visit, context);
+    }
+    return visit_dtensor(wherry_dtensor_get(value), rank, visit, context);
 }

@@ -1,12 +1,283 @@
-#include <wherry/tensor.h>
+#include "state/tensor.h"
 
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
+
+#include <wherry/expert.h>
+#include <wherry/tensor.h>
 
 #include "base/alloc.h"
 #include "base/checked.h"
 #include "base/error.h"
+#include "memory/cuda.h"
+#include "memory/memory.h"
+#include "memory/pages.h"
+#include "range/digest.h"
 #include "state/path.h"
 #include "state/value.h"
+
+static const wherry_dtype_info dtypes[] = {
+#define WHERRY_X(name, value, text, bits, class_) [value] = {text, bits, (bits) / 8, WHERRY_CLASS_##class_},
+    WHERRY_DTYPE_LIST(WHERRY_X)
+#undef WHERRY_X
+};
+
+enum { DTYPES = sizeof(dtypes) / sizeof(*dtypes) };
+
+const wherry_dtype_info *wherry_dtype_describe(wherry_dtype dtype) {
+    return (unsigned)dtype < DTYPES ? dtypes + dtype : NULL;
+}
+
+int wherry_dtype_find(const char *name) {
+    if (!name) {
+        return -1;
+    }
+    if (strncmp(name, "torch.", 6) == 0) {
+        name += 6;
+    }
+    for (int i = 0; i < DTYPES; i++) {
+        if (strcmp(dtypes[i].name, name) == 0) {
+            return i;
+        }
+    }
+    return -1;
+}
+
+wherry_device wherry_device_cpu(void) {
+    return (wherry_device){WHERRY_DEVICE_CPU, -1};
+}
+
+const char *wherry_device_kind_text(wherry_device_kind kind) {
+    switch (kind) {
+#define WHERRY_X(name, value, text)                                                                                    \
+    case WHERRY_DEVICE_##name:                                                                                         \
+        return text;
+        WHERRY_DEVICE_LIST(WHERRY_X)
+#undef WHERRY_X
+    }
+    return "?";
+}
+
+char *wherry_device_text(wherry_device device, char text[WHERRY_DEVICE_TEXT_MAX]) {
+    const char *kind = wherry_device_kind_text(device.kind);
+    if (device.index < 0) {
+        snprintf(text, WHERRY_DEVICE_TEXT_MAX, "%s", kind);
+    } else {
+        snprintf(text, WHERRY_DEVICE_TEXT_MAX, "%s:%d", kind, (int)device.index);
+    }
+    return text;
+}
+
+static const struct {
+    const char *text;
+    wherry_device_kind kind;
+} device_kinds[] = {
+#define WHERRY_X(name, value, text) {text, WHERRY_DEVICE_##name},
+    WHERRY_DEVICE_LIST(WHERRY_X)
+#undef WHERRY_X
+};
+
+static wherry_status refuse_device(const char *text, wherry_error *error) {
+#define WHERRY_X(name, value, kind) kind " "
+    return wh_fail(error, WHERRY_INVALID_ARGUMENT, "'%.64s' is not a device; write KIND or KIND:INDEX, KIND one of %s",
+                   text, WHERRY_DEVICE_LIST(WHERRY_X));
+#undef WHERRY_X
+}
+
+wherry_status wherry_device_parse(const char *text, wherry_device *device_p, wherry_error *error) {
+    if (!text || !device_p) {
+        return wh_fail(error, WHERRY_INVALID_ARGUMENT, "text and device_p must not be NULL");
+    }
+    size_t length = strcspn(text, ":");
+    wherry_device device = {WHERRY_DEVICE_CPU, -1};
+    if (text[length] == ':') {
+        const char *digits = text + length + 1;
+        char *end;
+        long index = strtol(digits, &end, 10);
+        if (*digits < '0' || *digits > '9' || *end || index > INT32_MAX) {
+            return refuse_device(text, error);
+        }
+        device.index = (int32_t)index;
+    }
+    for (size_t i = 0; i < sizeof(device_kinds) / sizeof(*device_kinds); i++) {
+        if (strlen(device_kinds[i].text) == length && memcmp(device_kinds[i].text, text, length) == 0) {
+            device.kind = device_kinds[i].kind;
+            *device_p = device;
+            return WHERRY_OK;
+        }
+    }
+    return refuse_device(text, error);
+}
+
+struct wherry_storage {
+    atomic_size_t references;
+    void *data;
+    uint64_t nbytes;
+    wherry_device device;
+    const wh_memory_ops *memory; /**< Of memory that the library allocated; else NULL. */
+    wherry_release_fn release;
+    void *context;
+    uint32_t pool_offset; /**< For wh_pool_free. */
+};
+
+static wherry_status check_size(uint64_t nbytes, wherry_error *error) {
+    return nbytes <= INT64_MAX ? WHERRY_OK
+                               : wh_fail(error, WHERRY_INVALID_ARGUMENT, "a storage of %llu bytes is too large",
+                                         (unsigned long long)nbytes);
+}
+
+static wherry_status create_storage(wh_pool *pool, void *data, uint64_t nbytes, wherry_device device,
+                                    wherry_storage **storage_p, wherry_error *error) {
+    if (!storage_p) {
+        return wh_fail(error, WHERRY_INVALID_ARGUMENT, "storage_p must not be NULL");
+    }
+    wherry_status status = check_size(nbytes, error);
+    if (status != WHERRY_OK) {
+        return status;
+    }
+    uint32_t offset;
+    wherry_storage *storage = wh_pool_alloc(pool, sizeof(*storage), &offset);
+    if (!storage) {
+        return wh_fail_memory(error, "a storage");
+    }
+    *storage =
+        (wherry_storage){.references = 1, .data = data, .nbytes = nbytes, .device = device, .pool_offset = offset};
+    *storage_p = storage;
+    return WHERRY_OK;
+}
+
+wherry_status wherry_storage_wrap(void *data, uint64_t nbytes, wherry_device device, wherry_release_fn release,
+                                  void *context, wherry_storage **storage_p, wherry_error *error) {
+    if (!data && nbytes > 0) {
+        return wh_fail(error, WHERRY_INVALID_ARGUMENT, "a storage of %llu bytes cannot be at NULL",
+                       (unsigned long long)nbytes);
+    }
+    if (device.kind == WHERRY_DEVICE_CUDA && device.index < 0 && data && wh_cuda_check(NULL) == WHERRY_OK) {
+        wherry_status found = wh_cuda_device_of(data, &device.index, error);
+        if (found != WHERRY_OK) {
+            return found;
+        }
+    }
+    wherry_status status = create_storage(NULL, data, nbytes, device, storage_p, error);
+    if (status == WHERRY_OK) {
+        (*storage_p)->release = release;
+        (*storage_p)->context = context;
+    }
+    return status;
+}
+
+wherry_status wherry_storage_allocate(uint64_t nbytes, wherry_device device, wherry_storage **storage_p,
+                                      wherry_error *error) {
+    const wh_memory_ops *memory = wh_memory_of(device.kind);
+    if (!memory) {
+        char text[WHERRY_DEVICE_TEXT_MAX];
+        return wh_fail(error, WHERRY_UNSUPPORTED,
+                       "this build cannot allocate memory on %s; provide an allocate function or choose cpu",
+                       wherry_device_text(device, text));
+    }
+    if (!storage_p) {
+        return wh_fail(error, WHERRY_INVALID_ARGUMENT, "storage_p must not be NULL");
+    }
+    void *data = NULL;
+    device.index = device.kind == WHERRY_DEVICE_CUDA && device.index < 0 ? 0 : device.index;
+    wherry_status status = check_size(nbytes, error);
+    if (status == WHERRY_OK && nbytes) {
+        status = memory->allocate(nbytes, device, &data, error);
+    }
+    if (status != WHERRY_OK) {
+        return status;
+    }
+    status = create_storage(NULL, data, nbytes, device, storage_p, error);
+    if (status == WHERRY_OK) {
+        (*storage_p)->memory = data ? memory : NULL;
+    } else if (data) {
+        memory->release(data, nbytes);
+    }
+    return status;
+}
+
+wherry_status wherry_storage_describe(uint64_t nbytes, wherry_device device, wherry_storage **storage_p,
+                                      wherry_error *error) {
+    return create_storage(NULL, NULL, nbytes, device, storage_p, error);
+}
+
+wherry_status wh_storage_describe(wh_pool *pool, uint64_t nbytes, wherry_device device, wherry_storage **storage_p,
+                                  wherry_error *error) {
+    return create_storage(pool, NULL, nbytes, device, storage_p, error);
+}
+
+wherry_storage *wherry_storage_ref(wherry_storage *storage) {
+    atomic_fetch_add_explicit(&storage->references, 1, memory_order_relaxed);
+    return storage;
+}
+
+void wherry_storage_unref(wherry_storage *storage) {
+    if (!storage || atomic_fetch_sub_explicit(&storage->references, 1, memory_order_acq_rel) != 1) {
+        return;
+    }
+    if (storage->memory) {
+        storage->memory->release(storage->data, storage->nbytes);
+    }
+    if (storage->release) {
+        storage->release(storage->context, storage->data);
+    }
+    wh_pool_free(storage, storage->pool_offset);
+}
+
+void *wherry_storage_data(const wherry_storage *storage) {
+    return storage->nbytes ? storage->data : NULL;
+}
+
+uint64_t wherry_storage_nbytes(const wherry_storage *storage) {
+    return storage->nbytes;
+}
+
+wherry_device wherry_storage_device(const wherry_storage *storage) {
+    return storage->device;
+}
+
+bool wh_storage_is_bare(const wherry_storage *storage) {
+    return !storage->data && storage->nbytes > 0;
+}
+
+void wh_census_add(wh_census *census, const wherry_storage *storage) {
+    wherry_device device = storage->device;
+    census->devices |= device.kind != WHERRY_DEVICE_CPU;
+    if (device.kind == WHERRY_DEVICE_CUDA) {
+        census->cuda |= UINT64_C(1) << (device.index < 0 ? 0 : device.index % WH_CUDA_DEVICES_MAX);
+    }
+    census->bare |= wh_storage_is_bare(storage);
+    census->largest = storage->nbytes > census->largest ? storage->nbytes : census->largest;
+}
+
+/** Of which storages samples are taken, and how many. */
+enum { PAGE_SAMPLES = 16, PAGE_SAMPLE_BYTES = 4 << 20 };
+
+static bool is_worth_a_look(const wherry_storage *storage) {
+    return storage->nbytes >= PAGE_SAMPLE_BYTES && storage->data && storage->device.kind == WHERRY_DEVICE_CPU;
+}
+
+bool wh_storages_on_small_pages(wherry_storage *const *storages, size_t count, const wh_census *census) {
+    uint64_t bytes[] = {[WH_PAGES_UNKNOWN] = 0, [WH_PAGES_SMALL] = 0, [WH_PAGES_HUGE] = 0};
+    size_t large = 0;
+    for (size_t i = 0; i < count && census->largest >= PAGE_SAMPLE_BYTES; i++) {
+        large += is_worth_a_look(storages[i]);
+    }
+    int look = large ? wh_pages_open() : -1;
+    if (look < 0) {
+        return false;
+    }
+    for (size_t i = 0, number = 0; i < count; i++) {
+        if (is_worth_a_look(storages[i]) && number++ % (large / PAGE_SAMPLES + 1) == 0) {
+            bytes[wh_pages_of(look, storages[i]->data, storages[i]->nbytes)] += storages[i]->nbytes;
+        }
+    }
+    close(look);
+    return bytes[WH_PAGES_SMALL] > bytes[WH_PAGES_HUGE];
+}
 
 bool wh_contiguous_strides(uint32_t ndim, const int64_t *shape, int64_t *strides) {
     uint64_t stride = 1;
@@ -194,4 +465,64 @@ bool wh_visit_tensor_leaves(const wherry_value *state, wh_leaf_visit_fn visit, v
         }
     }
     return true;
+}
+
+_Static_assert(WHERRY_DIGEST_BYTES == (int)WH_DIGEST_BYTES, "one kind of digest");
+
+/** How many of the last dimensions lie end to end, and the bytes of that run. */
+static uint32_t find_run(const wherry_tensor *tensor, uint64_t *run_p) {
+    uint64_t elements = 1;
+    uint32_t outer = tensor->ndim;
+    while (outer > 0 && (tensor->shape[outer - 1] == 1 || (uint64_t)tensor->strides[outer - 1] == elements)) {
+        outer--;
+        elements *= (uint64_t)tensor->shape[outer];
+    }
+    *run_p = elements * wherry_dtype_describe(tensor->dtype)->bytes;
+    return outer;
+}
+
+/** The next index of the outer dimensions, and where it lies. @return false behind the last. */
+static bool next_run(const wherry_tensor *tensor, uint32_t outer, int64_t *index, int64_t *at) {
+    for (uint32_t i = outer; i-- > 0;) {
+        *at += tensor->strides[i];
+        if (++index[i] < tensor->shape[i]) {
+            return true;
+        }
+        *at -= tensor->shape[i] * tensor->strides[i];
+        index[i] = 0;
+    }
+    return false;
+}
+
+wherry_status wherry_tensor_digest(const wherry_value *value, wherry_digest *digest_p, wherry_error *error) {
+    const wherry_tensor *tensor = value ? wherry_tensor_get(value) : NULL;
+    if (!tensor || !digest_p) {
+        return wh_fail(error, WHERRY_INVALID_ARGUMENT, "only a tensor has a digest of its elements");
+    }
+    const char *data = wherry_storage_data(tensor->storage);
+    bool empty = false;
+    for (uint32_t i = 0; i < tensor->ndim; i++) {
+        empty = empty || tensor->shape[i] == 0;
+    }
+    if (wherry_storage_device(tensor->storage).kind != WHERRY_DEVICE_CPU || (!data && !empty)) {
+        return wh_fail(error, WHERRY_UNSUPPORTED, "the tensor is not in host memory; copy it there to digest it");
+    }
+    wh_digester *digester = wh_digester_create();
+    if (!digester) {
+        return wh_fail_memory(error, "a digest");
+    }
+    uint64_t run;
+    uint32_t outer = find_run(tensor, &run);
+    int64_t index[WHERRY_NDIM_MAX] = {0};
+    int64_t at = tensor->offset;
+    wh_digester_begin(digester);
+    bool more = !empty;
+    while (more) {
+        wh_digester_add(digester, data + at * wherry_dtype_describe(tensor->dtype)->bytes, run);
+        more = next_run(tensor, outer, index, &at);
+    }
+    wh_digest digest = wh_digester_end(digester);
+    memcpy(digest_p->bytes, digest.bytes, sizeof(digest_p->bytes));
+    wh_digester_destroy(digester);
+    return WHERRY_OK;
 }

@@ -7,7 +7,6 @@
 
 #include "base/alloc.h"
 #include "base/index.h"
-#include "range/copy.h"
 
 typedef struct wh_text {
     char *bytes; /**< With a zero behind them. */
@@ -102,42 +101,10 @@ wherry_status wh_dict_add(wherry_value *dict, wherry_value *key, uint64_t hash, 
 /** Destroys what a dict holds. */
 void wh_dict_clear(wh_dict *dict);
 
-/** Writes the strides of a contiguous tensor of that shape. @return false where they do not fit 63 bits. */
-bool wh_contiguous_strides(uint32_t ndim, const int64_t *shape, int64_t *strides);
+/** Gives the leaf that is to stand where `leaf` stands. */
+typedef wherry_status (*wh_leaf_fn)(const wherry_value *leaf, wherry_value **copy_p, wherry_error *error);
 
-/** Whether strides are those. */
-bool wh_strides_are_contiguous(uint32_t ndim, const int64_t *shape, const int64_t *strides);
-
-/** A tensor as a view for the arithmetic on ranges. */
-wh_view wh_tensor_view(const wherry_tensor *tensor);
-
-/**
- * wherry_tensor_create out of a pool, with the status to answer where an element lies outside the storage: an argument of the caller's
- * and bytes of a peer's are different faults.
- */
-wherry_status wh_tensor_build(wh_pool *pool, const wherry_tensor *tensor, wherry_status bounds, wherry_value **value_p,
-                              wherry_error *error);
-
-/** Whether two DTensors are placed in the same way, whatever their meshes. */
-bool wh_placements_equal(const wherry_dtensor *one, const wherry_dtensor *other);
-
-/** Counts the tensors of a value that is a tensor or has local ones: 1, or the number of shards; else 0. */
-size_t wh_value_tensor_count(const wherry_value *value);
-
-/** One of them: a value of kind TENSOR. */
-wherry_value *wh_value_tensor_at(const wherry_value *value, size_t index);
-
-/** Receives a leaf that is or has tensors; false ends the visit. */
-typedef bool (*wh_leaf_visit_fn)(void *context, wherry_value *leaf);
-
-/**
- * Visits the TENSOR, DTENSOR and SHARDED leaves of a tree, depth first, each container in its order.
- * @return false where the visitor said so.
- */
-bool wh_visit_tensor_leaves(const wherry_value *state, wh_leaf_visit_fn visit, void *context);
-
-/** Gives back the references that a value of this kind holds beyond its block. */
-void wh_dtensor_clear(wherry_dtensor *dtensor);
-void wh_sharded_clear(wherry_sharded *sharded);
+/** Builds containers, keys and objects anew; an empty container is a leaf. */
+wherry_status wh_value_rebuild(const wherry_value *value, wh_leaf_fn leaf, wherry_value **copy_p, wherry_error *error);
 
 #endif

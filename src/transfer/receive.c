@@ -12,7 +12,7 @@
 #include "base/log.h"
 #include "base/point.h"
 #include "plan/plan.h"
-#include "state/storage.h"
+#include "state/tensor.h"
 
 wherry_status wh_receive_tell(wh_receive *receive, const wh_note *note, wherry_error *error) {
     receive->stats.messages++;

@@ -7,7 +7,7 @@
 #include "base/log.h"
 #include "base/point.h"
 #include "plan/plan.h"
-#include "state/storage.h"
+#include "state/tensor.h"
 #include "transfer/receive.h"
 
 enum { SMALL_PAGE = 4096 };

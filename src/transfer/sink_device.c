@@ -7,7 +7,7 @@
 #include "base/error.h"
 #include "plan/plan.h"
 #include "state/prepare.h"
-#include "state/storage.h"
+#include "state/tensor.h"
 #include "transfer/source.h"
 
 /** So many slots are used before whoever needs one waits for a device. */

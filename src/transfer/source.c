@@ -3,14 +3,12 @@
 #include "base/alloc.h"
 #include "base/bytes.h"
 #include "base/error.h"
-#include "base/text.h"
-#include "manifest/encode.h"
-#include "manifest/fingerprint.h"
+#include "manifest/manifest.h"
 #include "memory/cuda.h"
 #include "memory/memory.h"
 #include "state/path.h"
 #include "state/prepare.h"
-#include "state/storage.h"
+#include "state/tensor.h"
 #include "state/value.h"
 
 /** What else an OFFER has, generously. */

@@ -5,7 +5,7 @@
 #include "base/alloc.h"
 #include "base/checked.h"
 #include "state/path.h"
-#include "state/value.h"
+#include "state/tensor.h"
 
 static bool add_leaf(void *context, wherry_value *leaf) {
     wh_tensor_table *table = context;

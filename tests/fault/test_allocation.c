@@ -13,7 +13,7 @@
 #include <wherry/wherry.h>
 #include <cmocka.h>
 
-#include "manifest/encode.h"
+#include "manifest/manifest.h"
 #include "support/random_state.h"
 
 enum { STATES = 25 };

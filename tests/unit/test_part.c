@@ -4,7 +4,7 @@
  */
 #include "../support/build.h"
 
-#include "state/part.h"
+#include "state/sharded.h"
 
 enum { SIDE_MAX = 14, RANKS_MAX = 64, DIMS = 3, CELLS = SIDE_MAX * SIDE_MAX * SIDE_MAX };
 

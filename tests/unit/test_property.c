@@ -14,7 +14,7 @@
 #include <wherry/wherry.h>
 #include <cmocka.h>
 
-#include "manifest/encode.h"
+#include "manifest/manifest.h"
 #include "support/random_state.h"
 
 enum { STATES = 10000, CANARY = 0xA5 };

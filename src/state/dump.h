@@ -1,9 +1,9 @@
-/** @file describe.h  Values in a few words, for the dump and for messages. */
-#ifndef WH_STATE_DESCRIBE_H
-#define WH_STATE_DESCRIBE_H
+/** @file dump.h  Values in a few words, for the dump and for messages. */
+#ifndef WH_STATE_DUMP_H
+#define WH_STATE_DUMP_H
 
 #include "base/text.h"
-#include "state/value.h"
+#include "state/tensor.h"
 
 /** "float32[2, 3] strides [1, 2] offset 4 cpu requires_grad" */
 void wh_describe_tensor(wh_string *text, const wherry_tensor *tensor);

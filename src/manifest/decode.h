@@ -1,10 +1,10 @@
-/** @file decoder.h  What the three parts of the decoder share: decode.c, decode_value.c and decode_parts.c. */
-#ifndef WH_MANIFEST_DECODER_H
-#define WH_MANIFEST_DECODER_H
+/** @file decode.h  What the three parts of the decoder share: decode.c, decode_value.c and decode_parts.c. */
+#ifndef WH_MANIFEST_DECODE_H
+#define WH_MANIFEST_DECODE_H
 
 #include <wherry/expert.h>
 
-#include "manifest/cbor_reader.h"
+#include "manifest/cbor.h"
 #include "state/prepare.h"
 
 typedef struct wh_decoder {
