@@ -8,11 +8,12 @@
 #include <string.h>
 #include <sys/mman.h>
 
-/* ---- the default allocator ----
+/*
+ * ---- the default allocator ----
  *
- * malloc with two additions, because touching memory for the first time costs more than all the work done
- * in it. A freed large block is cached for the next allocation, up to a limit, instead of being returned
- * to the system. Very large blocks ask for huge pages.
+ * malloc with two additions, because touching memory for the first time costs more than all the
+ * work done in it. A freed large block is cached for the next allocation, up to a limit, instead of
+ * being returned to the system. Very large blocks ask for huge pages.
  */
 enum { CACHED_FROM = 64 << 10, CACHED_BYTES_MAX = 32 << 20, HUGE_FROM = 4 << 20, HUGE_PAGE = 2 << 20 };
 
@@ -20,7 +21,10 @@ typedef struct cached_block {
     struct cached_block *next;
 } cached_block;
 
-/* Only used with trylock: a child of fork() may inherit it locked forever, and then works without the cache. */
+/*
+ * Only used with trylock: a child of fork() may inherit it locked forever, and then works without
+ * the cache.
+ */
 static pthread_mutex_t cache_lock = PTHREAD_MUTEX_INITIALIZER;
 static cached_block *cached_blocks;
 static size_t cached_bytes;
@@ -211,8 +215,8 @@ enum { BLOCK_MIN = 1 << 10, BLOCK_MAX = 64 << 10, RESERVE_MAX = 256 << 20, ALIGN
 enum { SHARED_BLOCK = 16 << 10 };
 
 /**
- * The count of a block starts at OPEN, so that no release is the last while the pool still allocates from
- * the block. wh_pool_close corrects it to the real number of objects.
+ * The count of a block starts at OPEN, so that no release is the last while the pool still
+ * allocates from the block. wh_pool_close corrects it to the real number of objects.
  */
 #define OPEN (SIZE_MAX / 2)
 

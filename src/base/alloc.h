@@ -1,14 +1,15 @@
 /**
- * @file alloc.h  The library's only way to allocate memory (wherry_allocator_set replaces it), and pools.
+ * @file alloc.h  The library's only way to allocate memory (wherry_allocator_set replaces it), and
+ * pools.
  *
  * A pool cuts many small objects from few allocations. Each object is still released on its own: it
  * records how far it lies from the start of its block, and a block is freed with its last object.
- * Decoding builds tens of thousands of values at once; without a pool, half of its time would go into
- * the allocator.
+ * Decoding builds tens of thousands of values at once; without a pool, half of its time would go
+ * into the allocator.
  *
- * Values that a program creates one by one come from a pool that all threads share. Otherwise a program
- * that allocates each tensor's memory before it describes the tensor would spread its values over as
- * many pages as it has tensors, and every walk over them would miss the cache.
+ * Values that a program creates one by one come from a pool that all threads share. Otherwise a
+ * program that allocates each tensor's memory before it describes the tensor would spread its
+ * values over as many pages as it has tensors, and every walk over them would miss the cache.
  */
 #ifndef WH_BASE_ALLOC_H
 #define WH_BASE_ALLOC_H
@@ -53,8 +54,8 @@ bool wh_reserve(void **array, size_t *capacity, size_t count, size_t size);
     (((count) < (capacity) && (array)) || wh_grow((void **)&(array), &(capacity), (count), sizeof(*(array))))
 
 /**
- * Gives up memory that somebody else may still write to: it is never freed. A leak checker still finds
- * it. The caller must not free it either. memory may be NULL. Any thread.
+ * Gives up memory that somebody else may still write to: it is never freed. A leak checker still
+ * finds it. The caller must not free it either. memory may be NULL. Any thread.
  */
 void wh_leak(void *memory);
 
@@ -71,13 +72,16 @@ typedef struct wh_pool {
     size_t objects; /**< Allocated from the current block. */
 } wh_pool;
 
-/** Starts with a block of about `size` bytes, if many objects are expected. @return false without memory. */
+/**
+ * Starts with a block of about `size` bytes, if many objects are expected.
+ * @return false without memory.
+ */
 bool wh_pool_reserve(wh_pool *pool, size_t size);
 
 /**
  * Allocates an object, aligned for pointers and 64-bit numbers.
- * @param pool      NULL: the shared pool. If another thread is using it, or the allocator is not the
- *                  default, the object is a separate allocation.
+ * @param pool      NULL: the shared pool. If another thread is using it, or the allocator is not
+ *                  the default, the object is a separate allocation.
  * @param offset_p  for wh_pool_free; 0 for a separate allocation.
  * @return NULL without memory.
  */

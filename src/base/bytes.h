@@ -1,4 +1,7 @@
-/** @file bytes.h  Numbers as bytes, in a fixed order; reading them from what a peer sent, never past its end. */
+/**
+ * @file bytes.h  Numbers as bytes, in a fixed order; reading them from what a peer sent, never past
+ * its end.
+ */
 #ifndef WH_BASE_BYTES_H
 #define WH_BASE_BYTES_H
 

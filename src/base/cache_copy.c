@@ -11,7 +11,7 @@
 
 enum { LINE = 64, SHORT = 2 << 10, PAGE = 4 << 10, LEAF_FEATURES = 7, ERMS = 1 << 9 };
 
-/** Whole lines, to where one begins. */
+/** Copies whole cache lines to an aligned destination. */
 typedef void copy_lines_fn(uint8_t *restrict to, const uint8_t *restrict from, size_t lines);
 
 static void copy_lines(uint8_t *restrict to, const uint8_t *restrict from, size_t lines) {
@@ -27,7 +27,9 @@ static void copy_lines(uint8_t *restrict to, const uint8_t *restrict from, size_
     }
 }
 
-/** A line at a time: none is ever written in parts, which some processors do where two threads share a core. */
+/**
+ * Writes a full line per store. Some processors split smaller stores if two threads share a core.
+ */
 __attribute__((target("avx512f"))) static void copy_lines_avx512(uint8_t *restrict to, const uint8_t *restrict from,
                                                                  size_t lines) {
     for (; lines >= 4; lines -= 4, to += 4 * LINE, from += 4 * LINE) {
@@ -66,9 +68,12 @@ void wh_copy_fence(void) {
     _mm_sfence();
 }
 
-/** Whether the processor's own instruction copies whole lines at once (ERMS). Asking costs a trip to the hypervisor, where there is one: once. */
+/**
+ * True if `rep movsb` copies whole lines (ERMS). cpuid may trap to a hypervisor, so it is asked
+ * once.
+ */
 static bool moves_lines(void) {
-    static atomic_int known; /* 0: not yet */
+    static atomic_int known; /* 0: not asked yet */
     int answer = atomic_load_explicit(&known, memory_order_relaxed);
     if (answer == 0) {
         unsigned a = 0;
@@ -91,7 +96,7 @@ void wh_copy_into_cache(void *restrict to, const void *restrict from, size_t siz
     while (size > 0) {
         size_t step = size < PAGE ? size : PAGE;
         size_t left = step;
-        __builtin_prefetch(in + PAGE); /* behind the end it does nothing */
+        __builtin_prefetch(in + PAGE); /* harmless past the end */
         __asm__ volatile("rep movsb" : "+D"(out), "+S"(in), "+c"(left) : : "memory");
         size -= step;
     }

@@ -1,8 +1,8 @@
 /**
  * @file checked.h  Size arithmetic that cannot wrap.
  *
- * Sizes, offsets and strides are kept within 63 bits throughout, so that they fit int64_t as well as uint64_t. Each
- * function answers false, and leaves *result alone, where the result would not.
+ * Sizes, offsets and strides stay within 63 bits everywhere, so they fit int64_t and uint64_t
+ * alike. If a result does not, the function returns false and leaves *result unchanged.
  */
 #ifndef WH_BASE_CHECKED_H
 #define WH_BASE_CHECKED_H

@@ -8,7 +8,7 @@ static int is_continuation(char byte) {
     return ((unsigned char)byte & 0xC0) == 0x80;
 }
 
-/** Takes the last character off a text that was cut, where it is not whole. */
+/** Removes the last character of a truncated text if it is incomplete UTF-8. */
 static void cut_text(char *text) {
     size_t at = strlen(text);
     size_t behind = at;

@@ -1,8 +1,8 @@
 /**
  * @file index.h  A hash index: finds which element of an array a key belongs to.
  *
- * It holds only hashes and element numbers; the array, and what equal means, stay with the owner. Elements are never
- * removed.
+ * It holds only hashes and element numbers. The owner keeps the array and decides what is equal.
+ * Elements are never removed.
  */
 #ifndef WH_BASE_INDEX_H
 #define WH_BASE_INDEX_H
@@ -13,7 +13,7 @@
 
 #include "base/shared.h"
 
-/** What wh_index_find answers where there is no such element. */
+/** Not found. */
 #define WH_INDEX_NONE SIZE_MAX
 
 typedef struct wh_index_slot {
@@ -27,29 +27,29 @@ typedef struct wh_index {
     size_t count;
 } wh_index;
 
-/** Whether element number `element` of the owner's array is the one that `key` means. */
+/** True if element number `element` of the owner's array has the key. */
 typedef bool (*wh_index_equal)(const void *owner, size_t element, const void *key);
 
-/** An index starts as {0}. */
+/** Frees an index. It starts as {0}. */
 WH_SHARED void wh_index_destroy(wh_index *index);
 
-/** Makes room for count elements in all. @return false where there is no memory. */
+/** Makes room for count elements in total. @return false without memory. */
 bool wh_index_reserve(wh_index *index, size_t count);
 
 /** The element that has the key, or WH_INDEX_NONE. */
 WH_SHARED size_t wh_index_find(const wh_index *index, uint64_t hash, wh_index_equal equal, const void *owner,
                                const void *key);
 
-/** Adds an element that is not there yet. @return false where there is no memory. */
+/** Adds an element that the index does not have yet. @return false without memory. */
 WH_SHARED bool wh_index_add(wh_index *index, uint64_t hash, size_t element);
 
 /**
- * A hash of size bytes. It is salted anew in every process, so that nobody can send keys that all collide. The tag
- * keeps equal bytes of different meaning apart.
+ * Hashes size bytes. Every process has its own random salt, so a peer cannot send keys that all
+ * collide. The tag separates equal bytes that mean different things.
  */
 WH_SHARED uint64_t wh_hash(const void *bytes, size_t size, uint64_t tag);
 
-/** A hash of an address, for what nobody else can choose. */
+/** Hashes an address, which a peer cannot choose. */
 static inline uint64_t wh_hash_pointer(const void *pointer) {
     return (uint64_t)(uintptr_t)pointer * UINT64_C(0x9E3779B97F4A7C15) >> 32;
 }

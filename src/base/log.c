@@ -22,7 +22,7 @@ static int level_from_environment(void) {
                 return level;
             }
         }
-        fprintf(stderr, "wherry: WHERRY_LOG=%s is none of off, error, warn, info, debug; taking warn\n", name);
+        fprintf(stderr, "wherry: WHERRY_LOG=%s is not one of off, error, warn, info, debug; using warn\n", name);
     }
     return WHERRY_LOG_WARN;
 }

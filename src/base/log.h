@@ -1,10 +1,10 @@
-/** @file log.h  Saying a line at a level; see wherry/base.h. */
+/** @file log.h  Log lines by level; see wherry/base.h. */
 #ifndef WH_BASE_LOG_H
 #define WH_BASE_LOG_H
 
 #include <wherry/base.h>
 
-/** Says a line where the level in force lets it through; the arguments are not formatted otherwise. */
+/** Logs a line if its level is enabled. The arguments are formatted only then. */
 void wh_log(wherry_log_level level, const char *format, ...) WHERRY_PRINTF(2, 3);
 
 #endif

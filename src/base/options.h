@@ -1,4 +1,4 @@
-/** @file options.h  Reading option structs that begin with their size. */
+/** @file options.h  Reading option structs that start with their size. */
 #ifndef WH_BASE_OPTIONS_H
 #define WH_BASE_OPTIONS_H
 
@@ -7,11 +7,11 @@
 #include <string.h>
 
 /**
- * Lays a caller's options over the defaults. A caller built against an older header has a shorter struct: what it lacks stays
- * as it is.
+ * Copies a caller's options over the defaults. A caller that was built against an older header has
+ * a shorter struct: the fields that it lacks keep their defaults.
  * @param chosen   the defaults, `size` bytes.
- * @param options  begins with a uint32_t struct_size; NULL changes nothing.
- * @return false where struct_size was not filled, or is that of a newer version.
+ * @param options  starts with a uint32_t struct_size; NULL changes nothing.
+ * @return false if struct_size is not set, or is larger than this version's.
  */
 static inline bool wh_options_take(void *chosen, uint32_t size, const void *options) {
     if (!options) {

@@ -1,13 +1,16 @@
 /**
- * @file point.h  Named points of the conversation, where a test can make a process die, stop or wait. A program never sets the hook; then a point costs a
- * load.
+ * @file point.h  Named points in the code at which a test can kill, stop or delay a process. A
+ * program never sets the hook; without it, a point costs one load.
  */
 #ifndef WH_BASE_POINT_H
 #define WH_BASE_POINT_H
 
 #include <stddef.h>
 
-/** Called at every point with its name, by whichever thread gets there; NULL: nobody is. Set before any thread is started. */
+/**
+ * Called at every point, with its name, by the thread that reaches it. NULL: off. Set before any
+ * thread starts.
+ */
 extern void (*wh_point_hook)(const char *name);
 
 static inline void wh_point(const char *name) {

@@ -19,7 +19,7 @@ wherry_status wh_boot_read(void *boot, wherry_error *error) {
     }
     return got == WH_BOOT_BYTES ? WHERRY_OK
                                 : wh_fail_errno(error, WHERRY_UNSUPPORTED, errnum,
-                                                "cannot tell which host this is: cannot read %s, mount /proc", path);
+                                                "cannot identify this host: reading %s failed; mount /proc", path);
 }
 
 bool wh_boot_is_this(const void *boot) {
@@ -32,7 +32,7 @@ wherry_status wh_network_read(uint8_t network[WH_NETWORK_BYTES], wherry_error *e
     struct stat at;
     if (stat(path, &at) != 0) {
         return wh_fail_errno(error, WHERRY_UNSUPPORTED, errno,
-                             "cannot tell which network namespace this is: reading %s failed", path);
+                             "cannot identify the network namespace: reading %s failed", path);
     }
     wh_store_be64(network, at.st_dev);
     wh_store_be64(network + 8, at.st_ino);

@@ -14,7 +14,10 @@ enum {
     WH_NETWORK_BYTES = 16, /**< Device and inode of a network namespace, big endian. */
 };
 
-/** Reads the boot id, which is equal for all processes on a host. @return WHERRY_OK; WHERRY_UNSUPPORTED without /proc. */
+/**
+ * Reads the boot id, which is equal for all processes on a host.
+ * @return WHERRY_OK; WHERRY_UNSUPPORTED without /proc.
+ */
 wherry_status wh_boot_read(void *boot, wherry_error *error);
 
 /** True if a boot id, of WH_BOOT_BYTES, is this host's. */
@@ -38,19 +41,22 @@ wherry_status wh_identity_read(wh_identity *identity_p, wherry_error *error);
 bool wh_identity_shares_pids(const wh_identity *one, const wh_identity *other);
 
 /**
- * A lock over process-wide data that a child of fork() must not inherit in a half-changed or shared state.
+ * A lock over process-wide data that a child of fork() must not inherit in a half-changed or shared
+ * state.
  *
- * A fork waits until nobody holds the lock, so the child finds it free and the data consistent. in_child
- * then resets what belongs to the parent. This is the only such mechanism in the library.
+ * A fork waits until nobody holds the lock, so the child finds it free and the data consistent.
+ * in_child then resets what belongs to the parent. This is the only such mechanism in the library.
  *
- * A thread that holds one takes no other, nor any lock that another fork handler takes. Static, and never
- * destroyed.
+ * A thread that holds one takes no other, nor any lock that another fork handler takes. Static, and
+ * never destroyed.
  */
 typedef struct wh_fork_lock {
     pthread_mutex_t mutex;
-    void (*before)(void);   /**< Runs in the parent before a fork, with the lock held. May be NULL. */
+    /** Runs in the parent before a fork, with the lock held. May be NULL. */
+    void (*before)(void);
     void (*in_child)(void); /**< Runs in the child, with the lock held. May be NULL. */
-    atomic_bool known;      /**< Registered with the fork handlers, by the first wh_fork_lock_take. */
+    /** Registered with the fork handlers, by the first wh_fork_lock_take. */
+    atomic_bool known;
     struct wh_fork_lock *next;
 } wh_fork_lock;
 

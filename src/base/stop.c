@@ -13,7 +13,7 @@ wherry_status wh_stop_init(wh_stop *stop, wherry_error *error) {
     atomic_init(&stop->requested, false);
     wh_stop_set_question(stop, NULL, NULL);
     stop->event = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
-    return stop->event >= 0 ? WHERRY_OK : wh_fail_errno(error, WHERRY_SYSTEM, errno, "cannot make an eventfd");
+    return stop->event >= 0 ? WHERRY_OK : wh_fail_errno(error, WHERRY_SYSTEM, errno, "cannot create an eventfd");
 }
 
 void wh_stop_destroy(wh_stop *stop) {
@@ -27,7 +27,7 @@ void wh_stop_request(wh_stop *stop) {
     uint64_t one = 1;
     atomic_store_explicit(&stop->requested, true, memory_order_release);
     if (stop->event >= 0 && write(stop->event, &one, sizeof(one)) < 0) {
-        wh_log(WHERRY_LOG_DEBUG, "the stop was requested before");
+        wh_log(WHERRY_LOG_DEBUG, "a stop was requested more than once");
     }
 }
 

@@ -34,15 +34,17 @@ WH_SHARED char *wh_string_take(wh_string *string);
 /** True if text is well-formed UTF-8: no overlong forms, no surrogates, nothing above U+10FFFF. */
 WH_SHARED bool wh_utf8_valid(const char *text, size_t size);
 
-/** True if text is UTF-8 without control characters of ASCII and Latin-1: safe to print anywhere. */
+/**
+ * True if text is UTF-8 without control characters of ASCII and Latin-1: safe to print anywhere.
+ */
 bool wh_utf8_printable(const char *text, size_t size);
 
 /** Bytes that wh_double_format needs, including the final zero. */
 #define WH_DOUBLE_TEXT_MAX 40
 
 /**
- * Formats a finite number with as many digits as reading it back takes, and always with a point or an
- * exponent. Independent of the locale. @return text.
+ * Formats a finite number with as many digits as reading it back takes, and always with a point or
+ * an exponent. Independent of the locale. @return text.
  */
 char *wh_double_format(double number, char text[WH_DOUBLE_TEXT_MAX]);
 
