@@ -58,6 +58,8 @@ bool wh_identity_shares_pids(const wh_identity *one, const wh_identity *other) {
            one->namespace_device == other->namespace_device && memcmp(one->boot, other->boot, sizeof(one->boot)) == 0;
 }
 
+/* ---- locks that are safe across fork ---- */
+
 static pthread_once_t registered = PTHREAD_ONCE_INIT;
 static pthread_mutex_t list_lock = PTHREAD_MUTEX_INITIALIZER;
 static wh_fork_lock *all;
@@ -74,6 +76,9 @@ static void before_fork(void) {
 
 static void after_fork(void) {
     for (wh_fork_lock *one = all; one; one = one->next) {
+        if (one->after) {
+            one->after();
+        }
         pthread_mutex_unlock(&one->mutex);
     }
     pthread_mutex_unlock(&list_lock);
@@ -88,20 +93,28 @@ static void after_fork_in_child(void) {
     after_fork();
 }
 
-static void begin(void) {
+static void register_handlers(void) {
     pthread_atfork(before_fork, after_fork, after_fork_in_child);
+}
+
+/** Appends the lock: a group's, which is used first, is then also taken first by a fork. */
+static void add_lock(wh_fork_lock *lock) {
+    pthread_once(&registered, register_handlers);
+    pthread_mutex_lock(&list_lock);
+    if (!atomic_load(&lock->known)) {
+        wh_fork_lock **end = &all;
+        while (*end) {
+            end = &(*end)->next;
+        }
+        *end = lock;
+        atomic_store(&lock->known, true);
+    }
+    pthread_mutex_unlock(&list_lock);
 }
 
 void wh_fork_lock_take(wh_fork_lock *lock) {
     if (!atomic_load(&lock->known)) {
-        pthread_once(&registered, begin);
-        pthread_mutex_lock(&list_lock);
-        if (!atomic_load(&lock->known)) {
-            lock->next = all;
-            all = lock;
-            atomic_store(&lock->known, true);
-        }
-        pthread_mutex_unlock(&list_lock);
+        add_lock(lock);
     }
     pthread_mutex_lock(&lock->mutex);
 }

@@ -52,16 +52,17 @@ bool wh_identity_shares_pids(const wh_identity *one, const wh_identity *other);
  */
 typedef struct wh_fork_lock {
     pthread_mutex_t mutex;
-    /** Runs in the parent before a fork, with the lock held. May be NULL. */
-    void (*before)(void);
+    void (*before)(void);   /**< Runs before a fork, with the lock held. May be NULL. */
     void (*in_child)(void); /**< Runs in the child, with the lock held. May be NULL. */
+    void (*after)(void);    /**< Runs in parent and child, last, with the lock held. May be NULL. */
     /** Registered with the fork handlers, by the first wh_fork_lock_take. */
     atomic_bool known;
     struct wh_fork_lock *next;
 } wh_fork_lock;
 
-#define WH_FORK_LOCK(before, in_child)                                                                                 \
-    { PTHREAD_MUTEX_INITIALIZER, before, in_child, false, NULL }
+/** Initializer, with handlers as designated initializers: WH_FORK_LOCK(.in_child = forget_all). */
+#define WH_FORK_LOCK(...)                                                                                              \
+    { .mutex = PTHREAD_MUTEX_INITIALIZER, __VA_ARGS__ }
 
 void wh_fork_lock_take(wh_fork_lock *lock);
 void wh_fork_lock_give(wh_fork_lock *lock);

@@ -4,9 +4,9 @@
 #include <pthread.h>
 #include <stdbool.h>
 #include <stdlib.h>
-#include <unistd.h>
 
 #include "base/error.h"
+#include "base/process.h"
 #include "memory/cuda.h"
 
 /** What there is once a process. */
@@ -14,7 +14,14 @@ static wh_cuda_driver driver;
 static bool found;
 static wherry_error reason;
 static int count;
-static pid_t process; /* that found it: the driver does not work behind a fork */
+static bool forked; /**< This is a child of the process that loaded the driver, where CUDA does not work. */
+
+static void note_fork(void) {
+    forked = true;
+}
+
+/** Guards nothing: its handler notices a fork. */
+static wh_fork_lock fork_watch = WH_FORK_LOCK(.in_child = note_fork);
 
 /** The primary contexts, retained when they are first needed and kept: letting the last reference go would destroy what is torch's too. */
 static pthread_mutex_t contexts_lock = PTHREAD_MUTEX_INITIALIZER;
@@ -44,7 +51,8 @@ static void find(void) {
     if (!find_calls(library, name)) {
         return;
     }
-    process = getpid();
+    wh_fork_lock_take(&fork_watch);
+    wh_fork_lock_give(&fork_watch);
     int result = driver.init(0);
     if (result == WH_CU_OK) {
         result = driver.device_count(&count);
@@ -79,7 +87,7 @@ static bool is_broken(int result) {
 
 /** What to do about an answer, where that can be said. */
 static const char *advise(int result) {
-    if (result == WH_CU_NOT_INITIALIZED && process && process != getpid()) {
+    if (result == WH_CU_NOT_INITIALIZED && forked) {
         return "; this process was forked after CUDA was used: start it by spawn";
     }
     return is_broken(result) ? "; CUDA has given up this process's context: start the process anew" : "";

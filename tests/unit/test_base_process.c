@@ -19,22 +19,28 @@ typedef struct guarded {
 
 static int befores;
 static int children;
+static int afters;
 static void before_fork(void);
 static void in_child(void);
+static void after_fork(void);
 
-static wh_fork_lock first = WH_FORK_LOCK(before_fork, in_child);
-static wh_fork_lock second = WH_FORK_LOCK(NULL, NULL);
-static wh_fork_lock late = WH_FORK_LOCK(NULL, NULL);
+static wh_fork_lock first = WH_FORK_LOCK(.before = before_fork, .in_child = in_child, .after = after_fork);
+static wh_fork_lock second = WH_FORK_LOCK();
+static wh_fork_lock late = WH_FORK_LOCK();
 static guarded all[THREADS] = {{&first, 0, 0}, {&second, 0, 0}};
 static atomic_bool over;
 
-/** Both are called under the lock. */
+/** All three are called under the lock. */
 static void before_fork(void) {
     befores += pthread_mutex_trylock(&first.mutex) == EBUSY;
 }
 
 static void in_child(void) {
     children += pthread_mutex_trylock(&first.mutex) == EBUSY;
+}
+
+static void after_fork(void) {
+    afters += pthread_mutex_trylock(&first.mutex) == EBUSY && befores == afters + 1;
 }
 
 static void *count(void *context) {
@@ -60,7 +66,7 @@ static int be_child(void) {
     }
     wh_fork_lock_take(&late); /* one that nobody has taken before */
     wh_fork_lock_give(&late);
-    return children == 1 && befores >= 1 ? 0 : 2;
+    return children == 1 && befores >= 1 && afters == befores ? 0 : 2;
 }
 
 static void test_forks(void **state) {
@@ -81,6 +87,7 @@ static void test_forks(void **state) {
         assert_int_equal(waitpid(child, &result, 0), child);
         assert_int_equal(result, 0);
         assert_int_equal(befores, i + 1);
+        assert_int_equal(afters, i + 1);
         assert_int_equal(children, 0); /* that is the children's */
     }
     atomic_store(&over, true);

@@ -6,14 +6,13 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "base/process.h"
 #include "group/mailbox_internal.h"
 #include "group/sockets/internal.h"
 
 /** How long a fork waits for whoever is at work on a group; a group that is not free by then is left as it is. */
 enum { PATIENCE_S = 1 };
 
-static pthread_mutex_t list_lock = PTHREAD_MUTEX_INITIALIZER;
-static pthread_once_t registered = PTHREAD_ONCE_INIT;
 static wh_sockets *all;
 
 static bool lock_for_a_while(pthread_mutex_t *lock) {
@@ -24,7 +23,6 @@ static bool lock_for_a_while(pthread_mutex_t *lock) {
 }
 
 static void before_fork(void) {
-    pthread_mutex_lock(&list_lock);
     for (wh_sockets *one = all; one; one = one->next) {
         one->held = lock_for_a_while(&one->lock);
         if (one->held && !lock_for_a_while(&one->base.mailbox->lock)) {
@@ -42,7 +40,6 @@ static void release_all(void) {
             pthread_mutex_unlock(&one->lock);
         }
     }
-    pthread_mutex_unlock(&list_lock);
 }
 
 static void close_fd(int *fd) {
@@ -76,23 +73,19 @@ static void in_child(void) {
             abandon(one);
         }
     }
-    release_all();
 }
 
-static void begin(void) {
-    pthread_atfork(before_fork, release_all, in_child);
-}
+static wh_fork_lock list_lock = WH_FORK_LOCK(.before = before_fork, .in_child = in_child, .after = release_all);
 
 void wh_sockets_enlist(wh_sockets *sockets) {
-    pthread_once(&registered, begin);
-    pthread_mutex_lock(&list_lock);
+    wh_fork_lock_take(&list_lock);
     sockets->next = all;
     all = sockets;
-    pthread_mutex_unlock(&list_lock);
+    wh_fork_lock_give(&list_lock);
 }
 
 void wh_sockets_delist(wh_sockets *sockets) {
-    pthread_mutex_lock(&list_lock);
+    wh_fork_lock_take(&list_lock);
     wh_sockets **at = &all;
     while (*at && *at != sockets) {
         at = &(*at)->next;
@@ -100,5 +93,5 @@ void wh_sockets_delist(wh_sockets *sockets) {
     if (*at) {
         *at = sockets->next;
     }
-    pthread_mutex_unlock(&list_lock);
+    wh_fork_lock_give(&list_lock);
 }

@@ -1,57 +1,36 @@
 #include <errno.h>
 #include <inttypes.h>
-#include <stdatomic.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <sys/random.h>
 
 #include "base/bytes.h"
 #include "base/error.h"
+#include "base/process.h"
 #include "base/text.h"
 #include "lane/cma/cma.h"
 
-/** What lies in the page of the nonce. A fork finds zeros there. */
-typedef struct nonce_page {
-    uint8_t nonce[WH_CMA_NONCE];
-    bool made;
-} nonce_page;
+static uint8_t nonce[WH_CMA_NONCE];
+static bool nonce_made;
 
-static nonce_page *make_page(wherry_error *error) {
-    nonce_page *page = mmap(NULL, sizeof(*page), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (page == MAP_FAILED) {
-        wh_fail_errno(error, WHERRY_SYSTEM, errno, "cannot map a page for a nonce");
-        return NULL;
-    }
-    ssize_t got = -1;
-    if (madvise(page, sizeof(*page), MADV_WIPEONFORK) == 0) {
-        got = getrandom(page->nonce, sizeof(page->nonce), 0);
-    }
-    if (got != (ssize_t)sizeof(page->nonce)) {
-        wh_fail_errno(error, WHERRY_SYSTEM, errno, "cannot make a nonce");
-        munmap(page, sizeof(*page));
-        return NULL;
-    }
-    page->made = true;
-    return page;
+/** A child of fork() has the nonce of its parent at the same address: a reader must not find it there. */
+static void forget_nonce(void) {
+    memset(nonce, 0, sizeof(nonce));
+    nonce_made = false;
 }
 
+static wh_fork_lock nonce_lock = WH_FORK_LOCK(.in_child = forget_nonce);
+
 wherry_status wh_cma_nonce(const uint8_t **nonce_p, wherry_error *error) {
-    /* Without a lock, which a fork could inherit locked. The page that a fork inherits stays where it is: somebody may be looking at it. */
-    static _Atomic(nonce_page *) current;
-    nonce_page *page = atomic_load(&current);
-    if (!page || !page->made) {
-        nonce_page *fresh = make_page(error);
-        if (!fresh) {
-            return WHERRY_SYSTEM;
-        }
-        if (atomic_compare_exchange_strong(&current, &page, fresh)) {
-            page = fresh;
-        } else {
-            munmap(fresh, sizeof(*fresh));
-        }
+    wherry_status status = WHERRY_OK;
+    wh_fork_lock_take(&nonce_lock);
+    if (!nonce_made && getrandom(nonce, sizeof(nonce), 0) != (ssize_t)sizeof(nonce)) {
+        status = wh_fail_errno(error, WHERRY_SYSTEM, errno, "cannot make a nonce");
+    } else {
+        nonce_made = true;
+        *nonce_p = nonce;
     }
-    *nonce_p = page->nonce;
-    return WHERRY_OK;
+    wh_fork_lock_give(&nonce_lock);
+    return status;
 }
 
 void wh_cma_append_request(wh_string *string, const wh_identity *identity) {

@@ -1,7 +1,6 @@
 #include "lane/cuda_ipc/cuda_ipc.h"
 
 #include <errno.h>
-#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
@@ -11,6 +10,7 @@
 #include "base/alloc.h"
 #include "base/checked.h"
 #include "base/error.h"
+#include "base/process.h"
 #include "lane/lanes.h"
 #include "lane/ptracer.h"
 #include "lane/site.h"
@@ -22,49 +22,70 @@ enum { WORKERS = 2 };
 /* ---- the source ---- */
 
 /** This process's nonce, on each device that was offered; it lives as long as the process. */
-static pthread_mutex_t nonce_lock = PTHREAD_MUTEX_INITIALIZER;
 static uint8_t nonce[WH_IPC_NONCE];
 static bool nonce_made;
-static pid_t nonce_process; /* a fork must not take it for its own */
 static void *nonce_data[WH_CUDA_DEVICES_MAX];
 
-/** Under the lock. */
-static wherry_status make_nonce(int32_t device, wherry_error *error) {
+/** A child of fork() must not take the nonce of its parent for its own. */
+static void forget_nonce(void) {
+    nonce_made = false;
+    memset(nonce_data, 0, sizeof(nonce_data));
+}
+
+static wh_fork_lock nonce_lock = WH_FORK_LOCK(.in_child = forget_nonce);
+
+/** Copies the nonce, made at its first use. @param data_p  its memory on the device; NULL: none yet. */
+static wherry_status read_nonce(int32_t device, uint8_t copy[WH_IPC_NONCE], void **data_p, wherry_error *error) {
+    wherry_status status = WHERRY_OK;
+    wh_fork_lock_take(&nonce_lock);
+    if (!nonce_made && getrandom(nonce, sizeof(nonce), 0) != (ssize_t)sizeof(nonce)) {
+        status = wh_fail_errno(error, WHERRY_SYSTEM, errno, "cannot make a nonce");
+    } else {
+        nonce_made = true;
+        memcpy(copy, nonce, sizeof(nonce));
+        *data_p = nonce_data[device];
+    }
+    wh_fork_lock_give(&nonce_lock);
+    return status;
+}
+
+/** Copies the nonce to the device. Outside the lock: CUDA may have fork handlers that take its own locks. */
+static wherry_status place_nonce(int32_t device, const uint8_t copy[WH_IPC_NONCE], void **data_p, wherry_error *error) {
     const wh_memory_ops *memory = wh_memory_of(WHERRY_DEVICE_CUDA);
     if (!memory) {
         return wh_cuda_check(error);
     }
-    if (!nonce_made || nonce_process != getpid()) {
-        if (getrandom(nonce, sizeof(nonce), 0) != (ssize_t)sizeof(nonce)) {
-            return wh_fail_errno(error, WHERRY_SYSTEM, errno, "cannot make a nonce");
-        }
-        memset(nonce_data, 0, sizeof(nonce_data));
-        nonce_made = true;
-        nonce_process = getpid();
+    void *data = NULL;
+    wherry_status status = memory->allocate(WH_IPC_NONCE, (wherry_device){WHERRY_DEVICE_CUDA, device}, &data, error);
+    if (status != WHERRY_OK) {
+        return status;
     }
-    wherry_status status = WHERRY_OK;
-    if (!nonce_data[device]) {
-        void *data;
-        status = memory->allocate(WH_IPC_NONCE, (wherry_device){WHERRY_DEVICE_CUDA, device}, &data, error);
-        if (status == WHERRY_OK && (status = memory->write(data, nonce, sizeof(nonce), error)) != WHERRY_OK) {
-            memory->release(data, WH_IPC_NONCE);
+    status = memory->write(data, copy, WH_IPC_NONCE, error);
+    void *unused = data;
+    if (status == WHERRY_OK) {
+        wh_fork_lock_take(&nonce_lock);
+        if (!nonce_data[device]) {
+            nonce_data[device] = data;
+            unused = NULL;
         }
-        nonce_data[device] = status == WHERRY_OK ? data : NULL;
+        *data_p = nonce_data[device];
+        wh_fork_lock_give(&nonce_lock);
+    }
+    if (unused) { /* another thread was faster, or writing failed */
+        memory->release(unused, WH_IPC_NONCE);
     }
     return status;
 }
 
 static wherry_status describe_nonce(int32_t device, wh_ipc_offer *offer, wh_cuda_allocation *allocation,
                                     wherry_error *error) {
-    pthread_mutex_lock(&nonce_lock);
-    wherry_status status = make_nonce(device, error);
-    memcpy(offer->nonce, nonce, sizeof(nonce));
-    offer->nonce_address = (uint64_t)(uintptr_t)nonce_data[device];
-    if (status == WHERRY_OK) {
-        status = wh_cuda_describe(nonce_data[device], allocation, error);
+    void *data = NULL;
+    wherry_status status = read_nonce(device, offer->nonce, &data, error);
+    if (status == WHERRY_OK && !data) {
+        status = place_nonce(device, offer->nonce, &data, error);
     }
-    pthread_mutex_unlock(&nonce_lock);
-    return status;
+    offer->nonce_address = (uint64_t)(uintptr_t)data;
+    return status == WHERRY_OK ? wh_cuda_describe(data, allocation, error) : status;
 }
 
 static wherry_status add_devices(wh_ipc_offer *offer, wherry_error *error) {
@@ -119,9 +140,9 @@ static wherry_status ipc_assist(const wh_lane_site *site, const void *bytes, siz
 
 /** Whether the source is a thread of this process: the driver opens no memory of the own process, and need not. */
 static bool is_own(const wh_ipc_offer *offer) {
-    pthread_mutex_lock(&nonce_lock);
-    bool own = nonce_made && nonce_process == getpid() && memcmp(nonce, offer->nonce, sizeof(nonce)) == 0;
-    pthread_mutex_unlock(&nonce_lock);
+    wh_fork_lock_take(&nonce_lock);
+    bool own = nonce_made && memcmp(nonce, offer->nonce, sizeof(nonce)) == 0;
+    wh_fork_lock_give(&nonce_lock);
     return own;
 }
 

@@ -36,7 +36,7 @@ static void after_fork_in_child(void) {
     owners = NULL;
 }
 
-static wh_fork_lock lock = WH_FORK_LOCK(NULL, after_fork_in_child);
+static wh_fork_lock lock = WH_FORK_LOCK(.in_child = after_fork_in_child);
 
 /* ---- under the lock ---- */
 

@@ -1,13 +1,11 @@
 /* The communicators that this process has. */
 #include <errno.h>
-#include <pthread.h>
-#include <stdatomic.h>
 #include <string.h>
 #include <sys/random.h>
-#include <unistd.h>
 
 #include "base/alloc.h"
 #include "base/error.h"
+#include "base/process.h"
 #include "lane/nccl/nccl_comm.h"
 
 #define SECOND UINT64_C(1000000000)
@@ -20,29 +18,35 @@
  */
 enum { ASKED_S = 10, MEETING_S = 60, FAILED_S = 300 };
 
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static wh_nccl_comm *comms; /**< The latest first. */
 static uint8_t own_process[WH_NCCL_PROCESS_BYTES];
-static _Atomic pid_t owner; /**< A fork has none of it, and cannot end what its parent has. 0: there was nothing yet. */
+static bool process_known; /**< own_process is filled. */
+
+/** A child of fork() cannot use or end the communicators of its parent. */
+static void forget_parent(void) {
+    comms = NULL;
+    process_known = false;
+}
+
+static wh_fork_lock lock = WH_FORK_LOCK(.in_child = forget_parent);
 
 /** Under the lock. */
 static wherry_status know_process(wherry_error *error) {
-    if (owner == getpid()) {
+    if (process_known) {
         return WHERRY_OK;
     }
     if (getrandom(own_process, sizeof(own_process), 0) != (ssize_t)sizeof(own_process)) {
         return wh_fail_errno(error, WHERRY_SYSTEM, errno, "cannot name this process");
     }
-    comms = NULL;
-    owner = getpid();
+    process_known = true;
     return WHERRY_OK;
 }
 
 wherry_status wh_nccl_process(uint8_t process[WH_NCCL_PROCESS_BYTES], wherry_error *error) {
-    pthread_mutex_lock(&lock);
+    wh_fork_lock_take(&lock);
     wherry_status status = know_process(error);
     memcpy(process, own_process, sizeof(own_process));
-    pthread_mutex_unlock(&lock);
+    wh_fork_lock_give(&lock);
     return status;
 }
 
@@ -139,12 +143,12 @@ static wh_nccl_comm *find(const wh_nccl_pair *pair, unsigned states, const uint6
 
 /** As find, and makes it BUSY. */
 static wh_nccl_comm *take(const wh_nccl_pair *pair, unsigned states, const uint64_t *id, const uint64_t *tag) {
-    pthread_mutex_lock(&lock);
+    wh_fork_lock_take(&lock);
     wh_nccl_comm *comm = know_process(NULL) == WHERRY_OK ? find(pair, states, id, tag) : NULL;
     if (comm) {
         comm->state = WH_NCCL_BUSY;
     }
-    pthread_mutex_unlock(&lock);
+    wh_fork_lock_give(&lock);
     return comm;
 }
 
@@ -157,28 +161,28 @@ wh_nccl_comm *wh_nccl_take_asked(const wh_nccl_pair *pair, uint64_t tag) {
 }
 
 bool wh_nccl_was_refused(const wh_nccl_pair *pair, wherry_error *error) {
-    pthread_mutex_lock(&lock);
+    wh_fork_lock_take(&lock);
     wh_nccl_comm *stale = know_process(NULL) == WHERRY_OK ? take_stale() : NULL;
     const wh_nccl_comm *comm = find(pair, BIT(WH_NCCL_FAILED), NULL, NULL);
     if (comm) {
         wh_fail(error, WHERRY_UNSUPPORTED, "it was tried %llu s ago and failed (it is tried again after %d s): %s",
                 (unsigned long long)((wh_clock_now() - comm->since) / SECOND), FAILED_S, comm->reason.message);
     }
-    pthread_mutex_unlock(&lock);
+    wh_fork_lock_give(&lock);
     destroy_all(stale);
     return comm != NULL;
 }
 
 size_t wh_nccl_kept(const wh_nccl_pair *pair, uint64_t *ids, size_t most) {
     size_t count = 0;
-    pthread_mutex_lock(&lock);
+    wh_fork_lock_take(&lock);
     wh_nccl_comm *stale = know_process(NULL) == WHERRY_OK ? take_stale() : NULL;
     for (const wh_nccl_comm *comm = comms; comm && count < most; comm = comm->next) {
         if (comm->state == WH_NCCL_IDLE && is_between(comm, pair) && comm->pair.device == pair->device) {
             ids[count++] = comm->id;
         }
     }
-    pthread_mutex_unlock(&lock);
+    wh_fork_lock_give(&lock);
     destroy_all(stale);
     return count;
 }
@@ -229,7 +233,7 @@ static wh_nccl_comm *take_question(const wh_nccl_pair *pair, wherry_error *error
 }
 
 wherry_status wh_nccl_ask(const wh_nccl_pair *pair, uint64_t tag, wh_nccl_comm *comm_p, wherry_error *error) {
-    pthread_mutex_lock(&lock);
+    wh_fork_lock_take(&lock);
     wherry_status status = know_process(error);
     wh_nccl_comm *comm = status == WHERRY_OK ? take_question(pair, error) : NULL;
     if (comm) {
@@ -238,7 +242,7 @@ wherry_status wh_nccl_ask(const wh_nccl_pair *pair, uint64_t tag, wh_nccl_comm *
         add(comm, WH_NCCL_ASKED);
         *comm_p = *comm;
     }
-    pthread_mutex_unlock(&lock);
+    wh_fork_lock_give(&lock);
     return comm ? WHERRY_OK : error->status;
 }
 
@@ -259,7 +263,7 @@ static wherry_status check_meeting(uint64_t id, int32_t rank, wherry_error *erro
 wherry_status wh_nccl_meet(const wh_nccl_pair *pair, uint64_t id, const wh_nccl_unique *unique, wherry_error *error) {
     wh_nccl_comm *comm = NULL;
     wh_nccl_comm *stale = NULL;
-    pthread_mutex_lock(&lock);
+    wh_fork_lock_take(&lock);
     wherry_status status = know_process(error);
     if (status == WHERRY_OK) {
         stale = take_stale();
@@ -270,20 +274,20 @@ wherry_status wh_nccl_meet(const wh_nccl_pair *pair, uint64_t id, const wh_nccl_
         comm->unique = *unique;
         add(comm, WH_NCCL_BUSY);
     }
-    pthread_mutex_unlock(&lock);
+    wh_fork_lock_give(&lock);
     destroy_all(stale);
     if (!comm) {
         return status == WHERRY_OK ? wh_fail_memory(error, "a communicator") : status;
     }
     status = wh_nccl_begin(comm, error);
-    pthread_mutex_lock(&lock);
+    wh_fork_lock_take(&lock);
     if (status == WHERRY_OK) {
         comm->state = WH_NCCL_MEETING;
     } else {
         unlink_comm(comm);
         wh_free(comm);
     }
-    pthread_mutex_unlock(&lock);
+    wh_fork_lock_give(&lock);
     return status;
 }
 
@@ -308,9 +312,9 @@ static bool is_dropped(const wh_nccl_comm *comm, const void *context) {
 
 void wh_nccl_drop(const wh_nccl_pair *pair, const uint64_t *ids, size_t count) {
     dropping d = {pair, ids, count};
-    pthread_mutex_lock(&lock);
+    wh_fork_lock_take(&lock);
     wh_nccl_comm *dropped = know_process(NULL) == WHERRY_OK ? take_out(is_dropped, &d) : NULL;
-    pthread_mutex_unlock(&lock);
+    wh_fork_lock_give(&lock);
     destroy_all(dropped);
 }
 
@@ -322,12 +326,12 @@ static bool is_lost(const wh_nccl_comm *comm, const void *context) {
 
 void wh_nccl_forget(const wh_group *group, int32_t rank, bool lost) {
     (void)group;
-    if (!lost || owner != getpid()) { /* a fork leaves the lock alone, which its parent may have held */
+    if (!lost) {
         return;
     }
-    pthread_mutex_lock(&lock);
+    wh_fork_lock_take(&lock);
     wh_nccl_comm *out = take_out(is_lost, &rank);
-    pthread_mutex_unlock(&lock);
+    wh_fork_lock_give(&lock);
     destroy_all(out);
 }
 
@@ -343,7 +347,7 @@ static bool is_beyond(const wh_nccl_comm *comm, const void *context) {
 
 void wh_nccl_give(wh_nccl_comm *comm) {
     wh_nccl_comm *beyond = NULL;
-    pthread_mutex_lock(&lock);
+    wh_fork_lock_take(&lock);
     unlink_comm(comm);
     if (comm->handle) {
         add(comm, WH_NCCL_IDLE);
@@ -351,26 +355,26 @@ void wh_nccl_give(wh_nccl_comm *comm) {
     } else {
         wh_free(comm);
     }
-    pthread_mutex_unlock(&lock);
+    wh_fork_lock_give(&lock);
     destroy_all(beyond);
 }
 
 void wh_nccl_give_failed(wh_nccl_comm *comm, const wherry_error *reason) {
     wh_nccl_abort(comm);
-    pthread_mutex_lock(&lock);
+    wh_fork_lock_take(&lock);
     unlink_comm(comm);
     comm->reason = *reason;
     add(comm, WH_NCCL_FAILED);
-    pthread_mutex_unlock(&lock);
+    wh_fork_lock_give(&lock);
 }
 
 size_t wh_nccl_count(unsigned states) {
     size_t count = 0;
-    pthread_mutex_lock(&lock);
-    for (const wh_nccl_comm *comm = owner == getpid() ? comms : NULL; comm; comm = comm->next) {
+    wh_fork_lock_take(&lock);
+    for (const wh_nccl_comm *comm = comms; comm; comm = comm->next) {
         count += is_in(comm, states);
     }
-    pthread_mutex_unlock(&lock);
+    wh_fork_lock_give(&lock);
     return count;
 }
 
@@ -380,8 +384,8 @@ static bool is_not_busy(const wh_nccl_comm *comm, const void *context) {
 }
 
 void wh_nccl_end_all(void) {
-    pthread_mutex_lock(&lock);
-    wh_nccl_comm *all = owner == getpid() ? take_out(is_not_busy, NULL) : NULL;
-    pthread_mutex_unlock(&lock);
+    wh_fork_lock_take(&lock);
+    wh_nccl_comm *all = take_out(is_not_busy, NULL);
+    wh_fork_lock_give(&lock);
     destroy_all(all);
 }

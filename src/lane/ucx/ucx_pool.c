@@ -60,7 +60,7 @@ static void after_fork_in_child(void) {
     used_count = 0;
 }
 
-static wh_fork_lock lock = WH_FORK_LOCK(release_idle, after_fork_in_child);
+static wh_fork_lock lock = WH_FORK_LOCK(.before = release_idle, .in_child = after_fork_in_child);
 
 static void at_exit(void) {
     wh_fork_lock_take(&lock);
