@@ -212,6 +212,13 @@ PyObject *wpy_build(PyObject *module, PyObject *arguments) {
     if (collects) {
         PyGC_Enable();
     }
+    if (builder.state && builder.state->root && builder.staged) {
+        PyObject *filled = PyObject_CallMethodObjArgs(codec, wpy_name.fill_host, NULL);
+        if (!filled) {
+            Py_CLEAR(builder.state);
+        }
+        Py_XDECREF(filled);
+    }
     if (builder.state && !builder.state->root) {
         Py_CLEAR(builder.state);
     }

@@ -34,6 +34,7 @@
     X(dtype)                                                                                                           \
     X(dtypes)                                                                                                          \
     X(encode)                                                                                                          \
+    X(fill_host)                                                                                                       \
     X(get)                                                                                                             \
     X(is_conj)                                                                                                         \
     X(is_neg)                                                                                                          \
@@ -235,6 +236,7 @@ typedef struct wpy_builder {
     wpy_dl_read_fn read;       /**< what reads its tensors at once, or NULL. */
     PyObject *device_seen;     /**< The last device of a tensor; NULL: none yet, and */
     wherry_device device;      /**< what it is. */
+    bool staged;               /**< codec.to_host() was called: codec.fill_host() must follow. */
 } wpy_builder;
 
 /** A value below `step`; NULL with an exception set. */

@@ -72,8 +72,11 @@ static wherry_storage *reached_storage(wpy_builder *builder, PyObject *storage, 
     return found ? found : wpy_storage_add(builder, key, data, nbytes, device, storage);
 }
 
-/** The same on a device that the library does not know, where addresses tell nothing: of a copy on the host, which is the codec's. */
-static wherry_storage *copied_storage(wpy_builder *builder, PyObject *storage) {
+/**
+ * The same for a device that the library cannot reach: host memory of the codec stands in for it, and codec.fill_host() copies the bytes when
+ * all tensors have been read. Addresses on such a device may mean nothing, so the storage object itself is the key.
+ */
+static wherry_storage *staged_storage(wpy_builder *builder, PyObject *storage) {
     uint64_t address;
     uint64_t data;
     uint64_t nbytes;
@@ -86,6 +89,7 @@ static wherry_storage *copied_storage(wpy_builder *builder, PyObject *storage) {
     wpy_storage_key key = {(uintptr_t)address, UINT64_MAX};
     wherry_storage *found = wpy_storage_find(builder, key);
     PyObject *copy = found ? NULL : PyObject_CallMethodObjArgs(builder->codec, wpy_name.to_host, storage, NULL);
+    builder->staged = builder->staged || copy;
     if (copy && ask_number(copy, wpy_name.data_ptr, &data) && read_size(copy, &nbytes)) {
         found = wpy_storage_add(builder, key, (void *)(uintptr_t)data, nbytes, wherry_device_cpu(), copy);
     }
@@ -155,12 +159,16 @@ static bool read_at_once(wpy_builder *builder, PyObject *object, PyObject *stora
 
 /* ---- one by one ---- */
 
-/** The device of a tensor: mostly that of the one before. */
+/** The device of a tensor: mostly that of the one before. One of a kind that the library does not know is staged like a private one. */
 static bool read_device(wpy_builder *builder, PyObject *tensor) {
     PyObject *device = PyObject_GetAttr(tensor, wpy_name.device);
     int known = device && builder->device_seen ? PyObject_RichCompareBool(device, builder->device_seen, Py_EQ) : 0;
     PyObject *text = device && known == 0 ? PyObject_Str(device) : NULL;
-    bool ok = known > 0 || (text && wpy_read_device(text, &builder->device));
+    const char *name = text ? PyUnicode_AsUTF8AndSize(text, NULL) : NULL;
+    if (name && wherry_device_parse(name, &builder->device, NULL) != WHERRY_OK) {
+        builder->device = (wherry_device){WHERRY_DEVICE_PRIVATE, -1};
+    }
+    bool ok = known > 0 || name;
     if (text && ok) {
         PyObject *before = builder->device_seen;
         builder->device_seen = Py_NewRef(device);
@@ -180,7 +188,7 @@ static bool place(wpy_builder *builder, PyObject *object, PyObject *storage, rea
     }
     r->tensor.offset = (int64_t)offset;
     if (builder->device.kind != WHERRY_DEVICE_CPU && builder->device.kind != WHERRY_DEVICE_CUDA) {
-        r->tensor.storage = copied_storage(builder, storage);
+        r->tensor.storage = staged_storage(builder, storage);
     } else if (ask_number(storage, wpy_name.data_ptr, &data) && read_size(storage, &nbytes)) {
         r->tensor.storage = reached_storage(builder, storage, (void *)(uintptr_t)data, nbytes, builder->device);
     }

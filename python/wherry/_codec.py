@@ -384,11 +384,14 @@ class Codec:
             )
 
     def to_host(self, storage: Any) -> Any:
-        """A copy on the host of a storage on a device that the library does not know."""
+        """Host memory that stands in for a storage on a device that the library cannot reach."""
         raise Unsupported("its memory cannot be read")
 
+    def fill_host(self) -> None:
+        """Copies the bytes of these storages to the host. The core calls it when it has read all tensors."""
+
     def bring_back(self) -> None:
-        """Copies what was received into such copies to where it belongs."""
+        """Copies what was received from there to the devices."""
 
     def stream(self, devices: Iterable[int], fixed: bool = False) -> int:
         """The stream behind what the program has queued on these CUDA devices; 0: the default stream of each."""

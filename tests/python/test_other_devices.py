@@ -1,57 +1,200 @@
-"""Tensors on an accelerator that the library does not know, such as an XPU: by way of the host, copied by torch.
+"""Tensors on devices without a lane of their own: torch copies them through host memory, in buckets.
 
-No machine of the tests has one. So tensors of torch stand in that say they are on one, and whose memory cannot be had but by copies.
+`standin` is a device of torch that is made for these tests (stand_in_device.cpp): its memory means nothing to whoever
+does not ask torch for it. CPU tensors that claim to be on an XPU take the same path without it.
 """
 
 import launch
 import pytest
+import stand_in_device
 import torch
 import torch.distributed as dist
 import wherry
+from torch_states import assert_same
 from wherry import _core
-from wherry.torch import PGTransport
+from wherry.torch import PGTransport, _staging, transport
 from wherry.torch._codec import TorchCodec
 
 
-class DeviceStorage:
-    """Memory on a device: it can be copied to the host and from there, and has no address."""
+def test_the_size_of_a_bucket():
+    assert _staging.BUCKET_BYTES == 128 << 20
 
-    made = {}
 
-    def __init__(self, storage):
-        self.storage = storage
-        self.device = torch.device("xpu:0")
-        self._cdata = storage._cdata
-        self.copies = 0
+def test_without_memory():
+    with pytest.raises(wherry.Unsupported, match="meta") as caught:
+        _core.build({"x": torch.empty(3, device="meta")}, TorchCodec())
+    assert caught.value.path == "x"
+    with pytest.raises(wherry.InvalidArgument, match="meta has none"):
+        TorchCodec().new_on("meta")
 
-    @classmethod
-    def of(cls, storage):
-        return cls.made.setdefault(storage._cdata, cls(storage))
 
-    def data_ptr(self):
-        raise AssertionError("the address of another device's memory was asked for")
+# ---- a device that torch knows ----
 
-    nbytes = data_ptr
 
-    def cpu(self):
-        return self.storage.clone()
+def a_state(seed):
+    """Many small storages of odd sizes, views that share one, one that is larger than a bucket, and one without bytes."""
+    torch.manual_seed(seed)
+    base = torch.randn(1000)
+    return {
+        "small": [torch.randn(1 + 7 * i) for i in range(100)],
+        "bytes": [torch.randint(0, 255, (i,), dtype=torch.uint8) for i in range(1, 40)],
+        "view": base[100:200],
+        "rest": base[300:],
+        "large": torch.randn(1 << 20),
+        "half": torch.randn(33).bfloat16(),
+        "parameter": torch.nn.Parameter(torch.randn(5)),
+        "empty": torch.empty(0, 3),
+        "step": seed,
+    }
 
-    def copy_(self, host):
-        self.copies += 1
-        self.storage.copy_(host)
+
+def moved(value, device, memo=None):
+    """The same state on a device; views of one storage stay so."""
+    memo = {} if memo is None else memo
+    if isinstance(value, dict):
+        return {key: moved(item, device, memo) for key, item in value.items()}
+    if isinstance(value, list):
+        return [moved(item, device, memo) for item in value]
+    if not isinstance(value, torch.Tensor):
+        return value
+    key = value.untyped_storage()._cdata
+    if key not in memo:
+        line = torch.empty(0, dtype=torch.uint8, device=value.device).set_(value.untyped_storage())
+        memo[key] = line.to(device)
+    made = torch.empty(0, dtype=value.dtype, device=device)
+    made.set_(memo[key].untyped_storage(), value.storage_offset(), value.shape, value.stride())
+    return torch.nn.Parameter(made) if isinstance(value, torch.nn.Parameter) else made
+
+
+def devices(value):
+    if isinstance(value, (dict, list)):
+        return set().union(*(devices(item) for item in (value.values() if isinstance(value, dict) else value)))
+    return {value.device.type} if isinstance(value, torch.Tensor) else set()
+
+
+def start(library):
+    dist.init_process_group("gloo")
+    _staging.BUCKET_BYTES = 1 << 20
+    return dist.get_rank(), stand_in_device.load(library)
+
+
+BUCKETS = 1 + 4  # of a_state, of 1 MiB: the small ones, and the large one in four pieces
+
+
+def in_place_body(library, source, target, lanes):
+    """Device to device, device to host, host to device: what arrives, what is left alone, and how torch copied."""
+    rank, counts = start(library)
+    state = moved(a_state(1), source)
+    mine = moved(a_state(2), target)
+    with PGTransport(dist.group.WORLD, 60, "cpu", lambda: mine, lanes=lanes) as transport:
+        counts.stand_in_reset()
+        if rank == 0:
+            transport.send_checkpoint([1], state)
+            assert counts.stand_in_crossings() == (BUCKETS if source != "cpu" else 0)
+            assert counts.stand_in_largest() <= 1 << 20
+        else:
+            received = transport.recv_checkpoint(0)
+            assert counts.stand_in_crossings() == (2 * BUCKETS if target != "cpu" else 0)  # there and back
+            assert counts.stand_in_largest() <= 1 << 20
+            assert received["view"] is mine["view"] and received["parameter"] is mine["parameter"]
+            assert devices(mine) == {torch.device(target).type}
+            assert_same(a_state(1), moved(received, "cpu"))
+            base = torch.empty(0, dtype=torch.float, device=target).set_(mine["view"].untyped_storage()).cpu()
+            untouched = a_state(2)["view"]
+            untouched = torch.empty(0).set_(untouched.untyped_storage())
+            assert torch.equal(base[:100], untouched[:100]) and torch.equal(base[200:300], untouched[200:300])
+    dist.barrier()
+
+
+@pytest.fixture(scope="module")
+def library():
+    return str(stand_in_device.build())
+
+
+@pytest.mark.parametrize("lanes", [None, "group"])
+@pytest.mark.parametrize("source, target", [("standin", "standin"), ("standin", "cpu"), ("cpu", "standin")])
+def test_in_place(library, source, target, lanes):
+    with launch.job(2) as job:
+        job.run(in_place_body, library, source, target, lanes)
+
+
+def new_body(library, source, new_device):
+    rank, counts = start(library)
+    state = moved(a_state(1), source)
+    with PGTransport(dist.group.WORLD, 60, "cpu", new_device=new_device) as transport:
+        counts.stand_in_reset()
+        if rank == 0:
+            transport.send_checkpoint([1], state)
+        else:
+            received = transport.recv_checkpoint(0)
+            assert devices(received) == {torch.device(new_device or "cpu").type}
+            assert counts.stand_in_crossings() == (BUCKETS if new_device else 0)
+            assert counts.stand_in_largest() <= 1 << 20
+            assert received["view"].untyped_storage()._cdata == received["rest"].untyped_storage()._cdata
+            assert_same(a_state(1), moved(received, "cpu"))
+    dist.barrier()
+
+
+@pytest.mark.parametrize("source, new_device", [("standin", None), ("standin", "standin:0"), ("cpu", "standin")])
+def test_new_tensors(library, source, new_device):
+    with launch.job(2) as job:
+        job.run(new_body, library, source, new_device)
+
+
+def mismatch_body(library):
+    """Nothing on the device is touched."""
+    rank, counts = start(library)
+    target = {"a": torch.full((100,), -1.0).to("standin"), "b": torch.zeros(3).to("standin")}
+    with PGTransport(dist.group.WORLD, 30, "cpu", lambda: target) as transport:
+        if rank == 0:
+            with pytest.raises(wherry.Aborted, match="differ"):
+                transport.send_checkpoint([1], {"a": torch.ones(100).to("standin"), "b": torch.zeros(4).to("standin")})
+        else:
+            counts.stand_in_reset()
+            with pytest.raises(wherry.Mismatch, match="differ"):
+                transport.recv_checkpoint(0)
+            assert counts.stand_in_crossings() == 1  # to the host
+            assert torch.equal(target["a"].cpu(), torch.full((100,), -1.0))
+    dist.barrier()
+
+
+def test_a_mismatch_touches_nothing(library):
+    with launch.job(2) as job:
+        job.run(mismatch_body, library)
+
+
+def torchft_body(library):
+    """The transport of torchft: served in the background, received in place and anew."""
+    from wherry.torchft import Transport
+
+    counts = stand_in_device.load(library)
+    source, state = Transport(30), moved(a_state(1), "standin")
+    target = moved(a_state(2), "standin")
+    source.send_checkpoint([1], 7, state, 30)
+    assert counts.stand_in_largest() <= 128 << 20
+    for options in ({}, {"state_dict": lambda: target}, {"new_device": "standin"}):
+        received = Transport(30, **options).recv_checkpoint(0, source.metadata(), 7, 30)
+        assert devices(received) == {"standin" if options else "cpu"}
+        assert_same(a_state(1), moved(received, "cpu"))
+    source.shutdown()
+
+
+def test_torchft(library):
+    with launch.job(1, store=False) as job:
+        job.run(torchft_body, library)
+
+
+# ---- CPU tensors that take this path ----
 
 
 class DeviceTensor:
-    """A tensor on a device, as the core sees it."""
+    """A CPU tensor that claims to be on an XPU."""
 
     is_cpu = False
     device = torch.device("xpu:0")
 
     def __init__(self, tensor):
         self.tensor = tensor
-
-    def untyped_storage(self):
-        return DeviceStorage.of(self.tensor.untyped_storage())
 
     def __getattr__(self, name):
         return getattr(self.tensor, name)
@@ -61,45 +204,29 @@ class DeviceCodec(TorchCodec):
     tensor_types = {**TorchCodec.tensor_types, DeviceTensor: None}
 
 
-def over_the_group():
-    """As a job on such devices does it: lanes="group", in place, two tensors of one storage, bytes around them left alone."""
+def forced_body():
     dist.init_process_group("gloo")
     rank = dist.get_rank()
+    transport.TorchCodec = DeviceCodec
     base = torch.arange(1000.0) if rank == 0 else torch.full((1000,), -1.0)
     state = {"a": DeviceTensor(base[100:200]), "b": DeviceTensor(base[300:]), "step": rank}
-    transport = PGTransport(dist.group.WORLD, 30, "xpu:0", lambda: state, lanes="group")
-    transport._codec = DeviceCodec()
-    if rank == 0:
-        transport.send_checkpoint([1], state)
-        transport.send_checkpoint([1], {"a": DeviceTensor(torch.zeros(99)), "b": 1, "step": 2})
-    else:
-        received = transport.recv_checkpoint(0)
-        assert received["a"] is state["a"] and received["step"] == 0
-        expected = torch.full((1000,), -1.0)
-        expected[100:200], expected[300:] = torch.arange(100.0, 200.0), torch.arange(300.0, 1000.0)
-        assert torch.equal(base, expected)
-        storage = state["a"].untyped_storage()
-        assert storage.copies == 1
-        with pytest.raises(wherry.Mismatch):
-            transport.recv_checkpoint(0)
-        assert storage.copies == 1 and torch.equal(base, expected)  # nothing was touched
+    with PGTransport(dist.group.WORLD, 30, "cpu", lambda: state) as over:
+        if rank == 0:
+            over.send_checkpoint([1], state)
+            with pytest.raises(wherry.Aborted, match="differ"):
+                over.send_checkpoint([1], {"a": DeviceTensor(torch.zeros(99)), "b": 1, "step": 2})
+        else:
+            received = over.recv_checkpoint(0)
+            assert received["a"] is state["a"] and received["step"] == 0
+            expected = torch.full((1000,), -1.0)
+            expected[100:200], expected[300:] = torch.arange(100.0, 200.0), torch.arange(300.0, 1000.0)
+            assert torch.equal(base, expected)
+            with pytest.raises(wherry.Mismatch):
+                over.recv_checkpoint(0)
+            assert torch.equal(base, expected)
     dist.barrier()
 
 
-def refusing():
-    try:
-        over_the_group()
-    except wherry.Aborted as error:
-        assert "differ" in str(error) and dist.get_rank() == 0
-        dist.barrier()
-
-
-def test_over_the_group():
+def test_cpu_tensors_take_the_same_path():
     with launch.job(2) as job:
-        job.run(refusing)
-
-
-def test_without_memory():
-    with pytest.raises(wherry.Unsupported, match="meta") as caught:
-        _core.build({"x": torch.empty(3, device="meta")}, TorchCodec())
-    assert caught.value.path == "x"
+        job.run(forced_body)

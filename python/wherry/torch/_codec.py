@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import sys
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -16,6 +15,7 @@ from wherry._nodes import TENSOR_CONJ, TENSOR_NEG, TENSOR_REQUIRES_GRAD, DTensor
 from wherry._types import Decoder, Encoder
 from wherry.errors import InvalidArgument, Malformed, NoMemory, Unsupported
 from wherry.torch import _small, _streams, _tensors
+from wherry.torch._staging import Staging
 
 #: A quantized tensor is more than its elements, so that these are not read as they are.
 _QUANTIZED = ("qint8", "quint8", "qint32", "quint4x2", "quint2x4")
@@ -33,19 +33,18 @@ _CODE_NAMES = {code: name for name, (code, _) in _core.DTYPES.items()}
 _EMPTY: dict[tuple[int, str], torch.Tensor] = {}
 _new_storage: Any = torch.UntypedStorage
 
-logger = logging.getLogger("wherry")
-
 
 class TorchCodec(Codec):
     """Tensors of torch, of every dtype, and torch's other types; everything else as without torch."""
 
     tensor_types = {torch.Tensor: None, nn.Parameter: "torch.Parameter"}
     dtypes = DTYPES
-    _device = "cpu"  # of what the source has on an accelerator and is new here
+    _device = "cpu"  # of new tensors that the source has on an accelerator
+    _new_staged: torch.device | None = None  # the same, if it is staged
 
     def _start(self) -> None:
         super()._start()
-        self._staged: list[tuple[Any, Any]] = []  # of a target: storages on other devices, and their copies on the host
+        self._staging = Staging()
         self._encoders.update(_small.ENCODERS)
 
     def _has_no_text(self, cls: type) -> bool:
@@ -96,35 +95,34 @@ class TorchCodec(Codec):
         return tensor.view(torch.uint8 if dtype.itemsize == 1 else torch.int16).numpy().view(dtype)
 
     def new_on(self, device: Any, or_else: Any = None) -> None:
-        """What the source has on the host arrives there in any case."""
+        """CUDA tensors of the source go to a CUDA device, its host tensors to the host. All go to a device of another kind."""
         found = torch.device("cpu" if device is None else device)
-        if found.type not in ("cpu", "cuda"):
-            raise InvalidArgument(f"new tensors arrive on cpu or cuda, not on {found}: move them there afterwards")
+        if found.type == "meta":
+            raise InvalidArgument("new tensors need memory, and the device meta has none: name another new_device")
         if device is None and or_else is not None and torch.device(or_else).type == "cuda" and torch.cuda.is_available():
             found = torch.device(or_else)
         if found.type == "cuda" and found.index is None:
             found = torch.device("cuda", torch.cuda.current_device())
         self._device = str(found)
+        self._new_staged = None if found.type in ("cpu", "cuda") else found
 
     def to_host(self, storage: Any) -> Any:
-        """By torch itself: so whatever accelerator torch knows can be sent from and received into, an XPU say."""
         if storage.device.type == "meta":
             raise Unsupported("it has no memory, being on the device meta")
-        host = storage.cpu()
-        logger.info("%d bytes on %s go by way of host memory, copied by torch", host.nbytes(), storage.device)
-        if self._target:
-            self._staged.append((storage, host))
-        return host
+        return self._staging.add(storage)
+
+    def fill_host(self) -> None:
+        """Of a target too: bytes that are not received must come back as they were."""
+        self._staging.fill_host()
+        if not self._target:
+            self._staging = Staging()
 
     def bring_back(self) -> None:
-        """Whole storages: what was not received is in the copies as it was."""
-        for storage, host in self._staged:
-            storage.copy_(host)
-        self._staged.clear()
+        self._staging.fill_device()
 
     def stream(self, devices: Iterable[int], fixed: bool = False) -> int:
         """Behind what this thread's current streams have queued."""
-        own = set() if self._device == "cpu" else {torch.device(self._device).index}
+        own = {torch.device(self._device).index} if self._device.startswith("cuda") else set()
         return _streams.joined(sorted(own | set(devices)), fixed)
 
     def _place(self, device: str) -> str:
@@ -132,6 +130,9 @@ class TorchCodec(Codec):
 
     def allocate(self, nbytes: int, device: str) -> tuple[Any, int, str]:
         """Memory for a new storage, from torch's allocator."""
+        if self._new_staged is not None:
+            staged = self._staging.new(nbytes, self._new_staged)
+            return staged, staged.data_ptr(), "cpu"
         place = self._place(device)
         try:
             owner = _new_storage(nbytes) if place == "cpu" else _new_storage(nbytes, device=torch.device(place))
@@ -150,7 +151,11 @@ class TorchCodec(Codec):
         flags: int,
     ) -> Any:
         """A tensor over what allocate gave; owner is None for a storage without bytes."""
-        if owner is None:
+        if self._new_staged is not None:
+            self._staging.fill_device()  # once: all bytes have come
+            device = self._device
+            owner = None if owner is None else owner.on_device.untyped_storage()
+        elif owner is None:
             device = self._place(device)
         empty = _EMPTY.get((dtype, device))
         if empty is None:

@@ -28,7 +28,7 @@ from wherry._transfer import (
     to_seconds,
     transfer_options,
 )
-from wherry.errors import Closed, Error, InvalidArgument
+from wherry.errors import Closed, Error
 from wherry.torch import _pg
 from wherry.torch._codec import TorchCodec
 from wherry.torch._meeting import find_way
@@ -116,10 +116,8 @@ class PGTransport:
         self._options: dict[str, Any] = {"lanes": _LANES_OVER_GROUP if self._over_group else lanes, "threads": threads, "verify": verify}
         transfer_options(step=step, **self._options)
         self._progress = progress
-        self._codec = TorchCodec(allow_pickle)
+        self._allow_pickle = allow_pickle
         self._new_device = None if new_device is None else torch.device(new_device)
-        if self._new_device is not None and self._new_device.type not in ("cpu", "cuda"):
-            raise InvalidArgument(f"new_device is cpu or cuda, not {new_device}: move the tensors there afterwards")
         self._keep_open = keep_open
         self._address = address
         self._holder = _Holder()
@@ -145,10 +143,11 @@ class PGTransport:
         self.last_outcomes = []
         if not ranks:
             return
-        built = _core.build(state_dict, self._codec)
+        codec = TorchCodec(self._allow_pickle)
+        built = _core.build(state_dict, codec)
         with reporting(self._progress, "to") as report, way.serving(ranks, deadline) as berth:
             options.update(timeout_ms=deadline.left_ms, progress=report, mesh_rank=_pg.own_rank(way.pg))
-            options.update(stream=self._codec.stream(built.cuda_devices()), keep_open=self._keep_open)
+            options.update(stream=codec.stream(built.cuda_devices()), keep_open=self._keep_open)
             berth.outcomes = berth.link.send(berth.ranks, built, options, again=True)
         outcomes = [dataclasses.replace(one, rank=rank) for rank, one in zip(ranks, berth.outcomes)]
         self.last_outcomes = outcomes
@@ -179,21 +178,27 @@ class PGTransport:
             mesh_rank=own,
             **self._options_over(way),
         )
-        self._codec.rank = own
-        self._codec.new_on(self._new_device, None if self._state_dict is None else self._device)
-        aim = self._codec.for_target()
+        codec = TorchCodec(self._allow_pickle, rank=own)
+        codec.new_on(self._new_device, None if self._state_dict is None else self._device)
+        aim = codec.for_target()
         target = None if self._state_dict is None else _core.build(self._state_dict(), aim)
-        options["stream"] = self._codec.stream(target.cuda_devices() if target else ())
+        options["stream"] = codec.stream(target.cuda_devices() if target else ())
         with reporting(self._progress, "from") as report:
             options["progress"] = report
-            value, stats = self._receive(way, source, target, options, deadline)
+            value, stats = self._receive(way, source, target, codec, options, deadline)
         aim.bring_back()
         self.last_stats = stats
         log_received(source, stats)
         return value
 
     def _receive(
-        self, way: Way, source: int, target: _core.State | None, options: dict[str, Any], deadline: Deadline
+        self,
+        way: Way,
+        source: int,
+        target: _core.State | None,
+        codec: TorchCodec,
+        options: dict[str, Any],
+        deadline: Deadline,
     ) -> tuple[Any, Stats]:
         while True:
             link = None
@@ -201,7 +206,7 @@ class PGTransport:
                 with way.asking(source, deadline) as berth:
                     link = berth.link
                     options["timeout_ms"] = deadline.left_ms
-                    return link.recv(berth.ranks[0], target, self._codec, options)
+                    return link.recv(berth.ranks[0], target, codec, options)
             except Error as error:
                 error.rank = source  # as this group counts, and not the one that it was reached by
                 if link is None or deadline.passed or not way.look_again(source, link, error, deadline):

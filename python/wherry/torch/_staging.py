@@ -1,0 +1,124 @@
+"""Tensors on devices without a lane of their own (XPU, MPS, HPU, ...): torch copies them through host memory.
+
+The library sees host memory in their place. Torch copies between the two in buckets of at most 128 MiB: many small storages
+share a bucket and cross in one copy, a large one crosses in several. The host memory lives as long as the transfer.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import torch
+
+from wherry.errors import NoMemory, Unsupported
+
+logger = logging.getLogger("wherry")
+
+BUCKET_BYTES = 128 << 20
+
+#: Where a storage may begin in a bucket: a multiple of the largest element, and of a cache line.
+_ALIGNMENT = 64
+
+
+class StagedStorage:
+    """Host memory that stands in for a storage on a device."""
+
+    def __init__(self, host: torch.Tensor, on_device: torch.Tensor) -> None:
+        self.host = host
+        self.on_device = on_device  # the bytes of the whole storage
+
+    def data_ptr(self) -> int:
+        return self.host.data_ptr()
+
+    def __len__(self) -> int:
+        return len(self.host)
+
+
+class _Bucket:
+    """Host memory for some storages of one device."""
+
+    def __init__(self, device: torch.device, nbytes: int) -> None:
+        self._device = device
+        # Memory of the host that nothing was written to yet costs nothing, so that a bucket may be larger than its contents.
+        self._host = torch.empty(nbytes, dtype=torch.uint8, device="cpu")
+        self._used = 0
+        self._storages: list[tuple[int, torch.Tensor]] = []
+
+    def add(self, on_device: torch.Tensor) -> StagedStorage | None:
+        """None if there is no room left."""
+        begin = -self._used % _ALIGNMENT + self._used
+        if begin + len(on_device) > len(self._host):
+            return None
+        self._used = begin + len(on_device)
+        self._storages.append((begin, on_device))
+        return StagedStorage(self._host[begin : self._used], on_device)
+
+    def copy(self, to_host: bool) -> None:
+        """Copies the bytes of all storages from the device to the host, or back."""
+        host, device = self._host[: self._used], None
+        if len(self._storages) == 1:
+            device = self._storages[0][1]
+        else:
+            device = torch.empty(self._used, dtype=torch.uint8, device=self._device)
+        if to_host:
+            self._pack(device, True)
+        for begin in range(0, self._used, BUCKET_BYTES):
+            there, here = device[begin : begin + BUCKET_BYTES], host[begin : begin + BUCKET_BYTES]
+            here.copy_(there) if to_host else there.copy_(here)
+        if not to_host:
+            self._pack(device, False)
+
+    def _pack(self, packed: torch.Tensor, into: bool) -> None:
+        """Copies between storages and a buffer on the device, if there are several."""
+        if len(self._storages) > 1:
+            for begin, on_device in self._storages:
+                part = packed[begin : begin + len(on_device)]
+                part.copy_(on_device) if into else on_device.copy_(part)
+
+
+class Staging:
+    """The storages of one call that are staged."""
+
+    def __init__(self) -> None:
+        self._buckets: list[_Bucket] = []
+        self._open: dict[torch.device, _Bucket] = {}
+
+    def add(self, storage: Any) -> StagedStorage:
+        """Host memory for a storage that a tensor has. Nothing is copied yet."""
+        try:
+            on_device = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+        except (RuntimeError, NotImplementedError) as error:
+            raise Unsupported(f"torch cannot read memory on {storage.device}: {error}; send value.cpu()") from error
+        return self._place(on_device)
+
+    def new(self, nbytes: int, device: torch.device) -> StagedStorage:
+        """A new storage on a device, and host memory for it."""
+        try:
+            return self._place(torch.empty(nbytes, dtype=torch.uint8, device=device))
+        except RuntimeError as error:
+            raise NoMemory(f"torch has no {nbytes} bytes on {device}: {error}") from error
+
+    def _place(self, on_device: torch.Tensor) -> StagedStorage:
+        device = on_device.device
+        logger.debug("%d bytes on %s go through host memory", len(on_device), device)
+        large = len(on_device) > BUCKET_BYTES
+        found = self._open[device].add(on_device) if device in self._open and not large else None
+        if found is None:
+            bucket = _Bucket(device, len(on_device) if large else BUCKET_BYTES)
+            self._buckets.append(bucket)
+            if not large:
+                self._open[device] = bucket
+            found = bucket.add(on_device)
+            assert found is not None
+        return found
+
+    def fill_host(self) -> None:
+        for bucket in self._buckets:
+            bucket.copy(to_host=True)
+
+    def fill_device(self) -> None:
+        for bucket in self._buckets:
+            bucket.copy(to_host=False)
+        self._buckets.clear()
+        self._open.clear()
