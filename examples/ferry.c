@@ -1,6 +1,7 @@
 /*
- * A state goes from one process to another. Rank 0 holds it and sends it; rank 1 has the same tensors, with nothing in them yet, and
- * receives in place. The two meet at a Unix socket: start `wherry-ferry 0 /tmp/meet` and `wherry-ferry 1 /tmp/meet`, in any order.
+ * Moves a state from one process to another. Rank 0 sends it. Rank 1 has the same tensors, still empty, and
+ * receives in place. The two meet at a Unix socket: start `wherry-ferry 0 /tmp/meet` and
+ * `wherry-ferry 1 /tmp/meet`, in any order.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -45,7 +46,7 @@ static void send_state(wherry_transport *transport) {
     wherry_outcome outcome;
     check(wherry_checkpoint_send(transport, (int32_t[]){1}, 1, state, NULL, &outcome, &error));
     printf("rank 0 has sent its state, over %s\n", outcome.stats.lane);
-    wherry_value_destroy(state); /* once the call has returned, nobody reads it any more */
+    wherry_value_destroy(state); /* after the call, nobody reads it */
 }
 
 static wherry_status give_target(void *context, const wherry_value **target_p) {
@@ -77,7 +78,7 @@ int main(int argc, char **argv) {
     wherry_group *group;
     wherry_transport *transport;
     if (argc != 3) {
-        fprintf(stderr, "usage: %s RANK /PATH/OF/A/SOCKET, with 0 and with 1 as the rank\n", argv[0]);
+        fprintf(stderr, "usage: %s RANK /PATH/OF/A/SOCKET (start it twice, with ranks 0 and 1)\n", argv[0]);
         return EXIT_FAILURE;
     }
     snprintf(address, sizeof(address), "unix://%s?rank=%s&size=2", argv[2], argv[1]);
