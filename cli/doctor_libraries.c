@@ -27,8 +27,10 @@ static bool ucx_version(void *library, char *text, size_t size) {
     if (!ask) {
         return false;
     }
-    bool old = strncmp(ask(), "1.13.", 5) == 0;
-    snprintf(text, size, "%s%s", ask(), old ? "; before 1.14 the lane ucx is taken only where it is named" : "");
+    unsigned major = 0;
+    unsigned minor = 0;
+    bool old = sscanf(ask(), "%u.%u", &major, &minor) == 2 && major == 1 && minor < 15;
+    snprintf(text, size, "%s%s", ask(), old ? ", too old: 1.15 or newer is needed" : "");
     return true;
 }
 
@@ -65,20 +67,24 @@ static bool nccl_version(void *library, char *text, size_t size) {
 
 static const struct {
     const char *name;
+    const char *variable; /**< Of the environment: another file. */
     const char *file;
     version_fn version;
     const char *use;
 } libraries[] = {
-    {"UCX", "libucp.so.0", ucx_version, "RDMA and shared memory between hosts: the package libucx0 or ucx"},
-    {"CUDA", "libcuda.so.1", cuda_version, "GPU memory: the driver of NVIDIA"},
-    {"NCCL", "libnccl.so.2", nccl_version, "GPU to GPU between hosts: the package libnccl2, or what torch brings"},
+    {"UCX", "WHERRY_UCX_LIBRARY", "libucp.so.0", ucx_version,
+     "RDMA and shared memory between hosts: the package libucx0 or ucx"},
+    {"CUDA", "WHERRY_CUDA_LIBRARY", "libcuda.so.1", cuda_version, "GPU memory: the driver of NVIDIA"},
+    {"NCCL", "WHERRY_NCCL_LIBRARY", "libnccl.so.2", nccl_version,
+     "GPU to GPU between hosts: the package libnccl2, or what torch brings"},
 };
 
 /** In the process of its own: one line to the pipe. */
 static _Noreturn void ask(size_t number, int pipe_end) {
     char text[WH_FINDING_TEXT_MAX] = "";
     alarm(PATIENCE_S);
-    void *library = dlopen(libraries[number].file, RTLD_NOW | RTLD_LOCAL);
+    const char *named = getenv(libraries[number].variable);
+    void *library = dlopen(named && *named ? named : libraries[number].file, RTLD_NOW | RTLD_LOCAL);
     bool found = library && libraries[number].version(library, text, sizeof(text));
     if (library && !found) {
         snprintf(text, sizeof(text), "found, and does not tell its version");

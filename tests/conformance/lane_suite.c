@@ -330,7 +330,6 @@ static void test_source_is_killed(void **state) {
     (void)state;
     lane_data *data = lane_data_create(&endless, SEED, false);
     lane_trial trial = lane_trial_of(ops, data);
-    /* In the middle, when all workers are connected: UCX 1.13 ends the process where a peer dies that it is connecting to. */
     stopper s = {.trial = &trial, .at = endless.chunks / 2};
     trial.no_progress_ms = SHORT_MS;
     data->landed = chunk_landed;

@@ -72,7 +72,7 @@ static void be_steady_receiver(crowd_rank *self) {
     wherry_error error;
     wherry_value *received;
     crowd_await(self, SENDING);
-    receive(self, "ucx", "ucx"); /* UCX 1.13 may end this process where the other dies while they connect */
+    receive(self, "ucx", "ucx");
     wherry_status status = wherry_checkpoint_recv(self->transport, SOURCE, &options, &received, &error);
     crowd_check(self, status == WHERRY_PEER_LOST, "the second: %s", wherry_status_name(status));
     while ((status = wherry_checkpoint_recv(self->transport, SOURCE, &options, &received, &error)) != WHERRY_OK) {

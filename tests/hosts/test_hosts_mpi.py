@@ -1,7 +1,6 @@
 """Ranks of MPI on two hosts, two on each. They are started from a third, as from a cluster's login node, by the launcher's own way."""
 
 import contextlib
-import ctypes
 import os
 import pathlib
 import select
@@ -14,12 +13,16 @@ import pytest
 
 BUILD = pathlib.Path(os.environ.get("WHERRY_BUILD", hosts.HERE.parents[1] / "build"))
 RUN_MPI = hosts.HERE.parents[1] / "scripts/run-mpi"
+FIND_UCX = hosts.HERE.parents[1] / "scripts/find-ucx"
 LOGIN = f"{hosts.SUBNET}.0.254"
 
 #: The limit of the transfer that a cut ends, in mpi_reach.c; what may come on top, for a piece that MPI cannot take back (docs/mpi.md); and this machine's.
 CUT_MS = 4000
 PIECE_MS = 2000
 LATE_MS = PIECE_MS + 1800
+
+#: Without InfiniBand, Open MPI uses UCX only if it is told to.
+OMPI_WITH_UCX = {"": "ucx", "_ucx_tls": "any", "_ucx_devices": "any"}
 
 #: What takes the place of ssh: AGENT [OPTION...] HOST COMMAND... runs it there.
 AGENT = """#!/bin/sh
@@ -65,8 +68,11 @@ def flavour(request):
 
 
 @contextlib.contextmanager
-def started(world, folder, flavour, *arguments):
-    """mpi_reach on two hosts: ranks 0 and 1 on the first."""
+def started(world, folder, flavour, *arguments, old_ucx=False):
+    """mpi_reach on two hosts: ranks 0 and 1 on the first.
+
+    :param old_ucx: MPI uses the system's UCX, not that of the tests.
+    """
     agent = folder / "agent"
     agent.write_text(AGENT.format(cases="\n".join(f"{host.address()}) keeper={host.pid};;" for host in world.hosts)))
     agent.chmod(0o755)
@@ -77,10 +83,16 @@ def started(world, folder, flavour, *arguments):
         options = ["-localhost", LOGIN, "-launcher", "ssh", "-launcher-exec", str(agent), "-hosts", places]
     world.switch.ip(f"addr add {LOGIN}/24 dev br0", "link set lo up")
     errors = folder / "errors"
+    environment = {**os.environ, "OMPI_MCA_orte_tmpdir_base": str(folder), "WHERRY_LOG": "info"}
+    library = pathlib.Path(os.environ.get("WHERRY_UCX_LIBRARY", ""))
+    if old_ucx:
+        environment |= {f"OMPI_MCA_pml{key}": value for key, value in OMPI_WITH_UCX.items()}
+    elif library.is_absolute():
+        environment["LD_LIBRARY_PATH"] = str(library.parent)
     process = subprocess.Popen(
         ["nsenter", f"--net={world.switch.namespace('net')}", RUN_MPI, flavour, f"mpirun.{flavour}", "4", *options]
         + [BUILD / f"tests/mpi/mpi_reach_{flavour}", *arguments],
-        env={**os.environ, "OMPI_MCA_orte_tmpdir_base": str(folder)}, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors.open("w"),
+        env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors.open("w"),
     )  # fmt: skip
     try:
         yield Job(process, errors)
@@ -90,27 +102,37 @@ def started(world, folder, flavour, *arguments):
         process.stdout.close()
 
 
-def default_lane():
-    """Between hosts, of a default order: UCX, where it is there and new enough to be taken unasked; else MPI's own messages."""
-    try:
-        library = ctypes.CDLL("libucp.so.0")
-    except OSError:
-        return "blocks"
-    library.ucp_get_version_string.restype = ctypes.c_char_p
-    version = library.ucp_get_version_string().decode().split(".")
-    return "ucx" if not lane_reach.lacking("ucx") and (int(version[0]), int(version[1])) >= (1, 14) else "blocks"
+def system_ucx():
+    """The version of the UCX that MPI brings, as [major, minor, release]; []: none."""
+    command = [FIND_UCX, "--version-of", "libucp.so.0"]
+    text = subprocess.run(command, capture_output=True, text=True).stdout
+    return list(map(int, text.split()))
 
 
-@pytest.mark.parametrize("lanes", ["default", "cma,ucx", "cma,blocks", "cma,stream"])
-def test_which_way_the_bytes_take(flavour, lanes, tmp_path):
-    between = default_lane() if lanes == "default" else lanes.split(",")[1]
+@pytest.mark.parametrize("lanes", ["old", "default", "cma,ucx", "cma,blocks", "cma,stream"])
+def test_which_lane_the_bytes_take(flavour, lanes, tmp_path):
+    """With a UCX in the process that is too old, MPI itself moves the bytes, and the log says why."""
+    between = {"old": "blocks", "default": "ucx"}.get(lanes) or lanes.split(",")[1]
+    version = system_ucx()
     if between == "ucx" and (reason := lane_reach.lacking("ucx")):
         pytest.skip(reason)
-    with hosts.World(2) as world, started(world, tmp_path, flavour, lanes) as job:
+    if lanes == "old" and not [1] < version < [1, 15]:
+        pytest.skip(f"needs an MPI with UCX before 1.15, such as Debian 12 has: {version}")
+    with hosts.World(2) as world, started(
+        world, tmp_path, flavour, lanes.replace("old", "default"), old_ucx=lanes == "old"
+    ) as job:
         job.wait_for("well", 4)
         taken = {(int(source), int(rank)): lane for source, rank, lane in job.lines("lane")}
-        pairs = [(source, rank) for source in range(4) for rank in range(4) if source != rank]
-        assert taken == {(one, other): "cma" if one // 2 == other // 2 else between for one, other in pairs}
+        assert taken == {
+            (source, rank): "cma" if source // 2 == rank // 2 else between
+            for source in range(4)
+            for rank in range(4)
+            if source != rank
+        }
+        if lanes == "old":
+            number = ".".join(map(str, version))
+            reason = f"UCX {number} is too old; 1.15 or newer is needed"
+            assert reason in job.errors.read_text()
         try:
             assert job.process.wait(20 if flavour == "openmpi" else 2) == 0
         except subprocess.TimeoutExpired:

@@ -8,6 +8,7 @@ int scene_rank;
 int scene_level;
 int scene_failures;
 wherry_error scene_error;
+wherry_stats scene_stats;
 
 void scene_check(bool holds, const char *what, const char *file, int line) {
     if (!holds) {
@@ -104,9 +105,8 @@ wherry_transfer_options scene_options(const char *lanes, wherry_value *target) {
 }
 
 const char *scene_ferry(const scene *at, int from, int to, const char *lanes, int seed) {
-    static wherry_stats stats;
     int own = wherry_group_rank(at->group);
-    stats.lane[0] = '\0';
+    scene_stats.lane[0] = '\0';
     if (own == from) {
         wherry_value *state = scene_state(seed);
         wherry_transfer_options options = scene_options(lanes, NULL);
@@ -117,11 +117,11 @@ const char *scene_ferry(const scene *at, int from, int to, const char *lanes, in
         wherry_value *target = scene_state(seed + 1);
         wherry_value *received;
         wherry_transfer_options options = scene_options(lanes, target);
-        options.stats = &stats;
+        options.stats = &scene_stats;
         MUST(wherry_checkpoint_recv(at->transport, from, &options, &received, &scene_error));
         CHECK(scene_has(target, seed));
         wherry_value_destroy(received);
         wherry_value_destroy(target);
     }
-    return stats.lane;
+    return scene_stats.lane;
 }

@@ -17,6 +17,9 @@ extern int scene_level;
 extern int scene_failures;
 extern wherry_error scene_error;
 
+/** Of the state that scene_ferry has received last. */
+extern wherry_stats scene_stats;
+
 #define CHECK(condition) scene_check(condition, #condition, __FILE__, __LINE__)
 #define MUST(call) scene_must(call, #call, __FILE__, __LINE__)
 #define MUST_FAIL(expected, call) CHECK((call) == (expected))

@@ -1,4 +1,6 @@
 /* Ranks of MPI as programs have them, at a level of threads: mpirun -n 4 test_mpi_ranks LEVEL. Rank 0 writes the TAP. */
+#include <dlfcn.h>
+#include <limits.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdlib.h>
@@ -11,10 +13,10 @@
 
 static void test_every_lane(void) {
     static const char *const lanes[] = {
-        "cma", "ring", "blocks", "stream",
-#ifdef SCENE_UCX
-        "ucx",
-#endif
+        "cma",
+        "ring",
+        "blocks",
+        "stream",
     };
     scene at = scene_open(MPI_COMM_WORLD);
     const char *chosen = scene_ferry(&at, 0, 1, NULL, 5);
@@ -26,6 +28,29 @@ static void test_every_lane(void) {
     }
     scene_close(&at);
 }
+
+#ifdef SCENE_UCX
+/** The UCX that MPI has brought into the process is used, unless it is too old: then `blocks` is, and the stats say why. */
+static void test_ucx_of_mpi(void) {
+    void (*ask)(unsigned *, unsigned *, unsigned *) = NULL;
+    unsigned version[3] = {UINT_MAX};
+    char reason[64];
+    void *library = dlopen("libucp.so.0", RTLD_NOW | RTLD_NOLOAD);
+    if (library) {
+        *(void **)&ask = dlsym(library, "ucp_get_version");
+        ask(version, version + 1, version + 2);
+        dlclose(library);
+    }
+    bool old = library && version[0] == 1 && version[1] < 15;
+    snprintf(reason, sizeof(reason), "UCX %u.%u.%u is too old; 1.15 or newer is needed", version[0], version[1],
+             version[2]);
+    scene at = scene_open(MPI_COMM_WORLD);
+    const char *lane = scene_ferry(&at, 2, 1, "ucx,blocks", 6);
+    CHECK(scene_rank != 1 || strcmp(lane, old ? "blocks" : "ucx") == 0);
+    CHECK(scene_rank != 1 || !old || strstr(scene_stats.reasons, reason));
+    scene_close(&at);
+}
+#endif
 
 /** Each rank loses its state in turn, and has it from the next; then one sends to all others at once. */
 static void test_states_lost_and_recovered(void) {
@@ -374,6 +399,9 @@ int main(int count, char **arguments) {
         {"background", test_background},
         {"states lost and recovered", test_states_lost_and_recovered},
         {"every lane", test_every_lane},
+#ifdef SCENE_UCX
+        {"UCX of MPI", test_ucx_of_mpi},
+#endif
         {"messages of the program", test_messages_of_the_program},
         {"several groups", test_several_groups},
         {"arguments", test_arguments},

@@ -270,30 +270,6 @@ static void test_settings(void **state) {
     wh_free(all.bytes);
 }
 
-/** A version that may end the process is taken at either side only by those who have named the lane. */
-static void test_versions(void **state) {
-    (void)state;
-    stage s;
-    wh_string bytes = {0};
-    wherry_error error;
-    wh_lane_end *end;
-    bool ready;
-    open_stage(&s, false, LONG_MS, &bytes);
-    const wh_ucx_library *ucx = wh_ucx_load(&error);
-    assert_non_null(ucx);
-    s.trial.source.site.ordered = false;
-    wherry_status status = wh_lane_ucx.accept(&s.trial.source.site, bytes.bytes, bytes.size, &ready, &end, &error);
-    if (ucx->minor < WH_UCX_FORGIVING_MINOR) {
-        assert_int_equal(status, WHERRY_UNSUPPORTED);
-        assert_non_null(strstr(error.message, "name ucx in the lanes"));
-    } else {
-        assert_int_equal(status, WHERRY_OK);
-        wh_lane_ucx.close(end);
-    }
-    wh_free(bytes.bytes);
-    close_stage(&s);
-}
-
 /** A limit that has passed is not the end before the peer had a last moment, which ends with the next thing that it does. */
 static void test_limit(void **state) {
     (void)state;
@@ -324,7 +300,6 @@ static void test_limit(void **state) {
 int main(void) {
     wherry_log_set_level(WHERRY_LOG_OFF);
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_scripts), cmocka_unit_test(test_too_many_pieces),
-                                       cmocka_unit_test(test_settings), cmocka_unit_test(test_versions),
-                                       cmocka_unit_test(test_limit)};
+                                       cmocka_unit_test(test_settings), cmocka_unit_test(test_limit)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -84,21 +84,6 @@ static wh_ucx_request wanted_of(const wh_lane_site *site, const wh_ucx_offer *th
     return wanted;
 }
 
-/** A version that may end this process where the other one dies at the wrong moment is taken by those who ask for it. */
-static wherry_status check_version(const wh_lane_site *site, wherry_error *error) {
-    const wh_ucx_library *ucx = wh_ucx_load(error);
-    if (!ucx) {
-        return WHERRY_UNSUPPORTED;
-    }
-    return ucx->minor >= WH_UCX_FORGIVING_MINOR || site->ordered
-               ? WHERRY_OK
-               : wh_fail(error, WHERRY_UNSUPPORTED,
-                         "UCX %s may end this process where rank %d dies while they connect, and 1.%d does not: "
-                         "install that, or name "
-                         "ucx in the lanes to use it all the same",
-                         ucx->ucp_get_version_string(), (int)site->peer, WH_UCX_FORGIVING_MINOR);
-}
-
 /** UCX is loaded when a receiver asks for it, not before: most never do. */
 static wherry_status ucx_offer(const wh_lane_site *site, wh_string *offer, wherry_error *error) {
     wh_ucx_offer here = offer_here(site);
@@ -135,9 +120,6 @@ static wherry_status ucx_probe(const wh_lane_site *site, const void *offer, size
     *assist_p = false;
     wherry_status status = wh_ucx_offer_read(offer, size, site->peer, &there, error);
     if (status == WHERRY_OK) {
-        status = check_version(site, error);
-    }
-    if (status == WHERRY_OK) {
         wh_ucx_request wanted = wanted_of(site, &there);
         status = new_end(site, &wanted, &end, error);
     }
@@ -173,10 +155,7 @@ static wherry_status ucx_accept(const wh_lane_site *site, const void *request, s
                        (int)site->peer, (unsigned)message.workers, (unsigned)message.settings, (unsigned)here.workers,
                        (unsigned)here.settings);
     }
-    status = check_version(site, error);
-    if (status == WHERRY_OK) {
-        status = new_end(site, &message, &end, error);
-    }
+    status = new_end(site, &message, &end, error);
     if (status != WHERRY_OK) {
         return status;
     }

@@ -123,13 +123,16 @@ typedef struct wh_ucx_worker {
     };
 } wh_ucx_worker;
 
+/** Whether bytes may move: once one worker has met its counterpart, the lane cannot be refused any more. */
+typedef enum wh_ucx_meeting { WH_UCX_CALLING, WH_UCX_MET, WH_UCX_REFUSED } wh_ucx_meeting;
+
 typedef struct wh_ucx_end {
     wh_lane_end base;
     const wh_lane_site *site;
     bool pushes;
     uint8_t token[WH_UCX_TOKEN_BYTES];
     char chosen[WH_UCX_CHOSEN_MAX]; /**< By the first worker, at the end of a round. */
-    atomic_uint met;                /**< Workers of the source that have met their counterparts. */
+    atomic_int meeting;             /**< A source's: wh_ucx_meeting. */
     wh_ucx_worker workers[WH_UCX_WORKERS_MAX];
 } wh_ucx_end;
 

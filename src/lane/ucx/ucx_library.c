@@ -117,10 +117,12 @@ static wherry_status find_functions(void *handle, const char *name, wh_ucx_libra
         unsigned release;
         library->ucp_get_version(&major, &library->minor, &release);
         if (major != WH_UCX_MAJOR || library->minor < WH_UCX_MINOR) {
-            return wh_fail(error, WHERRY_UNSUPPORTED,
-                           "UCX %u.%u.%u is here (%s), and %d.%d or newer is needed: install that, or name its libucp "
-                           "in WHERRY_UCX_LIBRARY",
-                           major, library->minor, release, name, WH_UCX_MAJOR, WH_UCX_MINOR);
+            return wh_fail(error, WHERRY_UNSUPPORTED, "UCX %u.%u.%u is too old; %d.%d or newer is needed: %s", major,
+                           library->minor, release, WH_UCX_MAJOR, WH_UCX_MINOR,
+                           library->foreign
+                               ? "this program has loaded it already, perhaps for MPI; put a newer one first in "
+                                 "LD_LIBRARY_PATH"
+                               : "install it, or set WHERRY_UCX_LIBRARY to its libucp.so.0");
         }
     }
     return missing

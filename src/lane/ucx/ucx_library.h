@@ -22,7 +22,6 @@
     X(ucp_worker_release_address)                                                                                      \
     X(ucp_worker_get_efd)                                                                                              \
     X(ucp_worker_arm)                                                                                                  \
-    X(ucp_worker_signal)                                                                                               \
     X(ucp_worker_progress)                                                                                             \
     X(ucp_worker_set_am_recv_handler)                                                                                  \
     X(ucp_ep_create)                                                                                                   \
@@ -34,10 +33,7 @@
     X(ucp_request_free)                                                                                                \
     X(ucs_status_string)
 
-enum { WH_UCX_MAJOR = 1, WH_UCX_MINOR = 13 };
-
-/** From this minor version on UCX forgives one that goes away while it connects, or answers a caller who is gone; before, it ends the process. */
-enum { WH_UCX_FORGIVING_MINOR = 14 };
+enum { WH_UCX_MAJOR = 1, WH_UCX_MINOR = 15 };
 
 /** From this minor version on a setting of a transport is named as in the environment; before, without the transport. */
 enum { WH_UCX_WHOLE_NAMES_MINOR = 17 };

@@ -7,12 +7,10 @@
 #include "base/point.h"
 #include "base/process.h"
 
-enum { KEPT_MAX = 8, LINGER_MS = 60000 };
+enum { KEPT_MAX = 8 };
 
 static wh_ucx_station *kept; /**< The one that was used last is the first. */
 static uint32_t kept_count;
-static wh_ucx_station
-    *aside; /**< Given up while they were connecting: where one goes away then, the other side may suffer for it. */
 static uint32_t used_count;
 static bool foreign; /**< UCX was in the process before. */
 static bool exits;   /**< What is kept is released when the process ends. */
@@ -27,36 +25,16 @@ static void release_kept(void) {
     }
 }
 
-/** Whether one that was connecting may go: not before the other side has had time to notice; a receiver's, in old versions, never. */
-static bool may_go(const wh_ucx_station *station, bool at_once) {
-    bool forgiving = station->ucx->minor >= WH_UCX_FORGIVING_MINOR || station->calls;
-    return forgiving && (at_once || wh_deadline_passed(station->linger));
-}
-
-/** Releases those that were put aside and may go. */
-static void release_aside(bool at_once) {
-    for (wh_ucx_station **link = &aside; *link;) {
-        wh_ucx_station *station = *link;
-        if (may_go(station, at_once)) {
-            *link = station->next;
-            wh_ucx_station_destroy(station);
-        } else {
-            link = &station->next;
-        }
-    }
-}
-
 /** While nobody uses UCX: before a fork, and when the process ends. */
 static void release_idle(void) {
     if (!used_count && !spoilt) {
         release_kept();
-        release_aside(true);
     }
 }
 
 /** What is left of UCX here cannot be released, since its threads are not here to answer. */
 static void after_fork_in_child(void) {
-    spoilt = spoilt || used_count || foreign || aside;
+    spoilt = spoilt || used_count || foreign;
     used_count = 0;
 }
 
@@ -136,7 +114,6 @@ wherry_status wh_ucx_station_take(const uint8_t *peer_id, uint8_t settings, wh_u
     }
     station->calls = peer_id != NULL;
     station->clean = false;
-    station->touched = station->settled = station->calls && station->peer;
     *station_p = station;
     return WHERRY_OK;
 }
@@ -169,15 +146,6 @@ void wh_ucx_station_give(wh_ucx_station *station) {
         station = take_oldest();
         wh_fork_lock_give(&lock);
     }
-    wh_fork_lock_take(&lock);
-    if (station && station->touched && !station->settled) {
-        station->linger = wh_deadline_in_ms(LINGER_MS);
-        station->next = aside;
-        aside = station;
-        station = NULL;
-    }
-    release_aside(false);
-    wh_fork_lock_give(&lock);
     if (station) {
         wh_ucx_station_destroy(station);
     }

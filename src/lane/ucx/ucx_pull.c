@@ -231,8 +231,7 @@ static wherry_status pull_chunks(wh_ucx_worker *worker, const wh_sink *sink, whe
         if (status == WHERRY_OK && pull->hello && !pull->answered) {
             status = answer(worker, error);
         }
-        worker->station->settled = worker->station->settled || (pull->answered && worker->station->greeting.done);
-        if (status == WHERRY_OK && worker->station->settled) {
+        if (status == WHERRY_OK && pull->answered) {
             status = move_pieces(worker, sink, error);
         }
     }
@@ -281,9 +280,7 @@ wherry_status wh_ucx_pull(wh_lane_end *base, uint32_t number, const wh_sink *sin
     worker->station->clean = status == WHERRY_OK;
     if (status != WHERRY_OK) {
         drop_queue(worker);
-        if (worker->station->settled) {
-            wh_ucx_station_disconnect(worker->station);
-        }
+        wh_ucx_station_disconnect(worker->station);
     }
     wh_ucx_leave();
     return status;

@@ -16,7 +16,6 @@ bool wh_ucx_push_message(void *context, const void *header, size_t header_size, 
     wh_ucx_header message;
     (void)data, (void)size, (void)rendezvous;
     if (!wh_ucx_header_read(header, header_size, worker->end->token, &message)) {
-        worker->station->settled = worker->station->settled || message.kind == WH_UCX_WELCOME;
         worker->push->met = worker->push->met || message.kind == WH_UCX_WELCOME;
         worker->push->ended = worker->push->ended || message.kind == WH_UCX_ENDED;
         wh_ucx_got_on(worker);
@@ -157,10 +156,20 @@ static wherry_status begin_pieces(wh_ucx_worker *worker, const wh_feed *feed, bo
 
 /* ---- a round ---- */
 
-/** Until the receiver has answered once, what fails is the lane, not the transfer. */
+/** Settles for the whole end whether it has met the receiver or refuses the lane. The first worker decides. @return true if it is as wanted. */
+static bool decide(wh_ucx_end *end, wh_ucx_meeting wanted) {
+    int meeting = WH_UCX_CALLING;
+    return atomic_compare_exchange_strong(&end->meeting, &meeting, wanted) || meeting == (int)wanted;
+}
+
+/** Until the receiver has answered one of the workers, what fails is the lane, not the transfer. */
 static wherry_status judge_meeting(const wh_ucx_worker *worker, wh_deadline meeting, wherry_status status,
                                    wherry_error *error) {
     int32_t rank = worker->end->site->peer;
+    bool failed = status == WHERRY_PEER_LOST || (status == WHERRY_OK && wh_deadline_passed(meeting));
+    if (failed && !decide(worker->end, WH_UCX_REFUSED)) {
+        return status == WHERRY_OK ? wh_site_timed_out(worker->end->site, error) : status;
+    }
     if (status == WHERRY_PEER_LOST) {
         return wh_fail(error, WHERRY_REFUSED,
                        "UCX does not reach rank %d: %s; look at UCX_NET_DEVICES and the firewall", (int)rank,
@@ -189,28 +198,9 @@ static wherry_status meet(wh_ucx_worker *worker, wherry_error *error) {
         status = worker->push->met ? WHERRY_OK : judge_meeting(worker, meeting, wh_ucx_must_end(worker, error), error);
     }
     wh_ucx_got_on(worker);
-    return status;
-}
-
-/**
- * Waits until all workers have met their counterparts, and nothing is half connected any more: the end of a process at the other side while it is ends this one
- * in UCX 1.13, by an assertion of its own.
- */
-static wherry_status await_others(wh_ucx_worker *worker, wherry_error *error) {
-    wh_ucx_end *end = worker->end;
-    wherry_status status = WHERRY_OK;
-    if (atomic_fetch_add(&end->met, 1) + 1 == end->base.workers) {
-        for (uint32_t i = 0; i < end->base.workers; i++) {
-            wh_ucx_wake(end->workers[i].station);
-        }
-    }
-    while (status == WHERRY_OK && atomic_load(&end->met) < end->base.workers) {
-        wh_ucx_turn(worker->station, end->site->stop);
-        status = wh_ucx_must_end(worker, error);
-    }
-    worker->station->idle = 0;
-    wh_ucx_got_on(worker);
-    return status;
+    return status == WHERRY_OK && !decide(worker->end, WH_UCX_MET)
+               ? wh_fail(error, WHERRY_REFUSED, "UCX does not reach rank %d", (int)worker->end->site->peer)
+               : status;
 }
 
 static wherry_status push_chunks(wh_ucx_worker *worker, const wh_feed *feed, wherry_error *error) {
@@ -262,7 +252,6 @@ wherry_status wh_ucx_push(wh_lane_end *base, uint32_t number, const wh_feed *fee
     worker->push->ended = false;
     if (!worker->push->met) {
         status = meet(worker, error);
-        status = status == WHERRY_OK ? await_others(worker, error) : status;
     }
     if (status == WHERRY_OK) {
         status = push_chunks(worker, feed, error);
@@ -271,7 +260,7 @@ wherry_status wh_ucx_push(wh_lane_end *base, uint32_t number, const wh_feed *fee
         status = end_round(worker, error);
     }
     worker->station->clean = status == WHERRY_OK;
-    if (status != WHERRY_OK && worker->station->settled) {
+    if (status != WHERRY_OK) {
         wh_ucx_station_disconnect(worker->station);
     }
     wh_ucx_leave();

@@ -71,6 +71,9 @@ static void settle_settings(const wh_ucx_station *station, ucp_config_t *config)
     if (station->settings & WH_UCX_LONG_SEGMENTS) {
         set(station->ucx, config, "TCP", "RX_SEG_SIZE", LONG_SEGMENT);
     }
+    if (!getenv("UCX_TCP_CONN_NB")) { /* connect() to a host that is cut off would block for minutes */
+        set(station->ucx, config, "TCP", "CONN_NB", "y");
+    }
     if (!getenv("UCX_KEEPALIVE_INTERVAL")) {
         (void)station->ucx->ucp_config_modify(config, "KEEPALIVE_INTERVAL", KEEPALIVE);
     }
@@ -230,7 +233,6 @@ wherry_status wh_ucx_station_connect(wh_ucx_station *station, const uint8_t id[W
     }
     memcpy(station->peer_id, id, WH_UCX_ID_BYTES);
     station->ways[0] = '\0';
-    station->touched = true;
     return WHERRY_OK;
 }
 
@@ -312,15 +314,10 @@ void wh_ucx_receive(wh_ucx_station *station, wh_ucx_operation *operation, void *
 void wh_ucx_turn(wh_ucx_station *station, const wh_stop *stop) {
     const wh_ucx_library *ucx = station->ucx;
     if (ucx->ucp_worker_progress(station->worker)) {
-        station->touched = true;
         station->idle = 0;
     } else if (++station->idle > IDLE_TURNS && ucx->ucp_worker_arm(station->worker) == UCS_OK) {
         wh_stop_wait_fd(stop, station->wake, POLLIN, wh_deadline_in_ms(WAIT_MS));
     }
-}
-
-void wh_ucx_wake(wh_ucx_station *station) {
-    station->ucx->ucp_worker_signal(station->worker);
 }
 
 /** Lets UCX get on until nothing is pending, or for so long. */

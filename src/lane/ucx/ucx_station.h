@@ -40,8 +40,6 @@ typedef struct wh_ucx_station {
     uint8_t peer_id[WH_UCX_ID_BYTES]; /**< Of the station that it is connected with. */
     bool calls;                       /**< It is a source's. */
     bool clean;                       /**< Its last round went well: it may be used again. */
-    bool touched;                     /**< Somebody may be connecting: something has come, or this side does. */
-    bool settled;                     /**< And that is done, at both sides: HELLO and WELCOME went through. */
     uint8_t greeting_header[WH_UCX_HEADER_BYTES];
     wh_ucx_operation greeting;  /**< HELLO or WELCOME. Here, since it may outlive a transfer that failed. */
     int wake;                   /**< Readable when there is something to do, once it is armed. */
@@ -56,7 +54,6 @@ typedef struct wh_ucx_station {
     wh_ucx_message_fn message;
     void *message_context;
     struct wh_ucx_station *next; /**< ucx_pool.h */
-    wh_deadline linger;
 } wh_ucx_station;
 
 /** @return WHERRY_OK; WHERRY_UNSUPPORTED where UCX finds nothing to talk over; WHERRY_NO_MEMORY, WHERRY_SYSTEM. Takes milliseconds. */
@@ -90,9 +87,6 @@ void wh_ucx_station_disconnect(wh_ucx_station *station);
 
 /** Lets UCX get on. Where it has nothing to do, waits for it or for the stop, a few milliseconds at most. */
 void wh_ucx_turn(wh_ucx_station *station, const wh_stop *stop);
-
-/** Ends the wait of whoever is in a turn, or its next one. Any thread. */
-void wh_ucx_wake(wh_ucx_station *station);
 
 /** Sends a header and data, both kept by the caller until it is done. With `rendezvous`, the receiver says when and where to. */
 void wh_ucx_send(wh_ucx_station *station, wh_ucx_operation *operation, const uint8_t header[WH_UCX_HEADER_BYTES],
