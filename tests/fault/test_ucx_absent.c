@@ -121,10 +121,10 @@ static void test_settings(void **state) {
     const scene nothing = {"no transport", {NULL, NULL}, "ucx,stream", WHERRY_OK, "stream", "UCX"};
     setenv("UCX_TLS", "nosuch", 1);
     run(&nothing);
-    setenv("UCX_TLS", "posix", 1); /* which has no peers that may fail */
+    setenv("UCX_TLS", "posix", 1); /* with peers that may fail, only if the user says so */
     setenv("UCX_MM_ERROR_HANDLING", "n", 1);
     run(&nothing);
-    unsetenv("UCX_MM_ERROR_HANDLING");
+    setenv("UCX_MM_ERROR_HANDLING", "y", 1);
     run(&(scene){"shared memory alone", {NULL, NULL}, "ucx,stream", WHERRY_OK, "ucx", ""});
     unsetenv("UCX_TLS");
 }
@@ -164,7 +164,7 @@ static int load_and_compare(void) {
     while (environ[variables]) {
         variables++;
     }
-    if (wh_ucx_station_take(NULL, WH_UCX_SETTINGS_ALL, &station, &error) != WHERRY_OK) {
+    if (wh_ucx_station_take(NULL, true, &station, &error) != WHERRY_OK) {
         return 1;
     }
     for (int i = 0; i < 6; i++) {
@@ -188,7 +188,7 @@ static void test_loading_leaves_the_process_as_it_was(void **state) {
 static int take_one(void) {
     wh_ucx_station *station;
     wherry_error error;
-    wherry_status status = wh_ucx_station_take(NULL, WH_UCX_SETTINGS_ALL, &station, &error);
+    wherry_status status = wh_ucx_station_take(NULL, true, &station, &error);
     if (status == WHERRY_OK) {
         wh_ucx_station_give(station);
     }
@@ -212,7 +212,7 @@ static int fork_at_rest(void) {
 static int fork_at_work(void) {
     wh_ucx_station *station;
     wherry_error error;
-    if (wh_ucx_station_take(NULL, WH_UCX_SETTINGS_ALL, &station, &error) != WHERRY_OK) {
+    if (wh_ucx_station_take(NULL, true, &station, &error) != WHERRY_OK) {
         return 1;
     }
     int got = take_in_a_child();

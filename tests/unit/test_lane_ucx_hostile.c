@@ -181,7 +181,7 @@ static void play(const script *what) {
     pthread_t thread;
     open_stage(&s, what->verify, what->expected == WHERRY_TIMED_OUT ? SHORT_MS : LONG_MS, &bytes);
     must(wh_ucx_request_read(bytes.bytes, bytes.size, 1, &request, &error));
-    must(wh_ucx_station_take(request.addresses[0].id, request.settings, &station, &error));
+    must(wh_ucx_station_take(request.addresses[0].id, request.long_segments, &station, &error));
     must(wh_ucx_station_connect(station, request.addresses[0].id, request.addresses[0].bytes, 1, &error));
     assert_int_equal(pthread_create(&thread, NULL, pull, &s), 0);
     say(station, &s, &request, what->lines);
@@ -224,50 +224,34 @@ static void test_too_many_pieces(void **state) {
     close_stage(&s);
 }
 
-/** What both sides have free is agreed on; what the user of either has settled is not asked for, and not taken. */
-static void test_settings(void **state) {
+/** Long segments are used only if neither user has set their length. A request that asks for them after all is refused. */
+static void test_long_segments(void **state) {
     (void)state;
-    static const struct {
-        const char *name;
-        const char *value;
-        uint8_t settings; /* that are left */
-    } users[] = {
-        {"UCX_TCP_RX_SEG_SIZE", "64k", WH_UCX_SHARED_MESSAGES},
-        {"UCX_TCP_TX_SEG_SIZE", "64k", WH_UCX_SHARED_MESSAGES},
-        {"UCX_MM_ERROR_HANDLING", "n", WH_UCX_LONG_SEGMENTS},
-        {"UCX_SYSV_ERROR_HANDLING", "off", WH_UCX_LONG_SEGMENTS},
-        {"UCX_POSIX_ERROR_HANDLING", "0", WH_UCX_LONG_SEGMENTS},
-        {"UCX_XPMEM_ERROR_HANDLING", "No", WH_UCX_LONG_SEGMENTS},
-        {"UCX_MM_ERROR_HANDLING", "y", WH_UCX_SETTINGS_ALL},
-        {"UCX_MM_ERROR_HANDLING", "", WH_UCX_SETTINGS_ALL},
-        {"UCX_MM_ERROR_HANDLING", "on", WH_UCX_SETTINGS_ALL},
-    };
+    static const char *const variables[] = {"UCX_TCP_RX_SEG_SIZE", "UCX_TCP_TX_SEG_SIZE"};
     stage s;
-    wh_string all = {0};
+    wh_string with = {0};
     wh_ucx_request request;
     wh_lane_end *end;
     wherry_error error;
     bool ready;
-    open_stage(&s, false, LONG_MS, &all);
-    must(wh_ucx_request_read(all.bytes, all.size, 1, &request, &error));
-    assert_int_equal(request.settings, WH_UCX_SETTINGS_ALL);
+    open_stage(&s, false, LONG_MS, &with);
+    must(wh_ucx_request_read(with.bytes, with.size, 1, &request, &error));
+    assert_true(request.long_segments);
     close_stage(&s);
-    for (size_t i = 0; i < sizeof(users) / sizeof(*users); i++) {
-        wh_string bytes = {0};
-        setenv(users[i].name, users[i].value, 1);
-        open_stage(&s, false, LONG_MS, &bytes);
-        must(wh_ucx_request_read(bytes.bytes, bytes.size, 1, &request, &error));
-        assert_int_equal(request.settings, users[i].settings);
-        if (users[i].settings != WH_UCX_SETTINGS_ALL) {
-            must_fail(WHERRY_MALFORMED, error,
-                      wh_lane_ucx.accept(&s.trial.source.site, all.bytes, all.size, &ready, &end, &error));
-            assert_non_null(strstr(error.message, "settings 3"));
-        }
-        unsetenv(users[i].name);
+    for (size_t i = 0; i < 2; i++) {
+        wh_string without = {0};
+        setenv(variables[i], "64k", 1);
+        open_stage(&s, false, LONG_MS, &without);
+        must(wh_ucx_request_read(without.bytes, without.size, 1, &request, &error));
+        assert_false(request.long_segments);
+        must_fail(WHERRY_MALFORMED, error,
+                  wh_lane_ucx.accept(&s.trial.source.site, with.bytes, with.size, &ready, &end, &error));
+        assert_non_null(strstr(error.message, "long segments"));
+        unsetenv(variables[i]);
         close_stage(&s);
-        wh_free(bytes.bytes);
+        wh_free(without.bytes);
     }
-    wh_free(all.bytes);
+    wh_free(with.bytes);
 }
 
 /** A limit that has passed is not the end before the peer had a last moment, which ends with the next thing that it does. */
@@ -300,6 +284,6 @@ static void test_limit(void **state) {
 int main(void) {
     wherry_log_set_level(WHERRY_LOG_OFF);
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_scripts), cmocka_unit_test(test_too_many_pieces),
-                                       cmocka_unit_test(test_settings), cmocka_unit_test(test_limit)};
+                                       cmocka_unit_test(test_long_segments), cmocka_unit_test(test_limit)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

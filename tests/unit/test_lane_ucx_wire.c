@@ -80,14 +80,14 @@ static void test_pieces(void **state) {
 
 static void test_offers(void **state) {
     (void)state;
-    wh_ucx_offer sent = {.workers = 3, .settings = WH_UCX_SHARED_MESSAGES};
+    wh_ucx_offer sent = {.workers = 3, .long_segments = true};
     wh_ucx_offer got;
     wh_string bytes = {0};
     wherry_error error;
     wh_ucx_offer_write(&sent, &bytes);
     must(wh_ucx_offer_read(bytes.bytes, bytes.size, 1, &got, &error));
     assert_int_equal(got.workers, 3);
-    assert_int_equal(got.settings, WH_UCX_SHARED_MESSAGES);
+    assert_true(got.long_segments);
     for (size_t size = 0; size < bytes.size; size++) {
         must_fail(WHERRY_MALFORMED, error, wh_ucx_offer_read(bytes.bytes, size, 1, &got, &error));
     }
@@ -96,7 +96,7 @@ static void test_offers(void **state) {
         char value;
         wherry_status status;
     } lies[] = {
-        {0, 1, WHERRY_BAD_VERSION}, {1, 0, WHERRY_MALFORMED}, {1, 5, WHERRY_MALFORMED}, {2, 4, WHERRY_MALFORMED}};
+        {0, 1, WHERRY_BAD_VERSION}, {1, 0, WHERRY_MALFORMED}, {1, 5, WHERRY_MALFORMED}, {2, 2, WHERRY_MALFORMED}};
     for (size_t i = 0; i < sizeof(lies) / sizeof(*lies); i++) {
         char before = bytes.bytes[lies[i].at];
         bytes.bytes[lies[i].at] = lies[i].value;
@@ -122,14 +122,14 @@ static void test_requests(void **state) {
     wherry_error error;
     for (uint32_t workers = 1; workers <= WH_UCX_WORKERS_MAX; workers++) {
         wh_ucx_request sent = request_of(workers, 215);
-        sent.settings = (uint8_t)(workers % 4);
+        sent.long_segments = workers % 2;
         wh_ucx_request got;
         wh_string bytes = {0};
         wh_string_append(&bytes, "before", 6); /* it is appended */
         assert_int_equal(wh_ucx_request_write(&sent, &bytes), workers);
         must(wh_ucx_request_read(bytes.bytes + 6, bytes.size - 6, 1, &got, &error));
         assert_int_equal(got.workers, workers);
-        assert_int_equal(got.settings, workers % 4);
+        assert_int_equal(got.long_segments, workers % 2);
         assert_memory_equal(got.token, token, sizeof(token));
         for (uint32_t i = 0; i < workers; i++) {
             assert_int_equal(got.addresses[i].size, 215);

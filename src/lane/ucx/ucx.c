@@ -56,7 +56,7 @@ static wherry_status new_end(const wh_lane_site *site, const wh_ucx_request *req
         wh_ucx_worker *worker = end->workers + i;
         worker->end = end;
         status = new_side(worker, pushes)
-                     ? wh_ucx_station_take(request->addresses[i].id, request->settings, &worker->station, error)
+                     ? wh_ucx_station_take(request->addresses[i].id, request->long_segments, &worker->station, error)
                      : wh_fail_memory(error, "a lane");
         if (status == WHERRY_OK) {
             worker->station->message = pushes ? wh_ucx_push_message : wh_ucx_pull_message;
@@ -73,14 +73,14 @@ static wherry_status new_end(const wh_lane_site *site, const wh_ucx_request *req
 
 static wh_ucx_offer offer_here(const wh_lane_site *site) {
     return (wh_ucx_offer){.workers = (uint32_t)wh_min(site->threads, WH_UCX_WORKERS_MAX),
-                          .settings = wh_ucx_settings_here()};
+                          .long_segments = wh_ucx_may_use_long_segments()};
 }
 
 /** What a receiver wants of an offer. */
 static wh_ucx_request wanted_of(const wh_lane_site *site, const wh_ucx_offer *there) {
     wh_ucx_offer here = offer_here(site);
     wh_ucx_request wanted = {.workers = (uint32_t)wh_min(here.workers, there->workers),
-                             .settings = here.settings & there->settings};
+                             .long_segments = here.long_segments && there->long_segments};
     return wanted;
 }
 
@@ -93,7 +93,7 @@ static wherry_status ucx_offer(const wh_lane_site *site, wh_string *offer, wherr
 
 /** Whether the source is there is found out when it calls, which it does at once: it then refuses the lane where nobody answers. */
 static wherry_status write_request(wh_ucx_end *end, wh_string *request, wherry_error *error) {
-    wh_ucx_request message = {.workers = end->base.workers, .settings = end->workers[0].station->settings};
+    wh_ucx_request message = {.workers = end->base.workers, .long_segments = end->workers[0].station->long_segments};
     memcpy(message.token, end->token, sizeof(message.token));
     for (uint32_t i = 0; i < end->base.workers; i++) {
         const wh_ucx_station *station = end->workers[i].station;
@@ -149,11 +149,10 @@ static wherry_status ucx_accept(const wh_lane_site *site, const void *request, s
         return status;
     }
     wh_ucx_offer here = offer_here(site);
-    if (message.workers > here.workers || message.settings & ~here.settings) {
-        return wh_fail(error, WHERRY_MALFORMED,
-                       "rank %d asked for %u workers of the lane ucx and settings %u, and %u and %u were offered",
-                       (int)site->peer, (unsigned)message.workers, (unsigned)message.settings, (unsigned)here.workers,
-                       (unsigned)here.settings);
+    if (message.workers > here.workers || (message.long_segments && !here.long_segments)) {
+        return wh_fail(error, WHERRY_MALFORMED, "rank %d asked for %u workers of the lane ucx%s, and %u%s were offered",
+                       (int)site->peer, (unsigned)message.workers, message.long_segments ? " with long segments" : "",
+                       (unsigned)here.workers, here.long_segments ? " with long segments" : "");
     }
     status = new_end(site, &message, &end, error);
     if (status != WHERRY_OK) {

@@ -47,12 +47,12 @@ static void at_exit(void) {
 }
 
 /** Takes out the first that fits; NULL where none does. */
-static wh_ucx_station *take_kept(const uint8_t *peer_id, uint8_t settings) {
+static wh_ucx_station *take_kept(const uint8_t *peer_id, bool long_segments) {
     for (wh_ucx_station **link = &kept; *link; link = &(*link)->next) {
         wh_ucx_station *station = *link;
         bool fits =
             peer_id ? station->calls && memcmp(station->peer_id, peer_id, WH_UCX_ID_BYTES) == 0 : !station->calls;
-        if (fits && station->settings == settings) {
+        if (fits && station->long_segments == long_segments) {
             *link = station->next;
             kept_count--;
             return station;
@@ -61,7 +61,7 @@ static wh_ucx_station *take_kept(const uint8_t *peer_id, uint8_t settings) {
     return NULL;
 }
 
-static wherry_status make(uint8_t settings, wh_ucx_station **station_p, wherry_error *error) {
+static wherry_status make(bool long_segments, wh_ucx_station **station_p, wherry_error *error) {
     const wh_ucx_library *ucx = wh_ucx_load(error);
     if (!ucx) {
         return WHERRY_UNSUPPORTED;
@@ -74,7 +74,7 @@ static wherry_status make(uint8_t settings, wh_ucx_station **station_p, wherry_e
     if (first) {
         atexit(at_exit); /* from now on, so that it runs before UCX's own */
     }
-    return wh_ucx_station_create(ucx, settings, station_p, error);
+    return wh_ucx_station_create(ucx, long_segments, station_p, error);
 }
 
 static void count_used(int by) {
@@ -83,7 +83,7 @@ static void count_used(int by) {
     wh_fork_lock_give(&lock);
 }
 
-wherry_status wh_ucx_station_take(const uint8_t *peer_id, uint8_t settings, wh_ucx_station **station_p,
+wherry_status wh_ucx_station_take(const uint8_t *peer_id, bool long_segments, wh_ucx_station **station_p,
                                   wherry_error *error) {
     wh_ucx_station *station;
     wh_fork_lock_take(&lock);
@@ -94,7 +94,7 @@ wherry_status wh_ucx_station_take(const uint8_t *peer_id, uint8_t settings, wh_u
                        "start it anew, by exec or the start method \"spawn\"");
     }
     used_count++;
-    while ((station = take_kept(peer_id, settings))) {
+    while ((station = take_kept(peer_id, long_segments))) {
         wh_fork_lock_give(&lock);
         if (wh_ucx_station_alive(station)) {
             break;
@@ -106,7 +106,7 @@ wherry_status wh_ucx_station_take(const uint8_t *peer_id, uint8_t settings, wh_u
     if (!station) {
         wh_fork_lock_give(&lock);
         wh_point("ucx makes a station");
-        status = make(settings, &station, error);
+        status = make(long_segments, &station, error);
     }
     if (status != WHERRY_OK) {
         count_used(-1);

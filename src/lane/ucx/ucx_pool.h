@@ -15,11 +15,11 @@
 /**
  * @param peer_id   SOURCE: the receiver's station; one that is connected with it is taken, else it is a new one. RECEIVER: NULL, any that a receiver
  *                  used before.
- * @param settings  wh_ucx_settings: as both sides have agreed.
+ * @param long_segments  as both sides have agreed.
  * @return WHERRY_OK; WHERRY_UNSUPPORTED where there is no UCX or it finds nothing to talk over, with the reason; WHERRY_NO_MEMORY, WHERRY_SYSTEM. May take some
  * milliseconds. Any thread.
  */
-wherry_status wh_ucx_station_take(const uint8_t *peer_id, uint8_t settings, wh_ucx_station **station_p,
+wherry_status wh_ucx_station_take(const uint8_t *peer_id, bool long_segments, wh_ucx_station **station_p,
                                   wherry_error *error);
 
 /** Gives a station back, which is kept where it is clean. NULL is allowed. Any thread. */

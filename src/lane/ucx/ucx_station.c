@@ -6,7 +6,7 @@
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <strings.h>
+#include <string.h>
 #include <sys/random.h>
 
 #include "base/alloc.h"
@@ -41,34 +41,16 @@ static void set(const wh_ucx_library *ucx, ucp_config_t *config, const char *tra
     (void)ucx->ucp_config_modify(config, ucx->minor >= WH_UCX_WHOLE_NAMES_MINOR ? whole : name, value);
 }
 
-/** Whether a setting of UCX is there and says no, in one of the words that UCX knows. */
-static bool is_denied(const char *name) {
-    static const char *const words[] = {"n", "no", "off", "0"};
-    const char *value = getenv(name);
-    bool denied = false;
-    for (size_t i = 0; value && i < sizeof(words) / sizeof(*words); i++) {
-        denied = denied || strcasecmp(value, words[i]) == 0;
-    }
-    return denied;
-}
-
-uint8_t wh_ucx_settings_here(void) {
-    bool segments = !getenv("UCX_TCP_RX_SEG_SIZE") && !getenv("UCX_TCP_TX_SEG_SIZE");
-    bool messages = !is_denied("UCX_MM_ERROR_HANDLING") && !is_denied("UCX_SYSV_ERROR_HANDLING") &&
-                    !is_denied("UCX_POSIX_ERROR_HANDLING") && !is_denied("UCX_XPMEM_ERROR_HANDLING");
-    return (uint8_t)((segments ? WH_UCX_LONG_SEGMENTS : 0) | (messages ? WH_UCX_SHARED_MESSAGES : 0));
+bool wh_ucx_may_use_long_segments(void) {
+    return !getenv("UCX_TCP_RX_SEG_SIZE") && !getenv("UCX_TCP_TX_SEG_SIZE");
 }
 
 /**
- * With peers that may fail, UCX leaves out process_vm_readv unless it is told that memory can be invalidated, and shared memory for its messages unless it is told
- * that failures are to be handled there; on one host it would take TCP instead. And TCP then brings bytes by segments, each a call of the system and a copy out of a
- * buffer: with 64 KiB, as UCX has it, they go at three fifths of the rate.
+ * The user's environment wins, except for the segments, on which both sides have agreed. With UCX's own segments of 64 KiB, TCP reaches three fifths of the
+ * rate: each one costs a system call and a copy out of a buffer.
  */
-static void settle_settings(const wh_ucx_station *station, ucp_config_t *config) {
-    if (!getenv("UCX_CMA_MEMORY_INVALIDATE")) {
-        set(station->ucx, config, "CMA", "MEMORY_INVALIDATE", "y");
-    }
-    if (station->settings & WH_UCX_LONG_SEGMENTS) {
+static void configure(const wh_ucx_station *station, ucp_config_t *config) {
+    if (station->long_segments) {
         set(station->ucx, config, "TCP", "RX_SEG_SIZE", LONG_SEGMENT);
     }
     if (!getenv("UCX_TCP_CONN_NB")) { /* connect() to a host that is cut off would block for minutes */
@@ -77,9 +59,6 @@ static void settle_settings(const wh_ucx_station *station, ucp_config_t *config)
     if (!getenv("UCX_KEEPALIVE_INTERVAL")) {
         (void)station->ucx->ucp_config_modify(config, "KEEPALIVE_INTERVAL", KEEPALIVE);
     }
-    /* So named in all versions, since it is of several transports. */
-    (void)station->ucx->ucp_config_modify(config, "MM_ERROR_HANDLING",
-                                          station->settings & WH_UCX_SHARED_MESSAGES ? "y" : "n");
 }
 
 static wherry_status create_context(wh_ucx_station *station, wherry_error *error) {
@@ -89,7 +68,7 @@ static wherry_status create_context(wh_ucx_station *station, wherry_error *error
     if (status != UCS_OK) {
         return fail_ucx(ucx, status, "read its settings", error);
     }
-    settle_settings(station, config);
+    configure(station, config);
     ucp_params_t params = {
         .field_mask = UCP_PARAM_FIELD_FEATURES | UCP_PARAM_FIELD_NAME,
         .features = UCP_FEATURE_AM | UCP_FEATURE_WAKEUP,
@@ -170,7 +149,7 @@ void wh_ucx_station_destroy(wh_ucx_station *station) {
 }
 
 /** UCX starts a thread of its own, which inherits that all signals are blocked. */
-wherry_status wh_ucx_station_create(const wh_ucx_library *ucx, uint8_t settings, wh_ucx_station **station_p,
+wherry_status wh_ucx_station_create(const wh_ucx_library *ucx, bool long_segments, wh_ucx_station **station_p,
                                     wherry_error *error) {
     wh_ucx_station *station = wh_alloc_zeroed(1, sizeof(*station));
     if (!station) {
@@ -183,7 +162,7 @@ wherry_status wh_ucx_station_create(const wh_ucx_library *ucx, uint8_t settings,
     sigset_t all;
     sigset_t before;
     station->ucx = ucx;
-    station->settings = settings;
+    station->long_segments = long_segments;
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
     wh_ucx_enter();

@@ -35,7 +35,7 @@ typedef struct wh_ucx_station {
     ucp_address_t *address;
     size_t address_size;
     uint8_t *card;                    /**< The id, and behind it the address: what goes out with HELLO. */
-    uint8_t settings;                 /**< wh_ucx_settings: the peer has the same. */
+    bool long_segments;               /**< As both sides have agreed. */
     uint8_t id[WH_UCX_ID_BYTES];      /**< Random. */
     uint8_t peer_id[WH_UCX_ID_BYTES]; /**< Of the station that it is connected with. */
     bool calls;                       /**< It is a source's. */
@@ -57,11 +57,11 @@ typedef struct wh_ucx_station {
 } wh_ucx_station;
 
 /** @return WHERRY_OK; WHERRY_UNSUPPORTED where UCX finds nothing to talk over; WHERRY_NO_MEMORY, WHERRY_SYSTEM. Takes milliseconds. */
-wherry_status wh_ucx_station_create(const wh_ucx_library *ucx, uint8_t settings, wh_ucx_station **station_p,
+wherry_status wh_ucx_station_create(const wh_ucx_library *ucx, bool long_segments, wh_ucx_station **station_p,
                                     wherry_error *error);
 
-/** @return wh_ucx_settings: what can be agreed on, since UCX's user has not said otherwise in the environment. */
-uint8_t wh_ucx_settings_here(void);
+/** @return false if the user has set the length of UCX's segments in the environment. */
+bool wh_ucx_may_use_long_segments(void);
 
 /** Disconnects it first. */
 void wh_ucx_station_destroy(wh_ucx_station *station);

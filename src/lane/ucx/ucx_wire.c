@@ -70,7 +70,7 @@ const char *wh_ucx_piece_check(const wh_ucx_header *header, uint64_t length, uin
 void wh_ucx_offer_write(const wh_ucx_offer *offer, wh_string *bytes) {
     wh_append_number(bytes, WH_UCX_VERSION, 1);
     wh_append_number(bytes, offer->workers, 1);
-    wh_append_number(bytes, offer->settings, 1);
+    wh_append_number(bytes, offer->long_segments, 1);
 }
 
 static wherry_status fail_version(int32_t peer, wherry_error *error) {
@@ -83,10 +83,10 @@ wherry_status wh_ucx_offer_read(const void *bytes, size_t size, int32_t peer, wh
     if (size >= 1 && at[0] != WH_UCX_VERSION) {
         return fail_version(peer, error);
     }
-    if (size != WH_UCX_OFFER_BYTES || at[1] < 1 || at[1] > WH_UCX_WORKERS_MAX || at[2] > WH_UCX_SETTINGS_ALL) {
+    if (size != WH_UCX_OFFER_BYTES || at[1] < 1 || at[1] > WH_UCX_WORKERS_MAX || at[2] > 1) {
         return wh_fail(error, WHERRY_MALFORMED, "the offer of rank %d for the lane ucx cannot be read", (int)peer);
     }
-    *offer_p = (wh_ucx_offer){.workers = at[1], .settings = at[2]};
+    *offer_p = (wh_ucx_offer){.workers = at[1], .long_segments = at[2]};
     return WHERRY_OK;
 }
 
@@ -115,7 +115,7 @@ uint32_t wh_ucx_request_write(const wh_ucx_request *request, wh_string *bytes) {
     wh_append_number(bytes, WH_UCX_VERSION, 1);
     wh_string_append(bytes, (const char *)request->token, WH_UCX_TOKEN_BYTES);
     wh_append_number(bytes, workers, 1);
-    wh_append_number(bytes, request->settings, 1);
+    wh_append_number(bytes, request->long_segments, 1);
     for (uint32_t i = 0; i < workers; i++) {
         wh_string_append(bytes, (const char *)request->addresses[i].id, WH_UCX_ID_BYTES);
         wh_append_sized(bytes, request->addresses[i].bytes, request->addresses[i].size, 2);
@@ -144,9 +144,9 @@ wherry_status wh_ucx_request_read(const void *bytes, size_t size, int32_t peer, 
     if (size >= REQUEST_HEAD + WH_DIGEST_BYTES && size <= WH_LANE_OFFER_MAX && digest_holds(at, size, error, &status)) {
         wh_cursor cursor = wh_cursor_over(at + WORKERS_AT, size - WORKERS_AT - WH_DIGEST_BYTES);
         wh_ucx_request request = {.workers = (uint32_t)wh_cursor_number(&cursor, 1)};
-        request.settings = (uint8_t)wh_cursor_number(&cursor, 1);
-        bool fits =
-            request.workers >= 1 && request.workers <= WH_UCX_WORKERS_MAX && request.settings <= WH_UCX_SETTINGS_ALL;
+        uint64_t long_segments = wh_cursor_number(&cursor, 1);
+        request.long_segments = long_segments;
+        bool fits = request.workers >= 1 && request.workers <= WH_UCX_WORKERS_MAX && long_segments <= 1;
         for (uint32_t i = 0; fits && i < request.workers; i++) {
             request.addresses[i].id = wh_cursor_bytes(&cursor, WH_UCX_ID_BYTES);
             request.addresses[i].bytes = wh_cursor_sized(&cursor, 2, &request.addresses[i].size);

@@ -1,9 +1,8 @@
 /**
  * @file ucx_wire.h  What the sides of the lane `ucx` say to each other. Pure: needs no UCX, and believes nothing. Numbers are big endian.
  *
- *     offer     version u8, workers u8: as many as the source would use; settings u8: those that it would take,
- *               a bit each
- *     request   version u8, token 16 bytes, workers u8, settings u8: those that both take; for each worker:
+ *     offer     version u8, workers u8: as many as the source would use; long segments u8: 1 if it would use them
+ *     request   version u8, token 16 bytes, workers u8, long segments u8: 1 if both use them; for each worker:
  *               id 16 bytes, length u16, its address; digest 16 bytes of all that is before it
  *     message   an active message of UCX with a header of 64 bytes:
  *               kind u8, flags u8, 6 bytes of zeros, token 16 bytes, chunk u64, bytes u64, offset u64, digest 16 bytes
@@ -14,9 +13,8 @@
  *     END       `chunk` chunks have come from this worker in this round
  *     ENDED     receiver -> source: all of them are here. Until then the source lets UCX get on
  *
- * The digest of a request is there because UCX reads addresses without checking them: bytes that were damaged must not get that far. Settings are what UCX must have
- * the same at both sides, and does not ask for: a segment that is longer than was expected would overwrite memory, and messages over shared memory that one side
- * alone takes for a way end the process, in old versions, or in new ones never arrive.
+ * The digest of a request is there because UCX reads addresses without checking them: bytes that were damaged must not get that far. Both
+ * sides have to agree on long segments (512 KiB from TCP at once) because UCX does not ask: a segment that is longer than expected would overwrite memory.
  */
 #ifndef WH_LANE_UCX_WIRE_H
 #define WH_LANE_UCX_WIRE_H
@@ -32,13 +30,6 @@ enum {
     WH_UCX_HEADER_BYTES = 64,
     WH_UCX_PIECE_MAX = 2 << 20, /**< Bytes of a piece. */
 };
-
-/** What both sides have agreed on. */
-typedef enum wh_ucx_settings {
-    WH_UCX_LONG_SEGMENTS = 1,   /**< UCX takes 512 KiB at once from TCP; else as its user says. */
-    WH_UCX_SHARED_MESSAGES = 2, /**< Messages may go by shared memory, though peers may fail. */
-    WH_UCX_SETTINGS_ALL = 3,
-} wh_ucx_settings;
 
 typedef enum wh_ucx_kind {
     WH_UCX_HELLO = 1,
@@ -73,7 +64,7 @@ const char *wh_ucx_piece_check(const wh_ucx_header *header, uint64_t length, uin
 
 typedef struct wh_ucx_offer {
     uint32_t workers;
-    uint8_t settings; /**< wh_ucx_settings */
+    bool long_segments;
 } wh_ucx_offer;
 
 void wh_ucx_offer_write(const wh_ucx_offer *offer, wh_string *bytes);
@@ -92,7 +83,7 @@ typedef struct wh_ucx_address {
 typedef struct wh_ucx_request {
     uint8_t token[WH_UCX_TOKEN_BYTES];
     uint32_t workers;
-    uint8_t settings; /**< wh_ucx_settings */
+    bool long_segments;
     wh_ucx_address addresses[WH_UCX_WORKERS_MAX];
 } wh_ucx_request;
 
