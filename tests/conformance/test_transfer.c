@@ -1,4 +1,4 @@
-/* Sending and receiving over each kind of group and each lane: test_transfer GROUP LANE. */
+/* Sending and receiving over one kind of group and one lane: test_transfer GROUP LANE [smoke]. */
 #include <stdio.h>
 
 #include "conformance/hub_place.h"
@@ -15,11 +15,12 @@ int main(int count, char **arguments) {
         {"callback", wh_open_table_place, wh_join_table_place, wh_close_table_place},
         {"plain", wh_open_plain_place, wh_join_table_place, wh_close_table_place},
     };
-    for (size_t i = 0; count == 3 && i < sizeof(kinds) / sizeof(*kinds); i++) {
+    bool smoke = count == 4 && strcmp(arguments[3], "smoke") == 0;
+    for (size_t i = 0; (count == 3 || smoke) && i < sizeof(kinds) / sizeof(*kinds); i++) {
         if (strcmp(kinds[i].name, arguments[1]) == 0) {
-            return wh_transfer_suite_run(kinds + i, arguments[2]);
+            return (smoke ? wh_transfer_smoke_run : wh_transfer_suite_run)(kinds + i, arguments[2]);
         }
     }
-    fprintf(stderr, "usage: test_transfer local|unix|tcp|near|callback|plain LANE\n");
+    fprintf(stderr, "usage: test_transfer local|unix|tcp|near|callback|plain LANE [smoke]\n");
     return 2;
 }

@@ -351,6 +351,24 @@ static void test_arguments(void **state) {
     ferry_close(&world);
 }
 
+static void choose(const wh_group_kind *kind, const char *lane) {
+    ferry_kind = kind;
+    ferry_lane = lane;
+    wherry_log_set_level(WHERRY_LOG_OFF);
+}
+
+int wh_transfer_smoke_run(const wh_group_kind *kind, const char *lane) {
+    static const struct CMUnitTest cases[] = {
+        cmocka_unit_test(test_little_states),
+        cmocka_unit_test(test_large_state_and_its_figures),
+        cmocka_unit_test(test_several_destinations),
+        cmocka_unit_test(test_one_destination_fails_and_the_other_does_not),
+        cmocka_unit_test(test_cancel),
+    };
+    choose(kind, lane);
+    return cmocka_run_group_tests_name("transfer_smoke", cases, NULL, NULL);
+}
+
 int wh_transfer_suite_run(const wh_group_kind *kind, const char *lane) {
     static const struct CMUnitTest own[] = {
         cmocka_unit_test(test_random_states),
@@ -367,9 +385,7 @@ int wh_transfer_suite_run(const wh_group_kind *kind, const char *lane) {
         cmocka_unit_test(test_a_receiver_that_gives_up),
         cmocka_unit_test(test_arguments),
     };
-    ferry_kind = kind;
-    wherry_log_set_level(WHERRY_LOG_OFF);
-    ferry_lane = lane;
+    choose(kind, lane);
     size_t count = sizeof(own) / sizeof(*own);
     struct CMUnitTest *all = calloc(count + ferry_option_case_count + ferry_same_case_count, sizeof(*all));
     memcpy(all, own, sizeof(own));

@@ -1,4 +1,4 @@
-/** @file transfer_suite.h  What sending and receiving must do, whatever the group and the lane. Ranks are threads of one process here. */
+/** @file transfer_suite.h  What sending and receiving must do over every group and lane. Ranks are threads here. */
 #ifndef WH_TESTS_TRANSFER_SUITE_H
 #define WH_TESTS_TRANSFER_SUITE_H
 
@@ -6,5 +6,8 @@
 
 /** Runs the suite as a cmocka group over one lane. @return the number of tests that failed. */
 int wh_transfer_suite_run(const wh_group_kind *kind, const char *lane);
+
+/** Runs a few of its cases only: for pairs of a group and a lane that the full suite covers elsewhere. */
+int wh_transfer_smoke_run(const wh_group_kind *kind, const char *lane);
 
 #endif
