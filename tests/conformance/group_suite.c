@@ -8,6 +8,7 @@
 
 #include "conformance/group_world.h"
 #include "group/inbox.h"
+#include "support/asleep.h"
 
 static wherry_error error;
 
@@ -168,12 +169,12 @@ static void *wait_for_message(void *context) {
     return NULL;
 }
 
-/** Returns when the thread waits, as far as that can be known. */
+/** Returns when the thread waits. */
 static void let_begin(waiter *w) {
     while (!atomic_load(&w->begun)) {
         usleep(1000);
     }
-    usleep(20000);
+    wh_await_asleep(getpid());
 }
 
 static void test_death(void **state) {

@@ -8,6 +8,7 @@
 
 #include "conformance/group_world.h"
 #include "group/inbox.h"
+#include "support/asleep.h"
 
 enum { CHANNELS = 20 };
 
@@ -147,7 +148,7 @@ static void test_watch(void **state) {
 }
 
 static void *wake_later(void *context) {
-    usleep(50000);
+    wh_await_asleep(getpid());
     wh_inbox_wake(context);
     return NULL;
 }

@@ -5,7 +5,7 @@
 #include "conformance/group_suite.h"
 #include "support/build.h"
 
-enum { RANKS = 3, SOON_MS = 10000, DEATH_MS = 1000 };
+enum { RANKS = 3, SOON_MS = 10000, DEATH_MS = 4000 };
 
 /** A world with all ranks in it. */
 typedef struct world {

@@ -12,9 +12,10 @@
 #include "base/alloc.h"
 #include "conformance/lane_trial.h"
 #include "conformance/sockets_place.h"
+#include "support/asleep.h"
 #include "support/build.h"
 
-enum { MIB = 1 << 20, SEED = 1, STOP_MS = 1000, SHORT_MS = 400, SLACK_MS = 1000, RUNS = 50, CASES_MAX = 64 };
+enum { MIB = 1 << 20, SEED = 1, STOP_MS = 5000, SHORT_MS = 400, SLACK_MS = 5000, RUNS = 50, CASES_MAX = 64 };
 
 static const wh_lane_ops *ops;
 static wherry_error error;
@@ -213,7 +214,7 @@ static void *stop_soon(void *context) {
     while (!atomic_load(&s->trial->begun)) {
         usleep(1000);
     }
-    usleep(150 * 1000);
+    wh_await_asleep(getpid());
     stop_now(context);
     return NULL;
 }

@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include "conformance/transfer_world.h"
+#include "support/asleep.h"
 
 static wherry_error error;
 
@@ -193,11 +194,11 @@ static void test_cancel(void **state) {
         ferry_call call = side ? ferry_receive(&world, 1, 0) : ferry_send(&world, 0, 1, source);
         call.options.cancel = cancel;
         ferry_start(&call);
-        usleep(20000);
+        wh_await_asleep(getpid());
         uint64_t begin = wh_clock_now();
         wherry_cancel_request(cancel);
         ferry_join(&call);
-        assert_true(wh_clock_now() - begin < UINT64_C(1000000000));
+        assert_true(wh_clock_now() - begin < FERRY_MS / 4 * UINT64_C(1000000));
         assert_int_equal(call.status, WHERRY_CANCELLED);
         ferry_run(&call, 1);
         assert_int_equal(call.status, WHERRY_CANCELLED);

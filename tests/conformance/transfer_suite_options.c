@@ -129,7 +129,9 @@ static void test_asked_in_vain(void **state) {
     ask(calls, sides);
     ask(calls + 1, sides + 1);
     ferry_start(calls);
-    usleep(150000);
+    for (int i = 0; i < HELD_MS && atomic_load(&sides[0].asked) < 1; i++) {
+        usleep(1000);
+    }
     ferry_start(calls + 1);
     ferry_join(calls);
     ferry_join(calls + 1);

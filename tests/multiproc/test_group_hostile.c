@@ -23,7 +23,7 @@
 #include "support/build.h"
 #include "support/meeting.h"
 
-enum { SOON_MS = 10000, DEAD_AFTER_MS = 700, ASK = 1 };
+enum { SOON_MS = 10000, DEAD_AFTER_MS = 2400, ASK = 1 };
 
 #define TALK (WH_TAG_CONVERSATION | 5)
 

@@ -17,7 +17,7 @@
 #include "support/build.h"
 #include "support/ferry_processes.h"
 
-enum { HOST = 0, RANKS = 3, SOON_MS = 10000 * CROWD_SLOW, DEATH_MS = 1000, ASK = 1, ANSWER = 2 };
+enum { HOST = 0, RANKS = 3, SOON_MS = 10000 * CROWD_SLOW, DEATH_MS = 4000, ASK = 1, ANSWER = 2 };
 
 static wherry_error error;
 
@@ -155,7 +155,7 @@ static void test_open_meeting(void **state) {
     worker servers[] = {start(serve, 1, 0), start(serve, 1, 0)};
     uint64_t begin = wh_clock_now();
     wherry_group *group = host(meeting);
-    assert_true((wh_clock_now() - begin) / 1000000 < 1000);
+    assert_true((wh_clock_now() - begin) / 1000000 < SOON_MS / 2);
     assert_true(listens(port_of(meeting)));
     assert_false(wherry_group_alive(group, 1));
     must_fail(WHERRY_TIMED_OUT, error, wherry_group_send(group, 1, ASK, "x", 1, 60, &error));
@@ -218,7 +218,7 @@ static void test_host_dies(void **state) {
         must_fail(WHERRY_PEER_LOST, error,
                   wherry_group_receive(guests[i], HOST, ANSWER, SOON_MS, &bytes, &size, NULL, &error));
         assert_int_equal(error.rank, HOST);
-        assert_true((wh_clock_now() - begin) / 1000000 < DEATH_MS * CROWD_SLOW);
+        assert_true((wh_clock_now() - begin) / 1000000 < DEATH_MS);
         assert_false(wherry_group_alive(guests[i], HOST));
     }
     usleep(700000); /* both dial the meeting point again, and neither listens there */
@@ -347,7 +347,7 @@ static void test_interrupt(void **state) {
     uint64_t begin = wh_clock_now();
     must_fail(WHERRY_CANCELLED, error, wherry_group_join("tcp://127.0.0.1:0?rank=0&size=3", &options, &group, &error));
     uint64_t took = (wh_clock_now() - begin) / 1000000;
-    assert_true(took >= 100 && took < 1000 * CROWD_SLOW);
+    assert_true(took >= 100 && took < SOON_MS / 2);
     assert_int_equal(asked, 3);
     assert_null(group);
     assert_int_equal(count_entries("/proc/self/fd/*"), files);

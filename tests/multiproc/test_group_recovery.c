@@ -13,7 +13,7 @@
 #include "group/sockets/sockets.h"
 #include "support/build.h"
 
-enum { RANKS = 3, JOIN_MS = 20000, SOON_MS = 10000, DEATH_MS = 1000, ASK = 1, ANSWER = 2, NEVER = 3 };
+enum { RANKS = 3, JOIN_MS = 20000, SOON_MS = 10000, DEATH_MS = 4000, ASK = 1, ANSWER = 2, NEVER = 3 };
 
 static wherry_error error;
 static char folder[64];

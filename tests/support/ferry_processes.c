@@ -1,4 +1,5 @@
 #include "support/ferry_processes.h"
+#include "support/asleep.h"
 
 #include <arpa/inet.h>
 #include <errno.h>
@@ -15,6 +16,7 @@
 
 #include "base/clock.h"
 #include "base/point.h"
+#include "support/asleep.h"
 #include "support/build.h"
 
 /** A rank that has not ended after so long hangs. */
@@ -192,6 +194,10 @@ void crowd_await_strike(crowd_rank *self) {
         crowd_check(self, wh_clock_now() < limit, "the point is never passed");
         usleep(500);
     }
+}
+
+void crowd_await_asleep(crowd_rank *self, int32_t rank) {
+    wh_await_asleep(atomic_load(self->crowd->pids + rank));
 }
 
 void crowd_signal(crowd_rank *self, int32_t rank, int signal) {

@@ -117,6 +117,9 @@ void crowd_say(crowd_rank *self, int flag);
 void crowd_await(crowd_rank *self, int flag);
 void crowd_signal(crowd_rank *self, int32_t rank, int signal);
 
+/** Waits until all threads of a rank sleep or are stopped: asleep.h. */
+void crowd_await_asleep(crowd_rank *self, int32_t rank);
+
 /** Waits until the signal was sent. */
 void crowd_await_strike(crowd_rank *self);
 

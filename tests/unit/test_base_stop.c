@@ -1,4 +1,5 @@
 /* Stops: seen between two steps and within a wait, by any number of threads, for good. */
+#include "support/asleep.h"
 #include "support/build.h"
 
 #include <fcntl.h>
@@ -92,7 +93,7 @@ static void test_ending_the_waits_of_several_threads(void **state) {
         waiters[i] = (waiter){&stop, ends[0], true};
         assert_int_equal(pthread_create(threads + i, NULL, wait_long, waiters + i), 0);
     }
-    usleep(20000);
+    wh_await_asleep(getpid());
     uint64_t begun = wh_clock_now();
     wh_stop_request(&stop);
     for (int i = 0; i < 3; i++) {

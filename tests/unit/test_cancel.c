@@ -1,4 +1,5 @@
 /* Cancels: a request wakes every call that has it, now or later, and none that had it before. */
+#include "support/asleep.h"
 #include "support/build.h"
 
 #include <pthread.h>
@@ -69,7 +70,7 @@ static void test_a_request_wakes_all_that_are_attached(void **state) {
 }
 
 static void *request(void *context) {
-    usleep(20000);
+    wh_await_asleep(getpid());
     wherry_cancel_request(context);
     return NULL;
 }

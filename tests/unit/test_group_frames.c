@@ -9,6 +9,7 @@
 #include "group/callback/callback_frame.h"
 #include "group/inbox.h"
 #include "group/mailbox.h"
+#include "support/asleep.h"
 #include "support/build.h"
 #include "support/counting_allocator.h"
 #include "support/table_hub.h"
@@ -477,7 +478,7 @@ static void test_stopped_sends(void **state) {
             sends[i] = (stopped_send){.group = w.groups[0], .stop.event = -1, .size = 4 << 20};
             wh_stop_set_question(&sends[i].stop, asks ? is_over : NULL, &moment);
             assert_int_equal(pthread_create(&sends[i].thread, NULL, send_until_stopped, sends + i), 0);
-            usleep(SHORT_MS * 500);
+            wh_await_asleep(getpid());
         }
         for (int i = 1; i >= 0; i--) { /* the one that waits first: it must not be the other's end that frees it */
             if (!asks) {
