@@ -125,15 +125,3 @@ wherry_status wh_channel_read_some(int channel, const struct iovec *segments, si
     }
     return status;
 }
-
-wherry_status wh_channel_read(int channel, struct iovec *segments, size_t count, const wh_stop *stop,
-                              wh_deadline deadline, wherry_error *error) {
-    wherry_status status = WHERRY_OK;
-    skip_empty(&segments, &count);
-    while (status == WHERRY_OK && count) {
-        size_t got = 0;
-        status = wh_channel_read_some(channel, segments, count, stop, deadline, &got, error);
-        cut(&segments, &count, got);
-    }
-    return status;
-}

@@ -18,12 +18,10 @@
 wherry_status wh_channel_write(int channel, struct iovec *segments, size_t count, const wh_stop *stop,
                                wh_deadline deadline, wherry_error *error);
 
-/** Reads all of the segments. Errors as wh_channel_write; the end of the stream is WHERRY_PEER_LOST. */
-wherry_status wh_channel_read(int channel, struct iovec *segments, size_t count, const wh_stop *stop,
-                              wh_deadline deadline, wherry_error *error);
-
 /**
- * Reads what has come of the segments, at least a byte, waiting for it. @param got_p  how many bytes.
+ * Waits for at least one byte, and reads what has come.
+ * @param got_p  how many bytes; 0 only if the segments are empty.
+ * @return as wh_channel_write; the end of the stream is WHERRY_PEER_LOST.
  */
 wherry_status wh_channel_read_some(int channel, const struct iovec *segments, size_t count, const wh_stop *stop,
                                    wh_deadline deadline, size_t *got_p, wherry_error *error);

@@ -62,10 +62,6 @@ wherry_status wh_group_receive(wh_group *group, int32_t rank, uint64_t tag, wh_d
     return status == WHERRY_OK ? wh_mailbox_take(group->mailbox, rank, tag, deadline, message_p, error) : status;
 }
 
-void wh_group_discard(wh_group *group, uint64_t tag) {
-    wh_mailbox_discard(group->mailbox, tag);
-}
-
 void wh_group_watch(wh_group *group, int32_t rank) {
     if (group->ops->watch) {
         group->ops->watch(group, rank);

@@ -157,9 +157,6 @@ wherry_status wh_group_send_until(wh_group *group, int32_t rank, uint64_t tag, c
 wherry_status wh_group_receive(wh_group *group, int32_t rank, uint64_t tag, wh_deadline deadline, wh_message *message_p,
                                wherry_error *error);
 
-/** Drops the messages with a tag that nobody will ask for any more. Never fails. */
-void wh_group_discard(wh_group *group, uint64_t tag);
-
 /** As the operations. Without `connect` it is WHERRY_UNSUPPORTED. */
 void wh_group_watch(wh_group *group, int32_t rank);
 wherry_status wh_group_connect(wh_group *group, int32_t rank, uint64_t tag, wh_deadline deadline, const wh_stop *stop,

@@ -302,12 +302,6 @@ wherry_status wh_mailbox_take(wh_mailbox *mailbox, int32_t rank, uint64_t tag, w
     return status;
 }
 
-void wh_mailbox_discard(wh_mailbox *mailbox, uint64_t tag) {
-    pthread_mutex_lock(&mailbox->lock);
-    wh_letters_burn(mailbox, &mailbox->letters, WH_ANY_RANK, tag);
-    pthread_mutex_unlock(&mailbox->lock);
-}
-
 bool wh_mailbox_expects(wh_mailbox *mailbox, uint64_t tag) {
     pthread_mutex_lock(&mailbox->lock);
     bool expected = wh_mailbox_find_inbox(mailbox, tag) != NULL;

@@ -68,9 +68,6 @@ wherry_status wh_mailbox_take(wh_mailbox *mailbox, int32_t rank, uint64_t tag, w
 /** Whether an inbox is open for a tag now. */
 bool wh_mailbox_expects(wh_mailbox *mailbox, uint64_t tag);
 
-/** Drops what lies there with a tag, and what comes with it later is kept again. */
-void wh_mailbox_discard(wh_mailbox *mailbox, uint64_t tag);
-
 /** Whether a rank is there as that incarnation. */
 bool wh_mailbox_is_present(const wh_mailbox *mailbox, int32_t rank, uint64_t incarnation);
 

@@ -105,18 +105,6 @@ static void test_arguments(void **state) {
     wh_world_close(&w);
 }
 
-static void test_discard(void **state) {
-    (void)state;
-    world w = wh_world_open();
-    wh_message message;
-    wh_send_text(w.groups[0], 1, 3, "left over");
-    wh_send_text(w.groups[0], 1, 4, "kept");
-    wh_expect_text(w.groups[1], 0, 4, "kept", 0);
-    wh_group_discard(w.groups[1], 3);
-    must_fail(WHERRY_TIMED_OUT, error, wh_group_receive(w.groups[1], 0, 3, wh_deadline_in_ms(20), &message, &error));
-    wh_world_close(&w);
-}
-
 static void count_message(void *context, wh_message *message) {
     atomic_fetch_add((atomic_int *)context, 1);
     wh_message_clear(message);
@@ -313,10 +301,9 @@ static void test_many_threads(void **state) {
 int wh_group_suite_run(const wh_group_kind *wanted) {
     wh_kind = wanted;
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_order_and_tags), cmocka_unit_test(test_to_oneself), cmocka_unit_test(test_sizes),
-        cmocka_unit_test(test_deadline),       cmocka_unit_test(test_arguments),  cmocka_unit_test(test_discard),
-        cmocka_unit_test(test_death),          cmocka_unit_test(test_rejoin),     cmocka_unit_test(test_many_threads),
-        cmocka_unit_test(test_background),
+        cmocka_unit_test(test_order_and_tags), cmocka_unit_test(test_to_oneself),   cmocka_unit_test(test_sizes),
+        cmocka_unit_test(test_deadline),       cmocka_unit_test(test_arguments),    cmocka_unit_test(test_death),
+        cmocka_unit_test(test_rejoin),         cmocka_unit_test(test_many_threads), cmocka_unit_test(test_background),
     };
     size_t own = sizeof(tests) / sizeof(*tests);
     struct CMUnitTest *all = calloc(own + wh_inbox_case_count, sizeof(*all));

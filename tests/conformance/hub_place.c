@@ -1,7 +1,7 @@
 #include "conformance/hub_place.h"
 
 #include "group/callback/callback.h"
-#include "group/local.h"
+#include "support/local_group.h"
 #include "support/table_hub.h"
 
 void *wh_open_local_place(int32_t size) {

@@ -5,7 +5,7 @@
 #include <pthread.h>
 #include <unistd.h>
 
-#include "group/local.h"
+#include "support/local_group.h"
 #include "support/counting_allocator.h"
 #include "transfer/cancel.h"
 

@@ -6,7 +6,7 @@
 #include <unistd.h>
 
 #include "base/error.h"
-#include "group/local.h"
+#include "support/local_group.h"
 #include "transfer/crew.h"
 
 static wherry_error error;

@@ -7,7 +7,7 @@
 
 #include "api/group_handle.h"
 #include "base/bytes.h"
-#include "group/local.h"
+#include "support/local_group.h"
 #include "support/asleep.h"
 #include "support/build.h"
 #include "support/counting_allocator.h"

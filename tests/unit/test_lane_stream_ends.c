@@ -8,7 +8,7 @@
 
 #include "base/bytes.h"
 #include "base/error.h"
-#include "group/local.h"
+#include "support/local_group.h"
 #include "lane/lanes.h"
 #include "support/build.h"
 #include "support/counting_allocator.h"

@@ -8,7 +8,7 @@
 
 #include "base/alloc.h"
 #include "base/bytes.h"
-#include "group/local.h"
+#include "support/local_group.h"
 #include "lane/lanes.h"
 #include "support/build.h"
 

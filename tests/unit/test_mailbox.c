@@ -39,7 +39,8 @@ static void test_shares(void **state) {
     must(put(mailbox, 1, 1, 1, "0123456789abcdef"));
     must(take(mailbox, 0, 1, "0123456789"));
     must(put(mailbox, 0, 1, 1, "0123456"));
-    wh_mailbox_discard(mailbox, 1);
+    must(take(mailbox, 0, 1, "0123456"));
+    must(take(mailbox, 1, 1, "0123456789abcdef"));
     must(put(mailbox, 1, 1, 3, "0123456789abcdef"));
     must_fail(WHERRY_TIMED_OUT, error, take(mailbox, 0, 1, ""));
     must(take(mailbox, 0, 2, "012345"));

@@ -1,4 +1,4 @@
-#include "group/local.h"
+#include "support/local_group.h"
 
 #include <pthread.h>
 #include <string.h>
