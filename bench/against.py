@@ -81,7 +81,9 @@ class Row:
         return statistics.median(pair[which] for pair in self.pairs) * 1e3
 
 
-def rows_of(case: str, samples: list[tuple[Seconds, Seconds]]) -> tuple[list[Row], dict[str, list[str]]]:
+def rows_of(
+    case: str, samples: list[tuple[Seconds, Seconds]]
+) -> tuple[list[Row], dict[str, list[str]]]:
     """The rows of one case, and the names of those that only one revision has."""
     steps: dict[str, None] = {}
     for old, new in samples:
@@ -138,7 +140,9 @@ def fail(message: str) -> int:
 
 
 def git(*arguments: str) -> str:
-    return subprocess.run(["git", *arguments], cwd=TOP, check=True, capture_output=True, text=True).stdout.strip()
+    return subprocess.run(
+        ["git", *arguments], cwd=TOP, check=True, capture_output=True, text=True
+    ).stdout.strip()
 
 
 def check_out(revision: str) -> Revision:
@@ -153,7 +157,9 @@ def check_out(revision: str) -> Revision:
         unpacked = folder / "unpacked"
         shutil.rmtree(unpacked, ignore_errors=True)
         unpacked.mkdir(parents=True)
-        archive = subprocess.run(["git", "archive", commit], cwd=TOP, check=True, capture_output=True)
+        archive = subprocess.run(
+            ["git", "archive", commit], cwd=TOP, check=True, capture_output=True
+        )
         subprocess.run(["tar", "-x", "-C", unpacked], input=archive.stdout, check=True)
         unpacked.rename(source)
     return Revision(commit[:12], source, folder / "build")
@@ -166,13 +172,27 @@ def build(revision: Revision) -> None:
     log = revision.build.with_suffix(".log")
     log.write_text("")
     if not (revision.build / "build.ninja").exists():
-        options = ["-Dbuildtype=release", "-Dtests=disabled", "-Dpython=enabled", "-Db_ndebug=false"]
+        options = [
+            "-Dbuildtype=release",
+            "-Dtests=disabled",
+            "-Dpython=enabled",
+            "-Db_ndebug=false",
+        ]
         if "clang" not in os.environ.get("CC", "cc"):
             options.append("-Db_lto=true")
         run_logged(log, "meson", "setup", *options, revision.build, revision.source)
     run_logged(log, "ninja", "-C", revision.build)
     shutil.rmtree(revision.build / "stage", ignore_errors=True)
-    install = ["meson", "install", "-C", revision.build, "--no-rebuild", "--quiet", "--tags", "python-runtime"]
+    install = [
+        "meson",
+        "install",
+        "-C",
+        revision.build,
+        "--no-rebuild",
+        "--quiet",
+        "--tags",
+        "python-runtime",
+    ]
     run_logged(log, *install, "--destdir", revision.build / "stage")
 
 
@@ -253,15 +273,24 @@ def ferry_cases(revisions: list[Revision]) -> list[Case]:
             steps = last_json(output)["steps"]
             return medians({step: one["seconds"] for step, one in steps.items() if "lane" in one})
 
-        return Case(f"bench/{name}", slow.get(name, 4.0), lambda revision: name in names[revision.label], measure)
+        return Case(
+            f"bench/{name}",
+            slow.get(name, 4.0),
+            lambda revision: name in names[revision.label],
+            measure,
+        )
 
-    return [case(name) for name in dict.fromkeys(name for known in names.values() for name in known)]
+    return [
+        case(name) for name in dict.fromkeys(name for known in names.values() for name in known)
+    ]
 
 
 def manifest_cases(_: list[Revision]) -> list[Case]:
     def case(tensors: int) -> Case:
         def measure(revision: Revision) -> Seconds:
-            result = last_json(run_program([str(revision.program("bench_manifest")), str(tensors), REPEATS], {}))
+            result = last_json(
+                run_program([str(revision.program("bench_manifest")), str(tensors), REPEATS], {})
+            )
             return medians({step: result[step] for step in ("encode", "decode")})
 
         has = lambda revision: revision.program("bench_manifest").exists()  # noqa: E731
@@ -276,24 +305,47 @@ def mpi_cases(_: list[Revision]) -> list[Case]:
 
         def measure(revision: Revision) -> Seconds:
             launcher = shutil.which(f"mpirun.{flavour}") or "mpirun"
-            command = [TOP / "scripts/run-mpi", flavour, launcher, "2", revision.program(program), pages, REPEATS]
+            command = [
+                TOP / "scripts/run-mpi",
+                flavour,
+                launcher,
+                "2",
+                revision.program(program),
+                pages,
+                REPEATS,
+            ]
             steps = last_json(run_program([str(one) for one in command], {}))["steps"]
-            return medians({step["name"]: step["seconds"] for step in steps if step["name"] != "plain"})
+            return medians(
+                {step["name"]: step["seconds"] for step in steps if step["name"] != "plain"}
+            )
 
-        return Case(f"mpi/{flavour}-{pages}", 15, lambda revision: revision.program(program).exists(), measure)
+        return Case(
+            f"mpi/{flavour}-{pages}",
+            15,
+            lambda revision: revision.program(program).exists(),
+            measure,
+        )
 
-    return [case(flavour, pages) for flavour in ("openmpi", "mpich") for pages in ferry_report.PAGES]
+    return [
+        case(flavour, pages) for flavour in ("openmpi", "mpich") for pages in ferry_report.PAGES
+    ]
 
 
 def ucx_cases(_: list[Revision]) -> list[Case]:
     def case(name: str, pages: str, tensors: int, size: int) -> Case:
         def measure(revision: Revision) -> Seconds:
             command = [str(revision.program("bench_ucx")), pages, str(tensors), str(size), REPEATS]
-            steps = last_json(run_program(command, {"UCX_TLS": "tcp", **ucx_environment()}))["steps"]
+            steps = last_json(run_program(command, {"UCX_TLS": "tcp", **ucx_environment()}))[
+                "steps"
+            ]
             plain = ("tag", "am")
-            return medians({step: seconds for step, seconds in steps.items() if step.split()[0] not in plain})
+            return medians(
+                {step: seconds for step, seconds in steps.items() if step.split()[0] not in plain}
+            )
 
-        return Case(f"ucx/{name}", 8, lambda revision: revision.program("bench_ucx").exists(), measure)
+        return Case(
+            f"ucx/{name}", 8, lambda revision: revision.program("bench_ucx").exists(), measure
+        )
 
     large = [case(f"gib-{pages}", pages, 16, 64 << 20) for pages in ferry_report.PAGES]
     return [*large, case("pages", "small", 20_000, 4096)]
@@ -301,7 +353,11 @@ def ucx_cases(_: list[Revision]) -> list[Case]:
 
 def python_run(revision: Revision, script: str, *arguments: str) -> dict:
     command = [sys.executable, str(HERE / script), *arguments]
-    environment = {"PYTHONPATH": revision.package(), "PYTHONDONTWRITEBYTECODE": "1", **ucx_environment()}
+    environment = {
+        "PYTHONPATH": revision.package(),
+        "PYTHONDONTWRITEBYTECODE": "1",
+        **ucx_environment(),
+    }
     return last_json(run_program(command, environment))
 
 
@@ -311,7 +367,11 @@ def torch_cases(_: list[Revision]) -> list[Case]:
     def case(name: str) -> Case:
         def measure(revision: Revision) -> Seconds:
             arguments = ["--ours", "--only", name, "--repeats", REPEATS]
-            return {"": statistics.median(python_run(revision, "compare_torch.py", *arguments)["seconds"])}
+            return {
+                "": statistics.median(
+                    python_run(revision, "compare_torch.py", *arguments)["seconds"]
+                )
+            }
 
         return Case(f"torch/{name}", 15, lambda _: True, measure)
 
@@ -323,9 +383,13 @@ def hosts_cases(_: list[Revision]) -> list[Case]:
 
     def case(link: str, size: str, estimate_s: float) -> Case:
         def measure(revision: Revision) -> Seconds:
-            return medians(python_run(revision, "compare_hosts.py", "--ours", "--only", link, "--size", size))
+            return medians(
+                python_run(revision, "compare_hosts.py", "--ours", "--only", link, "--size", size)
+            )
 
-        return Case(f"hosts/{link}-{size.replace(' ', '')}", estimate_s, lambda _: not lacking, measure)
+        return Case(
+            f"hosts/{link}-{size.replace(' ', '')}", estimate_s, lambda _: not lacking, measure
+        )
 
     links = ("near", "far", "farther")
     return [case(link, size, s) for size, s in (("256 MiB", 12), ("1 GiB", 28)) for link in links]
@@ -342,7 +406,9 @@ SUITES = {
 
 def is_selected(name: str, patterns: list[str]) -> bool:
     """A pattern is a suite, the name of a case, or the latter with wildcards."""
-    return not patterns or any(name.startswith(one + "/") or fnmatch.fnmatchcase(name, one) for one in patterns)
+    return not patterns or any(
+        name.startswith(one + "/") or fnmatch.fnmatchcase(name, one) for one in patterns
+    )
 
 
 # ---- the comparison ----
@@ -356,7 +422,9 @@ def measure_pair(case: Case, revisions: list[Revision], number: int) -> tuple[Se
         try:
             found[revision.label] = case.measure(revision)
         except NotMeasured:
-            found[revision.label] = case.measure(revision)  # once more: a launcher may fail now and then
+            found[revision.label] = case.measure(
+                revision
+            )  # once more: a launcher may fail now and then
     return found[revisions[0].label], found[revisions[1].label]
 
 
@@ -374,7 +442,9 @@ class Progress:
         self.left[case.name] = seconds * pairs_left
         if sys.stderr.isatty():
             text = f"{case.name}: {pairs_left} pairs left; about {self.total()} for everything"
-            print(f"\r\033[K{text}", end="" if pairs_left else "\r\033[K", file=sys.stderr, flush=True)
+            print(
+                f"\r\033[K{text}", end="" if pairs_left else "\r\033[K", file=sys.stderr, flush=True
+            )
 
 
 def line(row: Row, limit: float) -> str:
@@ -403,7 +473,10 @@ def compare(
         print(f"In neither build, or this machine cannot run them: {', '.join(neither)}")
     progress = Progress(both, pairs)
     print(f"{len(both)} cases, {pairs} pairs each: about {progress.total()}\n")
-    print(f"{'row':44} {'new/old':>7}  {'(quartiles)':13}  {'old, ms':>10} {'new, ms':>10}", flush=True)
+    print(
+        f"{'row':44} {'new/old':>7}  {'(quartiles)':13}  {'old, ms':>10} {'new, ms':>10}",
+        flush=True,
+    )
     for case in both:
         samples = []
         try:
@@ -426,12 +499,20 @@ def compare(
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("revision", help="the commit to compare with")
     parser.add_argument("--pairs", type=int, default=PAIRS, help=f"measurements per row ({PAIRS})")
-    parser.add_argument("--only", default="", help="suites or cases, with wildcards, separated by spaces")
-    parser.add_argument("--mean", type=float, default=MEAN_LIMIT, help=f"highest mean ratio ({MEAN_LIMIT})")
-    parser.add_argument("--row", type=float, default=ROW_LIMIT, help=f"highest ratio of a row ({ROW_LIMIT})")
+    parser.add_argument(
+        "--only", default="", help="suites or cases, with wildcards, separated by spaces"
+    )
+    parser.add_argument(
+        "--mean", type=float, default=MEAN_LIMIT, help=f"highest mean ratio ({MEAN_LIMIT})"
+    )
+    parser.add_argument(
+        "--row", type=float, default=ROW_LIMIT, help=f"highest ratio of a row ({ROW_LIMIT})"
+    )
     found = parser.parse_args(arguments)
     if found.pairs < 1:
         parser.error("at least one pair is needed")
@@ -441,13 +522,18 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 def main() -> int:
     arguments = parse()
     patterns = arguments.only.replace(",", " ").split()
-    revisions = [check_out(arguments.revision), Revision("the working tree", TOP, FOLDER / "new" / "build")]
+    revisions = [
+        check_out(arguments.revision),
+        Revision("the working tree", TOP, FOLDER / "new" / "build"),
+    ]
     for revision in revisions:
         build(revision)
     known = [case for makers in SUITES.values() for make in makers for case in make(revisions)]
     cases = [case for case in known if is_selected(case.name, patterns)]
     if not cases:
-        return fail(f"no case is called '{arguments.only}'; there are: {' '.join(case.name for case in known)}")
+        return fail(
+            f"no case is called '{arguments.only}'; there are: {' '.join(case.name for case in known)}"
+        )
     others = ferry_report.Others()
     rows, single, failures = compare(cases, revisions, arguments.pairs, arguments.row)
     print(f"\nOther work took {others.share():.0%} of the machine.")

@@ -21,7 +21,11 @@ import torch
 
 sys.dont_write_bytecode = True  # the source tree stays as it is
 HERE = pathlib.Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE), str(HERE.parent / "tests" / "python"), str(HERE.parent / "tests" / "hosts")]
+sys.path[:0] = [
+    str(HERE),
+    str(HERE.parent / "tests" / "python"),
+    str(HERE.parent / "tests" / "hosts"),
+]
 import ferry_report  # noqa: E402
 import hosts  # noqa: E402
 import lane_reach  # noqa: E402
@@ -112,7 +116,9 @@ def measure(link: Link, ways: list[str], sizes: list[int], repeats: int) -> list
     with hosts.World(2, rate_mbit=MBIT, delay_ms=link.delay_ms) as world:
         with launch.job(2, hosts=world.hosts, env=world.environment()) as job:
             seconds = (len(ways) * sum(sizes) * repeats / LINE) * 4 + 60
-            results = job.run(rank_body, ways, sizes, repeats, world.hosts[0].address(), timeout=seconds)[1]
+            results = job.run(
+                rank_body, ways, sizes, repeats, world.hosts[0].address(), timeout=seconds
+            )[1]
     launch.end_nursery()
     return results
 
@@ -126,7 +132,9 @@ def rate(seconds: list[float], size: int) -> str:
     return f"{statistics.median(rates):.1f} MB/s ({rates[0]:.1f}-{rates[-1]:.1f})"
 
 
-def rows(link: Link, ways: list[str], sizes: dict[str, int], results: list[list[float]]) -> list[list[str]]:
+def rows(
+    link: Link, ways: list[str], sizes: dict[str, int], results: list[list[float]]
+) -> list[list[str]]:
     """A line of the table for each lane and size."""
     found = {}
     for at, (way, size) in enumerate((way, size) for way in ways for size in sizes):
@@ -158,7 +166,10 @@ def page(lines: list[list[str]], absent: list[str], repeats: int, machine: str) 
         f"Machine: {machine}.",
         *([f"Left out: {one}." for one in absent]),
         "",
-        *ferry_report.table(["link, bytes", "lane", "rate", "of the line", "plain sockets", "required", "holds"], lines),
+        *ferry_report.table(
+            ["link, bytes", "lane", "rate", "of the line", "plain sockets", "required", "holds"],
+            lines,
+        ),
         "",
         "What a call needs beyond the bytes is some round trips, and TCP's time to find the rate of the line: about 12 round trips in all, which",
         "is why 256 MiB are short of the line at 20 ms.",
@@ -170,10 +181,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", choices=LINKS, help="this link alone; nothing is written")
     parser.add_argument("--repeats", type=int, default=REPEATS)
-    parser.add_argument("--quick", action="store_true", help="256 MiB once, for development: the results are not kept")
-    parser.add_argument("--ours", action="store_true", help="with --only: Wherry alone; prints its seconds as JSON")
+    parser.add_argument(
+        "--quick",
+        action="store_true",
+        help="256 MiB once, for development: the results are not kept",
+    )
+    parser.add_argument(
+        "--ours", action="store_true", help="with --only: Wherry alone; prints its seconds as JSON"
+    )
     parser.add_argument("--size", choices=SIZES, default="256 MiB", help="with --ours: how much")
-    parser.add_argument("--wait", type=float, default=0, help="before each link, wait so long for a quiet machine")
+    parser.add_argument(
+        "--wait", type=float, default=0, help="before each link, wait so long for a quiet machine"
+    )
     arguments = parser.parse_args()
     if reason := hosts.lacking(wire=True):
         raise SystemExit(f"there can be no hosts here: {reason}")

@@ -27,7 +27,15 @@ def measure(build: pathlib.Path, flavour: str, pages: str, repeats: int) -> dict
     """What rank 1 printed, a line of JSON among whatever MPI says."""
     launcher = shutil.which(f"mpirun.{flavour}") or "mpirun"
     program = build / "bench" / f"bench_mpi_{flavour}"
-    command = [HERE.parent / "scripts/run-mpi", flavour, launcher, "2", program, pages, str(repeats)]
+    command = [
+        HERE.parent / "scripts/run-mpi",
+        flavour,
+        launcher,
+        "2",
+        program,
+        pages,
+        str(repeats),
+    ]
     output = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
     return json.loads(next(line for line in output.splitlines() if line.startswith("{")))
 
@@ -51,11 +59,15 @@ def rows(result: dict) -> list[list[str]]:
     head = f"{result['library']}, {PAGES[result['pages']]}"
     lines: list[list[str]] = []
 
-    def add(case: str, ours: list[float], limit: list[float], against: str, required: float | None) -> None:
+    def add(
+        case: str, ours: list[float], limit: list[float], against: str, required: float | None
+    ) -> None:
         ratio = ratio_of(ours, limit)
         bar = "" if required is None else f"at least {required:.2f}"
         holds = "" if required is None else "yes" if ratio >= required else "**missed**"
-        lines.append([head, case, cell(ours), f"{cell(limit)} {against}", f"{ratio:.2f}", bar, holds])
+        lines.append(
+            [head, case, cell(ours), f"{cell(limit)} {against}", f"{ratio:.2f}", bar, holds]
+        )
 
     default = steps["default"]["lane"]
     add("1 GiB by MPI's messages (`blocks`)", rates(steps["blocks"]), plain, "plain", 0.95)
@@ -63,16 +75,34 @@ def rows(result: dict) -> list[list[str]]:
     add(f"1 GiB, default lane (`{default}`)", rates(steps["default"]), plain, "plain", 1.5)
     for name, lane in (("blocks", "`blocks`"), ("default", f"`{steps['default, small']['lane']}`")):
         small = steps[f"{name}, small"]
-        add(f"20,000 x 4 KiB, {lane}, moving the bytes", rates(small, "data"), rates(steps[name], "data"), "for 1 GiB", None)
-        add(f"20,000 x 4 KiB, {lane}, whole call", rates(small), rates(steps[name]), "for 1 GiB", 0.5)
+        add(
+            f"20,000 x 4 KiB, {lane}, moving the bytes",
+            rates(small, "data"),
+            rates(steps[name], "data"),
+            "for 1 GiB",
+            None,
+        )
+        add(
+            f"20,000 x 4 KiB, {lane}, whole call",
+            rates(small),
+            rates(steps[name]),
+            "for 1 GiB",
+            0.5,
+        )
     return lines
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("build", type=pathlib.Path)
-    parser.add_argument("--quick", action="store_true", help="fewer repeats, for development: the results are not kept")
-    parser.add_argument("--wait", type=float, default=0, help="before each run, wait so long for a quiet machine")
+    parser.add_argument(
+        "--quick",
+        action="store_true",
+        help="fewer repeats, for development: the results are not kept",
+    )
+    parser.add_argument(
+        "--wait", type=float, default=0, help="before each run, wait so long for a quiet machine"
+    )
     arguments = parser.parse_args()
     repeats = QUICK_REPEATS if arguments.quick else REPEATS
     lines_of_all: list[list[str]] = []
@@ -93,10 +123,12 @@ def main() -> None:
         f"Machine: {os.cpu_count()} cores, {platform.machine()}{ferry_report.others_text(shares)}.",
         "Figures count where that is a few percent.",
         "",
-        *ferry_report.table(["MPI, memory", "case", "ours", "against", "ratio", "required", "holds"], lines_of_all),
+        *ferry_report.table(
+            ["MPI, memory", "case", "ours", "against", "ratio", "required", "holds"], lines_of_all
+        ),
         "",
         "Plain is `MPI_Send` and `MPI_Recv` of one buffer of 1 GiB. Ours is the whole call of the receiver, in place and with nothing wanted beside it, which begins together with the source's: 16 tensors of",
-        "64 MiB, without digests where nothing else is said, or 20,000 of 4 KiB; where it says \"moving the bytes\", that phase of the call alone, on both sides of the ratio. All of it lies on the same kind of pages: 4 KiB, as malloc gives them, or",
+        '64 MiB, without digests where nothing else is said, or 20,000 of 4 KiB; where it says "moving the bytes", that phase of the call alone, on both sides of the ratio. All of it lies on the same kind of pages: 4 KiB, as malloc gives them, or',
         "huge ones, as `wherry_storage_allocate` does; but for the tensors of 4 KiB, which are malloc's in both.",
         "",
     ]

@@ -50,7 +50,11 @@ def seven_b(device: str = "cpu", layers: int = 8) -> State:
         "q": (4096, 4096), "k": (4096, 4096), "v": (4096, 4096), "o": (4096, 4096),
         "gate": (11008, 4096), "up": (11008, 4096), "down": (4096, 11008), "norm1": (4096,), "norm2": (4096,),
     }  # fmt: skip
-    return {f"layers.{i}.{name}": torch.empty(shape, dtype=torch.bfloat16, device=device) for i in range(layers) for name, shape in shapes.items()}
+    return {
+        f"layers.{i}.{name}": torch.empty(shape, dtype=torch.bfloat16, device=device)
+        for i in range(layers)
+        for name, shape in shapes.items()
+    }
 
 
 def pages(device: str = "cpu") -> State:
@@ -80,7 +84,9 @@ CASES = {
     "pages": Case("20,000 tensors of 4 KiB, in place", pages, 20),
     "views": Case("8 views of one 512 MiB storage, in place", views, 20),
     "three": Case("1 GiB to 3 ranks, in place", sixteen, 4, receivers=3),
-    "group-pages": Case("over the gloo group only, 20,000 tensors of 4 KiB", pages, 10, lanes="group"),
+    "group-pages": Case(
+        "over the gloo group only, 20,000 tensors of 4 KiB", pages, 10, lanes="group"
+    ),
     "group-gib": Case("over the gloo group only, 1 GiB in 16 tensors", sixteen, 1, lanes="group"),
 }
 
@@ -100,7 +106,10 @@ def sums(state: State) -> list[int]:
 
 
 def parts_are_right(state: State) -> bool:
-    return all(bool(torch.equal(words(tensor), pattern(tensor, number))) for number, tensor in enumerate(state.values()))
+    return all(
+        bool(torch.equal(words(tensor), pattern(tensor, number)))
+        for number, tensor in enumerate(state.values())
+    )
 
 
 # ---- a rank ----
@@ -121,8 +130,12 @@ class Rank:
         group = dist.distributed_c10d._get_default_group()
         target = (lambda: self.state) if case.in_place else None
         device = torch.device("cpu")
-        self.transports = {} if ours else {"torch": TorchTransport(group, TIMEOUT, device, state_dict=target)}
-        self.transports["wherry"] = PGTransport(group, TIMEOUT, device, state_dict=target, lanes=case.lanes)
+        self.transports = (
+            {} if ours else {"torch": TorchTransport(group, TIMEOUT, device, state_dict=target)}
+        )
+        self.transports["wherry"] = PGTransport(
+            group, TIMEOUT, device, state_dict=target, lanes=case.lanes
+        )
 
     def transfer(self, name: str, thorough: bool) -> float:
         """Seconds from the common beginning until the last rank is done."""
@@ -139,8 +152,12 @@ class Rank:
             transport.send_checkpoint(self.ranks, self.state)
         seconds = torch.tensor([time.perf_counter() - begin], dtype=torch.float64)
         dist.all_reduce(seconds, dist.ReduceOp.MAX)  # nobody checks while another is still at it
-        if self.rank and (sums(received) != self.expected or (thorough and not parts_are_right(received))):
-            raise SystemExit(f"{self.case.label}: {name} has brought rank {self.rank} other bytes than were sent")
+        if self.rank and (
+            sums(received) != self.expected or (thorough and not parts_are_right(received))
+        ):
+            raise SystemExit(
+                f"{self.case.label}: {name} has brought rank {self.rank} other bytes than were sent"
+            )
         del received
         return float(seconds)
 
@@ -157,7 +174,13 @@ class Rank:
 
 def run_rank(name: str, rank: int, repeats: int, ours: bool, place: str) -> None:
     case = CASES[name]
-    dist.init_process_group("gloo", init_method=f"file://{place}/store", rank=rank, world_size=case.receivers + 1, timeout=TIMEOUT)
+    dist.init_process_group(
+        "gloo",
+        init_method=f"file://{place}/store",
+        rank=rank,
+        world_size=case.receivers + 1,
+        timeout=TIMEOUT,
+    )
     one = Rank(case, rank, repeats, ours)
     results: dict[str, object] = dict(one.run())
     if rank == 1:
@@ -174,7 +197,10 @@ def run_rank(name: str, rank: int, repeats: int, ours: bool, place: str) -> None
 def run_ranks(name: str, command: list[str], count: int, timeout: float) -> dict:
     """Starts a case as so many processes, which are told their place and their rank, and takes what rank 1 has left there."""
     with tempfile.TemporaryDirectory(prefix="wherry-bench-") as place:
-        ranks = [subprocess.Popen([*command, "--place", place, "--rank", str(rank)]) for rank in range(count)]
+        ranks = [
+            subprocess.Popen([*command, "--place", place, "--rank", str(rank)])
+            for rank in range(count)
+        ]
         try:
             codes = [rank.wait(timeout=timeout) for rank in ranks]
         finally:
@@ -186,7 +212,15 @@ def run_ranks(name: str, command: list[str], count: int, timeout: float) -> dict
 
 
 def measure(name: str, repeats: int, ours: bool = False) -> dict:
-    command = [sys.executable, __file__, "--only", name, "--repeats", str(repeats), *(["--ours"] if ours else [])]
+    command = [
+        sys.executable,
+        __file__,
+        "--only",
+        name,
+        "--repeats",
+        str(repeats),
+        *(["--ours"] if ours else []),
+    ]
     return run_ranks(name, command, CASES[name].receivers + 1, 1800)
 
 
@@ -212,7 +246,15 @@ def page(rows: list[ferry_report.Row], repeats: int, machine: str) -> list[str]:
         f"Machine: {machine}.",
         "",
         *ferry_report.table(
-            ["case", "Wherry, its lane", "PGTransport over gloo", "times faster", "required", "holds"], [one.cells() for one in rows]
+            [
+                "case",
+                "Wherry, its lane",
+                "PGTransport over gloo",
+                "times faster",
+                "required",
+                "holds",
+            ],
+            [one.cells() for one in rows],
         ),
         "",
         "![How many times as good as required](torch.svg)",
@@ -228,14 +270,24 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", choices=CASES, help="this case alone; nothing is written")
     parser.add_argument("--repeats", type=int, default=REPEATS)
-    parser.add_argument("--quick", action="store_true", help="fewer repeats, for development: the results are not kept")
-    parser.add_argument("--wait", type=float, default=0, help="before each case, wait so long for a quiet machine")
-    parser.add_argument("--ours", action="store_true", help="with --only: Wherry alone; prints its seconds as JSON")
+    parser.add_argument(
+        "--quick",
+        action="store_true",
+        help="fewer repeats, for development: the results are not kept",
+    )
+    parser.add_argument(
+        "--wait", type=float, default=0, help="before each case, wait so long for a quiet machine"
+    )
+    parser.add_argument(
+        "--ours", action="store_true", help="with --only: Wherry alone; prints its seconds as JSON"
+    )
     parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--place", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.rank is not None:
-        return run_rank(arguments.only, arguments.rank, arguments.repeats, arguments.ours, arguments.place)
+        return run_rank(
+            arguments.only, arguments.rank, arguments.repeats, arguments.ours, arguments.place
+        )
     repeats = QUICK_REPEATS if arguments.quick else arguments.repeats
     if arguments.ours:
         return print(json.dumps({"seconds": measure(arguments.only, repeats, ours=True)["wherry"]}))
@@ -253,7 +305,9 @@ def main() -> None:
     if not arguments.only and not arguments.quick:
         results = HERE / "results"
         (results / "torch.md").write_text("\n".join(lines))
-        (results / "torch.svg").write_text(ferry_report.chart(rows, repeats, machine, "Against PyTorch's PGTransport"))
+        (results / "torch.svg").write_text(
+            ferry_report.chart(rows, repeats, machine, "Against PyTorch's PGTransport")
+        )
     return None
 
 

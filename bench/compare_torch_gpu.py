@@ -52,11 +52,25 @@ class Case:
 
 
 CASES = {
-    "layers": Case("3 GiB, 8 layers of a 7B model in bf16, memory kept open", seven_b, times=300, options={"keep_open": True}),
+    "layers": Case(
+        "3 GiB, 8 layers of a 7B model in bf16, memory kept open",
+        seven_b,
+        times=300,
+        options={"keep_open": True},
+    ),
     "layers-opened": Case("the same, memory opened each time", seven_b, times=1),
-    "layers-data": Case("the same, memory kept open, data phase", seven_b, rate=1900, options={"keep_open": True}),
-    "pages": Case("20,000 tensors of 4 KiB", compare_torch.pages, times=50, options={"keep_open": True}),
-    "staged": Case("3 GiB, IPC forbidden: staged through the host, data phase", seven_b, rate=20, options={"lanes": "^cuda_ipc"}),
+    "layers-data": Case(
+        "the same, memory kept open, data phase", seven_b, rate=1900, options={"keep_open": True}
+    ),
+    "pages": Case(
+        "20,000 tensors of 4 KiB", compare_torch.pages, times=50, options={"keep_open": True}
+    ),
+    "staged": Case(
+        "3 GiB, IPC forbidden: staged through the host, data phase",
+        seven_b,
+        rate=20,
+        options={"lanes": "^cuda_ipc"},
+    ),
 }
 
 
@@ -78,7 +92,9 @@ class Rank:
             for number, tensor in enumerate(self.state.values()):
                 words(tensor).copy_(pattern(tensor, number))
         group = dist.distributed_c10d._get_default_group()
-        self.ours = PGTransport(group, TIMEOUT, device, state_dict=lambda: self.state, **case.options)
+        self.ours = PGTransport(
+            group, TIMEOUT, device, state_dict=lambda: self.state, **case.options
+        )
         self.theirs = TorchTransport(group, TIMEOUT, torch.device("cpu"))
 
     def synchronize(self) -> None:
@@ -100,7 +116,9 @@ class Rank:
         self.synchronize()
         seconds = torch.tensor([time.perf_counter() - begin], dtype=torch.float64)
         if self.rank and not is_right(received, self.device):
-            raise SystemExit(f"{self.case.label}: {type(transport).__module__} has brought other bytes than were sent")
+            raise SystemExit(
+                f"{self.case.label}: {type(transport).__module__} has brought other bytes than were sent"
+            )
         dist.all_reduce(seconds, dist.ReduceOp.MAX)
         return float(seconds)
 
@@ -119,7 +137,13 @@ class Rank:
 
 def run_rank(arguments: argparse.Namespace) -> None:
     place = arguments.place
-    dist.init_process_group("gloo", init_method=f"file://{place}/store", rank=arguments.rank, world_size=2, timeout=TIMEOUT)
+    dist.init_process_group(
+        "gloo",
+        init_method=f"file://{place}/store",
+        rank=arguments.rank,
+        world_size=2,
+        timeout=TIMEOUT,
+    )
     one = Rank(CASES[arguments.only], arguments.rank, arguments.device)
     result = one.run(arguments.quick)
     if arguments.rank == 1:
@@ -142,7 +166,9 @@ def row(case: Case, result: dict) -> ferry_report.Row:
         return ferry_report.Row(case.label, ours, "GB/s", rate, case.rate)
     ours = f"{ferry_report.times(result['ours'], 'ms', 1e3)}, {result['lane']}{first}"
     ratio = statistics.median(result["theirs"]) / statistics.median(result["ours"])
-    return ferry_report.Row(case.label, ours, ferry_report.times(result["theirs"], "ms", 1e3), ratio, case.times or 0)
+    return ferry_report.Row(
+        case.label, ours, ferry_report.times(result["theirs"], "ms", 1e3), ratio, case.times or 0
+    )
 
 
 def page(rows: list[ferry_report.Row], machine: str) -> list[str]:
@@ -156,7 +182,15 @@ def page(rows: list[ferry_report.Row], machine: str) -> list[str]:
         f"Machine: {machine}.",
         "",
         *ferry_report.table(
-            ["case", "Wherry, its lane", "PGTransport over gloo", "times faster, or GB/s", "required", "holds"], [one.cells() for one in rows]
+            [
+                "case",
+                "Wherry, its lane",
+                "PGTransport over gloo",
+                "times faster, or GB/s",
+                "required",
+                "holds",
+            ],
+            [one.cells() for one in rows],
         ),
         "",
     ]
@@ -165,8 +199,12 @@ def page(rows: list[ferry_report.Row], machine: str) -> list[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", choices=CASES, help="this case alone; nothing is written")
-    parser.add_argument("--quick", action="store_true", help="fewer repeats: the results are not kept")
-    parser.add_argument("--device", default="cuda:0", help="cpu: to try the benchmark itself; nothing is written")
+    parser.add_argument(
+        "--quick", action="store_true", help="fewer repeats: the results are not kept"
+    )
+    parser.add_argument(
+        "--device", default="cuda:0", help="cpu: to try the benchmark itself; nothing is written"
+    )
     parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--place", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -181,7 +219,11 @@ def main() -> None:
             result = measure(name, arguments)
             rows.append(row(case, result))
             print("| " + " | ".join(rows[-1].cells()) + " |", flush=True)
-            print("   " + ", ".join(f"{key} {value}" for key, value in result["stats"].items() if value), flush=True)
+            print(
+                "   "
+                + ", ".join(f"{key} {value}" for key, value in result["stats"].items() if value),
+                flush=True,
+            )
     gpu = torch.cuda.get_device_name() if arguments.device != "cpu" else "no GPU"
     machine = f"{gpu}, {os.cpu_count()} cores, Python {platform.python_version()}, torch {torch.__version__}"
     lines = page(rows, machine)

@@ -14,7 +14,19 @@ import xml.sax.saxutils
 MIB = 1 << 20
 #: What memory lies on, where a benchmark has both.
 PAGES = {"small": "what malloc gives", "huge": "huge pages"}
-CASES = ("gib", "layers", "pages", "small", "new", "tcp", "three", "empty", "lanes", "lanes-pages", "lanes-small")
+CASES = (
+    "gib",
+    "layers",
+    "pages",
+    "small",
+    "new",
+    "tcp",
+    "three",
+    "empty",
+    "lanes",
+    "lanes-pages",
+    "lanes-small",
+)
 STATES = {
     "gib": "1 GiB in 16 tensors, in place",
     "layers": "3 GiB, 8 layers of a 7B model in bf16, in place",
@@ -64,7 +76,14 @@ class Row:
         return f"{'at most' if self.at_most else 'at least'} {self.number(self.required)}"
 
     def cells(self):
-        return [self.case, self.ours, self.limit, self.number(self.ratio), self.bar(), "yes" if self.holds() else "**missed**"]
+        return [
+            self.case,
+            self.ours,
+            self.limit,
+            self.number(self.ratio),
+            self.bar(),
+            "yes" if self.holds() else "**missed**",
+        ]
 
 
 def measure(build, case, repeats):
@@ -82,7 +101,9 @@ class Others:
     def now():
         """Seconds by the clock; of all processors, busy or taken by the host; of this process's children."""
         with open("/proc/stat", encoding="ascii") as file:
-            user, nice, system, _, _, irq, softirq, steal = (int(field) for field in file.readline().split()[1:9])
+            user, nice, system, _, _, irq, softirq, steal = (
+                int(field) for field in file.readline().split()[1:9]
+            )
         own = resource.getrusage(resource.RUSAGE_CHILDREN)
         busy = (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK")
         return time.monotonic(), busy, own.ru_utime + own.ru_stime
@@ -134,14 +155,28 @@ def rate_row(result, label, required):
     ours, limit = seconds_of(result, "ours"), seconds_of(result, "limit")
     count = result["steps"]["ours"]["bytes"]
     received = count * result["receivers"]
-    return Row(label, rates(ours, received), rates(limit, count), received / median(ours) / (count / median(limit)), required)
+    return Row(
+        label,
+        rates(ours, received),
+        rates(limit, count),
+        received / median(ours) / (count / median(limit)),
+        required,
+    )
 
 
 def verify_row(result):
     plain, checked = seconds_of(result, "ours"), seconds_of(result, "verify")
     count = result["steps"]["ours"]["bytes"]
     cost = median(checked) / median(plain) - 1
-    return Row("the same, verify on", rates(checked, count), rates(plain, count) + " without", cost, 0.25, True, True)
+    return Row(
+        "the same, verify on",
+        rates(checked, count),
+        rates(plain, count) + " without",
+        cost,
+        0.25,
+        True,
+        True,
+    )
 
 
 def small_row(result):
@@ -178,7 +213,9 @@ def memory_figures(results):
             if None not in step.get("growth", [None]):
                 source, *receivers = (max(0, growth) / MIB for growth in step["growth"])
                 allowed = 64 + step["tensors"] / 1024
-                figures.append((max(source, *receivers) / allowed, case, name, source, max(receivers), allowed))
+                figures.append(
+                    (max(source, *receivers) / allowed, case, name, source, max(receivers), allowed)
+                )
     return figures
 
 
@@ -205,7 +242,11 @@ def rows_of(results):
         rate_row(results["pages"], STATES["pages"] + whole, 0.50),
         small_row(results["small"]),
         rate_row(results["new"], STATES["new"], 0.90),
-        rate_row(results["tcp"], f"1 GiB over TCP loopback, stream, {results['tcp']['steps']['ours']['workers']} connections, no verify", 0.95),
+        rate_row(
+            results["tcp"],
+            f"1 GiB over TCP loopback, stream, {results['tcp']['steps']['ours']['workers']} connections, no verify",
+            0.95,
+        ),
         verify_row(results["tcp"]),
         rate_row(results["three"], "1 GiB to 3 receivers at once, all bytes counted", 0.85),
         memory_row(results),
@@ -230,14 +271,23 @@ def lane_lines(results):
         steps = results[case]["steps"]
         yield [
             STATES[case],
-            *(f"{s['bytes'] / median(s['seconds']) / 1e9:.2f} GB/s, {median(s['seconds']) * 1e3:.1f} ms" for s in steps.values()),
+            *(
+                f"{s['bytes'] / median(s['seconds']) / 1e9:.2f} GB/s, {median(s['seconds']) * 1e3:.1f} ms"
+                for s in steps.values()
+            ),
         ]
 
 
 def phase_lines(results):
     for case in ("gib", "pages", "small", "empty"):
         phases = results[case]["steps"]["ours"]["phases"]
-        yield [STATES[case], *(f"{median(phases[name]) * 1e3:.3f}" for name in ("prepare", "offer", "plan", "data", "release", "total"))]
+        yield [
+            STATES[case],
+            *(
+                f"{median(phases[name]) * 1e3:.3f}"
+                for name in ("prepare", "offer", "plan", "data", "release", "total")
+            ),
+        ]
 
 
 def memory_lines(results):
@@ -259,7 +309,9 @@ def page(results, rows, repeats, machine):
         f"`make bench`: each case in one pair of processes, warm, in turn with what it is measured against; median of {repeats} (lowest-highest).",
         f"Machine: {machine}.",
         "",
-        *table(["case", "ours", "limit", "ratio", "required", "holds"], [row.cells() for row in rows]),
+        *table(
+            ["case", "ours", "limit", "ratio", "required", "holds"], [row.cells() for row in rows]
+        ),
         "",
         "![How many times as good as required](ferry.svg)",
         "",
@@ -279,7 +331,18 @@ def page(results, rows, repeats, machine):
         "",
         "Milliseconds. The source prepares while the receiver waits for the offer.",
         "",
-        *table(["state", "source: prepare", "receiver: offer", "plan", "data", "release", "whole call"], phase_lines(results)),
+        *table(
+            [
+                "state",
+                "source: prepare",
+                "receiver: offer",
+                "plan",
+                "data",
+                "release",
+                "whole call",
+            ],
+            phase_lines(results),
+        ),
         "",
         "## Memory beyond source and destination",
         "",
@@ -339,7 +402,9 @@ def chart(rows, repeats, machine, subject="Sending and receiving"):
         label = row.case.split(";")[0]
         kind = "good" if row.holds() else "missed"
         parts.append(text(LABELS - 10, y + 14, label, anchor="end"))
-        parts.append(f'<rect class="{kind}" x="{LABELS}" y="{y}" width="{width:.1f}" height="{BAR}" rx="2"/>')
+        parts.append(
+            f'<rect class="{kind}" x="{LABELS}" y="{y}" width="{width:.1f}" height="{BAR}" rx="2"/>'
+        )
         if margin > MOST:
             tip = LABELS + BARS
             parts.append(f'<path class="{kind}" d="M{tip},{y} l9,{BAR / 2} l-9,{BAR / 2} z"/>')

@@ -41,17 +41,36 @@ def make_file(path, size):
 
 def start_nginx(place):
     port = ferry_report.free_port()
-    (place / "nginx.conf").write_text("user root;" * (os.geteuid() == 0) + NGINX.format(place=place, port=port))
-    server = subprocess.Popen(["nginx", "-c", place / "nginx.conf", "-e", place / "nginx.log", "-p", place])
+    (place / "nginx.conf").write_text(
+        "user root;" * (os.geteuid() == 0) + NGINX.format(place=place, port=port)
+    )
+    server = subprocess.Popen(
+        ["nginx", "-c", place / "nginx.conf", "-e", place / "nginx.log", "-p", place]
+    )
     for _ in range(200):
-        if subprocess.run(["curl", "-sf", "-o", "/dev/null", "-r", "0-0", f"http://127.0.0.1:{port}/file.safetensors"]).returncode == 0:
+        if (
+            subprocess.run(
+                [
+                    "curl",
+                    "-sf",
+                    "-o",
+                    "/dev/null",
+                    "-r",
+                    "0-0",
+                    f"http://127.0.0.1:{port}/file.safetensors",
+                ]
+            ).returncode
+            == 0
+        ):
             return server, f"http://127.0.0.1:{port}/file.safetensors"
         time.sleep(0.05)
     sys.exit("nginx does not start: " + (place / "nginx.log").read_text())
 
 
 def start_serve(wherry, path):
-    server = subprocess.Popen([wherry, "serve", "--json", "-q", path], stdout=subprocess.PIPE, text=True)
+    server = subprocess.Popen(
+        [wherry, "serve", "--json", "-q", path], stdout=subprocess.PIPE, text=True
+    )
     text = ""
     while not text.endswith("}\n"):
         text += server.stdout.readline()
@@ -60,7 +79,9 @@ def start_serve(wherry, path):
 
 def timed(*command, **environment):
     begin = time.monotonic()
-    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env={**os.environ, **environment})
+    done = subprocess.run(
+        command, check=True, stdout=subprocess.PIPE, text=True, env={**os.environ, **environment}
+    )
     return time.monotonic() - begin, done.stdout
 
 
@@ -72,7 +93,15 @@ def measure(build, place, size, repeats):
     make_file(source, size)
     nginx, url = start_nginx(place)
     serve, told = start_serve(build / "cli/wherry", source)
-    fetch = [build / "cli/wherry", "fetch", "-q", "--json", told["address"], "-o", target / "fetched.safetensors"]
+    fetch = [
+        build / "cli/wherry",
+        "fetch",
+        "-q",
+        "--json",
+        told["address"],
+        "-o",
+        target / "fetched.safetensors",
+    ]
     seconds, lane = {"fetch": [], "fetch, stream": [], "sockets": [], "curl": []}, "?"
 
     def clear():
@@ -104,9 +133,17 @@ def measure(build, place, size, repeats):
 
 
 def report(size, seconds, lane):
-    rates = {name: size / statistics.median(all_of_it) * 1e-9 for name, all_of_it in seconds.items()}
+    rates = {
+        name: size / statistics.median(all_of_it) * 1e-9 for name, all_of_it in seconds.items()
+    }
     rows = [
-        ("plain sockets, 2 connections", "fetch", "sockets", 0.8, "the lane that it takes by itself, " + lane),
+        (
+            "plain sockets, 2 connections",
+            "fetch",
+            "sockets",
+            0.8,
+            "the lane that it takes by itself, " + lane,
+        ),
         ("plain sockets, 2 connections", "fetch, stream", "sockets", 0.8, "over sockets too"),
         ("curl from nginx", "fetch", "curl", 1.3, "the lane that it takes by itself, " + lane),
         ("curl from nginx", "fetch, stream", "curl", 1.3, "over sockets too"),
@@ -114,11 +151,25 @@ def report(size, seconds, lane):
     cells = []
     for against, ours, other, required, how in rows:
         ratio = rates[ours] / rates[other]
-        cells.append([against, how, f"{rates[ours]:.2f}", f"{rates[other]:.2f}", f"{ratio:.2f}", f"at least {required}",
-                      "yes" if ratio >= required else "**missed**"])
-    lines = [f"`wherry fetch` of {size / 2**30:.2f} GiB on loopback into a file in memory, the whole command with verifying; median of "
-             f"{len(seconds['fetch'])}, all in turn in one run. `bench/fetch_files.py build-release --write` takes it.", "",
-             *ferry_report.table(["against", "fetch", "GB/s", "the other", "ratio", "required", "holds"], cells)]
+        cells.append(
+            [
+                against,
+                how,
+                f"{rates[ours]:.2f}",
+                f"{rates[other]:.2f}",
+                f"{ratio:.2f}",
+                f"at least {required}",
+                "yes" if ratio >= required else "**missed**",
+            ]
+        )
+    lines = [
+        f"`wherry fetch` of {size / 2**30:.2f} GiB on loopback into a file in memory, the whole command with verifying; median of "
+        f"{len(seconds['fetch'])}, all in turn in one run. `bench/fetch_files.py build-release --write` takes it.",
+        "",
+        *ferry_report.table(
+            ["against", "fetch", "GB/s", "the other", "ratio", "required", "holds"], cells
+        ),
+    ]
     return "\n".join(lines) + "\n"
 
 
@@ -132,8 +183,15 @@ def main():
     if not shutil.which("nginx") or not shutil.which("curl"):
         sys.exit("nginx and curl are missing: scripts/install-deps bench")
     with tempfile.TemporaryDirectory(dir="/dev/shm") as place:
-        text = report(arguments.size << 20, *measure(pathlib.Path(arguments.build).resolve(), pathlib.Path(place), arguments.size << 20,
-                                                     arguments.repeats))
+        text = report(
+            arguments.size << 20,
+            *measure(
+                pathlib.Path(arguments.build).resolve(),
+                pathlib.Path(place),
+                arguments.size << 20,
+                arguments.repeats,
+            ),
+        )
     print(text, end="")
     if arguments.write:
         (ROOT / "bench/results/fetch.md").write_text("# Fetching files\n\n" + text)

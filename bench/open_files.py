@@ -20,8 +20,10 @@ MEMORY_MAX = 64 << 20
 def make_file(path, tensors, size):
     """So many tensors of zeros that take no room. Numbers are as wide in every file: the time that a header takes goes by its length."""
     each = size // tensors
-    entries = (f'"layers.{i}.weight": {{"dtype": "U8", "shape": [{each:12}], "data_offsets": [{i * each:12}, {(i + 1) * each:12}]}}'
-               for i in range(tensors))
+    entries = (
+        f'"layers.{i}.weight": {{"dtype": "U8", "shape": [{each:12}], "data_offsets": [{i * each:12}, {(i + 1) * each:12}]}}'
+        for i in range(tensors)
+    )
     text = f"{{{', '.join(entries)}}}".encode()
     text += b" " * (-len(text) % 8)
     with open(path, "wb") as file:
@@ -45,11 +47,19 @@ def inspect(wherry, path):
 def measure(wherry, tensors, repeats):
     """Of each file: the seconds, and the most memory."""
     with tempfile.TemporaryDirectory(dir=FOLDER) as place:
-        paths = {name: make_file(f"{place}/{size}.safetensors", tensors, size) for name, size in SIZES.items()}
+        paths = {
+            name: make_file(f"{place}/{size}.safetensors", tensors, size)
+            for name, size in SIZES.items()
+        }
         for path in paths.values():
             inspect(wherry, path)  # warms up
-        rounds = [{name: inspect(wherry, path) for name, path in paths.items()} for _ in range(repeats)]
-    return {name: ([one[name][0] for one in rounds], max(one[name][1] for one in rounds)) for name in SIZES}
+        rounds = [
+            {name: inspect(wherry, path) for name, path in paths.items()} for _ in range(repeats)
+        ]
+    return {
+        name: ([one[name][0] for one in rounds], max(one[name][1] for one in rounds))
+        for name in SIZES
+    }
 
 
 def main():
@@ -58,18 +68,30 @@ def main():
     parser.add_argument("--repeats", type=int, default=21)
     parser.add_argument("--write", action="store_true")
     arguments = parser.parse_args()
-    lines = [f"`wherry inspect`, the whole command, of sparse safetensors files; medians of {arguments.repeats} (least), in turn. "
-             "The headers of both are equally long: numbers have the same width. `bench/open_files.py build-release --write` takes it.", "",
-             "| tensors | 100 GiB | 100 MiB | ratio | memory | at most 64 MiB |", "| --- | --- | --- | --- | --- | --- |"]
+    lines = [
+        f"`wherry inspect`, the whole command, of sparse safetensors files; medians of {arguments.repeats} (least), in turn. "
+        "The headers of both are equally long: numbers have the same width. `bench/open_files.py build-release --write` takes it.",
+        "",
+        "| tensors | 100 GiB | 100 MiB | ratio | memory | at most 64 MiB |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
     for tensors in (1000, 20000):
         found = measure(arguments.build / "cli/wherry", tensors, arguments.repeats)
         (less, _), (more, memory) = found["100 MiB"], found["100 GiB"]
-        texts = [f"{statistics.median(one) * 1e3:.1f} ms ({min(one) * 1e3:.1f})" for one in (more, less)]
-        lines.append(f"| {tensors} | {texts[0]} | {texts[1]} | {statistics.median(more) / statistics.median(less):.2f} | {memory / 2**20:.1f} MiB | "
-                     f"{'yes' if memory <= MEMORY_MAX else '**missed**'} |")
+        texts = [
+            f"{statistics.median(one) * 1e3:.1f} ms ({min(one) * 1e3:.1f})" for one in (more, less)
+        ]
+        lines.append(
+            f"| {tensors} | {texts[0]} | {texts[1]} | {statistics.median(more) / statistics.median(less):.2f} | {memory / 2**20:.1f} MiB | "
+            f"{'yes' if memory <= MEMORY_MAX else '**missed**'} |"
+        )
     lines += ["", "The library alone, by `build-release/bench/bench_formats /dev/shm`:", ""]
-    lines += subprocess.run([arguments.build / "bench/bench_formats", FOLDER, str(min(arguments.repeats, 9))], check=True, text=True,
-                            stdout=subprocess.PIPE).stdout.splitlines()
+    lines += subprocess.run(
+        [arguments.build / "bench/bench_formats", FOLDER, str(min(arguments.repeats, 9))],
+        check=True,
+        text=True,
+        stdout=subprocess.PIPE,
+    ).stdout.splitlines()
     text = "\n".join(lines) + "\n"
     print(text, end="")
     if arguments.write:

@@ -62,7 +62,10 @@ class Comparison(unittest.TestCase):
 
     def compare(self, seconds, *arguments, has=lambda _: True):
         """The exit status and the output; `seconds` says what is measured of "old" and "new"."""
-        revisions = {"old": against.Revision("old", None, None), "new": against.Revision("new", None, None)}
+        revisions = {
+            "old": against.Revision("old", None, None),
+            "new": against.Revision("new", None, None),
+        }
         self.order = []
 
         def measure(revision):
@@ -98,7 +101,9 @@ class Comparison(unittest.TestCase):
         status, text = self.compare({"old": 1.0, "new": 1.2}, "--mean", "2")
         self.assertEqual(status, 1)
         self.assertIn("Rows above 1.1: suite/case step", text)
-        self.assertEqual(self.compare({"old": 1.0, "new": 1.2}, "--mean", "2", "--row", "1.3")[0], 0)
+        self.assertEqual(
+            self.compare({"old": 1.0, "new": 1.2}, "--mean", "2", "--row", "1.3")[0], 0
+        )
 
     def test_order_alternates(self):
         self.compare({"old": 1.0, "new": 1.0}, "--pairs", "3")

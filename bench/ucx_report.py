@@ -24,7 +24,9 @@ PLAIN = ("tag 1", "tag 2", "am 1", "am 2")
 def measure(build, transports, pages, tensors, nbytes):
     program = [str(build / "bench" / "bench_ucx"), pages, str(tensors), str(nbytes), str(TURN)]
     environment = {**os.environ, "UCX_TLS": transports}
-    output = subprocess.run(program, check=True, stdout=subprocess.PIPE, text=True, env=environment).stdout
+    output = subprocess.run(
+        program, check=True, stdout=subprocess.PIPE, text=True, env=environment
+    ).stdout
     return json.loads(output.strip().splitlines()[-1])
 
 
@@ -32,12 +34,16 @@ def perftest(transports):
     """Bytes a second of `ucx_perftest -t tag_bw`, with messages as long as the tensors."""
     environment = {**os.environ, "UCX_TLS": transports}
     port = str(ferry_report.free_port())
-    server = subprocess.Popen(["ucx_perftest", "-p", port], stdout=subprocess.DEVNULL, env=environment)
+    server = subprocess.Popen(
+        ["ucx_perftest", "-p", port], stdout=subprocess.DEVNULL, env=environment
+    )
     try:
         time.sleep(0.5)
         client = ["ucx_perftest", "127.0.0.1", "-p", port, "-t", "tag_bw", "-f", "-v"]
         client += ["-s", str(TENSOR), "-n", str(TENSORS), "-w", "2"]
-        output = subprocess.run(client, check=True, stdout=subprocess.PIPE, text=True, env=environment, timeout=120).stdout
+        output = subprocess.run(
+            client, check=True, stdout=subprocess.PIPE, text=True, env=environment, timeout=120
+        ).stdout
     finally:
         server.kill()
         server.wait()
@@ -47,7 +53,13 @@ def perftest(transports):
 
 def join(results):
     """Several runs as one."""
-    return {**results[0], "steps": {step: [one for result in results for one in result["steps"][step]] for step in results[0]["steps"]}}
+    return {
+        **results[0],
+        "steps": {
+            step: [one for result in results for one in result["steps"][step]]
+            for step in results[0]["steps"]
+        },
+    }
 
 
 def rate(result, step):
@@ -71,17 +83,37 @@ def rows_of(whole, many, perf):
         count = result["bytes"]
         label = f"1 GiB in {TENSORS} tensors, {name}"
         if name == "TCP loopback":
-            yield PAGES[kind], ferry_report.Row(
-                label, ferry_report.rates(result["steps"]["lane"], count), f"{ferry_report.rates(result['steps'][best], count)}, plain UCX, {best}", ours / rate(result, best), 0.95
+            yield (
+                PAGES[kind],
+                ferry_report.Row(
+                    label,
+                    ferry_report.rates(result["steps"]["lane"], count),
+                    f"{ferry_report.rates(result['steps'][best], count)}, plain UCX, {best}",
+                    ours / rate(result, best),
+                    0.95,
+                ),
             )
         if name in perf:
-            yield PAGES[kind], ferry_report.Row(
-                label, ferry_report.rates(result["steps"]["lane"], count), f"{rates(perf[name])}, ucx_perftest -t tag_bw", ours / statistics.median(perf[name]), 1.0
+            yield (
+                PAGES[kind],
+                ferry_report.Row(
+                    label,
+                    ferry_report.rates(result["steps"]["lane"], count),
+                    f"{rates(perf[name])}, ucx_perftest -t tag_bw",
+                    ours / statistics.median(perf[name]),
+                    1.0,
+                ),
             )
         small = many[name]
-        yield PAGES[kind], ferry_report.Row(
-            f"{MANY:,} tensors of 4 KiB, {name}, whole call", ferry_report.rates(small["steps"]["lane"], small["bytes"]),
-            f"{ours / 1e9:.2f} GB/s, the same with 1 GiB", rate(small, "lane") / ours, 0.5
+        yield (
+            PAGES[kind],
+            ferry_report.Row(
+                f"{MANY:,} tensors of 4 KiB, {name}, whole call",
+                ferry_report.rates(small["steps"]["lane"], small["bytes"]),
+                f"{ours / 1e9:.2f} GB/s, the same with 1 GiB",
+                rate(small, "lane") / ours,
+                0.5,
+            ),
         )
 
 
@@ -89,7 +121,11 @@ def all_lines(whole, many):
     results = [(f"1 GiB, {name}, {PAGES[kind]}", result) for (name, kind), result in whole.items()]
     results += [(f"{MANY:,} of 4 KiB, {name}", result) for name, result in many.items()]
     for label, result in results:
-        yield [label, *(f"{rate(result, step) / 1e9:.2f}" for step in ("lane", "verified", *PLAIN)), result["detail"]]
+        yield [
+            label,
+            *(f"{rate(result, step) / 1e9:.2f}" for step in ("lane", "verified", *PLAIN)),
+            result["detail"],
+        ]
 
 
 def run(build, repeats, machine, results_folder, patience):
@@ -116,7 +152,10 @@ def run(build, repeats, machine, results_folder, patience):
         f"`make bench-ucx`: the lane and plain UCX in one pair of processes, in turn, warm, and pairs with either state in turn; median of {turns * TURN} (lowest-highest).",
         f"Machine: {machine}.",
         "",
-        *ferry_report.table(["memory", "case", "ours", "limit", "ratio", "required", "holds"], [[memory, *row.cells()] for memory, row in rows_of(whole, many, perf)]),
+        *ferry_report.table(
+            ["memory", "case", "ours", "limit", "ratio", "required", "holds"],
+            [[memory, *row.cells()] for memory, row in rows_of(whole, many, perf)],
+        ),
         "",
         "Ours is the whole call of the receiver, in place and with nothing wanted beside it, from the question to the confirmation, without digests.",
         "Tensors of 64 MiB lie on pages of 4 KiB, as malloc gives them, or on huge ones, as `wherry_storage_allocate` does; those of",
@@ -128,7 +167,10 @@ def run(build, repeats, machine, results_folder, patience):
         "",
         "GB/s; `tag` and `am` are the plain program's, with one thread and with two.",
         "",
-        *ferry_report.table(["case", "lane", "lane, verified", *PLAIN, "what UCX chose for the lane"], all_lines(whole, many)),
+        *ferry_report.table(
+            ["case", "lane", "lane, verified", *PLAIN, "what UCX chose for the lane"],
+            all_lines(whole, many),
+        ),
         "",
     ]
     if results_folder:

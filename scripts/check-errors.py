@@ -23,10 +23,12 @@ def main():
     header, document = in_header(), in_document()
     for row in header:
         if row not in document:
-            print("docs/errors.md lacks: | `WHERRY_{}` | {} | {} | {} |".format(*row), file=sys.stderr)
+            print(
+                "docs/errors.md lacks: | `WHERRY_{}` | {} | {} | {} |".format(*row), file=sys.stderr
+            )
     for row in document:
         if row not in header:
-            print("status.h lacks: X({}, {}, {}, \"{}\")".format(*row), file=sys.stderr)
+            print('status.h lacks: X({}, {}, {}, "{}")'.format(*row), file=sys.stderr)
     if sorted(header) == sorted(document) and header != document:
         print("docs/errors.md has another order than status.h", file=sys.stderr)
     return 0 if header and header == document else 1

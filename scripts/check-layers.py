@@ -79,13 +79,19 @@ def check_include(root, table, file, quote, target):
     if top == "src":
         if private:
             return check_private(root, table, file, target)
-        return None if quote == "<" else 'a private header is named from src/ on, such as "base/alloc.h"'
+        return (
+            None
+            if quote == "<"
+            else 'a private header is named from src/ on, such as "base/alloc.h"'
+        )
     if quote == "<" and not private:
         return None
     own = (file.parent / target).resolve()
     if top != "include" and (root / top) in own.parents and own.is_file():
         return None
-    if ".." not in Path(target).parts and any((root / name / target).is_file() for name in table.get(top, []) if name != "include"):
+    if ".." not in Path(target).parts and any(
+        (root / name / target).is_file() for name in table.get(top, []) if name != "include"
+    ):
         return None
     return f"{top}/ may include public headers only, as <wherry/...>"
 
@@ -115,7 +121,10 @@ def main(root):
     table = read_table(root / "docs/architecture.md")
     wrong = list(check_table(table))
     if not wrong:
-        folders = ["src", *sorted({folder.split("/")[0] for folder in table if (root / folder).is_dir()})]
+        folders = [
+            "src",
+            *sorted({folder.split("/")[0] for folder in table if (root / folder).is_dir()}),
+        ]
         files = [file for folder in folders for file in sorted((root / folder).rglob("*.[ch]"))]
         if not files:
             wrong = ["no file was found to check"]
@@ -126,4 +135,6 @@ def main(root):
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1] if len(sys.argv) > 1 else Path(__file__).parent.parent).resolve()))
+    sys.exit(
+        main(Path(sys.argv[1] if len(sys.argv) > 1 else Path(__file__).parent.parent).resolve())
+    )

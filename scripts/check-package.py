@@ -24,10 +24,14 @@ def output_of(*command):
 
 
 def check_extension(path):
-    exported = {line.split()[-1] for line in output_of("nm", "-D", "--defined-only", path).splitlines()}
+    exported = {
+        line.split()[-1] for line in output_of("nm", "-D", "--defined-only", path).splitlines()
+    }
     if exported != {"PyInit__core"}:
         yield f"{EXTENSION} exports {' '.join(sorted(exported)) or 'nothing'}, not PyInit__core alone"
-    for library in re.findall(r"NEEDED.*\[(lib(?:wherry|python)[^]]*)\]", output_of("readelf", "-d", path)):
+    for library in re.findall(
+        r"NEEDED.*\[(lib(?:wherry|python)[^]]*)\]", output_of("readelf", "-d", path)
+    ):
         yield f"{EXTENSION} needs {library}"
 
 
@@ -50,7 +54,11 @@ def main(build):
     with tempfile.TemporaryDirectory() as folder:
         subprocess.run([ROOT / "scripts/make-wheel", build, folder], check=True)
         wheels = list(Path(folder).glob("*.whl"))
-        wrong = [f"{len(wheels)} wheels were built"] if len(wheels) != 1 else list(check_wheel(wheels[0], folder))
+        wrong = (
+            [f"{len(wheels)} wheels were built"]
+            if len(wheels) != 1
+            else list(check_wheel(wheels[0], folder))
+        )
     print(*wrong, sep="\n", end="\n" if wrong else "")
     return 1 if wrong else 0
 

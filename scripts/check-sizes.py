@@ -43,7 +43,12 @@ def check(path):
 
 
 def main():
-    files = [p for folder in FOLDERS for p in sorted((ROOT / folder).rglob("*")) if p.suffix in (".c", ".h", ".py")]
+    files = [
+        p
+        for folder in FOLDERS
+        for p in sorted((ROOT / folder).rglob("*"))
+        if p.suffix in (".c", ".h", ".py")
+    ]
     return 0 if all([check(path) for path in files]) else 1
 
 

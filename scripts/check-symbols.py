@@ -31,8 +31,12 @@ def declared(headers):
 def mapped(path):
     """The public names of a map, and the private ones."""
     names = {False: set(), True: set()}
-    version = re.search(r"version: '([^']+)'", (ROOT / "meson.build").read_text(encoding="utf-8"))[1]
-    for node, body in re.findall(r"^(\S+) \{(.*?)^\};", path.read_text(encoding="utf-8"), flags=re.M | re.S):
+    version = re.search(r"version: '([^']+)'", (ROOT / "meson.build").read_text(encoding="utf-8"))[
+        1
+    ]
+    for node, body in re.findall(
+        r"^(\S+) \{(.*?)^\};", path.read_text(encoding="utf-8"), flags=re.M | re.S
+    ):
         private = node.startswith("WHERRY_PRIVATE_")
         if private and node != f"WHERRY_PRIVATE_{version}":
             raise SystemExit(f"{path}: {node} is not of version {version}")
@@ -43,7 +47,9 @@ def mapped(path):
 def exported(library):
     if not library.exists():
         raise SystemExit(f"{library}: not there; build it first")
-    nm = subprocess.run(["nm", "-D", "--defined-only", library], capture_output=True, text=True, check=True)
+    nm = subprocess.run(
+        ["nm", "-D", "--defined-only", library], capture_output=True, text=True, check=True
+    )
     symbols = (line.split() for line in nm.stdout.splitlines())
     return {name.split("@")[0] for _, kind, name in symbols if kind != "A"}
 
@@ -52,10 +58,16 @@ def check(build, headers, places):
     symbol_map, *libraries = places
     public, private = mapped(ROOT / symbol_map)
     lists = {
-        "declared in " + (headers[0].name if len(headers) == 1 else "include/wherry/"): declared(headers) | private,
+        "declared in " + (headers[0].name if len(headers) == 1 else "include/wherry/"): declared(
+            headers
+        )
+        | private,
         f"named in {symbol_map}": public | private,
     }
-    lists |= {f"exported by {Path(library).name}": exported(Path(build) / library) for library in libraries}
+    lists |= {
+        f"exported by {Path(library).name}": exported(Path(build) / library)
+        for library in libraries
+    }
     wrong = False
     for name in sorted(set().union(*lists.values())):
         absent = [place for place, names in lists.items() if name not in names]

@@ -16,12 +16,18 @@ def main(build):
     wrong = []
     for folder in sorted(p for p in (ROOT / "src").iterdir() if p.is_dir()):
         if not (folder / "README.md").is_file():
-            wrong.append(f"{folder.relative_to(ROOT)}: no README.md (what it is, what it may include, where to start)")
+            wrong.append(
+                f"{folder.relative_to(ROOT)}: no README.md (what it is, what it may include, where to start)"
+            )
 
     database = json.loads((ROOT / build / "compile_commands.json").read_text(encoding="utf-8"))
-    built = {os.path.realpath(os.path.join(entry["directory"], entry["file"])) for entry in database}
+    built = {
+        os.path.realpath(os.path.join(entry["directory"], entry["file"])) for entry in database
+    }
     places = defaultdict(list)
-    for path in sorted(p for folder in ("src", "python", "tests") for p in (ROOT / folder).rglob("*.[ch]")):
+    for path in sorted(
+        p for folder in ("src", "python", "tests") for p in (ROOT / folder).rglob("*.[ch]")
+    ):
         where = str(path.relative_to(ROOT))
         places[path.name].append(where)
         if path.suffix == ".c" and str(path) not in built and not where.startswith(BUILT_ELSEWHERE):

@@ -46,7 +46,9 @@ def meson_cases(path):
 def junit_cases(path):
     for case in ET.parse(path).iter("testcase"):
         kinds = {child.tag for child in case}
-        result = FAILED if kinds & {"failure", "error"} else SKIPPED if "skipped" in kinds else PASSED
+        result = (
+            FAILED if kinds & {"failure", "error"} else SKIPPED if "skipped" in kinds else PASSED
+        )
         yield result, f"{case.get('classname')}: {case.get('name')}", []
 
 

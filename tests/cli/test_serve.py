@@ -262,7 +262,7 @@ RECEIVED, COMPARED, SENT = "receiver closed a chunk", "receiver compared a chunk
 
 
 def test_killed_three_times_and_resumed(ample, tmp_path):
-    nbytes = 2 << 30
+    nbytes = 1 << 30
     source = large(ample / "source.safetensors", nbytes)
     target = ample / "target.safetensors"
     with serving(tmp_path, source) as server:
@@ -299,12 +299,13 @@ def test_resuming_mends_what_differs(tmp_path, model):
 
 @pytest.mark.parametrize("resume, point", [(False, RECEIVED), (True, COMPARED), (True, RECEIVED)])
 def test_a_signal_leaves_nothing_half_done(resume, point, ample, tmp_path):
-    source = large(ample / "source.safetensors", 1 << 30)
+    nbytes = 256 << 20
+    source = large(ample / "source.safetensors", nbytes)
     target = ample / "target.safetensors"
     target.write_bytes(b"what was there before")
     with serving(tmp_path, source) as server:
         fetch = start("fetch", server.address, "-o", target, *(["--resume"] if resume else []), "--lanes", "stream", WHERRY_TOKEN=server.token,
-                      strike=((1 << 30) // CHUNK // 4, signal.SIGINT, point))
+                      strike=(nbytes // CHUNK // 4, signal.SIGINT, point))
         await_strike(fetch)
         assert fetch.wait(10) == 128 + signal.SIGINT
         assert target.read_bytes() == b"what was there before"

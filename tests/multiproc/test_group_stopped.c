@@ -8,6 +8,7 @@
 
 #include "group/mailbox.h"
 #include "group/sockets/sockets.h"
+#include "support/asleep.h"
 #include "support/build.h"
 #include "support/meeting.h"
 
@@ -76,7 +77,7 @@ static void test_the_host_is_stopped(void **state) {
     const wh_test_meeting *meeting = *state;
     wh_group *group;
     pid_t host = start(meeting, HOST);
-    usleep(300000);
+    wh_await_asleep(host); /* it has the meeting place, and waits for the others */
     pid_t victim = start(meeting, VICTIM);
     must(wh_test_join(meeting, OWN, RANKS, JOIN_MS, &group, &error));
     ask_until(group, HOST, SOON_MS);

