@@ -134,13 +134,13 @@ class Group:
                         raise
 
 
-def codec_for(allow_pickle: bool, new_device: object = None) -> Codec:
+def codec_for(allow_pickle: bool, new_device: object = None, device_mesh: object = None) -> Codec:
     """The codec of this process: with torch's types where the program has imported torch, else without."""
     made: Codec
     if "torch" in sys.modules:
         from wherry.torch._codec import TorchCodec
 
-        made = TorchCodec(allow_pickle)
+        made = TorchCodec(allow_pickle, device_mesh=device_mesh)
     else:
         from wherry._codec import Codec
 
@@ -209,13 +209,15 @@ def recv(
     cancel: _core.Cancel | None = None,
     partial: bool = False,
     new_device: object = None,
+    device_mesh: object = None,
 ) -> Any:
     """Receives the state that a rank sends, into new memory, or in place into the tensors of ``into``.
 
     ``into`` has tensors at the same paths, with the same dtype and shape: the result then holds those very tensors.
     A mismatch raises Mismatch before anything is touched, and the source is told. What ``into`` lacks arrives anew.
     ``partial``: leave alone what the source lacks, instead of raising Mismatch. ``new_device``: where tensors that the source
-    has on an accelerator arrive, where they are new: "cuda:1"; None: on the host. The other options are those of :func:`send`.
+    has on an accelerator arrive, where they are new: "cuda:1"; None: on the host. ``device_mesh``: a DeviceMesh of torch, or
+    several, for new DTensors. The other options are those of :func:`send`.
 
     In a process that has imported torch, tensors arrive as torch tensors, else as NumPy arrays.
     """
@@ -231,7 +233,7 @@ def recv(
         new=into is not None,
         any_device=True,
     )
-    codec = codec_for(allow_pickle, new_device)
+    codec = codec_for(allow_pickle, new_device, device_mesh)
     aim = codec.for_target()
     target = None if into is None else _core.build(into, aim)
     options["stream"] = codec.stream(target.cuda_devices() if target else ())

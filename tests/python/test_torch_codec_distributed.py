@@ -29,8 +29,8 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distrib
 from torch.distributed.tensor.placement_types import _MaskPartial, _StridedShard  # noqa: E402
 from torch.testing._internal.distributed.fake_pg import FakeStore  # noqa: E402
 
-from wherry import Malformed, Mismatch, Unsupported, _core, _nodes  # noqa: E402
-from wherry.torch import _mesh  # noqa: E402
+from wherry import InvalidArgument, Malformed, Mismatch, Unsupported, _core, _nodes  # noqa: E402
+from wherry.torch import _distributed  # noqa: E402
 from wherry.torch._codec import TorchCodec  # noqa: E402
 
 
@@ -41,7 +41,7 @@ class World:
         self.rank, self.size = rank, size
 
     def __enter__(self):
-        _mesh.forget()
+        _distributed.forget_meshes()
         dist.init_process_group("fake", rank=self.rank, world_size=self.size, store=FakeStore())
         return self
 
@@ -106,13 +106,59 @@ def test_dtensor(world):
     assert (received["grid"] + 1).to_local().sum() == sent["grid"].to_local().sum() + sent["grid"].to_local().numel()
 
 
-def test_mesh_that_was_never_sent(world):
-    sent = {name: tensor for name, tensor in dtensors().items() if name in ("grid", "row")}
+def pick(*names):
+    return {name: tensor for name, tensor in dtensors().items() if name in names}
+
+
+def forgotten(sent, **options):
+    """Received by a process that has seen none of the meshes in a state."""
     state = _core.build(sent, TorchCodec())
-    _mesh.forget()
+    _distributed.forget_meshes()
+    return _core.restore(state, TorchCodec(**options))
+
+
+def warnings(caplog):
+    return [record.getMessage() for record in caplog.records if "device_mesh=" in record.getMessage()]
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_a_mesh_that_is_given(world, caplog, several):
+    """It, and the slices of it that its dimension names select."""
+    sent = pick("grid", "row")
+    grid = sent["grid"].device_mesh
+    received = forgotten(sent, device_mesh=[init_device_mesh("cpu", (4,)), grid] if several else grid)
+    assert received["grid"].device_mesh is grid
+    row = received["row"].device_mesh
+    assert row == grid["tp"] and row.get_group() is grid.get_group("tp")
+    assert not warnings(caplog)
+
+
+def test_what_is_given_is_a_mesh():
+    with pytest.raises(InvalidArgument, match="device_mesh is a DeviceMesh"):
+        TorchCodec(device_mesh=[4])
+
+
+def test_a_slice_of_a_mesh_that_was_seen(world, caplog):
+    """As that of a DTensor in the target."""
+    sent = pick("row")
+    state = _core.build(sent, TorchCodec())
+    _distributed.forget_meshes()
+    grid = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    _core.build(distribute(whole(5, 7), grid, [Shard(0), Shard(1)]), TorchCodec().for_target())
     received = _core.restore(state, TorchCodec())
-    assert received["grid"].device_mesh is sent["grid"].device_mesh
-    assert received["row"].device_mesh is sent["row"].device_mesh
+    assert received["row"].device_mesh.get_group() is grid.get_group("tp") and not warnings(caplog)
+
+
+def test_a_mesh_that_nobody_knows_cannot_communicate(world, caplog):
+    """The warning comes once per call, however many meshes a sender invents."""
+    sent = pick("grid", "even", "row")
+    received = forgotten(sent)
+    assert all(torch.equal(received[name].to_local(), sent[name].to_local()) for name in sent)
+    for name in sent:
+        with pytest.raises(RuntimeError):
+            received[name].device_mesh.get_all_groups()
+    (told,) = warnings(caplog)
+    assert "cannot communicate" in told
 
 
 def test_mesh_of_groups_that_were_made_again(world):
@@ -120,16 +166,19 @@ def test_mesh_of_groups_that_were_made_again(world):
     state = _core.build([sent], TorchCodec())
     dist.destroy_process_group()
     dist.init_process_group("fake", rank=1, world_size=4, store=FakeStore())
-    again = init_device_mesh("cpu", (4,))
     received = _core.restore(state, TorchCodec())[0]
+    assert received.device_mesh is not sent.device_mesh  # whose groups are gone
+    again = init_device_mesh("cpu", (4,))
+    received = _core.restore(state, TorchCodec(device_mesh=again))[0]
     assert received.device_mesh is again and received._spec == sent._spec
+    assert _core.restore(state, TorchCodec())[0].device_mesh is again  # it is known by now
 
 
 def outside(sent, rank=None):
     """Received where torch has no group, or another."""
     state = _core.build(sent, TorchCodec())
     dist.destroy_process_group()
-    _mesh.forget()
+    _distributed.forget_meshes()
     return _core.restore(state, TorchCodec(rank=rank))
 
 
@@ -159,30 +208,27 @@ def test_dtensor_in_another_world(world, rank, size):
 
 def test_a_mesh_says_which_rank_this_is():
     node = _nodes.Mesh("cpu", (2,), (4, 5), None)
-    first, same, other = (_mesh.mesh_of(node, rank) for rank in (4, 4, 5))
+    first, same, other = (_distributed.Meshes(None, rank).find(node) for rank in (4, 4, 5))
     assert first is same and first is not other
     assert first._coordinate_on_dim == (0,) and other._coordinate_on_dim == (1,)
 
 
 def test_meshes_are_not_kept():
     node = _nodes.Mesh("cpu", (2,), (4, 5), None)
-    made = weakref.ref(_mesh.mesh_of(node, None))
+    made = weakref.ref(_distributed.Meshes(None, None).find(node))
     gc.collect()
-    assert made() is None and node not in _mesh._meshes
+    assert made() is None and node not in _distributed._meshes
 
 
-def test_searches_are_limited(world, monkeypatch):
-    _mesh.forget()
-    monkeypatch.setattr(_mesh, "_LOOKS_MAX", 3)
-    looks = []
-    monkeypatch.setattr(_mesh.gc, "get_objects", lambda: looks.append(1) or [])
-    kept = [_mesh.mesh_of(_nodes.Mesh("cpu", (2,), (0, number), None), None) for number in range(1, 20)]
-    assert len(looks) == 3 and len(kept) == 19
-    later = _mesh.time.monotonic() + _mesh._LOOKS_SECONDS + 1
-    monkeypatch.setattr(_mesh.time, "monotonic", lambda: later)  # no lasting refusal
-    kept.append(_mesh.mesh_of(_nodes.Mesh("cpu", (2,), (0, 99), None), None))
-    assert len(looks) == 4
-    _mesh.forget()
+def test_slices_are_made_once_per_call(world, monkeypatch):
+    """A sender decides how many meshes there are to look for."""
+    grid = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    _distributed.describe_mesh(grid)
+    meshes, made = _distributed.Meshes(None, None), []
+    add = meshes._add_slices
+    monkeypatch.setattr(meshes, "_add_slices", lambda found: made.append(1) or add(found))
+    kept = [meshes.find(_nodes.Mesh("cpu", (2,), (0, number), None)) for number in range(1, 20)]
+    assert len(made) == 1 and len(kept) == 19
 
 
 def test_hostile_meshes():

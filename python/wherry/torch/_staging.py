@@ -1,7 +1,9 @@
-"""Tensors on devices without a lane of their own (XPU, MPS, HPU, ...): torch copies them through host memory.
+"""Tensors on devices without a lane of their own (XPU, MPS, HPU, ...): torch copies them through
+host memory.
 
-The library sees host memory in their place. Torch copies between the two in buckets of at most 128 MiB: many small storages
-share a bucket and cross in one copy, a large one crosses in several. The host memory lives as long as the transfer.
+The library sees host memory in their place. Torch copies between the two in buckets of at most 128
+MiB: many small storages share a bucket and cross in one copy, a large one crosses in several. The
+host memory lives as long as the transfer.
 """
 
 from __future__ import annotations
@@ -40,7 +42,8 @@ class _Bucket:
 
     def __init__(self, device: torch.device, nbytes: int) -> None:
         self._device = device
-        # Memory of the host that nothing was written to yet costs nothing, so that a bucket may be larger than its contents.
+        # Memory of the host that nothing was written to yet costs nothing, so that a bucket may be
+        # larger than its contents.
         self._host = torch.empty(nbytes, dtype=torch.uint8, device="cpu")
         self._used = 0
         self._storages: list[tuple[int, torch.Tensor]] = []
@@ -89,7 +92,9 @@ class Staging:
         try:
             on_device = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
         except (RuntimeError, NotImplementedError) as error:
-            raise Unsupported(f"torch cannot read memory on {storage.device}: {error}; send value.cpu()") from error
+            raise Unsupported(
+                f"torch cannot read memory on {storage.device}: {error}; send value.cpu()"
+            ) from error
         return self._place(on_device)
 
     def new(self, nbytes: int, device: torch.device) -> StagedStorage:

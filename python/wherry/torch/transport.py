@@ -5,11 +5,12 @@ from __future__ import annotations
 import dataclasses
 import threading
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
 from typing import Any
 
 import torch
+from torch.distributed.device_mesh import DeviceMesh
 
 from wherry import _core
 from wherry._transfer import (
@@ -80,6 +81,8 @@ class PGTransport:
     - ``keep_open``: a source's promise that torch does not give its CUDA memory back to the system (empty_cache) before
       every receiver has got a later state without it or without ``keep_open``, so that receivers of the same host keep it
       open, and the next transfer need not open it again.
+    - ``device_mesh``: a mesh, or several, for new DTensors. By default those of DTensors that the target or a state
+      that was sent has; if none fits, a mesh that cannot communicate, with a warning.
     - ``address``: where the ranks meet, instead of the store: "tcp://HOST:PORT" or "unix:///PATH", the same on all.
 
     Ranks are those of ``pg``, as ``pg.send`` has them. Any thread may call, several at once. ``close()``, the end of a
@@ -103,6 +106,7 @@ class PGTransport:
         new_device: torch.device | str | None = None,
         keep_open: bool = False,
         address: str | None = None,
+        device_mesh: DeviceMesh | Sequence[DeviceMesh] | None = None,
     ) -> None:
         to_seconds(timeout)
         check_callback(state_dict)
@@ -120,6 +124,7 @@ class PGTransport:
         self._new_device = None if new_device is None else torch.device(new_device)
         self._keep_open = keep_open
         self._address = address
+        self._device_mesh = device_mesh
         self._holder = _Holder()
         self._finalizer = weakref.finalize(self, self._holder.give_back)
         #: The figures of the last transfer that ended well; of a send to several ranks, those of the last to be done.
@@ -178,7 +183,7 @@ class PGTransport:
             mesh_rank=own,
             **self._options_over(way),
         )
-        codec = TorchCodec(self._allow_pickle, rank=own)
+        codec = TorchCodec(self._allow_pickle, rank=own, device_mesh=self._device_mesh)
         codec.new_on(self._new_device, None if self._state_dict is None else self._device)
         aim = codec.for_target()
         target = None if self._state_dict is None else _core.build(self._state_dict(), aim)
