@@ -1,30 +1,79 @@
 /**
- * @file command.h  The sub-commands of `wherry`: what each is called, takes and says of itself, in one table.
+ * @file command.h  The table of sub-commands, their options, exit codes, errors and signals.
  *
- * --help, the manual pages and the completions of shells are all written from it, so that they say the same.
+ * --help, the manual pages and the shell completions are all printed from this table.
  */
 #ifndef WH_CLI_COMMAND_H
 #define WH_CLI_COMMAND_H
 
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+
 #include <wherry/base.h>
 
-#include "options.h"
+/* ---- options ---- */
 
-/**
- * X(NAME, CODE, TEXT): the exit codes, beside 128 + the number of the signal that ended a command. From ARGUMENT on they are
- * the groups of docs/errors.md.
- */
+/** What an option takes, and the type of the field that it sets. */
+typedef enum wh_option_kind {
+    WH_OPTION_FLAG,   /**< No value; bool. */
+    WH_OPTION_NUMBER, /**< An integer from least to most; int64_t. */
+    WH_OPTION_SIZE,   /**< A number of bytes such as 512M, from least to most; uint64_t. */
+    WH_OPTION_TEXT,   /**< const char *. */
+    WH_OPTION_CHOICE, /**< One of `choices`; const char *. */
+    WH_OPTION_FILE,   /**< A path; const char *. */
+} wh_option_kind;
+
+typedef struct wh_option {
+    const char *name; /**< "size" for --size. NULL ends a table. */
+    char letter;      /**< 's' for -s; 0: none. */
+    wh_option_kind kind;
+    size_t offset;        /**< Of the field in the command's struct of options. */
+    const char *argument; /**< Name of the value in help texts, such as "SIZE". NULL for a flag. */
+    const char *help;     /**< Lower case, no full stop. */
+    int64_t least;        /**< NUMBER and SIZE. */
+    int64_t most;
+    const char *choices; /**< CHOICE: words separated by commas. */
+} wh_option;
+
+/** A row of an option table: WH_OPTION(struct, field, KIND, "name", 'n', "VALUE", "help", .least = 1, ...). */
+#define WH_OPTION(type, field, kind_, name_, letter_, argument_, help_, ...)                                           \
+    {                                                                                                                  \
+        .name = (name_), .letter = (letter_), .kind = WH_OPTION_##kind_, .offset = offsetof(type, field),              \
+        .argument = (argument_), .help = (help_), __VA_ARGS__                                                          \
+    }
+
+/** Options that every command takes: the first member of each command's struct of options. */
+typedef struct wh_common {
+    bool quiet;
+    bool verbose;
+    bool json;
+} wh_common;
+
+/** The arguments after the options. */
+typedef struct wh_operands {
+    int count;
+    char **items;
+} wh_operands;
+
+/** The options of wh_common, and --help; ends with a row without a name. */
+extern const wh_option wh_common_options[];
+
+/* ---- commands ---- */
+
+/** X(NAME, CODE, TEXT): the exit codes. A signal exits with 128 + its number. From ARGUMENT on: docs/errors.md. */
 #define WH_EXIT_LIST(X)                                                                                                \
-    X(OK, 0, "it did what was asked")                                                                                  \
-    X(FAILED, 1, "the answer is no: the files differ, something is to be mended; or it failed in a way of its own")    \
-    X(USAGE, 2, "a mistake in the options")                                                                            \
-    X(ARGUMENT, 3, "what was asked for is not there, or does not fit: a path, a tensor, a kind of file")               \
-    X(RESOURCE, 4, "this machine lacks something: memory, room, a permission, a file that can be read")                \
-    X(BYTES, 5, "a file, or bytes from the other side, are damaged or of another form")                                \
-    X(PEER, 6, "the other side refused, has another token, gave up or died")                                           \
-    X(DEADLINE, 7, "there was no answer in time")                                                                      \
-    X(GROUP, 8, "the group is of no more use here")                                                                    \
-    X(BUG, 9, "a bug in Wherry: report it, with the message")
+    X(OK, 0, "success")                                                                                                \
+    X(FAILED, 1, "the answer is no (the files differ, the doctor found a problem), or the command failed")             \
+    X(USAGE, 2, "wrong options or arguments")                                                                          \
+    X(ARGUMENT, 3, "not found or not suitable: a path, a tensor, a file format")                                       \
+    X(RESOURCE, 4, "this machine lacks something: memory, disk space, a permission, a readable file")                  \
+    X(BYTES, 5, "a file or data from the other side is damaged or malformed")                                          \
+    X(PEER, 6, "the other side refused, has a different token, gave up or died")                                       \
+    X(DEADLINE, 7, "no answer in time")                                                                                \
+    X(GROUP, 8, "the group cannot be used any more")                                                                   \
+    X(BUG, 9, "a bug in Wherry: please report it with the message")
 
 enum {
 #define WH_X(name, code, text) WH_EXIT_##name = (code),
@@ -32,52 +81,88 @@ enum {
 #undef WH_X
 };
 
-/** An exit code, and what it means. */
 typedef struct wh_exit_code {
     int code;
     const char *text;
 } wh_exit_code;
 
-/** All of them, ended by one without a text. */
+/** Ends with a row without a text. */
 extern const wh_exit_code wh_exit_codes[];
 
-/** One sub-command. */
 typedef struct wh_command {
     const char *name;
-    const char *summary;               /**< A line without a full stop; NULL: not for users, and not listed. */
-    const char *operands;              /**< What stands behind the options: "FILE..."; "" for nothing. */
-    int least;                         /**< How many operands it takes, */
-    int most;                          /**< at most; -1: any number. */
-    const char *text;                  /**< Paragraphs with an empty line between them, each one line of text. */
-    const wh_option *options;          /**< Of its own, ended by one without a name. */
-    bool json;                         /**< It takes --json. */
-    const char *examples;              /**< Lines: a command, or text that begins with "# ". */
-    int (*run)(int argc, char **argv); /**< Takes the arguments, the name first. @return the exit code. */
+    const char *summary;               /**< One line, no full stop. NULL: internal, not listed. */
+    const char *operands;              /**< What follows the options, such as "FILE..."; "" for nothing. */
+    int least;                         /**< Number of operands, */
+    int most;                          /**< at most; -1: no limit. */
+    const char *text;                  /**< Paragraphs separated by an empty line; each is one line of text. */
+    const wh_option *options;          /**< Its own options; ends with a row without a name. */
+    bool json;                         /**< Takes --json. */
+    const char *examples;              /**< One command per line; comment lines start with "# ". */
+    int (*run)(int argc, char **argv); /**< argv[0] is the command's name. @return the exit code. */
 } wh_command;
 
-/** All of them, ended by NULL. */
+/** Ends with NULL. */
 extern const wh_command *const wh_commands[];
 
 extern const wh_command wh_command_bench;
 extern const wh_command wh_command_demo;
-extern const wh_command wh_command_demo_rank;
 extern const wh_command wh_command_diff;
 extern const wh_command wh_command_doctor;
 extern const wh_command wh_command_fetch;
 extern const wh_command wh_command_inspect;
+extern const wh_command wh_command_manual;
 extern const wh_command wh_command_serve;
-extern const wh_command wh_command_reference;
 
-/** The command of that name; NULL where there is none. */
+/** @return NULL if there is no such command. */
 const wh_command *wh_command_find(const char *name);
 
-/** Says on standard error why a command failed, as printf does, its name first; command is NULL where there is none. @return code. */
+/**
+ * Iterates over a command's options, then the common ones.
+ * @param number  0 for the first one. @return NULL after the last one.
+ */
+const wh_option *wh_option_at(const wh_command *command, size_t number);
+
+/**
+ * Parses the arguments of a command.
+ * @param options   the command's struct of options, filled with defaults.
+ * @param operands  receives the arguments after the options; NULL if the command takes none.
+ * @return false if the command is over, with *code_p: --help was printed, or an error.
+ */
+bool wh_options_parse(const wh_command *command, int argc, char **argv, void *options, wh_operands *operands,
+                      int *code_p);
+
+/** Writes an option as a user types it: "-o, --output PATH". */
+void wh_option_text(const wh_option *option, char *text, size_t size);
+
+/* ---- errors, signals, log ---- */
+
+/** Runs a call unless an earlier one has failed. */
+#define WH_THEN(status, call) ((void)((status) == WHERRY_OK ? ((status) = (call)) : WHERRY_OK))
+
+/** Prints an error, with the command's name first if command is not NULL. @return code. */
 __attribute__((format(printf, 3, 4))) int wh_fail_command(const wh_command *command, int code, const char *format, ...);
 
-/** The same for an error of the library. @return the exit code of its group. */
+/** Prints an error of the library. @param what  comes first; NULL: nothing. @return its exit code. */
 int wh_fail_status(const wh_command *command, const char *what, const wherry_error *error);
 
-/** Ends a command that signals interrupt. @param error  says why status is another than WHERRY_OK. @return its exit code. */
+/** @return the exit code for status. If it failed: that of the signal which interrupted it, or prints the error. */
 int wh_end_command(const wh_command *command, wherry_status status, const wherry_error *error);
+
+/** Fills an error; WHERRY_SYSTEM adds the text of errno. @return status. */
+__attribute__((format(printf, 3, 4))) wherry_status wh_fail_error(wherry_error *error, wherry_status status,
+                                                                  const char *format, ...);
+
+/** From here on SIGINT, SIGTERM and SIGHUP are noted instead of ending the process. A second one still ends it. */
+void wh_interrupt_catch(void);
+
+/** True after such a signal. Fits the `interrupt` of the library's options; context is unused. */
+bool wh_interrupted(void *context);
+
+/** 128 + the number of the signal; 0: none. */
+int wh_interrupt_code(void);
+
+/** Sets the library's log level from -v and WHERRY_LOG. @param normal  the level without either. */
+void wh_set_log(const wh_common *common, wherry_log_level normal);
 
 #endif

@@ -1,99 +1,74 @@
 /*
- * One rank of the demo. It trains up to the limit that it is given; between two steps, and only there, it sends its state to
- * whoever asks for it. One that takes the place of a rank that was killed asks a peer first.
+ * A rank of the demo. It trains; between two steps, and only there, it sends its state to the peers that ask for it. A
+ * rank that has lost its state receives a peer's in place.
  */
+#include <errno.h>
 #include <inttypes.h>
+#include <poll.h>
 #include <signal.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
-#include <unistd.h>
+#include <sys/socket.h>
 
-#include <wherry/base.h>
 #include <wherry/checkpoint.h>
 #include <wherry/group.h>
 
-#include "command.h"
-#include "demo_control.h"
-#include "demo_launch.h"
-#include "demo_model.h"
-#include "demo_options.h"
-#include "demo_run.h"
-#include "show.h"
+#include "demo.h"
 
 enum {
     TIMEOUT_MS = 60000, /**< For each thing that a rank waits for. */
-    LOOK_MS = 2,        /**< How often a rank that may not go on looks whether somebody asks for its state. */
+    IDLE_MS = 2,        /**< How often a waiting rank looks for peers that ask for its state. */
+    TAG_REPORT = 1,
 };
 
 typedef struct demo_rank {
-    wh_demo_seat seat;
+    const wh_demo_options *options;
+    int rank;
+    int control; /**< Socket to the conductor. */
     int64_t step;
-    int64_t limit;
-    bool quit;
+    int64_t limit; /**< Train up to this step. */
     wh_demo_model *model;
     wherry_group *group;
     wherry_transport *transport;
+    wherry_error error;
 } demo_rank;
 
-/** Without somebody to tell there is no demo: then the rank ends too. */
-static void tell(const demo_rank *r, const wh_demo_message *message) {
-    if (!wh_demo_control_send(r->seat.control, message)) {
-        _exit(WH_EXIT_FAILED);
-    }
+/* ---- both shows ---- */
+
+static wherry_status join(demo_rank *r, const char *address) {
+    wherry_group_options options;
+    wherry_group_options_init(&options);
+    options.timeout_ms = TIMEOUT_MS;
+    wherry_status status = wh_demo_model_create(r->options->size, &r->model, &r->error);
+    WH_THEN(status, wherry_group_join(address, &options, &r->group, &r->error));
+    WH_THEN(status, wherry_transport_create(r->group, NULL, &r->transport, &r->error));
+    return status;
 }
 
-static void tell_failure(const demo_rank *r, const char *what, const wherry_error *error) {
-    wh_demo_message message = {.kind = WH_DEMO_FAILED};
-    snprintf(message.text, sizeof(message.text), "%s: %s", what, error->message);
-    tell(r, &message);
-}
-
-static void tell_log(void *context, wherry_log_level level, const char *line) {
-    wh_demo_message message = {.kind = WH_DEMO_LOG};
-    (void)level;
-    snprintf(message.text, sizeof(message.text), "%s", line);
-    tell(context, &message);
+static void leave(demo_rank *r) {
+    wherry_transport_destroy(r->transport);
+    wherry_group_leave(r->group);
+    wh_demo_model_destroy(r->model);
 }
 
 static void init_transfer(const demo_rank *r, wherry_transfer_options *options) {
     wherry_transfer_options_init(options);
     options->timeout_ms = TIMEOUT_MS;
-    options->lanes = strcmp(r->seat.lane, "auto") == 0 ? NULL : r->seat.lane;
-    options->verify = r->seat.verify ? WHERRY_VERIFY_ON : WHERRY_VERIFY_DEFAULT;
+    options->lanes = strcmp(r->options->lane, "auto") == 0 ? NULL : r->options->lane;
+    options->verify = r->options->verify ? WHERRY_VERIFY_ON : WHERRY_VERIFY_DEFAULT;
 }
 
-/** Serves those who ask. That one of them fails is its own affair: it says so, and this rank trains on. */
-static wherry_status lend(demo_rank *r, const int32_t *ranks, size_t count, wherry_error *error) {
+/** Sends the state. @return the status of the call; outcomes has one per rank. */
+static wherry_status lend(demo_rank *r, const int32_t *ranks, size_t count, wherry_outcome *outcomes) {
     wherry_transfer_options options;
-    wherry_outcome outcomes[WH_DEMO_RANKS_MAX];
-    wherry_value *state;
+    wherry_value *state = NULL;
     init_transfer(r, &options);
     options.step = r->step;
-    double begin = wh_clock();
-    wherry_status status = wh_demo_model_state(r->model, r->step, &state, error);
-    if (status != WHERRY_OK) {
-        return status;
-    }
-    wherry_checkpoint_send(r->transport, ranks, count, state, &options, outcomes, error);
+    wherry_status status = wh_demo_model_state(r->model, r->step, &state, &r->error);
+    WH_THEN(status, wherry_checkpoint_send(r->transport, ranks, count, state, &options, outcomes, &r->error));
     wherry_value_destroy(state);
-    for (size_t i = 0; i < count; i++) {
-        if (outcomes[i].status == WHERRY_OK) {
-            tell(r, &(wh_demo_message){
-                        .kind = WH_DEMO_LENT, .peer = ranks[i], .step = r->step, .seconds = wh_clock() - begin});
-        } else if (outcomes[i].status == WHERRY_CLOSED) {
-            *error = outcomes[i].error;
-            return WHERRY_CLOSED;
-        }
-    }
-    return WHERRY_OK;
-}
-
-static wherry_status serve(demo_rank *r, wherry_error *error) {
-    int32_t ranks[WH_DEMO_RANKS_MAX];
-    size_t count = wherry_transport_waiting(r->transport, ranks, WH_DEMO_RANKS_MAX);
-    return count ? lend(r, ranks, count, error) : WHERRY_OK;
+    return status;
 }
 
 static wherry_status give_target(void *context, const wherry_value **target_p) {
@@ -101,98 +76,109 @@ static wherry_status give_target(void *context, const wherry_value **target_p) {
     return WHERRY_OK;
 }
 
-/** Receives a peer's state into this model's memory; the step comes with it. */
-static wherry_status heal_from(demo_rank *r, int32_t peer, wherry_error *error) {
+/** Receives a peer's state into the model's memory; the step comes with it. @param message_p  WH_DEMO_HEALED. */
+static wherry_status heal(demo_rank *r, int32_t peer, wh_demo_message *message_p) {
     wherry_transfer_options options;
     wherry_stats stats = {0};
-    wherry_value *target;
+    wherry_value *target = NULL;
     wherry_value *state;
-    wherry_status status = wh_demo_model_state(r->model, 0, &target, error);
-    if (status != WHERRY_OK) {
-        return status;
-    }
+    wherry_status status = wh_demo_model_state(r->model, 0, &target, &r->error);
     init_transfer(r, &options);
     options.target = give_target;
     options.target_context = target;
     options.stats = &stats;
-    status = wherry_checkpoint_recv(r->transport, peer, &options, &state, error);
+    WH_THEN(status, wherry_checkpoint_recv(r->transport, peer, &options, &state, &r->error));
     if (status == WHERRY_OK) {
         r->step = wherry_int_get(wherry_dict_get(state, "step"));
         wherry_value_destroy(state);
-        wh_demo_message message = {.kind = WH_DEMO_HEALED,
-                                   .peer = peer,
-                                   .step = r->step,
-                                   .bytes = stats.bytes_moved,
-                                   .seconds = stats.data_seconds,
-                                   .verified = stats.verified};
-        snprintf(message.text, sizeof(message.text), "%s", stats.lane);
-        tell(r, &message);
+        *message_p = (wh_demo_message){.kind = WH_DEMO_HEALED,
+                                       .peer = peer,
+                                       .step = r->step,
+                                       .bytes = stats.bytes_moved,
+                                       .seconds = stats.data_seconds,
+                                       .checked = stats.verified,
+                                       .digest = wh_demo_model_digest(r->model)};
+        snprintf(message_p->text, sizeof(message_p->text), "%s", stats.lane);
     }
     wherry_value_destroy(target);
     return status;
 }
 
-/** Asks the living ranks, the next one first, so that not always the same one is held up. */
-static wherry_status heal(demo_rank *r, wherry_error *error) {
-    wherry_status status = WHERRY_PEER_LOST;
-    snprintf(error->message, sizeof(error->message), "no other rank is alive");
-    for (int i = 1; i < r->seat.ranks && status != WHERRY_OK; i++) {
-        int32_t peer = (r->seat.rank + i) % r->seat.ranks;
-        if (wherry_group_alive(r->group, peer)) {
-            status = heal_from(r, peer, error);
+/* ---- a rank of the conductor's ---- */
+
+/** Sends a message to the conductor, and exits if the conductor is gone. */
+static void tell(const demo_rank *r, const wh_demo_message *message) {
+    ssize_t sent;
+    do {
+        sent = send(r->control, message, sizeof(*message), MSG_NOSIGNAL);
+    } while (sent < 0 && errno == EINTR);
+    if (sent != (ssize_t)sizeof(*message)) {
+        _exit(WH_EXIT_FAILED);
+    }
+}
+
+static void tell_text(const demo_rank *r, wh_demo_kind kind, const char *text) {
+    wh_demo_message message = {.kind = kind};
+    snprintf(message.text, sizeof(message.text), "%s", text);
+    tell(r, &message);
+}
+
+static void tell_log(void *context, wherry_log_level level, const char *line) {
+    (void)level;
+    tell_text(context, WH_DEMO_LOG, line);
+}
+
+/** Asks the living ranks for their state, the next one first, so that the load is spread. */
+static wherry_status heal_from_any(demo_rank *r) {
+    wh_demo_message message;
+    int ranks = (int)r->options->ranks;
+    wherry_status status = wh_fail_error(&r->error, WHERRY_PEER_LOST, "no other rank is alive");
+    for (int i = 1; i < ranks && status != WHERRY_OK; i++) {
+        int32_t peer = (r->rank + i) % ranks;
+        status = wherry_group_alive(r->group, peer) ? heal(r, peer, &message) : status;
+    }
+    if (status == WHERRY_OK) {
+        tell(r, &message);
+    }
+    return status;
+}
+
+/** Sends the state to the peers that ask for it. If one fails, it reports that itself, and this rank continues. */
+static wherry_status serve(demo_rank *r) {
+    int32_t ranks[WH_DEMO_RANKS_MAX];
+    wherry_outcome outcomes[WH_DEMO_RANKS_MAX];
+    size_t count = wherry_transport_waiting(r->transport, ranks, WH_DEMO_RANKS_MAX);
+    double begin = wh_clock();
+    if (count == 0) {
+        return WHERRY_OK;
+    }
+    memset(outcomes, 0, sizeof(outcomes));
+    lend(r, ranks, count, outcomes);
+    for (size_t i = 0; i < count; i++) {
+        if (outcomes[i].status == WHERRY_OK) {
+            tell(r, &(wh_demo_message){.kind = WH_DEMO_LENT, .step = r->step, .seconds = wh_clock() - begin});
+        } else if (outcomes[i].status == WHERRY_CLOSED) {
+            r->error = outcomes[i].error;
+            return WHERRY_CLOSED;
         }
     }
-    return status;
+    return WHERRY_OK;
 }
 
-static wherry_status enter(demo_rank *r, wherry_error *error) {
-    char address[WH_DEMO_ADDRESS_MAX + 64];
-    wherry_group_options options;
-    wherry_status status = wh_demo_model_create(r->seat.size, &r->model, error);
-    if (status != WHERRY_OK) {
-        return status;
-    }
-    wherry_group_options_init(&options);
-    options.timeout_ms = TIMEOUT_MS;
-    snprintf(address, sizeof(address), "%s?rank=%d&size=%d", r->seat.address, r->seat.rank, r->seat.ranks);
-    status = wherry_group_join(address, &options, &r->group, error);
-    if (status == WHERRY_OK) {
-        status = wherry_transport_create(r->group, NULL, &r->transport, error);
-    }
-    if (status == WHERRY_OK) {
-        tell(r, &(wh_demo_message){.kind = WH_DEMO_JOINED});
-        status = r->seat.heal ? heal(r, error) : WHERRY_OK;
-    }
-    return status;
-}
-
-static void obey(demo_rank *r, const wh_demo_message *message) {
-    switch (message->kind) {
-    case WH_DEMO_LIMIT:
-        r->limit = message->step;
-        break;
-    case WH_DEMO_FINISH:
-        tell(r, &(wh_demo_message){.kind = WH_DEMO_DIGEST, .step = r->step, .digest = wh_demo_model_digest(r->model)});
-        break;
-    default:
-        r->quit = true;
-        break;
-    }
-}
-
-static wherry_status train(demo_rank *r, wherry_error *error) {
+/** Trains until the conductor closes the socket. */
+static wherry_status train(demo_rank *r) {
     wherry_status status = WHERRY_OK;
-    while (status == WHERRY_OK && !r->quit) {
+    while (status == WHERRY_OK) {
         wh_demo_message message;
-        wh_demo_got got = wh_demo_control_receive(r->seat.control, r->step < r->limit ? 0 : LOOK_MS, &message);
-        if (got == WH_DEMO_GOT_END) {
-            break; /* the demo is over */
-        }
-        if (got == WH_DEMO_GOT_ONE) {
-            obey(r, &message);
+        struct pollfd ready = {.fd = r->control, .events = POLLIN};
+        if (poll(&ready, 1, r->step < r->limit ? 0 : IDLE_MS) > 0) {
+            if (recv(r->control, &message, sizeof(message), 0) != (ssize_t)sizeof(message)) {
+                break;
+            }
+            r->limit = message.step;
             continue;
         }
-        status = serve(r, error);
+        status = serve(r);
         if (status == WHERRY_OK && r->step < r->limit) {
             wh_demo_digest digest = wh_demo_model_train(r->model, ++r->step);
             tell(r, &(wh_demo_message){.kind = WH_DEMO_STEPPED, .step = r->step, .digest = digest});
@@ -201,35 +187,114 @@ static wherry_status train(demo_rank *r, wherry_error *error) {
     return status;
 }
 
-int wh_demo_rank_command(int argc, char **argv) {
-    demo_rank r = {0};
-    wherry_error error;
-    if (!wh_demo_seat_parse(argc, argv, &r.seat)) {
-        fprintf(stderr, "wherry demo-rank: only `wherry demo` starts this\n");
-        return WH_EXIT_USAGE;
-    }
-    /* Nobody is left behind, even where the conductor is killed; the second line is for one that was before the first. */
-    prctl(PR_SET_PDEATHSIG, SIGKILL);
-    if (getppid() != r.seat.parent) {
-        return WH_EXIT_FAILED;
-    }
+int wh_demo_run_rank(const wh_demo_options *options, int rank, bool rejoin, const char *address, int control) {
+    demo_rank r = {.options = options, .rank = rank, .control = control};
+    char full[WH_DEMO_ADDRESS_MAX + 64];
+    snprintf(full, sizeof(full), "%s?rank=%d&size=%d", address, rank, (int)options->ranks);
     wherry_log_to(tell_log, &r);
-    if (r.seat.verbose) {
-        wherry_log_set_level(WHERRY_LOG_INFO);
-    }
-    const char *what = "it could not take its place";
-    wherry_status status = enter(&r, &error);
+    wh_set_log(&options->common, WHERRY_LOG_WARN);
+    wherry_status status = join(&r, full);
     if (status == WHERRY_OK) {
-        what = "it could not train on";
-        status = train(&r, &error);
+        tell(&r, &(wh_demo_message){.kind = WH_DEMO_JOINED});
+        status = rejoin ? heal_from_any(&r) : WHERRY_OK;
     }
+    WH_THEN(status, train(&r));
     if (status != WHERRY_OK) {
-        tell_failure(&r, what, &error);
+        tell_text(&r, WH_DEMO_FAILED, r.error.message);
     }
-    wherry_transport_destroy(r.transport);
-    wherry_group_leave(r.group);
-    wh_demo_model_destroy(r.model);
-    return status == WHERRY_OK ? EXIT_SUCCESS : WH_EXIT_FAILED;
+    leave(&r);
+    return status == WHERRY_OK ? WH_EXIT_OK : WH_EXIT_FAILED;
 }
 
-const wh_command wh_command_demo_rank = {.name = "demo-rank", .operands = "", .text = "", .run = wh_demo_rank_command};
+/* ---- a rank of a launcher ---- */
+
+/** @return the rank that loses its state before a step; -1: none. The losses are spread evenly over the run. */
+static int loser_before(const wh_demo_options *options, int64_t step) {
+    for (int64_t i = 0; i < options->kills; i++) {
+        if (step == 1 + (i + 1) * options->steps / (options->kills + 1)) {
+            return (int)(i % options->ranks);
+        }
+    }
+    return -1;
+}
+
+static void show_report(wh_timeline *timeline, int rank, const wh_demo_message *report) {
+    if (report->bytes) {
+        wh_timeline_say(timeline, WH_DEMO_BAD, "rank %d lost its state after step %" PRId64, rank, report->step);
+        wh_timeline_healed(timeline, rank, report);
+    }
+}
+
+/** Rank 0: receives the other ranks' reports of a step. Their digests must equal its own. */
+static wherry_status compare_reports(demo_rank *r, const wh_demo_message *own, wh_timeline *timeline) {
+    show_report(timeline, 0, own);
+    wherry_status status = WHERRY_OK;
+    for (int rank = 1; rank < r->options->ranks && status == WHERRY_OK; rank++) {
+        void *bytes = NULL;
+        size_t size;
+        status = wherry_group_receive(r->group, rank, TAG_REPORT, TIMEOUT_MS, &bytes, &size, NULL, &r->error);
+        if (status != WHERRY_OK) {
+            return status;
+        }
+        wh_demo_message *report = bytes;
+        if (size != sizeof(*report) || memcmp(&report->digest, &own->digest, sizeof(own->digest)) != 0) {
+            status = wh_fail_error(&r->error, WHERRY_MISMATCH, "after step %" PRId64 ", ranks %d and 0 differ", r->step,
+                                   rank);
+        } else {
+            report->text[sizeof(report->text) - 1] = '\0';
+            show_report(timeline, rank, report);
+        }
+        wherry_free(bytes);
+    }
+    wh_timeline_progress(timeline, r->step, "");
+    return status;
+}
+
+/** Trains in step with the other ranks. One rank after another loses its state and is healed by the next one. */
+static wherry_status train_in_step(demo_rank *r, wh_demo_digest *digest_p, wh_timeline *timeline) {
+    const wh_demo_options *options = r->options;
+    wherry_status status = WHERRY_OK;
+    while (status == WHERRY_OK && r->step < options->steps) {
+        wh_demo_message report = {.kind = WH_DEMO_HEALED};
+        int32_t loser = loser_before(options, r->step + 1);
+        int32_t source = (loser + 1) % (int32_t)options->ranks;
+        if (loser == options->rank) {
+            wh_demo_model_spoil(r->model);
+            status = heal(r, source, &report);
+        } else if (loser >= 0 && source == options->rank) {
+            status = lend(r, &loser, 1, NULL);
+        }
+        if (status != WHERRY_OK) {
+            return status;
+        }
+        report.digest = *digest_p = wh_demo_model_train(r->model, ++r->step);
+        status = options->rank == 0
+                     ? compare_reports(r, &report, timeline)
+                     : wherry_group_send(r->group, 0, TAG_REPORT, &report, sizeof(report), TIMEOUT_MS, &r->error);
+        WH_THEN(status, wherry_group_barrier(r->group, (uint64_t)r->step, TIMEOUT_MS, &r->error));
+    }
+    return status;
+}
+
+int wh_demo_run_launched(const wh_demo_options *options) {
+    demo_rank r = {.options = options, .rank = options->rank};
+    wh_timeline timeline;
+    wh_demo_digest digest = {{0}};
+    char text[64];
+    wh_set_log(&options->common, WHERRY_LOG_WARN);
+    wh_timeline_begin(&timeline, options);
+    timeline.quiet = timeline.quiet || options->rank != 0;
+    timeline.bar.terminal = false; /* launchers mix the lines of the ranks */
+    wh_timeline_say(&timeline, WH_DEMO_PLAIN, "%d ranks of a launcher, each with a state of %s", (int)options->ranks,
+                    wh_size_text(options->size, text));
+    wherry_status status = join(&r, "env://");
+    WH_THEN(status, train_in_step(&r, &digest, &timeline));
+    if (status != WHERRY_OK) {
+        wh_fail_command(&wh_command_demo, 0, "rank %d: %s", options->rank, r.error.message);
+    } else if (options->rank == 0) {
+        snprintf(text, sizeof(text), "%d lost state%s, each healed", timeline.heals, timeline.heals == 1 ? "" : "s");
+        wh_timeline_success(&timeline, &digest, text);
+    }
+    leave(&r);
+    return status == WHERRY_OK ? WH_EXIT_OK : WH_EXIT_FAILED;
+}

@@ -1,4 +1,4 @@
-/* `wherry diff`: what two checkpoint files differ in, by name. */
+/* `wherry diff`: compares two checkpoint files by tensor name. */
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -7,9 +7,8 @@
 #include <wherry/file.h>
 
 #include "command.h"
-#include "json_out.h"
-#include "leaves.h"
-#include "show.h"
+#include "output.h"
+#include "tensors.h"
 
 typedef struct diff_options {
     wh_common common;
@@ -17,8 +16,8 @@ typedef struct diff_options {
 } diff_options;
 
 static const wh_option options_taken[] = {
-    {"no-content", 0, WH_OPTION_FLAG, offsetof(diff_options, no_content), NULL,
-     "compare names, dtypes and shapes, not the bytes of tensors", 0, 0, NULL},
+    WH_OPTION(diff_options, no_content, FLAG, "no-content", 0, NULL,
+              "compare names, dtypes and shapes, but not the elements of tensors"),
     {.name = NULL},
 };
 
@@ -26,16 +25,14 @@ static int run(int argc, char **argv);
 
 const wh_command wh_command_diff = {
     .name = "diff",
-    .summary = "tell what two checkpoint files differ in, by name",
+    .summary = "compare two checkpoint files by tensor name",
     .operands = "A B",
     .least = 2,
     .most = 2,
-    .text = "Compares two checkpoint files, of the same format or of two: which tensors and values only one of them "
-            "has, which "
-            "have another dtype or shape, and which have other bytes. Lines begin with - for what only A has, + for "
-            "what only B "
-            "has, and ! for what differs.\n\n"
-            "Exits with 0 where they are equal and with 1 where they differ; -q prints nothing.",
+    .text = "Compares two checkpoint files, also of different formats. Prints one line per difference: '-' for a "
+            "tensor or value that only A has, '+' for one that only B has, '!' for one whose dtype, shape or content "
+            "differs.\n\n"
+            "Exits with 0 if they are equal and with 1 if they differ. -q prints nothing.",
     .options = options_taken,
     .json = true,
     .examples = "wherry diff yesterday.safetensors today.safetensors\n"
@@ -49,7 +46,7 @@ typedef struct comparison {
     size_t differences;
 } comparison;
 
-static void tell(comparison *c, char mark, const char *name, const char *one, const char *other) {
+static void report(comparison *c, char mark, const char *name, const char *one, const char *other) {
     c->differences++;
     if (c->json) {
         wh_json_open(c->json, NULL, '{');
@@ -64,11 +61,11 @@ static void tell(comparison *c, char mark, const char *name, const char *one, co
         wh_json_close(c->json, '}');
     } else if (!c->options->common.quiet) {
         printf("%c ", mark);
-        wh_print_plain(stdout, name);
+        wh_print_escaped(stdout, name);
         printf(": ");
-        wh_print_plain(stdout, one ? one : "");
+        wh_print_escaped(stdout, one ? one : "");
         printf("%s", one && other ? " -> " : "");
-        wh_print_plain(stdout, other ? other : "");
+        wh_print_escaped(stdout, other ? other : "");
         printf("\n");
     }
 }
@@ -78,7 +75,7 @@ static bool same_shape(const wherry_tensor *one, const wherry_tensor *other) {
            (!one->ndim || memcmp(one->shape, other->shape, one->ndim * sizeof(*one->shape)) == 0);
 }
 
-/** Whether the elements lie end to end in the order of their indices. */
+/** True if the elements are contiguous in row-major order. */
 static bool is_dense(const wherry_tensor *tensor) {
     int64_t elements = 1;
     for (uint32_t i = tensor->ndim; i-- > 0;) {
@@ -90,7 +87,7 @@ static bool is_dense(const wherry_tensor *tensor) {
     return true;
 }
 
-/** Counts the elements that differ, of two tensors that are dense. */
+/** Counts the differing elements of two dense tensors. */
 static void count_elements(const wherry_tensor *one, const wherry_tensor *other, char *text, size_t size) {
     uint64_t bytes = wherry_dtype_describe(one->dtype)->bytes;
     uint64_t count = wherry_tensor_count(one);
@@ -103,7 +100,7 @@ static void count_elements(const wherry_tensor *one, const wherry_tensor *other,
             first = differing++ ? first : i;
         }
     }
-    snprintf(text, size, "%" PRIu64 " of %" PRIu64 " elements differ, the first is number %" PRIu64, differing, count,
+    snprintf(text, size, "%" PRIu64 " of %" PRIu64 " elements differ, first at index %" PRIu64, differing, count,
              first);
 }
 
@@ -112,7 +109,7 @@ static wherry_status compare_tensors(comparison *c, const wh_leaf *one, const wh
     if (!same_shape(one->tensor, other->tensor)) {
         wh_leaf_text(one, texts[0], sizeof(texts[0]));
         wh_leaf_text(other, texts[1], sizeof(texts[1]));
-        tell(c, '!', one->name, texts[0], texts[1]);
+        report(c, '!', one->name, texts[0], texts[1]);
         return WHERRY_OK;
     }
     wherry_digest digests[2];
@@ -120,15 +117,13 @@ static wherry_status compare_tensors(comparison *c, const wh_leaf *one, const wh
         return WHERRY_OK;
     }
     wherry_status status = wherry_tensor_digest(one->value, digests, error);
-    if (status == WHERRY_OK) {
-        status = wherry_tensor_digest(other->value, digests + 1, error);
-    }
+    WH_THEN(status, wherry_tensor_digest(other->value, digests + 1, error));
     if (status == WHERRY_OK && memcmp(digests, digests + 1, sizeof(*digests)) != 0) {
         snprintf(texts[0], sizeof(texts[0]), "elements differ");
         if (is_dense(one->tensor) && is_dense(other->tensor)) {
             count_elements(one->tensor, other->tensor, texts[0], sizeof(texts[0]));
         }
-        tell(c, '!', one->name, texts[0], NULL);
+        report(c, '!', one->name, texts[0], NULL);
     }
     return status;
 }
@@ -143,15 +138,14 @@ static wherry_status compare_leaf(comparison *c, const wh_leaf *one, const wh_le
     if (status == WHERRY_MISMATCH) {
         wh_leaf_text(one, texts[0], sizeof(texts[0]));
         wh_leaf_text(other, texts[1], sizeof(texts[1]));
-        bool same =
-            strcmp(texts[0], texts[1]) == 0; /* what is told of a long text, or of a DTensor, is not all of it */
-        tell(c, '!', one->name, same ? "what it holds differs" : texts[0], same ? NULL : texts[1]);
+        bool same = strcmp(texts[0], texts[1]) == 0; /* long strings and DTensors are not printed in full */
+        report(c, '!', one->name, same ? "content differs" : texts[0], same ? NULL : texts[1]);
         status = WHERRY_OK;
     }
     return status;
 }
 
-/** Goes through both lists, by name. */
+/** Walks both lists in the order of their names. */
 static wherry_status compare_all(comparison *c, wh_leaves *one, wh_leaves *other, wherry_error *error) {
     wherry_status status = WHERRY_OK;
     char text[256];
@@ -166,7 +160,7 @@ static wherry_status compare_all(comparison *c, wh_leaves *one, wh_leaves *other
         } else {
             const wh_leaf *only = order < 0 ? one->items + i++ : other->items + k++;
             wh_leaf_text(only, text, sizeof(text));
-            tell(c, order < 0 ? '-' : '+', only->name, order < 0 ? text : NULL, order < 0 ? NULL : text);
+            report(c, order < 0 ? '-' : '+', only->name, order < 0 ? text : NULL, order < 0 ? NULL : text);
         }
     }
     return status;
@@ -187,9 +181,7 @@ static int run(int argc, char **argv) {
     wherry_status status = WHERRY_OK;
     for (int i = 0; i < 2 && status == WHERRY_OK; i++) {
         status = wherry_file_open(operands.items[i], NULL, files + i, &error);
-        if (status == WHERRY_OK) {
-            status = wh_leaves_list(leaves + i, wherry_file_state(files[i]), &error);
-        }
+        WH_THEN(status, wh_leaves_list(leaves + i, wherry_file_state(files[i]), &error));
     }
     if (status == WHERRY_OK) {
         if (c.json) {

@@ -1,20 +1,37 @@
-/* `wherry doctor`: what this machine has, which lane would be used, and why not a better one. */
-#include "doctor.h"
-
-#include <stdio.h>
+/* `wherry doctor`: what on this machine decides how fast checkpoints move, and which lane would be used. */
+#include <arpa/inet.h>
+#include <dlfcn.h>
+#include <ifaddrs.h>
+#include <inttypes.h>
+#include <net/if.h>
+#include <netinet/in.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <sys/utsname.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
-#include <wherry/base.h>
-
 #include "command.h"
-#include "interrupt.h"
-#include "json_out.h"
-#include "show.h"
-#include "trial.h"
+#include "output.h"
+#include "probe.h"
 
-enum { TRIAL_BYTES = 16 << 20 };
+enum {
+    PROBE_BYTES = 16 << 20,
+    LOAD_SECONDS = 20, /**< Loading a GPU library may start a driver. */
+    FINDINGS_MAX = 128,
+    TEXT_MAX = 256,
+    ADVICE_COLUMN = 24,
+    WIDTH = 110,
+    CAP_SYS_PTRACE_BIT = 19,
+};
+
+extern char **environ;
 
 typedef struct doctor_options {
     wh_common common;
@@ -22,11 +39,9 @@ typedef struct doctor_options {
 } doctor_options;
 
 static const wh_option options_taken[] = {
-    {"group", 'g', WH_OPTION_TEXT, offsetof(doctor_options, group), "ADDRESS",
-     "try the lanes between ranks 0 and 1 of this group, such as env://, in which every rank runs this command; rank 0 "
-     "tells "
-     "(default: two processes here)",
-     0, 0, NULL},
+    WH_OPTION(doctor_options, group, TEXT, "group", 'g', "ADDRESS",
+              "try the lanes between ranks 0 and 1 of this group, such as env://; every rank must run this command, "
+              "and rank 0 prints the result (default: two processes on this machine)"),
     {.name = NULL},
 };
 
@@ -34,13 +49,12 @@ static int run(int argc, char **argv);
 
 const wh_command wh_command_doctor = {
     .name = "doctor",
-    .summary = "tell what this machine has, which lane would be used, and why not a better one",
+    .summary = "show which lane would be used, and what keeps this machine from a faster one",
     .operands = "",
-    .text =
-        "Looks at what decides how fast checkpoints move: permissions to read another process's memory, huge pages, "
-        "interfaces, and the versions of UCX, CUDA and NCCL that are found. Then two processes try each lane for real. "
-        "Lines that begin with ! are worth mending, and say how.\n\n"
-        "Nothing is changed. `wherry bench` also measures.",
+    .text = "Checks what decides how fast checkpoints move: permission to read another process's memory, huge pages, "
+            "network interfaces, and the installed versions of UCX, CUDA and NCCL. Then two processes try each lane. "
+            "A line that starts with ! is a problem, and the next line says how to fix it.\n\n"
+            "Exits with 1 if there is a problem. Changes nothing. `wherry bench` measures the lanes.",
     .options = options_taken,
     .json = true,
     .examples = "wherry doctor\n"
@@ -50,66 +64,366 @@ const wh_command wh_command_doctor = {
     .run = run,
 };
 
-/* ---- the lanes ---- */
+/* ---- findings ---- */
 
-static const wh_trial_lane *chosen(const wh_trial *trial) {
-    return trial->lanes[0].status == WHERRY_OK ? trial->lanes : NULL;
+typedef enum level {
+    FACT, /**< Neither good nor bad. */
+    GOOD,
+    BAD, /**< Something does not work or is slower than necessary; the advice says what to do. */
+} level;
+
+typedef struct finding {
+    const char *area; /**< "permissions" */
+    level level;
+    char name[64];
+    char value[TEXT_MAX];
+    char advice[WHERRY_ERROR_MESSAGE_MAX]; /**< "" if there is nothing to do. */
+} finding;
+
+static finding findings[FINDINGS_MAX];
+static size_t finding_count;
+
+/** Adds a finding. @param advice  NULL for none. */
+__attribute__((format(printf, 5, 6))) static void add(const char *area, const char *name, level how, const char *advice,
+                                                      const char *format, ...) {
+    va_list arguments;
+    if (finding_count == FINDINGS_MAX) {
+        return;
+    }
+    finding *one = findings + finding_count++;
+    one->area = area;
+    one->level = how;
+    snprintf(one->name, sizeof(one->name), "%s", name);
+    snprintf(one->advice, sizeof(one->advice), "%s", advice ? advice : "");
+    va_start(arguments, format);
+    vsnprintf(one->value, sizeof(one->value), format, arguments);
+    va_end(arguments);
 }
 
-static void add_lanes(wh_findings *findings, const wh_trial *trial) {
-    const wh_trial_lane *taken = chosen(trial);
-    for (size_t i = 1; i < trial->count; i++) {
-        const wh_trial_lane *lane = trial->lanes + i;
-        if (lane->status == WHERRY_OK) {
-            bool used = taken && strcmp(taken->taken, lane->name) == 0;
-            wh_finding_add(findings, "lanes", lane->name, WH_FINDING_GOOD, NULL, "works%s",
-                           used ? "; would be used" : "");
-        } else {
-            wh_finding_add(findings, "lanes", lane->name, lane->refused ? WH_FINDING_BAD : WH_FINDING_FACT,
-                           lane->reason, "does not work%s", lane->refused ? "" : " here");
+/** Reads the rest of the first line that starts with name; "" matches any line. @return false if there is none. */
+static bool read_field(const char *path, const char *name, char *text, size_t size) {
+    char line[512];
+    bool found = false;
+    FILE *file = fopen(path, "re");
+    while (file && !found && fgets(line, sizeof(line), file)) {
+        found = strncmp(line, name, strlen(name)) == 0;
+    }
+    if (file) {
+        fclose(file);
+    }
+    const char *rest = found ? line + strlen(name) : "";
+    rest += strspn(rest, " \t");
+    snprintf(text, size, "%.*s", (int)strcspn(rest, "\n"), rest);
+    return found;
+}
+
+/* ---- the machine ---- */
+
+static void find_machine(void) {
+    struct utsname names;
+    char size[WH_SIZE_TEXT_MAX];
+    uint64_t memory = (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE);
+    if (uname(&names) == 0) {
+        add("machine", "kernel", FACT, NULL, "%s %s, %s", names.sysname, names.release, names.machine);
+    }
+    add("machine", "processors", FACT, NULL, "%ld", sysconf(_SC_NPROCESSORS_ONLN));
+    add("machine", "memory", FACT, NULL, "%s", wh_size_text(memory, size));
+    add("machine", "wherry", FACT, NULL, "%s", wherry_version());
+}
+
+/** What allows one process to read another's memory, which the lane cma needs. */
+static void find_permissions(void) {
+    static const char area[] = "permissions";
+    static const char *const modes[] = {"off", "strict", "filter"};
+    char text[64];
+    struct stat space;
+    bool capable = read_field("/proc/self/status", "CapEff:", text, sizeof(text)) &&
+                   (strtoull(text, NULL, 16) >> CAP_SYS_PTRACE_BIT & 1);
+    add(area, "CAP_SYS_PTRACE", FACT, NULL, "%s", capable ? "yes" : "no");
+    if (!read_field("/proc/sys/kernel/yama/ptrace_scope", "", text, sizeof(text))) {
+        add(area, "Yama", GOOD, NULL, "not present");
+    } else {
+        int scope = (int)strtol(text, NULL, 10);
+        bool allowed = scope <= 1 || (scope == 2 && capable);
+        add(area, "Yama", allowed ? GOOD : BAD,
+            allowed      ? NULL
+            : scope == 2 ? "the lane cma needs CAP_SYS_PTRACE, or: sysctl kernel.yama.ptrace_scope=1"
+                         : "the lane cma needs a lower kernel.yama.ptrace_scope, which takes a reboot",
+            "ptrace_scope %d%s", scope, scope == 1 ? " (the source permits its reader)" : "");
+    }
+    if (read_field("/proc/self/status", "Seccomp:", text, sizeof(text))) {
+        unsigned mode = (unsigned)strtoul(text, NULL, 10);
+        add(area, "seccomp", FACT, NULL, "%s", mode < 3 ? modes[mode] : text);
+    }
+    bool dumpable = prctl(PR_GET_DUMPABLE) == 1;
+    add(area, "dumpable", dumpable ? GOOD : BAD,
+        dumpable ? NULL : "the lane cma cannot read this process; set PR_SET_DUMPABLE to 1", "%s",
+        dumpable ? "yes" : "no");
+    if (stat("/proc/self/ns/pid", &space) == 0) {
+        add(area, "pid namespace", FACT, NULL, "%" PRIu64 "; cma works only between ranks of one pid namespace",
+            (uint64_t)space.st_ino);
+    }
+    add(area, "user", FACT, NULL, "%d; cma works only between ranks of one user", (int)geteuid());
+}
+
+/** Reads the selected word of "always [madvise] never". */
+static bool read_choice(const char *path, char *word, size_t size) {
+    char line[256];
+    read_field(path, "", line, sizeof(line));
+    const char *from = strchr(line, '[');
+    if (!from) {
+        return false;
+    }
+    snprintf(word, size, "%.*s", (int)strcspn(from + 1, "]"), from + 1);
+    return true;
+}
+
+static void find_memory(void) {
+    static const char area[] = "memory";
+    char word[64] = "none";
+    struct rlimit limit;
+    struct statvfs shm;
+    char sizes[2][WH_SIZE_TEXT_MAX];
+    bool there = read_choice("/sys/kernel/mm/transparent_hugepage/enabled", word, sizeof(word));
+    bool good = there && strcmp(word, "never") != 0;
+    add(area, "huge pages", good ? GOOD : BAD,
+        good    ? NULL
+        : there ? "receiving into new memory is several times slower without huge pages: echo madvise > "
+                  "/sys/kernel/mm/transparent_hugepage/enabled"
+                : "this kernel has no transparent huge pages; receive in place instead of into new memory",
+        "%s", word);
+    if (read_choice("/sys/kernel/mm/transparent_hugepage/shmem_enabled", word, sizeof(word))) {
+        add(area, "huge pages, shared", FACT, NULL, "%s", word);
+    }
+    if (statvfs("/dev/shm", &shm) == 0) {
+        add(area, "/dev/shm", FACT, NULL, "%s, %s free (the lane ring does not use it)",
+            wh_size_text((uint64_t)shm.f_blocks * shm.f_frsize, sizes[0]),
+            wh_size_text((uint64_t)shm.f_bavail * shm.f_frsize, sizes[1]));
+    }
+    if (getrlimit(RLIMIT_MEMLOCK, &limit) == 0) {
+        add(area, "pinned memory", FACT, NULL, "%s",
+            limit.rlim_cur == RLIM_INFINITY ? "no limit" : wh_size_text(limit.rlim_cur, sizes[0]));
+    }
+}
+
+static void find_interface(const struct ifaddrs *one) {
+    char address[INET6_ADDRSTRLEN] = "";
+    char path[128];
+    char speed[32];
+    char mtu[32];
+    if (!one->ifa_addr || !(one->ifa_flags & IFF_UP)) {
+        return;
+    }
+    if (one->ifa_addr->sa_family == AF_INET) {
+        const struct sockaddr_in *at = (const void *)one->ifa_addr;
+        inet_ntop(AF_INET, &at->sin_addr, address, sizeof(address));
+    } else if (one->ifa_addr->sa_family == AF_INET6) {
+        const struct sockaddr_in6 *at = (const void *)one->ifa_addr;
+        if (IN6_IS_ADDR_LINKLOCAL(&at->sin6_addr)) {
+            return;
+        }
+        inet_ntop(AF_INET6, &at->sin6_addr, address, sizeof(address));
+    } else {
+        return;
+    }
+    snprintf(path, sizeof(path), "/sys/class/net/%s/speed", one->ifa_name);
+    bool known = read_field(path, "", speed, sizeof(speed)) && strtol(speed, NULL, 10) > 0;
+    snprintf(path, sizeof(path), "/sys/class/net/%s/mtu", one->ifa_name);
+    read_field(path, "", mtu, sizeof(mtu));
+    add("network", one->ifa_name, FACT, NULL, "%s%s%s%s, MTU %s%s", address, known ? ", " : "", known ? speed : "",
+        known ? " Mbit/s" : "", *mtu ? mtu : "unknown", one->ifa_flags & IFF_LOOPBACK ? " (loopback)" : "");
+}
+
+static void find_network(void) {
+    struct ifaddrs *all = NULL;
+    const char *wanted = getenv("WHERRY_INTERFACE");
+    bool found = false;
+    if (getifaddrs(&all) == 0) {
+        for (const struct ifaddrs *one = all; one; one = one->ifa_next) {
+            find_interface(one);
+            found = found || (wanted && strcmp(one->ifa_name, wanted) == 0);
+        }
+        freeifaddrs(all);
+    }
+    if (wanted && *wanted && !found) {
+        add("network", "WHERRY_INTERFACE", BAD, "name one of the interfaces above, or unset it", "%s does not exist",
+            wanted);
+    }
+}
+
+/** Variables of the environment that Wherry reads. Secrets are not shown. */
+static void find_settings(void) {
+    for (char **one = environ; *one; one++) {
+        const char *value = strchr(*one, '=');
+        char name[64];
+        if (value && strncmp(*one, "WHERRY_", 7) == 0) {
+            snprintf(name, sizeof(name), "%.*s", (int)(value - *one), *one);
+            bool secret = strcmp(name, "WHERRY_SECRET") == 0 || strcmp(name, "WHERRY_TOKEN") == 0;
+            add("settings", name, FACT, NULL, "%s", secret ? "(set)" : value + 1);
         }
     }
-    if (!taken) {
-        wh_finding_add(findings, "lanes", "all", WH_FINDING_BAD, trial->lanes[0].reason, "none works");
+}
+
+/* ---- libraries that are loaded at run time ---- */
+
+static bool ask_number(void *library, const char *name, int *number_p) {
+    int (*ask)(int *);
+    *(void **)&ask = dlsym(library, name);
+    return ask && ask(number_p) == 0;
+}
+
+static bool ucx_version(void *library, char *text, size_t size) {
+    const char *(*ask)(void);
+    *(void **)&ask = dlsym(library, "ucp_get_version_string");
+    if (!ask) {
+        return false;
+    }
+    unsigned major = 0;
+    unsigned minor = 0;
+    bool old = sscanf(ask(), "%u.%u", &major, &minor) == 2 && major == 1 && minor < 15;
+    snprintf(text, size, "%s%s", ask(), old ? "; too old, 1.15 or newer is needed" : "");
+    return true;
+}
+
+static bool cuda_version(void *library, char *text, size_t size) {
+    int (*init)(unsigned);
+    int version = 0;
+    int devices = 0;
+    if (!ask_number(library, "cuDriverGetVersion", &version)) {
+        return false;
+    }
+    *(void **)&init = dlsym(library, "cuInit");
+    bool works = init && init(0) == 0 && ask_number(library, "cuDeviceGetCount", &devices);
+    snprintf(text, size, "driver for CUDA %d.%d, %d device%s%s", version / 1000, version % 1000 / 10, devices,
+             devices == 1 ? "" : "s", works ? "" : " (cuInit fails)");
+    return true;
+}
+
+static bool nccl_version(void *library, char *text, size_t size) {
+    int version = 0;
+    if (!ask_number(library, "ncclGetVersion", &version)) {
+        return false;
+    }
+    int major = version < 10000 ? 1000 : 10000;
+    snprintf(text, size, "%d.%d.%d", version / major, version % major / 100, version % 100);
+    return true;
+}
+
+static const struct library {
+    const char *name;
+    const char *variable; /**< Environment variable that names another file. */
+    const char *file;
+    bool (*version)(void *library, char *text, size_t size); /**< @return false if the library does not say. */
+    const char *missing;
+} libraries[] = {
+    {"UCX", "WHERRY_UCX_LIBRARY", "libucp.so.0", ucx_version, "RDMA between hosts needs it: install libucx0 or ucx"},
+    {"CUDA", "WHERRY_CUDA_LIBRARY", "libcuda.so.1", cuda_version, "GPU memory needs it: install NVIDIA's driver"},
+    {"NCCL", "WHERRY_NCCL_LIBRARY", "libnccl.so.2", nccl_version,
+     "GPUs on two hosts need it: install libnccl2, or torch with CUDA"},
+};
+
+/** Loads a library in a child process, because loading runs its code and may crash. */
+static void find_library(const struct library *one) {
+    int ends[2];
+    char text[TEXT_MAX] = "";
+    int result = 0;
+    const char *named = getenv(one->variable);
+    const char *file = named && *named ? named : one->file;
+    fflush(NULL);
+    pid_t child = pipe(ends) == 0 ? fork() : -1;
+    if (child == 0) {
+        alarm(LOAD_SECONDS);
+        void *library = dlopen(file, RTLD_NOW | RTLD_LOCAL);
+        if (library && !one->version(library, text, sizeof(text))) {
+            snprintf(text, sizeof(text), "unknown version");
+        }
+        _exit(write(ends[1], text, strlen(text)) >= 0 ? EXIT_SUCCESS : EXIT_FAILURE);
+    }
+    if (child < 0) {
+        return;
+    }
+    close(ends[1]);
+    ssize_t size = read(ends[0], text, sizeof(text) - 1);
+    text[size > 0 ? size : 0] = '\0';
+    close(ends[0]);
+    waitpid(child, &result, 0);
+    if (WIFSIGNALED(result)) {
+        add("libraries", one->name, BAD, "loading it ends the process: repair or remove it", "killed by a signal: %s",
+            strsignal(WTERMSIG(result)));
+    } else if (*text) {
+        add("libraries", one->name, GOOD, NULL, "%s", text);
+    } else {
+        add("libraries", one->name, FACT, NULL, "%s not found; %s", file, one->missing);
     }
 }
 
-/* ---- telling ---- */
+/* ---- lanes ---- */
 
-static void print_text(const wh_findings *findings, const wh_trial *trial, bool quiet) {
+/** @return the lane that would be used; "" if none works. */
+static const char *used_lane(const wh_probe *probe) {
+    return probe->lanes[0].status == WHERRY_OK ? probe->lanes[0].used : "";
+}
+
+static void find_lanes(const wh_probe *probe) {
+    for (size_t i = 1; i < probe->count; i++) {
+        const wh_probe_lane *lane = probe->lanes + i;
+        if (lane->status == WHERRY_OK) {
+            bool used = strcmp(used_lane(probe), lane->name) == 0;
+            add("lanes", lane->name, GOOD, NULL, "works%s", used ? "; would be used" : "");
+        } else {
+            add("lanes", lane->name, lane->refused ? BAD : FACT, lane->reason, "%s",
+                lane->refused ? "does not work" : "not available");
+        }
+    }
+    if (!*used_lane(probe)) {
+        add("lanes", "all", BAD, probe->lanes[0].reason, "none works");
+    }
+}
+
+/* ---- the result ---- */
+
+static size_t count_problems(void) {
+    size_t count = 0;
+    for (size_t i = 0; i < finding_count; i++) {
+        count += findings[i].level == BAD;
+    }
+    return count;
+}
+
+static void print_text(const char *lane, bool quiet) {
     const char *area = "";
-    size_t bad = 0;
-    for (size_t i = 0; i < findings->count; i++) {
-        const wh_finding *one = findings->items + i;
-        bad += one->level == WH_FINDING_BAD;
-        if (quiet && one->level != WH_FINDING_BAD) {
+    size_t problems = count_problems();
+    for (size_t i = 0; i < finding_count; i++) {
+        const finding *one = findings + i;
+        if (quiet && one->level != BAD) {
             continue;
         }
         if (strcmp(area, one->area) != 0) {
             printf("%s%s\n", *area ? "\n" : "", one->area);
             area = one->area;
         }
-        printf("  %s %-18s  %s\n", one->level == WH_FINDING_BAD ? "!" : " ", one->name, one->value);
+        printf("  %s %-18s  %s\n", one->level == BAD ? "!" : " ", one->name, one->value);
         if (*one->advice) {
-            printf("%24s", "");
-            wh_print_wrapped(stdout, one->advice, 24, 110);
+            printf("%*s", ADVICE_COLUMN, "");
+            wh_print_wrapped(stdout, one->advice, ADVICE_COLUMN, WIDTH);
         }
     }
-    const wh_trial_lane *taken = chosen(trial);
-    printf("%s%s%s%s", quiet && !*area ? "" : "\n", taken ? "a checkpoint would go over the lane " : "no lane works",
-           taken ? taken->taken : "", taken ? "" : "");
-    printf(bad ? "; %zu thing%s to mend\n" : "\n", bad, bad == 1 ? "" : "s");
+    printf("%s%s%s", *area ? "\n" : "", *lane ? "checkpoints would use the lane " : "no lane works", lane);
+    if (problems) {
+        printf("; %zu problem%s to fix\n", problems, problems == 1 ? "" : "s");
+    } else {
+        printf("; no problems\n");
+    }
 }
 
-static void print_json(const wh_findings *findings, const wh_trial *trial) {
-    static const char *const levels[] = {"fact", "good", "bad"};
+static void print_json(const char *lane) {
+    static const char *const levels[] = {[FACT] = "fact", [GOOD] = "good", [BAD] = "bad"};
     wh_json json = {.out = stdout};
-    const wh_trial_lane *taken = chosen(trial);
     wh_json_open(&json, NULL, '{');
     wh_json_text(&json, "version", wherry_version());
     wh_json_open(&json, "findings", '[');
-    for (size_t i = 0; i < findings->count; i++) {
-        const wh_finding *one = findings->items + i;
+    for (size_t i = 0; i < finding_count; i++) {
+        const finding *one = findings + i;
         wh_json_open(&json, NULL, '{');
         wh_json_text(&json, "area", one->area);
         wh_json_text(&json, "name", one->name);
@@ -119,31 +433,16 @@ static void print_json(const wh_findings *findings, const wh_trial *trial) {
         wh_json_close(&json, '}');
     }
     wh_json_close(&json, ']');
-    if (taken) {
-        wh_json_text(&json, "lane", taken->taken);
+    if (*lane) {
+        wh_json_text(&json, "lane", lane);
     } else {
         wh_json_null(&json, "lane");
     }
     wh_json_close(&json, '}');
 }
 
-static void add_machine(wh_findings *findings) {
-    struct utsname names;
-    long processors = sysconf(_SC_NPROCESSORS_ONLN);
-    char size[WH_SIZE_TEXT_MAX];
-    uint64_t memory = (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE);
-    if (uname(&names) == 0) {
-        wh_finding_add(findings, "machine", "kernel", WH_FINDING_FACT, NULL, "%s %s, %s", names.sysname, names.release,
-                       names.machine);
-    }
-    wh_finding_add(findings, "machine", "processors", WH_FINDING_FACT, NULL, "%ld", processors);
-    wh_finding_add(findings, "machine", "memory", WH_FINDING_FACT, NULL, "%s", wh_size_text(memory, size));
-    wh_finding_add(findings, "machine", "wherry", WH_FINDING_FACT, NULL, "%s", wherry_version());
-}
-
 static int run(int argc, char **argv) {
-    static wh_findings findings;
-    static wh_trial trial;
+    static wh_probe probe;
     doctor_options options = {.group = NULL};
     wherry_error error;
     int code;
@@ -151,35 +450,32 @@ static int run(int argc, char **argv) {
         return code;
     }
     wh_interrupt_catch();
-    wherry_log_set_level(options.common.verbose ? WHERRY_LOG_INFO : WHERRY_LOG_OFF);
-    add_machine(&findings);
-    wh_doctor_permissions(&findings);
-    wh_doctor_memory(&findings);
-    wh_doctor_network(&findings);
-    wh_doctor_libraries(&findings);
-    wh_doctor_settings(&findings);
-    trial.group = options.group;
-    trial.bytes = TRIAL_BYTES;
-    wherry_status status = wh_trial_run(&trial, &error);
+    wh_set_log(&options.common, WHERRY_LOG_OFF);
+    find_machine();
+    find_permissions();
+    find_memory();
+    find_network();
+    for (size_t i = 0; i < sizeof(libraries) / sizeof(libraries[0]); i++) {
+        find_library(libraries + i);
+    }
+    find_settings();
+    probe.group = options.group;
+    probe.bytes = PROBE_BYTES;
+    wherry_status status = wh_probe_run(&probe, &error);
     if (wh_interrupt_code()) {
         return wh_interrupt_code();
     }
     if (status != WHERRY_OK) {
-        return wh_fail_status(&wh_command_doctor, "the lanes could not be tried", &error);
+        return wh_fail_status(&wh_command_doctor, "cannot try the lanes", &error);
     }
-    if (trial.rank != 0) {
+    if (probe.rank != 0) {
         return WH_EXIT_OK;
     }
-    add_lanes(&findings, &trial);
+    find_lanes(&probe);
     if (options.common.json) {
-        print_json(&findings, &trial);
+        print_json(used_lane(&probe));
     } else {
-        print_text(&findings, &trial, options.common.quiet);
+        print_text(used_lane(&probe), options.common.quiet);
     }
-    for (size_t i = 0; i < findings.count; i++) {
-        if (findings.items[i].level == WH_FINDING_BAD) {
-            return WH_EXIT_FAILED;
-        }
-    }
-    return WH_EXIT_OK;
+    return count_problems() ? WH_EXIT_FAILED : WH_EXIT_OK;
 }

@@ -5,13 +5,11 @@
 #include <wherry/expert.h>
 #include <wherry/file.h>
 
-#include "cargo.h"
+#include "client.h"
 #include "command.h"
-#include "interrupt.h"
-#include "json_out.h"
-#include "leaves.h"
-#include "show.h"
-#include "visit.h"
+#include "file_set.h"
+#include "output.h"
+#include "tensors.h"
 
 enum { HEX_MAX = 2 * WHERRY_DIGEST_BYTES + 1 };
 
@@ -23,13 +21,12 @@ typedef struct inspect_options {
 } inspect_options;
 
 static const wh_option options_taken[] = {
-    {"digest", 'd', WH_OPTION_FLAG, offsetof(inspect_options, digest), NULL,
-     "print the digest of each tensor and of the whole file (with -q: of the file only)", 0, 0, NULL},
-    {"token-file", 't', WH_OPTION_FILE, offsetof(inspect_options, token_file), "FILE",
-     "for an ADDRESS: read the token from FILE (default: the environment variable WHERRY_TOKEN, or a prompt)", 0, 0,
-     NULL},
-    {"timeout", 0, WH_OPTION_NUMBER, offsetof(inspect_options, timeout), "SECONDS",
-     "for an ADDRESS: how long to wait for an answer (default 30)", 1, 1000000, NULL},
+    WH_OPTION(inspect_options, digest, FLAG, "digest", 'd', NULL,
+              "print the digest of each tensor and of the whole file (with -q: of the file only)"),
+    WH_OPTION(inspect_options, token_file, FILE, "token-file", 't', "FILE",
+              "for an ADDRESS: read the token from FILE (default: the environment variable WHERRY_TOKEN, or a prompt)"),
+    WH_OPTION(inspect_options, timeout, NUMBER, "timeout", 0, "SECONDS",
+              "for an ADDRESS: how long to wait for an answer (default 30)", .least = 1, .most = 1000000),
     {.name = NULL},
 };
 
@@ -108,7 +105,7 @@ static void print_json(const char *name, const wherry_file_summary *file, const 
 static void print_totals(const char *name, const wherry_file_summary *file, const wherry_prepared_summary *sums) {
     char size[WH_SIZE_TEXT_MAX];
     printf("\n");
-    wh_print_plain(stdout, name);
+    wh_print_escaped(stdout, name);
     printf(": %llu tensors in %llu storages, %s", (unsigned long long)sums->tensors, (unsigned long long)sums->storages,
            wh_size_text(sums->bytes, size));
     if (file) {
@@ -128,9 +125,7 @@ static wherry_status print_state(const char *name, const wherry_file_summary *fi
     wherry_prepared *prepared = NULL;
     wherry_prepared_summary sums = {0};
     wherry_status status = wh_leaves_list(&leaves, state, error);
-    if (status == WHERRY_OK) {
-        status = wherry_prepare(state, NULL, &prepared, error);
-    }
+    WH_THEN(status, wherry_prepare(state, NULL, &prepared, error));
     if (status == WHERRY_OK) {
         wherry_prepared_summarize(prepared, &sums);
         if (json) {
@@ -166,9 +161,7 @@ static wherry_status digest_bytes(const void *bytes, size_t size, char hex[HEX_M
     status = wherry_tensor_create(&(wherry_tensor){.storage = storage, .dtype = WHERRY_U8, .ndim = 1, .shape = shape},
                                   &tensor, error);
     wherry_storage_unref(storage);
-    if (status == WHERRY_OK) {
-        status = wherry_tensor_digest(tensor, &digest, error);
-    }
+    WH_THEN(status, wherry_tensor_digest(tensor, &digest, error));
     if (status == WHERRY_OK) {
         write_hex(&digest, hex);
     }
@@ -197,12 +190,8 @@ static wherry_status describe(const wh_leaf *leaf, char *text, size_t size, wher
         return WHERRY_OK;
     }
     wherry_status status = wherry_prepare(leaf->value, NULL, &prepared, error);
-    if (status == WHERRY_OK) {
-        status = wherry_manifest_encode(prepared, &manifest, &length, error);
-    }
-    if (status == WHERRY_OK) {
-        status = digest_bytes(manifest, length, hex, error);
-    }
+    WH_THEN(status, wherry_manifest_encode(prepared, &manifest, &length, error));
+    WH_THEN(status, digest_bytes(manifest, length, hex, error));
     if (status == WHERRY_OK) {
         snprintf(text, size, "%s %s", wherry_kind_name(wherry_value_kind(leaf->value)), hex);
     }
@@ -234,7 +223,7 @@ static wherry_status digest_leaf(const wh_leaf *leaf, bool quiet, wh_json *json,
             wh_json_text(json, name, hex);
         } else if (!quiet) {
             printf("%s  ", hex);
-            wh_print_plain(stdout, name);
+            wh_print_escaped(stdout, name);
             printf("\n");
         }
         free(name);
@@ -267,16 +256,14 @@ static wherry_status print_digests(const char *path, const wherry_value *state, 
     if (all && fclose(all) != 0 && status == WHERRY_OK) {
         status = wh_fail_error(error, WHERRY_NO_MEMORY, "no memory for a digest");
     }
-    if (status == WHERRY_OK) {
-        status = digest_bytes(text, size, hex, error);
-    }
+    WH_THEN(status, digest_bytes(text, size, hex, error));
     if (json) {
         wh_json_close(json, '}');
         wh_json_text(json, "all", hex);
         wh_json_close(json, '}');
     } else if (status == WHERRY_OK) {
         printf("%s  ", hex);
-        wh_print_plain(stdout, path);
+        wh_print_escaped(stdout, path);
         printf("\n");
     }
     free(text);
@@ -305,9 +292,9 @@ static wherry_status inspect_server(const char *address, const inspect_options *
                                     wherry_error *error) {
     wherry_value *state = NULL;
     wh_interrupt_catch();
-    wherry_status status =
-        wh_visit_look(address, options->token_file, options->timeout, &options->common, &state, error);
-    const wherry_value *states = status == WHERRY_OK ? wh_cargo_part(state, "states") : NULL;
+    wh_set_log(&options->common, WHERRY_LOG_ERROR);
+    wherry_status status = wh_client_list(address, options->token_file, options->timeout, &state, error);
+    const wherry_value *states = status == WHERRY_OK ? wh_file_set_part(state, "states") : NULL;
     if (status == WHERRY_OK && !states) {
         status = wh_fail_error(error, WHERRY_MALFORMED, "%s does not serve checkpoint files", address);
     }
@@ -315,7 +302,7 @@ static wherry_status inspect_server(const char *address, const inspect_options *
         wh_json_open(json, NULL, '[');
     }
     for (size_t i = 0; status == WHERRY_OK && i < wherry_dict_count(states); i++) {
-        const char *name = wh_cargo_name(states, i);
+        const char *name = wh_file_set_name(states, i);
         status = print_state(name ? name : "?", NULL, wherry_dict_at(states, i), json, error);
     }
     if (states && json) {
@@ -337,8 +324,8 @@ static int run(int argc, char **argv) {
     wh_json *out = options.common.json ? &json : NULL;
     const char *what = operands.items[0];
     bool address = wh_is_address(what);
-    if (address && !wh_is_server(what)) {
-        return wh_fail_address(&wh_command_inspect, what);
+    if (address && !wh_check_address(&wh_command_inspect, what)) {
+        return WH_EXIT_USAGE;
     }
     if (address && options.digest) {
         return wh_fail_command(&wh_command_inspect, WH_EXIT_USAGE, "--digest needs a file, not an address");

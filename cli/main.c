@@ -1,23 +1,18 @@
-/* `wherry`: finds the sub-command and hands over to it. */
+/* `wherry`: finds the sub-command and runs it; errors and signals. */
 #include <errno.h>
 #include <signal.h>
 #include <stdarg.h>
-#include <stdbool.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <wherry/base.h>
-
 #include "command.h"
-#include "interrupt.h"
-#include "show.h"
+#include "output.h"
 
 const wh_command *const wh_commands[] = {
 #if WH_CLI_FILES
     &wh_command_serve,  &wh_command_fetch, &wh_command_inspect, &wh_command_diff,
 #endif
-    &wh_command_doctor, &wh_command_bench, &wh_command_demo,    &wh_command_demo_rank, &wh_command_reference, NULL,
+    &wh_command_doctor, &wh_command_bench, &wh_command_demo,    &wh_command_manual, NULL,
 };
 
 const wh_exit_code wh_exit_codes[] = {
@@ -36,6 +31,8 @@ const wh_command *wh_command_find(const char *name) {
     return NULL;
 }
 
+/* ---- errors ---- */
+
 int wh_fail_command(const wh_command *command, int code, const char *format, ...) {
     va_list arguments;
     char *text = NULL;
@@ -43,7 +40,7 @@ int wh_fail_command(const wh_command *command, int code, const char *format, ...
     int length = vasprintf(&text, format, arguments);
     va_end(arguments);
     fprintf(stderr, "wherry%s%s: ", command ? " " : "", command ? command->name : "");
-    wh_print_plain(stderr, length < 0 ? "no memory for an error's text" : text); /* it may quote a file, or a peer */
+    wh_print_escaped(stderr, length < 0 ? "no memory for an error message" : text); /* it may quote a file or a peer */
     fputc('\n', stderr);
     free(length < 0 ? NULL : text);
     return code;
@@ -73,25 +70,71 @@ int wh_end_command(const wh_command *command, wherry_status status, const wherry
     return wh_interrupt_code() ? wh_interrupt_code() : wh_fail_status(command, NULL, error);
 }
 
+wherry_status wh_fail_error(wherry_error *error, wherry_status status, const char *format, ...) {
+    va_list arguments;
+    int number = errno;
+    *error = (wherry_error){.status = status, .rank = -1, .offset = UINT64_MAX};
+    va_start(arguments, format);
+    vsnprintf(error->message, sizeof(error->message), format, arguments);
+    va_end(arguments);
+    if (status == WHERRY_SYSTEM) {
+        size_t used = strlen(error->message);
+        error->errnum = number;
+        snprintf(error->message + used, sizeof(error->message) - used, ": %s", strerror(number));
+    }
+    return status;
+}
+
+/* ---- signals and log ---- */
+
+static volatile sig_atomic_t caught;
+
+static void note_signal(int number) {
+    caught = number;
+}
+
+void wh_interrupt_catch(void) {
+    static const int numbers[] = {SIGINT, SIGTERM, SIGHUP};
+    struct sigaction action = {.sa_handler = note_signal, .sa_flags = (int)SA_RESETHAND};
+    for (size_t i = 0; i < sizeof(numbers) / sizeof(numbers[0]); i++) {
+        sigaction(numbers[i], &action, NULL);
+    }
+    signal(SIGPIPE, SIG_IGN);
+}
+
+bool wh_interrupted(void *context) {
+    (void)context;
+    return caught != 0;
+}
+
+int wh_interrupt_code(void) {
+    return caught ? 128 + caught : 0;
+}
+
+void wh_set_log(const wh_common *common, wherry_log_level normal) {
+    if (common->verbose) {
+        wherry_log_set_level(WHERRY_LOG_INFO);
+    } else if (!getenv("WHERRY_LOG")) {
+        wherry_log_set_level(normal);
+    }
+}
+
+/* ---- main ---- */
+
 static void print_help(FILE *out) {
-    fprintf(out, "Usage: wherry COMMAND [OPTION...]\n"
-                 "\n"
-                 "Ferries live training checkpoints from rank to rank.\n"
-                 "\n"
+    fprintf(out, "Usage: wherry COMMAND [OPTION...]\n\n"
+                 "Move training checkpoints between processes and machines.\n\n"
                  "Commands:\n");
     for (const wh_command *const *command = wh_commands; *command; command++) {
         if ((*command)->summary) {
             fprintf(out, "  %-10s %s\n", (*command)->name, (*command)->summary);
         }
     }
-    fprintf(out,
-            "\n"
-            "Options:\n"
-            "  -h, --help     print this and end\n"
-            "  -V, --version  print the version and end\n"
-            "\n"
-            "`wherry COMMAND --help` explains a command, with examples and the exit codes. The environment variable\n"
-            "WHERRY_LOG (off, error, warn, info, debug) says how much the library tells while it works.\n");
+    fprintf(out, "\nOptions:\n"
+                 "  -h, --help     print this help and exit\n"
+                 "  -V, --version  print the version and exit\n\n"
+                 "`wherry COMMAND --help` explains a command, with examples and exit codes.\n"
+                 "WHERRY_LOG=off|error|warn|info|debug sets how much the library logs to standard error.\n");
 }
 
 static bool is_one_of(const char *text, const char *brief, const char *full) {
@@ -115,8 +158,8 @@ static int run(int argc, char **argv, const wh_command **command_p) {
     if (*command_p) {
         return (*command_p)->run(argc - 1, argv + 1);
     }
-    return wh_fail_command(NULL, WH_EXIT_USAGE, "%s '%s' is not known; `wherry --help` lists what is",
-                           argv[1][0] == '-' ? "the option" : "the command", argv[1]);
+    return wh_fail_command(NULL, WH_EXIT_USAGE, "unknown %s '%s'; `wherry --help` lists the commands",
+                           argv[1][0] == '-' ? "option" : "command", argv[1]);
 }
 
 int main(int argc, char **argv) {
@@ -128,10 +171,9 @@ int main(int argc, char **argv) {
     if (written || code > WH_EXIT_FAILED) {
         return code;
     }
-    if (why == EPIPE && !code) { /* as it ends a command that does not mind SIGPIPE */
+    if (why == EPIPE && !code) { /* end as a command that does not handle SIGPIPE, as in `wherry ... | head` */
         signal(SIGPIPE, SIG_DFL);
         raise(SIGPIPE);
     }
-    /* A result that nobody could be given is none. */
-    return wh_fail_command(command, WH_EXIT_RESOURCE, "the output cannot be written");
+    return wh_fail_command(command, WH_EXIT_RESOURCE, "cannot write the output");
 }

@@ -81,8 +81,11 @@ WHERRY_API const char *wherry_transport_lane(const wherry_transport *transport, 
 /** Bytes of wherry_stats.reasons, including the final zero. */
 #define WHERRY_LANE_REASONS_MAX 512
 
-/** Bytes of wherry_stats.detail and wherry_skipped_lane.text, including the final zero. */
+/** Bytes of wherry_stats.detail, including the final zero. */
 #define WHERRY_LANE_DETAIL_MAX 160
+
+/** Bytes of wherry_skipped_lane.text, including the final zero: room for a cause and what to do about it. */
+#define WHERRY_LANE_TEXT_MAX 320
 
 /** wherry_stats.skipped has at most this many entries. */
 #define WHERRY_SKIPPED_LANES_MAX 8
@@ -98,9 +101,9 @@ typedef enum wherry_lane_reason {
 
 /** A lane that was not used. */
 typedef struct wherry_skipped_lane {
-    char lane[WHERRY_LANE_NAME_MAX];   /**< Its name. */
-    wherry_lane_reason reason;         /**< Why, for programs. */
-    char text[WHERRY_LANE_DETAIL_MAX]; /**< Why, for people. Cut if too long. */
+    char lane[WHERRY_LANE_NAME_MAX]; /**< Its name. */
+    wherry_lane_reason reason;       /**< Why, for programs. */
+    char text[WHERRY_LANE_TEXT_MAX]; /**< Why, and what to do, for people. Cut if too long. */
 } wherry_skipped_lane;
 
 /** The figures of one transfer between two ranks, as seen by this side and its clock. */

@@ -160,7 +160,7 @@ void wh_stats_skip_lane(wherry_stats *stats, const char *name, const wherry_erro
                                     : WHERRY_LANE_UNSUPPORTED;
     stats->lanes_refused += skipped->reason == WHERRY_LANE_FAILED;
     snprintf(skipped->lane, sizeof(skipped->lane), "%s", name);
-    snprintf(skipped->text, sizeof(skipped->text), "%.*s", WHERRY_LANE_DETAIL_MAX - 1, error->message);
+    snprintf(skipped->text, sizeof(skipped->text), "%.*s", WHERRY_LANE_TEXT_MAX - 1, error->message);
 }
 
 wherry_status wh_transfer_await_stream(wh_transfer *transfer, uint64_t devices, wherry_error *error) {

@@ -20,7 +20,7 @@ def options_of(command):
 
 def test_the_commands_that_there_are():
     assert {"demo", "doctor", "bench"} <= set(COMMANDS)
-    assert "demo-rank" not in HELP and "reference" not in HELP
+    assert "manual" not in HELP
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -37,7 +37,7 @@ def test_help(command):
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_mistakes(command):
-    for arguments, told in [(["--bow"], "unrecognized option"), (["-Z"], "invalid option"), (["-q", "-v"], "do not go together")]:
+    for arguments, told in [(["--bow"], "unrecognized option"), (["-Z"], "invalid option"), (["-q", "-v"], "cannot be combined")]:
         done = wherry(command, *arguments)
         assert done.returncode == USAGE and done.stdout == "", arguments
         assert done.stderr.startswith(f"wherry {command}: ") and told in done.stderr

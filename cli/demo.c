@@ -1,0 +1,239 @@
+/* `wherry demo`: options, and what it prints. */
+#include "demo.h"
+
+#include <inttypes.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define MIB (UINT64_C(1) << 20)
+#define GIB (UINT64_C(1) << 30)
+
+enum { STEPS_PER_KILL = 12, DEFAULT_RANKS = 4, UNSET = -1, RANK_OVERHEAD_MIB = 48 };
+
+static const wh_option options_taken[] = {
+    WH_OPTION(wh_demo_options, ranks, NUMBER, "ranks", 0, "N",
+              "number of ranks, 2 to 64 (default 4; under a launcher, as many as it started)", .least = 2,
+              .most = WH_DEMO_RANKS_MAX),
+    WH_OPTION(wh_demo_options, size, SIZE, "size", 0, "SIZE",
+              "size of each rank's state, at least 1M (default 1G); all states must fit in memory", .least = MIB,
+              .most = INT64_C(1) << 40),
+    WH_OPTION(wh_demo_options, lane, CHOICE, "lane", 0, "LANE",
+              "the lane to use: cma (reads the peer's memory), ring (shared memory), ucx (UCX, if installed), stream "
+              "(sockets), or auto, the fastest that works (default auto)",
+              .choices = "auto,cma,ring,ucx,stream"),
+    WH_OPTION(wh_demo_options, kills, NUMBER, "kills", 0, "N",
+              "how often a rank is killed, in turn from rank 0, 0 to 1000 (default: each rank once)", .most = 1000),
+    WH_OPTION(wh_demo_options, steps, NUMBER, "steps", 0, "N",
+              "training steps, more than kills (default: 12 per kill, and 12 more)", .least = 1, .most = 100000),
+    WH_OPTION(wh_demo_options, alone, FLAG, "alone", 0, NULL, "start the ranks here, even under a launcher"),
+    WH_OPTION(wh_demo_options, verify, FLAG, "verify", 0, NULL,
+              "check digests even if the data does not cross a network"),
+    WH_OPTION(wh_demo_options, no_color, FLAG, "no-color", 0, NULL,
+              "print without colors; the environment variable NO_COLOR does the same"),
+    {.name = NULL},
+};
+
+static int run(int argc, char **argv);
+
+const wh_command wh_command_demo = {
+    .name = "demo",
+    .summary = "kill the ranks of a training run and watch their peers heal them",
+    .operands = "",
+    .text = "Starts a few processes, the ranks, that train the same state: each step changes every byte in the same "
+            "way on every rank. Then kills the ranks one by one with SIGKILL, rank 0 included. Each time a new process "
+            "takes the rank's place and is healed by a peer: it receives the peer's state in place while the others "
+            "keep training, and catches up. After each step the digests of all ranks must be equal.\n\n"
+            "Under a launcher (mpirun, srun, torchrun) each process is a rank: `mpirun -n 4 wherry demo`. Launchers "
+            "end the job if a process dies, so a rank loses only its state there, and gets it back from a peer.\n\n"
+            "Leaves no process and no file behind. Only if the demo itself is killed with SIGKILL, the folder "
+            "wherry-demo-* stays in TMPDIR.",
+    .options = options_taken,
+    .examples = "wherry demo\n"
+                "wherry demo --size 256M --lane stream\n"
+                "mpirun -n 4 wherry demo\n",
+    .run = run,
+};
+
+/* ---- options ---- */
+
+/** @return the number in an environment variable; -1 if there is none. */
+static int number_of(const char *name) {
+    const char *value = getenv(name);
+    char *end = NULL;
+    long number = value && *value ? strtol(value, &end, 10) : -1;
+    return number >= 0 && number <= INT32_MAX && !*end ? (int)number : -1;
+}
+
+/** Finds the launcher, in the order of env://. Slurm also sets its variables for batch scripts, which are not ranks. */
+static void find_launcher(wh_demo_options *options, int64_t *ranks_p) {
+    static const struct {
+        const char *rank, *ranks, *on_host, *needs;
+    } launchers[] = {
+        {"WHERRY_RANK", "WHERRY_SIZE", "", NULL},
+        {"RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", NULL},
+        {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", NULL},
+        {"PMI_RANK", "PMI_SIZE", "MPI_LOCALNRANKS", NULL},
+        {"SLURM_PROCID", "SLURM_NTASKS", "SLURM_NTASKS_PER_NODE", "SLURM_STEP_ID"},
+    };
+    for (size_t i = 0; i < sizeof(launchers) / sizeof(launchers[0]) && options->rank < 0; i++) {
+        int rank = number_of(launchers[i].rank);
+        int ranks = number_of(launchers[i].ranks);
+        if (rank >= 0 && ranks > 1 && (!launchers[i].needs || getenv(launchers[i].needs))) {
+            int on_host = number_of(launchers[i].on_host);
+            options->rank = rank;
+            options->on_host = on_host > 0 ? on_host : 1;
+            *ranks_p = ranks;
+        }
+    }
+}
+
+/** Fills in what follows from other options. @return false after printing an error. */
+static bool complete(wh_demo_options *options) {
+    int64_t ranks = options->ranks == UNSET ? DEFAULT_RANKS : options->ranks;
+    options->rank = -1;
+    options->on_host = (int)ranks;
+    if (!options->alone) {
+        find_launcher(options, &ranks);
+    }
+    if (options->ranks != UNSET && options->ranks != ranks) {
+        wh_fail_command(&wh_command_demo, 0,
+                        "the launcher started %d ranks, but --ranks is %d; omit --ranks, or use --alone to start them "
+                        "here",
+                        (int)ranks, (int)options->ranks);
+        return false;
+    }
+    if (ranks > WH_DEMO_RANKS_MAX) {
+        wh_fail_command(&wh_command_demo, 0, "the launcher started %d ranks; the demo takes at most %d", (int)ranks,
+                        WH_DEMO_RANKS_MAX);
+        return false;
+    }
+    options->ranks = ranks;
+    options->kills = options->kills == UNSET ? ranks : options->kills;
+    options->steps = options->steps == UNSET ? (options->kills + 1) * STEPS_PER_KILL : options->steps;
+    if (options->kills >= options->steps) {
+        int kills = (int)options->kills;
+        wh_fail_command(&wh_command_demo, 0, "%d kills need at least %d steps; use --steps %d or --kills %d", kills,
+                        kills + 1, kills + 1, (int)options->steps - 1);
+        return false;
+    }
+    return true;
+}
+
+/** @return the number after name in a file of lines "NAME NUMBER"; 0 if there is none. */
+static uint64_t read_number(const char *path, const char *name) {
+    char line[256];
+    unsigned long long number = 0;
+    FILE *file = fopen(path, "re");
+    while (file && fgets(line, sizeof(line), file)) {
+        if (strncmp(line, name, strlen(name)) == 0) {
+            number = strtoull(line + strlen(name), NULL, 10);
+            break;
+        }
+    }
+    if (file) {
+        fclose(file);
+    }
+    return number;
+}
+
+/** @return false after printing an error if the states do not fit in the memory of this machine or container. */
+static bool check_memory(const wh_demo_options *options) {
+    uint64_t available = read_number("/proc/meminfo", "MemAvailable:") * 1024;
+    uint64_t limit = read_number("/sys/fs/cgroup/memory.max", ""); /* "max" reads as 0: no limit */
+    uint64_t ranks = (uint64_t)options->on_host;
+    uint64_t needed = ranks * (options->size + RANK_OVERHEAD_MIB * MIB);
+    char advice[64] = "use fewer --ranks";
+    available = limit && limit < available ? limit : available;
+    if (available == 0 || needed <= available) {
+        return true;
+    }
+    if (available / ranks > (RANK_OVERHEAD_MIB + 1) * MIB) {
+        snprintf(advice, sizeof(advice), "use --size %" PRIu64 "M or less",
+                 available / ranks / MIB - RANK_OVERHEAD_MIB);
+    }
+    wh_fail_command(&wh_command_demo, 0,
+                    "%d ranks with %.2f GiB each need %.2f GiB of memory, but only %.2f GiB are "
+                    "available; %s",
+                    options->on_host, (double)options->size / GIB, (double)needed / GIB, (double)available / GIB,
+                    advice);
+    return false;
+}
+
+static int run(int argc, char **argv) {
+    wh_demo_options options = {.ranks = UNSET, .size = GIB, .lane = "auto", .kills = UNSET, .steps = UNSET};
+    int code;
+    if (!wh_options_parse(&wh_command_demo, argc, argv, &options, NULL, &code)) {
+        return code;
+    }
+    if (!complete(&options)) {
+        return WH_EXIT_USAGE;
+    }
+    if (!check_memory(&options)) {
+        return WH_EXIT_FAILED;
+    }
+    return options.rank < 0 ? wh_demo_conduct(&options) : wh_demo_run_launched(&options);
+}
+
+/* ---- the timeline ---- */
+
+void wh_timeline_begin(wh_timeline *timeline, const wh_demo_options *options) {
+    bool color = wh_is_terminal(stdout) && !options->no_color && !getenv("NO_COLOR");
+    *timeline = (wh_timeline){.options = options, .begin = wh_clock(), .quiet = options->common.quiet, .color = color};
+    wh_bar_begin(&timeline->bar, stdout);
+}
+
+void wh_timeline_say(wh_timeline *timeline, wh_demo_tone tone, const char *format, ...) {
+    static const char *const tones[] = {"", "\033[2m", "\033[31m", "\033[32m"};
+    bool color = timeline->color && tone != WH_DEMO_PLAIN;
+    va_list arguments;
+    if (timeline->quiet) {
+        return;
+    }
+    wh_bar_end(&timeline->bar);
+    printf("%6.1f s  %s", wh_clock() - timeline->begin, color ? tones[tone] : "");
+    va_start(arguments, format);
+    vprintf(format, arguments);
+    va_end(arguments);
+    printf("%s\n", color ? "\033[0m" : "");
+    fflush(stdout);
+}
+
+static double rate(uint64_t bytes, double seconds) {
+    return seconds > 0 ? (double)bytes / seconds * 1e-9 : 0;
+}
+
+void wh_timeline_healed(wh_timeline *timeline, int rank, const wh_demo_message *message) {
+    char size[WH_SIZE_TEXT_MAX];
+    timeline->heals++;
+    timeline->bytes += message->bytes;
+    timeline->seconds += message->seconds;
+    wh_timeline_say(timeline, WH_DEMO_GOOD,
+                    "rank %d healed in place from rank %d: %s in %.2f s, %.1f GB/s over %s, %s, at step %d", rank,
+                    (int)message->peer, wh_size_text(message->bytes, size), message->seconds,
+                    rate(message->bytes, message->seconds), message->text, message->checked ? "checked" : "not checked",
+                    (int)message->step);
+}
+
+void wh_timeline_progress(wh_timeline *timeline, int64_t step, const char *note) {
+    char label[32];
+    char detail[128];
+    if (!timeline->quiet) {
+        int64_t steps = timeline->options->steps;
+        snprintf(label, sizeof(label), "%6.1f s ", wh_clock() - timeline->begin);
+        bool noted = *note && timeline->bar.terminal;
+        snprintf(detail, sizeof(detail), "step %d of %d%s%s", (int)step, (int)steps, noted ? "  " : "",
+                 noted ? note : "");
+        wh_bar_show(&timeline->bar, (double)step / (double)steps, label, detail);
+    }
+}
+
+void wh_timeline_success(wh_timeline *timeline, const wh_demo_digest *digest, const char *losses) {
+    const wh_demo_options *options = timeline->options;
+    char size[WH_SIZE_TEXT_MAX];
+    wh_bar_end(&timeline->bar);
+    printf("%sOK: %d ranks at step %d with equal digests (%016" PRIx64 "), after %s: %s at %.1f GB/s; in %.1f s%s\n",
+           timeline->color ? "\033[32m" : "", (int)options->ranks, (int)options->steps, digest->words[2], losses,
+           wh_size_text(timeline->bytes, size), rate(timeline->bytes, timeline->seconds), wh_clock() - timeline->begin,
+           timeline->color ? "\033[0m" : "");
+}

@@ -1,0 +1,429 @@
+/*
+ * The conductor of the demo: starts the ranks, sets their pace, kills them one by one, replaces them, and compares their
+ * digests. It takes no part in the healing.
+ *
+ *  1. At most one rank is down or behind at any time.
+ *  2. No rank is more than LEAD steps ahead of the slowest one that trains.
+ *  3. Ranks and the folder are gone when the command returns. If the conductor is killed, the kernel kills the ranks.
+ *
+ *     STARTING -> TRAINING: on_message (joined)      STARTING -> HEALING: on_message (a replacement joined)
+ *     HEALING  -> TRAINING: on_message (healed)      TRAINING -> DOWN: kill_rank
+ *     DOWN     -> STARTING: start, after RESTART_SECONDS
+ */
+#include <dirent.h>
+#include <errno.h>
+#include <inttypes.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "demo.h"
+
+#define RESTART_SECONDS 0.5 /* from a rank's death to its replacement, as a fast scheduler would take */
+#define SILENCE_SECONDS 60  /* without a message from any rank: the demo hangs */
+#define QUIT_SECONDS 10     /* for a rank to leave the group */
+
+enum {
+    RUN_UP = 3,     /**< Steps from a rank's return to the next kill. */
+    LEAD = 2,       /**< See above. */
+    FRAME_MS = 100, /**< How often the bar is drawn. */
+    FOLDER_MAX = 512,
+};
+
+typedef enum seat_state { STARTING, HEALING, TRAINING, DOWN } seat_state;
+
+/** A rank, whichever process has it. */
+typedef struct seat {
+    seat_state state;
+    pid_t pid; /**< 0: none. */
+    int control;
+    int step;
+    int limit;         /**< Up to which step it may train. */
+    bool replaced;     /**< The process replaces one that was killed. */
+    bool behind;       /**< It was healed and has not caught up yet. */
+    double restart_at; /**< If it is down. */
+} seat;
+
+/** The digest after a step, of the rank that was first. */
+typedef struct step_digest {
+    bool known;
+    int rank;
+    wh_demo_digest digest;
+} step_digest;
+
+typedef struct conductor {
+    const wh_demo_options *options;
+    wh_timeline timeline;
+    char folder[FOLDER_MAX]; /**< Where the ranks meet; "" if there is none. */
+    char address[WH_DEMO_ADDRESS_MAX];
+    seat seats[WH_DEMO_RANKS_MAX];
+    step_digest *digests; /**< One per step. */
+    int killed;
+    int returned; /**< Highest step of all ranks when one was healed last. */
+    double heard; /**< When the last message came. */
+    bool over;    /**< The demo failed or was interrupted. */
+    int code;
+} conductor;
+
+__attribute__((format(printf, 2, 3))) static void fail(conductor *c, const char *format, ...) {
+    char text[1200];
+    va_list arguments;
+    if (!c->over) {
+        va_start(arguments, format);
+        vsnprintf(text, sizeof(text), format, arguments);
+        va_end(arguments);
+        wh_bar_end(&c->timeline.bar);
+        c->code = wh_fail_command(&wh_command_demo, WH_EXIT_FAILED, "%s", text);
+        c->over = true;
+    }
+}
+
+/* ---- the folder where the ranks meet ---- */
+
+static void create_folder(conductor *c) {
+    static const char plain[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-._~/";
+    const char *below = getenv("TMPDIR");
+    below = below && below[0] == '/' ? below : "/tmp";
+    int size = snprintf(c->folder, sizeof(c->folder), "%s/wherry-demo-XXXXXX", below);
+    if (size >= (int)sizeof(c->folder) || !mkdtemp(c->folder)) {
+        fail(c, "cannot create a folder in %s: %s; set TMPDIR to another one", below,
+             size >= (int)sizeof(c->folder) ? "the path is too long" : strerror(errno));
+        c->folder[0] = '\0';
+        return;
+    }
+    char *to = c->address + snprintf(c->address, sizeof(c->address), "unix://");
+    for (const char *at = c->folder; *at; at++) { /* at most three bytes each */
+        to += strchr(plain, *at) ? snprintf(to, 2, "%c", *at) : snprintf(to, 4, "%%%02X", (unsigned char)*at);
+    }
+    memcpy(to, "/meet", sizeof("/meet"));
+}
+
+static void remove_folder(conductor *c) {
+    DIR *folder = c->folder[0] ? opendir(c->folder) : NULL;
+    struct dirent *entry;
+    while (folder && (entry = readdir(folder))) {
+        unlinkat(dirfd(folder), entry->d_name, 0); /* fails for "." and ".." */
+    }
+    if (folder) {
+        closedir(folder);
+        rmdir(c->folder);
+    }
+}
+
+/* ---- processes ---- */
+
+/** The child: becomes a rank. */
+static _Noreturn void become_rank(conductor *c, int rank, bool replaced, int control, pid_t parent) {
+    char name[32];
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    if (getppid() != parent) { /* it died before the line above */
+        _exit(WH_EXIT_FAILED);
+    }
+    snprintf(name, sizeof(name), "wherry-rank-%d", rank);
+    prctl(PR_SET_NAME, name);
+    signal(SIGINT, SIG_IGN); /* Ctrl-C goes to all processes; the conductor handles it */
+    signal(SIGTERM, SIG_DFL);
+    signal(SIGHUP, SIG_DFL);
+    for (int i = 0; i < c->options->ranks; i++) {
+        if (c->seats[i].pid) {
+            close(c->seats[i].control);
+        }
+    }
+    _exit(wh_demo_run_rank(c->options, rank, replaced, c->address, control));
+}
+
+static void start(conductor *c, int rank, bool replaced) {
+    seat *s = c->seats + rank;
+    int ends[2];
+    pid_t parent = getpid();
+    if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) != 0) {
+        fail(c, "cannot create a pair of sockets: %s", strerror(errno));
+        return;
+    }
+    fflush(NULL);
+    pid_t pid = fork();
+    if (pid == 0) {
+        close(ends[0]);
+        become_rank(c, rank, replaced, ends[1], parent);
+    }
+    close(ends[1]);
+    if (pid < 0) {
+        close(ends[0]);
+        fail(c, "cannot start a process: %s", strerror(errno));
+        return;
+    }
+    *s = (seat){.state = STARTING, .pid = pid, .control = ends[0], .step = s->step, .replaced = replaced};
+}
+
+/** Kills a rank's process. @return its exit status. */
+static int reap(seat *s) {
+    int status = 0;
+    kill(s->pid, SIGKILL);
+    while (waitpid(s->pid, &status, 0) < 0 && errno == EINTR) {
+    }
+    close(s->control);
+    s->pid = 0;
+    return status;
+}
+
+static void kill_rank(conductor *c, int rank) {
+    seat *s = c->seats + rank;
+    reap(s);
+    s->state = DOWN;
+    s->restart_at = wh_clock() + RESTART_SECONDS;
+    c->killed++;
+    wh_timeline_say(&c->timeline, WH_DEMO_BAD, "rank %d killed after step %d", rank, s->step);
+}
+
+/** Ends all ranks: they leave the group when their socket closes. After a failure they are killed. */
+static void end_ranks(conductor *c) {
+    double until = wh_clock() + QUIT_SECONDS;
+    for (int i = 0; i < c->options->ranks && !c->over; i++) {
+        shutdown(c->seats[i].control, SHUT_WR);
+    }
+    for (int i = 0; i < c->options->ranks; i++) {
+        seat *s = c->seats + i;
+        siginfo_t info = {0};
+        while (s->pid && !c->over && waitid(P_PID, (id_t)s->pid, &info, WEXITED | WNOHANG | WNOWAIT) == 0 &&
+               !info.si_pid) {
+            if (wh_clock() > until) {
+                fail(c, "rank %d does not exit", i);
+            }
+            usleep(1000);
+        }
+        int status = s->pid ? reap(s) : 0;
+        if (status != 0) {
+            fail(c, "rank %d exited with status %#x", i, (unsigned)status);
+        }
+    }
+}
+
+/* ---- pace ---- */
+
+/** The lowest or highest step of the ranks that train, without `except`; -1 if there is none. */
+static int extreme_step(const conductor *c, bool highest, int except) {
+    int found = -1;
+    for (int i = 0; i < c->options->ranks; i++) {
+        int step = c->seats[i].step;
+        if (i != except && c->seats[i].state == TRAINING && (found < 0 || (highest ? step > found : step < found))) {
+            found = step;
+        }
+    }
+    return found;
+}
+
+/** True if all ranks train and none is behind. */
+static bool all_train(const conductor *c) {
+    bool all = true;
+    for (int i = 0; i < c->options->ranks; i++) {
+        all = all && c->seats[i].state == TRAINING && !c->seats[i].behind;
+    }
+    return all;
+}
+
+/** Steps between a rank's return and the next kill, if there is room for them. */
+static int run_up(const conductor *c) {
+    int room = (int)(c->options->steps / (c->options->kills + 1));
+    return room < RUN_UP ? room : RUN_UP;
+}
+
+/** The step after which the next rank is killed. Kills are spread evenly, but later if a rank was away for long. */
+static int next_kill(const conductor *c) {
+    int planned = (int)((c->killed + 1) * c->options->steps / (c->options->kills + 1));
+    int earliest = c->returned + run_up(c) - 1;
+    return planned > earliest ? planned : earliest;
+}
+
+/** Tells the ranks how far they may train. While one is away, the others leave enough steps for the remaining kills. */
+static void set_pace(conductor *c) {
+    int limit = extreme_step(c, false, -1) + LEAD;
+    int kills = (int)c->options->kills - c->killed;
+    int stop = (int)c->options->steps;
+    if (kills > 0) {
+        stop = all_train(c) ? next_kill(c) + 1 : stop - kills * run_up(c);
+    }
+    limit = limit < stop ? limit : stop;
+    for (int i = 0; i < c->options->ranks; i++) {
+        seat *s = c->seats + i;
+        if (s->state == TRAINING && s->limit != limit) {
+            wh_demo_message message = {.kind = WH_DEMO_LIMIT, .step = limit};
+            s->limit = limit;
+            send(s->control, &message, sizeof(message), MSG_NOSIGNAL);
+        }
+    }
+}
+
+/* ---- messages ---- */
+
+static void note_caught_up(conductor *c, int rank, int others) {
+    seat *s = c->seats + rank;
+    if (s->behind && s->step >= others) {
+        s->behind = false;
+        wh_timeline_say(&c->timeline, WH_DEMO_PLAIN, "rank %d has caught up at step %d", rank, s->step);
+    }
+}
+
+/** Notes the step of a rank. All ranks must have the same digest after it. */
+static void on_step(conductor *c, int rank, const wh_demo_message *m) {
+    if (m->step < 0 || m->step > c->options->steps) {
+        fail(c, "rank %d reports step %" PRId64 ", which does not exist", rank, m->step);
+        return;
+    }
+    step_digest *first = c->digests + m->step;
+    c->seats[rank].step = (int)m->step;
+    if (!first->known) {
+        *first = (step_digest){true, rank, m->digest};
+    } else if (memcmp(&first->digest, &m->digest, sizeof(m->digest)) != 0) {
+        fail(c, "the digests differ: after step %" PRId64 " rank %d has %016" PRIx64 " and rank %d has %016" PRIx64,
+             m->step, rank, m->digest.words[2], first->rank, first->digest.words[2]);
+    }
+}
+
+static void on_message(conductor *c, int rank, const wh_demo_message *m) {
+    seat *s = c->seats + rank;
+    switch (m->kind) {
+    case WH_DEMO_JOINED:
+        s->state = s->replaced ? HEALING : TRAINING;
+        if (s->replaced) {
+            wh_timeline_say(&c->timeline, WH_DEMO_PLAIN, "rank %d is back (pid %d)", rank, (int)s->pid);
+        }
+        break;
+    case WH_DEMO_HEALED:
+        s->state = TRAINING;
+        s->behind = true;
+        on_step(c, rank, m);
+        c->returned = extreme_step(c, true, -1);
+        wh_timeline_healed(&c->timeline, rank, m);
+        note_caught_up(c, rank, extreme_step(c, true, rank));
+        break;
+    case WH_DEMO_LENT:
+        wh_timeline_say(&c->timeline, WH_DEMO_PLAIN, "rank %d continues at step %" PRId64 ", held up for %.2f s", rank,
+                        m->step, m->seconds);
+        break;
+    case WH_DEMO_STEPPED:
+        on_step(c, rank, m);
+        note_caught_up(c, rank, extreme_step(c, false, rank));
+        break;
+    case WH_DEMO_LOG:
+        wh_timeline_say(&c->timeline, WH_DEMO_DIM, "rank %d: %.*s", rank, WH_DEMO_TEXT_MAX, m->text);
+        break;
+    default:
+        fail(c, "rank %d failed: %.*s", rank, WH_DEMO_TEXT_MAX, m->text);
+        break;
+    }
+}
+
+/** Receives a message of a rank, or notices that it has died. */
+static void listen_to(conductor *c, int rank) {
+    wh_demo_message message;
+    ssize_t got = recv(c->seats[rank].control, &message, sizeof(message), MSG_DONTWAIT);
+    if (got == (ssize_t)sizeof(message)) {
+        c->heard = wh_clock();
+        on_message(c, rank, &message);
+    } else if (got >= 0 || (errno != EAGAIN && errno != EINTR)) {
+        int status = reap(c->seats + rank);
+        if (WIFSIGNALED(status)) {
+            fail(c, "rank %d was killed by a signal: %s; if memory ran out, use a smaller --size", rank,
+                 strsignal(WTERMSIG(status)));
+        } else {
+            fail(c, "rank %d exited with code %d", rank, WEXITSTATUS(status));
+        }
+    }
+}
+
+/* ---- the show ---- */
+
+/** Waits for messages, but not longer than a frame, and handles them. */
+static void handle_messages(conductor *c) {
+    struct pollfd ready[WH_DEMO_RANKS_MAX];
+    int ranks = (int)c->options->ranks;
+    for (int i = 0; i < ranks; i++) {
+        ready[i] = (struct pollfd){.fd = c->seats[i].pid ? c->seats[i].control : -1, .events = POLLIN};
+    }
+    bool some = poll(ready, (nfds_t)ranks, FRAME_MS) > 0;
+    if (wh_interrupt_code()) {
+        fail(c, "interrupted by a signal: %s", strsignal(wh_interrupt_code() - 128));
+        c->code = wh_interrupt_code();
+    }
+    for (int i = 0; i < ranks && some && !c->over; i++) {
+        if (ready[i].revents) {
+            listen_to(c, i);
+        }
+    }
+}
+
+static void show_progress(conductor *c) {
+    static const char *const notes[] = {"starts", "heals", "catches up", "is down"};
+    char note[64] = "";
+    int lowest = extreme_step(c, false, -1);
+    for (int i = 0; i < c->options->ranks && !*note; i++) {
+        const seat *s = c->seats + i;
+        if (s->state != TRAINING || s->behind) {
+            snprintf(note, sizeof(note), "rank %d %s", i, notes[s->state]);
+        }
+    }
+    wh_timeline_progress(&c->timeline, lowest < 0 ? 0 : lowest, note);
+}
+
+/** Runs until all ranks are at the last step. */
+static void conduct(conductor *c) {
+    bool done = false;
+    c->heard = wh_clock();
+    while (!c->over && !done) {
+        handle_messages(c);
+        for (int i = 0; i < c->options->ranks && !c->over; i++) {
+            if (c->seats[i].state == DOWN && wh_clock() >= c->seats[i].restart_at) {
+                start(c, i, true);
+            }
+        }
+        int lowest = extreme_step(c, false, -1);
+        if (all_train(c) && c->killed < c->options->kills && lowest >= next_kill(c)) {
+            kill_rank(c, c->killed % (int)c->options->ranks);
+        }
+        done = all_train(c) && lowest == c->options->steps;
+        set_pace(c);
+        show_progress(c);
+        if (wh_clock() - c->heard > SILENCE_SECONDS) {
+            fail(c, "no message from any rank for %d s, at step %d; --verbose shows more", SILENCE_SECONDS, lowest);
+        }
+        if (ferror(stdout)) {
+            fail(c, "cannot write the output");
+        }
+    }
+}
+
+int wh_demo_conduct(const wh_demo_options *options) {
+    static conductor c;
+    char text[64];
+    c.options = options;
+    c.digests = calloc((size_t)options->steps + 1, sizeof(*c.digests));
+    wh_timeline_begin(&c.timeline, options);
+    if (!c.digests) {
+        fail(&c, "no memory for %d steps", (int)options->steps);
+    }
+    wh_interrupt_catch();
+    create_folder(&c);
+    if (!c.over) {
+        wh_timeline_say(&c.timeline, WH_DEMO_PLAIN, "%d ranks start, each with a state of %s", (int)options->ranks,
+                        wh_size_text(options->size, text));
+    }
+    for (int i = 0; i < options->ranks && !c.over; i++) {
+        start(&c, i, false);
+    }
+    conduct(&c);
+    end_ranks(&c);
+    if (!c.over) {
+        snprintf(text, sizeof(text), "%d kill%s and %d heal%s", c.killed, c.killed == 1 ? "" : "s", c.timeline.heals,
+                 c.timeline.heals == 1 ? "" : "s");
+        wh_timeline_success(&c.timeline, &c.digests[options->steps].digest, text);
+    }
+    remove_folder(&c);
+    free(c.digests);
+    return c.code;
+}

@@ -1,0 +1,262 @@
+#include "output.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { COLUMNS_DEFAULT = 80, BAR_MIN = 8, BAR_MAX = 40, TEXT_COLUMNS = 62 };
+
+/* ---- text ---- */
+
+double wh_clock(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
+}
+
+const char *wh_size_text(uint64_t bytes, char text[WH_SIZE_TEXT_MAX]) {
+    /* A size that is meant to be round may be a few bytes smaller. */
+    if (bytes + 1024 >= UINT64_C(1) << 30) {
+        snprintf(text, WH_SIZE_TEXT_MAX, "%.2f GiB", (double)bytes / (1 << 30));
+    } else if (bytes >= 1 << 20) {
+        snprintf(text, WH_SIZE_TEXT_MAX, "%.1f MiB", (double)bytes / (1 << 20));
+    } else if (bytes >= 1 << 10) {
+        snprintf(text, WH_SIZE_TEXT_MAX, "%.1f KiB", (double)bytes / (1 << 10));
+    } else {
+        snprintf(text, WH_SIZE_TEXT_MAX, "%" PRIu64 " B", bytes);
+    }
+    return text;
+}
+
+const char *wh_size_short(int64_t bytes, char text[WH_SIZE_TEXT_MAX]) {
+    static const char *const units[] = {"", "K", "M", "G", "T"};
+    size_t unit = 0;
+    while (bytes && bytes % 1024 == 0 && unit + 1 < sizeof(units) / sizeof(units[0])) {
+        bytes /= 1024;
+        unit++;
+    }
+    snprintf(text, WH_SIZE_TEXT_MAX, "%" PRId64 "%s", bytes, units[unit]);
+    return text;
+}
+
+/** Bytes of the UTF-8 character at the start of text; 0 at its end and if there is none. */
+static size_t character_bytes(const char *text) {
+    const unsigned char *at = (const unsigned char *)text;
+    size_t length = *at < 0x80 ? *at > 0 : *at < 0xC2 ? 0 : *at < 0xE0 ? 2 : *at < 0xF0 ? 3 : *at < 0xF5 ? 4 : 0;
+    for (size_t i = 1; i < length; i++) {
+        if ((at[i] & 0xC0) != 0x80) {
+            return 0;
+        }
+    }
+    bool overlong = (*at == 0xE0 && at[1] < 0xA0) || (*at == 0xF0 && at[1] < 0x90);
+    bool not_a_character = (*at == 0xED && at[1] >= 0xA0) || (*at == 0xF4 && at[1] >= 0x90);
+    return overlong || not_a_character ? 0 : length;
+}
+
+/** True if a terminal would act on the character instead of showing it. */
+static bool is_control(const char *text, size_t bytes) {
+    unsigned char first = (unsigned char)text[0];
+    return bytes == 0 || first < 0x20 || first == 0x7F || (first == 0xC2 && (unsigned char)text[1] < 0xA0);
+}
+
+void wh_print_escaped(FILE *out, const char *text) {
+    for (const char *shown = text; *shown; shown = text) {
+        size_t bytes;
+        while (!is_control(text, bytes = character_bytes(text))) {
+            text += bytes;
+        }
+        fwrite(shown, 1, (size_t)(text - shown), out);
+        for (bytes = *text && !bytes ? 1 : bytes; bytes > 0; bytes--) {
+            fprintf(out, "\\x%02x", (unsigned char)*text++);
+        }
+    }
+}
+
+void wh_print_wrapped(FILE *out, const char *text, int indent, int width) {
+    int column = indent;
+    bool first = true;
+    while (*text) {
+        int length = (int)strcspn(text, " ");
+        if (!first && column + 1 + length > width) {
+            fprintf(out, "\n%*s", indent, "");
+            column = indent;
+        } else if (!first) {
+            fputc(' ', out);
+            column++;
+        }
+        fprintf(out, "%.*s", length, text);
+        column += length;
+        first = false;
+        text += length;
+        text += *text == ' ';
+    }
+    fputc('\n', out);
+}
+
+/* ---- JSON ---- */
+
+/** Bytes that are not UTF-8, as file names may have them, become U+FFFD. */
+static void quote(FILE *out, const char *text) {
+    fputc('"', out);
+    for (size_t bytes; *text; text += bytes ? bytes : 1) {
+        unsigned char letter = (unsigned char)*text;
+        bytes = character_bytes(text);
+        if (bytes == 0) {
+            fputs("\\ufffd", out);
+        } else if (letter == '"' || letter == '\\') {
+            fprintf(out, "\\%c", letter);
+        } else if (letter < 0x20 || letter == 0x7f) {
+            fprintf(out, "\\u%04x", letter);
+        } else {
+            fwrite(text, 1, bytes, out);
+        }
+    }
+    fputc('"', out);
+}
+
+/** Writes what comes before a value. */
+static void begin_value(wh_json *json, const char *key) {
+    if (json->depth) {
+        fprintf(json->out, "%s\n%*s", json->filled[json->depth] ? "," : "", 2 * json->depth, "");
+        json->filled[json->depth] = true;
+    }
+    if (key) {
+        quote(json->out, key);
+        fputs(": ", json->out);
+    }
+}
+
+static void end_value(wh_json *json) {
+    if (!json->depth) {
+        fputc('\n', json->out);
+    }
+}
+
+void wh_json_open(wh_json *json, const char *key, char bracket) {
+    begin_value(json, key);
+    fputc(bracket, json->out);
+    json->depth += json->depth + 1 < WH_JSON_DEPTH_MAX;
+    json->filled[json->depth] = false;
+}
+
+void wh_json_close(wh_json *json, char bracket) {
+    bool filled = json->filled[json->depth];
+    json->depth--;
+    if (filled) {
+        fprintf(json->out, "\n%*s", 2 * json->depth, "");
+    }
+    fputc(bracket, json->out);
+    end_value(json);
+}
+
+void wh_json_text(wh_json *json, const char *key, const char *text) {
+    begin_value(json, key);
+    quote(json->out, text);
+    end_value(json);
+}
+
+/** Writes a value that needs no quotes. */
+static void write_plain(wh_json *json, const char *key, const char *text) {
+    begin_value(json, key);
+    fputs(text, json->out);
+    end_value(json);
+}
+
+void wh_json_number(wh_json *json, const char *key, int64_t number) {
+    char text[32];
+    snprintf(text, sizeof(text), "%" PRId64, number);
+    write_plain(json, key, text);
+}
+
+void wh_json_count(wh_json *json, const char *key, uint64_t number) {
+    char text[32];
+    snprintf(text, sizeof(text), "%" PRIu64, number);
+    write_plain(json, key, text);
+}
+
+void wh_json_real(wh_json *json, const char *key, double number) {
+    char text[64] = "null";
+    if (isfinite(number)) {
+        snprintf(text, sizeof(text), "%.17g", number);
+    }
+    write_plain(json, key, text);
+}
+
+void wh_json_flag(wh_json *json, const char *key, bool flag) {
+    write_plain(json, key, flag ? "true" : "false");
+}
+
+void wh_json_null(wh_json *json, const char *key) {
+    write_plain(json, key, "null");
+}
+
+/* ---- progress ---- */
+
+bool wh_is_terminal(FILE *stream) {
+    const char *kind = getenv("TERM");
+    return isatty(fileno(stream)) && kind && strcmp(kind, "dumb") != 0;
+}
+
+void wh_bar_begin(wh_bar *bar, FILE *out) {
+    *bar = (wh_bar){.out = out, .terminal = wh_is_terminal(out)};
+}
+
+static void draw(wh_bar *bar, double fraction, const char *label, const char *detail) {
+    struct winsize size;
+    int columns = ioctl(fileno(bar->out), TIOCGWINSZ, &size) == 0 && size.ws_col ? (int)size.ws_col : COLUMNS_DEFAULT;
+    int width = columns - TEXT_COLUMNS;
+    width = width < BAR_MIN ? BAR_MIN : width > BAR_MAX ? BAR_MAX : width;
+    int full = (int)(width * fraction);
+    char marks[BAR_MAX + 1];
+    char line[512];
+    memset(marks, '#', (size_t)full);
+    memset(marks + full, '-', (size_t)(width - full));
+    marks[width] = '\0';
+    snprintf(line, sizeof(line), "%s [%s] %s", label, marks, detail);
+    fprintf(bar->out, "\r%.*s\033[K", columns - 1, line);
+    fflush(bar->out);
+    bar->drawn = true;
+}
+
+void wh_bar_show(wh_bar *bar, double fraction, const char *label, const char *detail) {
+    double now = wh_clock();
+    fraction = fraction > 1 ? 1 : fraction;
+    int tenths = (int)(fraction * 10);
+    if (bar->terminal && (now - bar->shown >= 0.1 || fraction >= 1)) {
+        draw(bar, fraction, label, detail);
+        bar->shown = now;
+    } else if (!bar->terminal && tenths > bar->tenths) {
+        fprintf(bar->out, "%s %s\n", label, detail);
+        fflush(bar->out);
+        bar->tenths = tenths;
+    }
+}
+
+void wh_bar_end(wh_bar *bar) {
+    if (bar->drawn) {
+        fputs("\r\033[K", bar->out);
+        fflush(bar->out);
+        bar->drawn = false;
+    }
+}
+
+void wh_transfer_text(uint64_t done, uint64_t total, double rate, char *text, size_t size) {
+    char sizes[2][WH_SIZE_TEXT_MAX];
+    double left = rate > 0 && total > done ? (double)(total - done) / rate : 0;
+    int used =
+        snprintf(text, size, "%3d%%  %s of %s  %.2f GB/s", total ? (int)(100.0 * (double)done / (double)total) : 100,
+                 wh_size_text(done, sizes[0]), wh_size_text(total, sizes[1]), rate * 1e-9);
+    if (rate > 0 && left < 360000 && used > 0 && (size_t)used < size) {
+        unsigned seconds = (unsigned)(left + 0.5);
+        if (seconds >= 3600) {
+            snprintf(text + used, size - (size_t)used, "  %u:%02u:%02u left", seconds / 3600, seconds / 60 % 60,
+                     seconds % 60);
+        } else {
+            snprintf(text + used, size - (size_t)used, "  %u:%02u left", seconds / 60, seconds % 60);
+        }
+    }
+}

@@ -1,0 +1,295 @@
+#include "probe.h"
+
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <wherry/group.h>
+#include <wherry/tensor.h>
+
+#include "command.h"
+#include "output.h"
+
+enum {
+    TRANSFER_MS = 120000, /**< Also on a slow network. */
+    JOIN_MS = 60000,      /**< Ranks of a job start within this time. */
+    TENSORS = 16,
+    TAG_RESULT = 1,
+    PATTERN = 0x5a,
+};
+
+/** A process that takes part: rank 0 sends, rank 1 receives, others wait. */
+typedef struct side {
+    wh_probe *probe;
+    wherry_group *group;
+    wherry_transport *transport;
+    wherry_value *state;
+    int32_t rank;
+} side;
+
+/* ---- the state ---- */
+
+static wherry_status add_tensor(wherry_value *state, int number, uint64_t bytes, wherry_error *error) {
+    wherry_storage *storage;
+    wherry_value *tensor = NULL;
+    char name[32];
+    int64_t shape[] = {(int64_t)bytes};
+    snprintf(name, sizeof(name), "tensor%d", number);
+    wherry_status status = wherry_storage_allocate(bytes, wherry_device_cpu(), &storage, error);
+    if (status != WHERRY_OK) {
+        return status;
+    }
+    memset(wherry_storage_data(storage), PATTERN, bytes);
+    status = wherry_tensor_create(&(wherry_tensor){.storage = storage, .dtype = WHERRY_U8, .ndim = 1, .shape = shape},
+                                  &tensor, error);
+    wherry_storage_unref(storage);
+    WH_THEN(status, wherry_dict_put(state, name, tensor, error));
+    if (status != WHERRY_OK) {
+        wherry_value_destroy(tensor);
+    }
+    return status;
+}
+
+static wherry_status create_state(uint64_t bytes, wherry_value **state_p, wherry_error *error) {
+    wherry_status status = wherry_dict_create(state_p, error);
+    for (int i = 0; i < TENSORS; i++) {
+        WH_THEN(status, add_tensor(*state_p, i, bytes / TENSORS, error));
+    }
+    return status;
+}
+
+static wherry_status give_target(void *context, const wherry_value **target_p) {
+    *target_p = context;
+    return WHERRY_OK;
+}
+
+/* ---- one lane ---- */
+
+static void init_options(const wh_probe_lane *lane, wherry_transfer_options *options) {
+    wherry_transfer_options_init(options);
+    options->timeout_ms = TRANSFER_MS;
+    options->lanes = *lane->name ? lane->name : NULL;
+    options->verify = WHERRY_VERIFY_OFF;
+    options->interrupt = wh_interrupted;
+}
+
+/** @return what the statistics say about a lane that was skipped; NULL if nothing. */
+static const wherry_skipped_lane *find_skipped(const wherry_stats *stats, const char *lane) {
+    for (uint32_t i = 0; i < stats->skipped_count; i++) {
+        if (strcmp(stats->skipped[i].lane, lane) == 0) {
+            return stats->skipped + i;
+        }
+    }
+    return NULL;
+}
+
+static void receive_repeats(const side *s, wh_probe_lane *lane) {
+    wherry_transfer_options options;
+    wherry_stats stats = {0};
+    wherry_error error = {.message = ""};
+    init_options(lane, &options);
+    options.target = give_target;
+    options.target_context = s->state;
+    options.stats = &stats;
+    for (uint32_t i = 0; i <= s->probe->repeats && lane->status == WHERRY_OK; i++) {
+        wherry_value *received;
+        double begin = wh_clock();
+        lane->status = wherry_checkpoint_recv(s->transport, 0, &options, &received, &error);
+        if (lane->status == WHERRY_OK) {
+            wherry_value_destroy(received);
+            if (i) {
+                lane->seconds[lane->repeats++] = wh_clock() - begin;
+            }
+        }
+    }
+    snprintf(lane->used, sizeof(lane->used), "%s", stats.lane);
+    if (lane->status != WHERRY_OK) {
+        const wherry_skipped_lane *skipped = find_skipped(&stats, lane->name);
+        snprintf(lane->reason, sizeof(lane->reason), "%s", skipped ? skipped->text : error.message);
+        lane->refused = lane->status != WHERRY_UNSUPPORTED || stats.lanes_refused;
+    }
+}
+
+/** Sends over a lane, then waits for the receiver's result. */
+static wherry_status send_repeats(const side *s, wh_probe_lane *lane, wherry_error *error) {
+    wherry_transfer_options options;
+    wherry_outcome outcome = {.status = WHERRY_OK};
+    void *bytes;
+    size_t size;
+    wherry_status sent = WHERRY_OK;
+    init_options(lane, &options);
+    for (uint32_t i = 0; i <= s->probe->repeats; i++) {
+        WH_THEN(sent, wherry_checkpoint_send(s->transport, (int32_t[]){1}, 1, s->state, &options, &outcome, error));
+    }
+    const wherry_skipped_lane *skipped = find_skipped(&outcome.stats, lane->name);
+    wherry_status status = wherry_group_receive(s->group, 1, TAG_RESULT, wh_interrupted(NULL) ? 0 : TRANSFER_MS, &bytes,
+                                                &size, NULL, error);
+    if (status != WHERRY_OK) {
+        return status;
+    }
+    if (size == sizeof(*lane)) {
+        memcpy(lane, bytes, size);
+        lane->repeats = lane->repeats < WH_PROBE_REPEATS_MAX ? lane->repeats : WH_PROBE_REPEATS_MAX;
+    } else {
+        status = wh_fail_error(error, WHERRY_BAD_VERSION, "rank 1 runs another version of wherry");
+    }
+    wherry_free(bytes);
+    if (sent != WHERRY_OK && lane->status != WHERRY_OK && skipped) { /* only the source knows why it did not offer it */
+        snprintf(lane->reason, sizeof(lane->reason), "%s", skipped->text);
+    }
+    return status;
+}
+
+/* ---- all lanes ---- */
+
+static void list_lanes(side *s) {
+    wh_probe *probe = s->probe;
+    const char *name;
+    probe->count = 1;
+    if (probe->only) {
+        snprintf(probe->lanes[0].name, sizeof(probe->lanes[0].name), "%s", probe->only);
+        return;
+    }
+    for (size_t i = 0; (name = wherry_transport_lane(s->transport, i)) && probe->count < WH_PROBE_LANES_MAX; i++) {
+        snprintf(probe->lanes[probe->count].name, sizeof(probe->lanes[0].name), "%s", name);
+        probe->count++;
+    }
+}
+
+static wherry_status try_lanes(side *s, wherry_error *error) {
+    wherry_status status = wherry_transport_create(s->group, NULL, &s->transport, error);
+    if (s->rank < 2) {
+        WH_THEN(status, create_state(s->probe->bytes, &s->state, error));
+    }
+    if (status != WHERRY_OK) {
+        return status;
+    }
+    list_lanes(s);
+    for (size_t i = 0; status == WHERRY_OK && i < s->probe->count && s->rank < 2; i++) {
+        wh_probe_lane *lane = s->probe->lanes + i;
+        if (s->rank == 0) {
+            status = send_repeats(s, lane, error);
+        } else {
+            receive_repeats(s, lane);
+            status = wherry_group_send(s->group, 0, TAG_RESULT, lane, sizeof(*lane), TRANSFER_MS, error);
+        }
+    }
+    if (s->probe->group) { /* the other ranks wait for the two */
+        WH_THEN(status, wherry_group_barrier(s->group, 1, TRANSFER_MS, error));
+    }
+    return status;
+}
+
+static wherry_status join(side *s, const char *address, uint32_t wait_for, uint32_t flags, wherry_error *error) {
+    wherry_group_options options;
+    wherry_group_options_init(&options);
+    options.timeout_ms = JOIN_MS;
+    options.wait_for = wait_for;
+    options.flags = flags;
+    options.interrupt = wh_interrupted;
+    return wherry_group_join(address, &options, &s->group, error);
+}
+
+static void leave(side *s) {
+    wherry_transport_destroy(s->transport);
+    wherry_group_leave(s->group);
+    wherry_value_destroy(s->state);
+}
+
+/* ---- two processes on this machine ---- */
+
+/** The child: gets the address through the pipe. */
+static _Noreturn void run_receiver(wh_probe *probe, int pipe_end, pid_t parent) {
+    char address[2 * WHERRY_GROUP_MEETING_MAX];
+    side s = {.probe = probe, .rank = 1};
+    wherry_error error;
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    ssize_t size = getppid() == parent ? read(pipe_end, address, sizeof(address) - 1) : 0;
+    address[size > 0 ? size : 0] = '\0';
+    wherry_status status = size > 0 ? join(&s, address, 2, WHERRY_JOIN_CLIENT, &error) : WHERRY_CANCELLED;
+    WH_THEN(status, try_lanes(&s, &error));
+    leave(&s);
+    _exit(status == WHERRY_OK ? EXIT_SUCCESS : EXIT_FAILURE);
+}
+
+static wherry_status run_source(side *s, int pipe_end, wherry_error *error) {
+    char meeting[WHERRY_GROUP_MEETING_MAX];
+    char address[2 * WHERRY_GROUP_MEETING_MAX];
+    const char *more = s->probe->tcp ? "&shortcut=0" : "";
+    snprintf(address, sizeof(address), "tcp://127.0.0.1:0?rank=0&size=2%s", more);
+    wherry_status status = join(s, address, 1, 0, error);
+    WH_THEN(status, wherry_group_meeting(s->group, meeting, error));
+    if (status == WHERRY_OK) {
+        snprintf(address, sizeof(address), "%s?rank=1&size=2%s", meeting, more);
+        if (write(pipe_end, address, strlen(address)) < 0) {
+            status = wh_fail_error(error, WHERRY_SYSTEM, "cannot write to a pipe");
+        }
+    }
+    WH_THEN(status, try_lanes(s, error));
+    return status;
+}
+
+static wherry_status run_here(wh_probe *probe, wherry_error *error) {
+    int ends[2];
+    pid_t parent = getpid();
+    side s = {.probe = probe};
+    if (pipe(ends) != 0) {
+        return wh_fail_error(error, WHERRY_SYSTEM, "cannot create a pipe");
+    }
+    fflush(NULL);
+    pid_t child = fork();
+    if (child == 0) {
+        close(ends[1]);
+        run_receiver(probe, ends[0], parent);
+    }
+    close(ends[0]);
+    wherry_status status = child > 0 ? run_source(&s, ends[1], error)
+                                     : wh_fail_error(error, WHERRY_SYSTEM, "cannot start a second process");
+    close(ends[1]);
+    leave(&s);
+    if (child > 0) {
+        if (status != WHERRY_OK) {
+            kill(child, SIGKILL);
+        }
+        waitpid(child, NULL, 0);
+    }
+    return status;
+}
+
+/* ---- */
+
+static wherry_status run_in_group(wh_probe *probe, wherry_error *error) {
+    side s = {.probe = probe};
+    wherry_status status = join(&s, probe->group, 0, 0, error);
+    if (status == WHERRY_OK && wherry_group_size(s.group) < 2) {
+        status = wh_fail_error(error, WHERRY_INVALID_ARGUMENT, "the group has only one rank");
+    }
+    if (status == WHERRY_OK) {
+        s.rank = probe->rank = wherry_group_rank(s.group);
+        status = try_lanes(&s, error);
+    }
+    leave(&s);
+    return status;
+}
+
+wherry_status wh_probe_run(wh_probe *probe, wherry_error *error) {
+    probe->count = 0;
+    memset(probe->lanes, 0, sizeof(probe->lanes));
+    return probe->group ? run_in_group(probe, error) : run_here(probe, error);
+}
+
+static int compare(const void *one, const void *other) {
+    double a = *(const double *)one;
+    double b = *(const double *)other;
+    return (a > b) - (a < b);
+}
+
+double wh_median(const double *seconds, uint32_t count) {
+    double sorted[WH_PROBE_REPEATS_MAX];
+    memcpy(sorted, seconds, count * sizeof(*sorted));
+    qsort(sorted, count, sizeof(*sorted), compare);
+    return count ? sorted[count / 2] : 0;
+}

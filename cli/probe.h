@@ -1,0 +1,48 @@
+/**
+ * @file probe.h  Tries each lane: sends a small state from one process to another, on this machine or in a group.
+ *
+ * The results of `wherry doctor` and `wherry bench` come from here.
+ */
+#ifndef WH_CLI_PROBE_H
+#define WH_CLI_PROBE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <wherry/checkpoint.h>
+
+enum { WH_PROBE_LANES_MAX = 16, WH_PROBE_REPEATS_MAX = 32 };
+
+/** The result of one lane. The receiver sends it to rank 0, so it has no pointers. */
+typedef struct wh_probe_lane {
+    char name[WHERRY_LANE_NAME_MAX];       /**< The only lane that was allowed; "": all were. */
+    char used[WHERRY_LANE_NAME_MAX];       /**< The lane that was used. */
+    char reason[WHERRY_ERROR_MESSAGE_MAX]; /**< Why it failed; "" if it worked. */
+    int32_t status;                        /**< A wherry_status. */
+    uint32_t refused;                      /**< 1: it should have worked, but did not. */
+    uint32_t repeats;                      /**< Entries of `seconds`. */
+    double seconds[WH_PROBE_REPEATS_MAX];  /**< Of each receive call, without the first, which warms up. */
+} wh_probe_lane;
+
+typedef struct wh_probe {
+    const char *group; /**< Address of the group; NULL: starts two processes on this machine. */
+    const char *only;  /**< The only lane to try; NULL: first with all allowed, then each one alone. */
+    bool tcp;          /**< Without a group: use TCP instead of a Unix socket. */
+    uint64_t bytes;    /**< Of the state. */
+    uint32_t repeats;  /**< Measured receives per lane; 0: one, not measured. */
+    int32_t rank;      /**< Result: rank of this process. Only rank 0 has the other results. */
+    size_t count;      /**< Result: entries of `lanes`. */
+    wh_probe_lane lanes[WH_PROBE_LANES_MAX]; /**< Results. */
+} wh_probe;
+
+/**
+ * Tries the lanes. Blocks, at most two minutes per lane; a signal ends it (wh_interrupted).
+ * @return WHERRY_OK if all lanes were tried, whether they work or not.
+ */
+wherry_status wh_probe_run(wh_probe *probe, wherry_error *error);
+
+/** The median; 0 if count is 0. At most WH_PROBE_REPEATS_MAX figures. */
+double wh_median(const double *seconds, uint32_t count);
+
+#endif
