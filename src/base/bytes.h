@@ -51,6 +51,24 @@ static inline uint64_t wh_load_be64(const uint8_t bytes[8]) {
 }
 /** @} */
 
+/** @name Little endian, as safetensors has it. */
+/** @{ */
+static inline void wh_store_le64(uint8_t bytes[8], uint64_t number) {
+    for (int i = 0; i < 8; i++) {
+        bytes[i] = (uint8_t)number;
+        number >>= 8;
+    }
+}
+
+static inline uint64_t wh_load_le64(const uint8_t bytes[8]) {
+    uint64_t number = 0;
+    for (int i = 7; i >= 0; i--) {
+        number = number << 8 | bytes[i];
+    }
+    return number;
+}
+/** @} */
+
 /** Unread bytes. After a read past the end, `failed` stays set and every read returns 0. */
 typedef struct wh_cursor {
     const uint8_t *at;

@@ -1,15 +1,16 @@
 /**
- * @file native.h  Wherry's own format, docs/file-format.md: a header, the manifest, digests where there are any, and the storages.
+ * @file native.h  Wherry's own format, docs/file-format.md: a header, the manifest, optional
+ * digests, and the storages.
  *
- * Where a storage lies follows from the manifest alone. So there are no offsets in the file that could be wrong.
+ * Where a storage lies follows from the manifest alone, so there are no offsets in the file that
+ * could be wrong.
  */
 #ifndef WH_FILE_NATIVE_H
 #define WH_FILE_NATIVE_H
 
 #include <wherry/expert.h>
 
-#include "file/layout.h"
-#include "file/opened.h"
+#include "file/open.h"
 #include "range/digest.h"
 
 #define WH_NATIVE_MAGIC "\x89WHF\r\n\x1a\n"
@@ -19,9 +20,13 @@ enum {
     WH_NATIVE_MAGIC_BYTES = 8,
     WH_NATIVE_HEADER = 64,
     WH_NATIVE_SUMMED =
-        48, /**< Bytes of the header that its checksum covers, with the manifest; the checksum follows, then zeros. */
-    WH_NATIVE_PAGE = 4096, /**< Alignment of the first storage, and of each of at least so many bytes. */
-    WH_NATIVE_LINE = 64,   /**< Alignment of smaller ones. */
+        /**
+         * The checksum covers this much of the header, and the manifest. It follows; then zeros.
+         */
+    48,
+    /** Alignment of the first storage, and of each one of at least this size. */
+    WH_NATIVE_PAGE = 4096,
+    WH_NATIVE_LINE = 64, /**< Alignment of smaller storages. */
 };
 
 /** Bits of the header's flags. */
@@ -34,26 +39,23 @@ typedef struct wh_native_header {
     uint64_t manifest_bytes;
     uint64_t data_offset; /**< Of the first storage. */
     uint64_t file_bytes;
-    uint64_t chunks; /**< Digests that lie behind the manifest: one a chunk, or 0. */
+    uint64_t chunks; /**< Number of digests behind the manifest: one per chunk, or 0. */
 } wh_native_header;
 
 /**
- * Adds a place for each storage to a layout, and fills in what follows from the manifest: data_offset and file_bytes.
- * @param header  its flags, manifest_bytes and chunks are given.
- * @return false where the sizes do not fit 63 bits, or there is no memory: *overflow_p tells.
+ * Adds a range per storage to a layout, and computes data_offset and file_bytes.
+ * @param header  flags, manifest_bytes and chunks are set.
+ * @return false if the sizes exceed 63 bits (*overflow_p), or without memory.
  */
 bool wh_native_place(const wherry_prepared *prepared, wh_native_header *header, wh_layout *layout, bool *overflow_p);
 
-/** Writes a header, its checksum over itself and the manifest included. */
+/** Encodes a header, with the checksum over itself and the manifest. */
 void wh_native_store(const wh_native_header *header, const void *manifest, uint8_t bytes[WH_NATIVE_HEADER]);
 
-/** Reads the numbers of a header. */
+/** Decodes the numbers of a header. */
 void wh_native_load(const uint8_t bytes[WH_NATIVE_HEADER], wh_native_header *header);
 
-/** Whether a header and its manifest are what was written. */
-bool wh_native_intact(const uint8_t bytes[WH_NATIVE_HEADER], const void *manifest, uint64_t size);
-
-/** The digest of a chunk, over its bytes in the places of a mapped file. */
+/** The digest of a chunk of a mapped file. */
 wh_digest wh_native_digest(const wherry_prepared *prepared, const wh_layout *layout, const uint8_t *base,
                            uint64_t chunk, wh_digester *digester);
 

@@ -1,21 +1,124 @@
-/* Reading Wherry's own files. Everything before the storages is read into memory and checked; the storages are only mapped. */
+/*
+ * Reading Wherry's own files, and the parts of the format that the writer shares. Everything before
+ * the storages is read into memory and checked; the storages are only mapped.
+ */
+#include "file/native.h"
+
 #include <string.h>
+#include <zlib.h>
 
 #include <wherry/value.h>
 
 #include "base/alloc.h"
+#include "base/bytes.h"
+#include "base/checked.h"
 #include "base/error.h"
-#include "file/file_fail.h"
-#include "file/native.h"
-#include "file/restate.h"
+#include "range/space.h"
 #include "state/prepare.h"
 
-/** What a file begins with. */
+/* ---- the format ---- */
+
+/** Rounds up. @return false if the result exceeds 63 bits. */
+static bool align(uint64_t number, uint64_t alignment, uint64_t *result) {
+    return wh_add(number, (alignment - number % alignment) % alignment, result);
+}
+
+bool wh_native_place(const wherry_prepared *prepared, wh_native_header *header, wh_layout *layout, bool *overflow_p) {
+    uint64_t end = WH_NATIVE_HEADER;
+    *overflow_p = true;
+    if (!wh_add(end, header->manifest_bytes, &end) || !wh_add_product(header->chunks, WH_DIGEST_BYTES, &end) ||
+        !align(end, WH_NATIVE_PAGE, &end)) {
+        return false;
+    }
+    header->data_offset = end;
+    for (size_t i = 0; i < prepared->storage_count; i++) {
+        uint64_t nbytes = wherry_storage_nbytes(prepared->storages[i]);
+        uint64_t begin;
+        if (!align(end, nbytes >= WH_NATIVE_PAGE ? WH_NATIVE_PAGE : WH_NATIVE_LINE, &begin) ||
+            !wh_add(begin, nbytes, &end)) {
+            return false;
+        }
+        if (!wh_layout_add_range(layout, 0, begin, nbytes)) {
+            *overflow_p = false;
+            return false;
+        }
+    }
+    header->file_bytes = end;
+    *overflow_p = false;
+    return true;
+}
+
+/** The checksum of a header and its manifest. */
+static uint32_t checksum(const uint8_t bytes[WH_NATIVE_HEADER], const void *manifest, uint64_t size) {
+    return (uint32_t)crc32_z(crc32_z(0, bytes, WH_NATIVE_SUMMED), manifest, size);
+}
+
+void wh_native_store(const wh_native_header *header, const void *manifest, uint8_t bytes[WH_NATIVE_HEADER]) {
+    memset(bytes, 0, WH_NATIVE_HEADER);
+    memcpy(bytes, WH_NATIVE_MAGIC, WH_NATIVE_MAGIC_BYTES);
+    wh_store_be32(bytes + 8, header->version);
+    wh_store_be32(bytes + 12, header->flags);
+    wh_store_be64(bytes + 16, header->manifest_bytes);
+    wh_store_be64(bytes + 24, header->data_offset);
+    wh_store_be64(bytes + 32, header->file_bytes);
+    wh_store_be64(bytes + 40, header->chunks);
+    wh_store_be32(bytes + WH_NATIVE_SUMMED, checksum(bytes, manifest, header->manifest_bytes));
+}
+
+/** True if a header and its manifest match their checksum. */
+static bool is_intact(const uint8_t bytes[WH_NATIVE_HEADER], const void *manifest, uint64_t size) {
+    bool same = wh_load_be32(bytes + WH_NATIVE_SUMMED) == checksum(bytes, manifest, size);
+    for (int i = WH_NATIVE_SUMMED + 4; i < WH_NATIVE_HEADER; i++) {
+        same = same && bytes[i] == 0;
+    }
+    return same;
+}
+
+void wh_native_load(const uint8_t bytes[WH_NATIVE_HEADER], wh_native_header *header) {
+    *header = (wh_native_header){
+        .version = wh_load_be32(bytes + 8),
+        .flags = wh_load_be32(bytes + 12),
+        .manifest_bytes = wh_load_be64(bytes + 16),
+        .data_offset = wh_load_be64(bytes + 24),
+        .file_bytes = wh_load_be64(bytes + 32),
+        .chunks = wh_load_be64(bytes + 40),
+    };
+}
+
+typedef struct digesting {
+    const wh_layout *layout;
+    const uint8_t *base;
+    wh_digester *digester;
+} digesting;
+
+static int add_piece(void *context, const wh_piece *piece) {
+    const digesting *d = context;
+    const uint8_t *at = d->base + d->layout->ranges[piece->storage].offset + piece->offset;
+    for (uint64_t i = 0; i < piece->count; i++) {
+        wh_digester_add(d->digester, at + i * piece->stride, piece->length);
+    }
+    return 0;
+}
+
+wh_digest wh_native_digest(const wherry_prepared *prepared, const wh_layout *layout, const uint8_t *base,
+                           uint64_t chunk, wh_digester *digester) {
+    digesting d = {layout, base, digester};
+    uint64_t begin;
+    uint64_t length;
+    wherry_prepared_chunk(prepared, chunk, &begin, &length);
+    wh_digester_begin(digester);
+    wh_space_visit(&prepared->space, begin, begin + length, add_piece, &d);
+    return wh_digester_end(digester);
+}
+
+/* ---- opening ---- */
+
+/** What a file has before its storages. */
 typedef struct front {
     wh_native_header header;
     char *manifest;
-    wherry_prepared *prepared; /**< Its storages have no memory. */
-    wh_layout layout;          /**< The places of the storages. */
+    wherry_prepared *prepared; /**< Without memory. */
+    wh_layout layout;          /**< The ranges of the storages. */
 } front;
 
 static void destroy_front(front *f) {
@@ -29,40 +132,40 @@ static wherry_status check_header(const wherry_file *file, const wh_mapping *map
     const char *path = mapping->path;
     if (header->version != WH_NATIVE_VERSION) {
         return wh_file_fail(error, WHERRY_BAD_VERSION, wh_spot_byte(path, 8),
-                            "is of version %u of Wherry's files, and this library reads %d", (unsigned)header->version,
+                            "version %u of the format; this library reads version %d", (unsigned)header->version,
                             WH_NATIVE_VERSION);
     }
     if (header->flags & ~(uint32_t)WH_NATIVE_FLAGS) {
         return wh_file_fail(error, WHERRY_BAD_VERSION, wh_spot_byte(path, 12),
-                            "has flags 0x%x, which this version does not know", (unsigned)header->flags);
+                            "flags 0x%x are not known to this version", (unsigned)header->flags);
     }
     if (header->manifest_bytes > file->limits.manifest_bytes) {
         return wh_file_fail(
-            error, WHERRY_LIMIT, wh_spot_byte(path, 16), "says that its manifest has %llu bytes; the limit is %llu",
+            error, WHERRY_LIMIT, wh_spot_byte(path, 16), "a manifest of %llu bytes is above the limit of %llu",
             (unsigned long long)header->manifest_bytes, (unsigned long long)file->limits.manifest_bytes);
     }
     if (header->file_bytes != mapping->size) {
         bool shorter = mapping->size < header->file_bytes;
         return wh_file_fail(error, shorter ? WHERRY_TRUNCATED : WHERRY_TRAILING_BYTES,
                             wh_spot_byte(path, shorter ? mapping->size : header->file_bytes),
-                            "has %llu bytes, and %llu when it was written; get it anew",
+                            "the file has %llu bytes, but had %llu when it was written; get it again",
                             (unsigned long long)mapping->size, (unsigned long long)header->file_bytes);
     }
     if (header->data_offset > mapping->size || header->manifest_bytes > mapping->size - WH_NATIVE_HEADER) {
-        return wh_file_fail(error, WHERRY_OUT_OF_BOUNDS, wh_spot_byte(path, 16), "its manifest goes beyond its end");
+        return wh_file_fail(error, WHERRY_OUT_OF_BOUNDS, wh_spot_byte(path, 16),
+                            "the manifest goes beyond the end of the file");
     }
     return WHERRY_OK;
 }
 
-/** What follows from the manifest must be what the header says. */
-static wherry_status check_places(const wh_mapping *mapping, front *f, wherry_error *error) {
+/** Compares the header with what follows from the manifest. */
+static wherry_status check_against_manifest(const wh_mapping *mapping, front *f, wherry_error *error) {
     wh_native_header expected = f->header;
     wherry_prepared_summary figures;
     wherry_prepared_summarize(f->prepared, &figures);
     if (f->header.chunks != (f->header.flags & WH_NATIVE_DIGESTS ? figures.chunks : 0)) {
-        return wh_file_fail(error, WHERRY_MALFORMED, wh_spot_byte(mapping->path, 40),
-                            "has %llu digests for %llu chunks", (unsigned long long)f->header.chunks,
-                            (unsigned long long)figures.chunks);
+        return wh_file_fail(error, WHERRY_MALFORMED, wh_spot_byte(mapping->path, 40), "%llu digests for %llu chunks",
+                            (unsigned long long)f->header.chunks, (unsigned long long)figures.chunks);
     }
     bool overflow;
     if (!wh_native_place(f->prepared, &expected, &f->layout, &overflow) && !overflow) {
@@ -70,7 +173,7 @@ static wherry_status check_places(const wh_mapping *mapping, front *f, wherry_er
     }
     if (overflow || expected.data_offset != f->header.data_offset || expected.file_bytes != f->header.file_bytes) {
         return wh_file_fail(error, WHERRY_OUT_OF_BOUNDS, wh_spot_byte(mapping->path, 24),
-                            "the storages of its manifest take other bytes than its header says");
+                            "the storages of the manifest do not end where the header says");
     }
     return WHERRY_OK;
 }
@@ -86,9 +189,9 @@ static wherry_status read_front(const wherry_file *file, const wh_mapping *mappi
     if (status == WHERRY_OK) {
         status = wh_mapping_copy(mapping, WH_NATIVE_HEADER, f->header.manifest_bytes, &f->manifest, error);
     }
-    if (status == WHERRY_OK && !wh_native_intact(bytes, f->manifest, f->header.manifest_bytes)) {
+    if (status == WHERRY_OK && !is_intact(bytes, f->manifest, f->header.manifest_bytes)) {
         status = wh_file_fail(error, WHERRY_CORRUPT, wh_spot_byte(mapping->path, WH_NATIVE_SUMMED),
-                              "its header or its manifest is not what was written; get it anew");
+                              "the header or the manifest is damaged; get the file again");
     }
     if (status == WHERRY_OK) {
         status = wherry_manifest_decode(f->manifest, f->header.manifest_bytes, &file->limits, &f->prepared, error);
@@ -96,42 +199,12 @@ static wherry_status read_front(const wherry_file *file, const wh_mapping *mappi
             error->offset += WH_NATIVE_HEADER;
         }
     }
-    return status == WHERRY_OK ? check_places(mapping, f, error) : status;
-}
-
-/* ---- the state ---- */
-
-typedef struct filling {
-    const wherry_prepared *prepared;
-    wherry_storage **storages;
-} filling;
-
-static void change(void *context, size_t number, wherry_tensor *tensor) {
-    const filling *f = context;
-    tensor->storage = f->storages[f->prepared->places[number]];
-}
-
-static wherry_status make_state(wherry_file *file, wh_mapping *mapping, const front *f, wherry_error *error) {
-    size_t count = f->layout.place_count;
-    filling fill = {f->prepared, wh_alloc_zeroed(count, sizeof(wherry_storage *))};
-    wherry_status status = fill.storages ? WHERRY_OK : wh_fail_memory(error, "the storages of a file");
-    for (size_t i = 0; i < count && status == WHERRY_OK; i++) {
-        const wh_place *place = f->layout.places + i;
-        status = wh_mapping_wrap(mapping, place->offset, place->nbytes, fill.storages + i, error);
-    }
-    if (status == WHERRY_OK) {
-        status = wh_restate(wherry_prepared_state(f->prepared), change, &fill, &file->state, error);
-    }
-    for (size_t i = 0; i < count && fill.storages; i++) {
-        wherry_storage_unref(fill.storages[i]);
-    }
-    wh_free(fill.storages);
-    return status;
+    return status == WHERRY_OK ? check_against_manifest(mapping, f, error) : status;
 }
 
 /* ---- digests ---- */
 
-/** The path of a tensor over a storage: the first one. */
+/** Adds the path of the first tensor on a storage to the error. */
 static void name_tensor(const wherry_prepared *prepared, size_t storage, wherry_error *error) {
     wherry_flat *flat;
     if (!error || wherry_flatten(wherry_prepared_state(prepared), &flat, NULL) != WHERRY_OK) {
@@ -159,7 +232,7 @@ static void name_tensor(const wherry_prepared *prepared, size_t storage, wherry_
     wherry_flat_destroy(flat);
 }
 
-static int note_storage(void *context, const wh_piece *piece) {
+static int note_piece(void *context, const wh_piece *piece) {
     *(wh_piece *)context = *piece;
     return 1;
 }
@@ -169,10 +242,10 @@ static wherry_status fail_chunk(const wh_mapping *mapping, const front *f, uint6
     uint64_t length;
     wh_piece first = {0};
     wherry_prepared_chunk(f->prepared, chunk, &begin, &length);
-    wh_space_visit(&f->prepared->space, begin, begin + length, note_storage, &first);
+    wh_space_visit(&f->prepared->space, begin, begin + length, note_piece, &first);
     wherry_status status = wh_file_fail(
-        error, WHERRY_CORRUPT, wh_spot_byte(mapping->path, f->layout.places[first.storage].offset + first.offset),
-        "chunk %llu, from storage %zu on, is not what was written; get it anew", (unsigned long long)chunk,
+        error, WHERRY_CORRUPT, wh_spot_byte(mapping->path, f->layout.ranges[first.storage].offset + first.offset),
+        "chunk %llu, which starts in storage %zu, is damaged; get the file again", (unsigned long long)chunk,
         first.storage);
     name_tensor(f->prepared, first.storage, error);
     return status;
@@ -208,7 +281,8 @@ wherry_status wh_native_open(wherry_file *file, wherry_error *error) {
         status = wh_mapping_map(mapping, file->access, error);
     }
     if (status == WHERRY_OK) {
-        status = make_state(file, mapping, &f, error);
+        status = wh_map_state(wherry_prepared_state(f.prepared), file->mappings, f.layout.ranges, f.layout.range_count,
+                              f.prepared->places, &file->state, error);
     }
     if (status == WHERRY_OK) {
         file->summary.tensors = f.prepared->tensor_count;

@@ -1,53 +1,34 @@
 /* Writing Wherry's own files. */
+#include "file/native.h"
+
+#include <string.h>
+
 #include "base/alloc.h"
 #include "base/error.h"
-#include "file/fill.h"
-#include "file/formats.h"
-#include "file/native.h"
-#include "file/restate.h"
 #include "state/prepare.h"
 
-/** Storages of the same sizes, but all on the cpu: a file is nowhere else. */
-typedef struct ashore {
-    wherry_storage **storages;
-    const wherry_prepared *prepared;
-} ashore;
-
-static void move_ashore(void *context, size_t number, wherry_tensor *tensor) {
-    const ashore *a = context;
-    tensor->storage = a->storages[a->prepared->places[number]];
-}
-
-/** The state as the file has it. Its storages have no memory. */
-static wherry_status bring_ashore(const wherry_prepared *prepared, wherry_value **state_p, wherry_error *error) {
+/** The state as the file has it: its storages are on the cpu, and have no memory. */
+static wherry_status move_to_cpu(const wherry_prepared *prepared, wherry_value **state_p, wherry_error *error) {
     size_t count = prepared->storage_count;
-    ashore a = {wh_alloc_zeroed(count, sizeof(wherry_storage *)), prepared};
-    wherry_status status = a.storages ? WHERRY_OK : wh_fail_memory(error, "the storages of a file");
+    wherry_storage **storages = wh_alloc_zeroed(count, sizeof(wherry_storage *));
+    wherry_status status = storages ? WHERRY_OK : wh_fail_memory(error, "the storages of a file");
     for (size_t i = 0; i < count && status == WHERRY_OK; i++) {
         status = wherry_storage_describe(wherry_storage_nbytes(prepared->storages[i]), wherry_device_cpu(),
-                                         a.storages + i, error);
+                                         storages + i, error);
     }
     if (status == WHERRY_OK) {
-        status = wh_restate(prepared->state, move_ashore, &a, state_p, error);
+        status = wh_replace_storages(prepared->state, storages, prepared->places, state_p, error);
     }
-    for (size_t i = 0; i < count && a.storages; i++) {
-        wherry_storage_unref(a.storages[i]);
+    for (size_t i = 0; i < count && storages; i++) {
+        wherry_storage_unref(storages[i]);
     }
-    wh_free(a.storages);
+    wh_free(storages);
     return status;
 }
 
-static bool add_covered(wh_layout *layout, uint64_t offset, uint64_t nbytes) {
-    if (!WH_GROW(layout->covered, layout->covered_capacity, layout->covered_count)) {
-        return false;
-    }
-    layout->covered[layout->covered_count++] = (wh_place){0, offset, nbytes};
-    return true;
-}
-
 /**
- * Notes what an extent of the storage at `begin` covers: runs that lie far apart one by one, if there are few of them at all.
- * @return false where there is no memory.
+ * Adds what an extent covers of the storage at `begin`. Runs that lie far apart are added one by
+ * one, unless there are many. @return false without memory.
  */
 static bool cover_extent(wh_layout *layout, uint64_t begin, const wherry_extent *extent) {
     enum { APART = 1 << 16, RUNS_MAX = 4096 };
@@ -59,19 +40,20 @@ static bool cover_extent(wh_layout *layout, uint64_t begin, const wherry_extent 
     }
     bool good = true;
     for (uint64_t i = 0; i < count && good; i++) {
-        good = add_covered(layout, begin + extent->offset + (apart ? i * extent->levels[0].stride : 0), span);
+        good =
+            wh_layout_add_covered(layout, 0, begin + extent->offset + (apart ? i * extent->levels[0].stride : 0), span);
     }
     return good;
 }
 
-/** What will be written of each storage. @return false where there is no memory. */
+/** Lists what will be written of each storage. @return false without memory. */
 static bool cover(const wherry_prepared *prepared, wh_layout *layout) {
-    bool good = add_covered(layout, 0, 0); /* there is a list, even if nothing is in it */
-    for (size_t i = 0; i < layout->place_count && good; i++) {
+    bool good = wh_layout_add_covered(layout, 0, 0, 0); /* the list exists even if nothing is covered */
+    for (size_t i = 0; i < layout->range_count && good; i++) {
         size_t count;
         const wherry_extent *extents = wherry_prepared_extents(prepared, i, &count);
         for (size_t k = 0; k < count && good; k++) {
-            good = cover_extent(layout, layout->places[i].offset, extents + k);
+            good = cover_extent(layout, layout->ranges[i].offset, extents + k);
         }
     }
     return good;
@@ -88,21 +70,21 @@ static wherry_status add_header(const wherry_prepared *prepared, uint32_t flags,
     }
     bool overflow;
     if (!wh_native_place(prepared, &header, layout, &overflow)) {
-        return overflow ? wh_fail(error, WHERRY_UNSUPPORTED, "the file would be larger than 2^63 bytes")
+        return overflow ? wh_fail(error, WHERRY_UNSUPPORTED, "the file would take more than 2^63 bytes")
                         : wh_fail_memory(error, "the layout of a file");
     }
     uint8_t bytes[WH_NATIVE_HEADER];
-    wh_string block = {0};
+    wh_string text = {0};
     wh_native_store(&header, manifest, bytes);
-    wh_string_append(&block, (const char *)bytes, sizeof(bytes));
-    wh_string_append(&block, manifest, size);
+    wh_string_append(&text, (const char *)bytes, sizeof(bytes));
+    wh_string_append(&text, manifest, size);
     layout->files[0].size = header.file_bytes;
-    layout->storages = wh_alloc_array(prepared->tensor_count, sizeof(*layout->storages));
-    if (!wh_layout_add_block(layout, 0, 0, &block) || !layout->storages || !cover(prepared, layout)) {
+    layout->storage_of = wh_alloc_array(prepared->tensor_count, sizeof(*layout->storage_of));
+    if (!wh_layout_add_header(layout, 0, 0, &text) || !layout->storage_of || !cover(prepared, layout)) {
         return wh_fail_memory(error, "the header of a file");
     }
     for (size_t i = 0; i < prepared->tensor_count; i++) {
-        layout->storages[i] = prepared->places[i];
+        layout->storage_of[i] = prepared->places[i];
     }
     return WHERRY_OK;
 }
@@ -118,7 +100,7 @@ static wherry_status lay_out(const wherry_value *state, const wherry_file_write_
     size_t size = 0;
     wherry_status status = wherry_prepare(state, &how, &given, error);
     if (status == WHERRY_OK) {
-        status = bring_ashore(given, &cpu, error);
+        status = move_to_cpu(given, &cpu, error);
     }
     if (status == WHERRY_OK) {
         status = wherry_prepare(cpu, &how, &prepared, error);
@@ -139,18 +121,18 @@ static wherry_status lay_out(const wherry_value *state, const wherry_file_write_
     return status;
 }
 
-/** Writes the digests of all chunks behind the manifest. */
+/** Writes the digest of each chunk behind the manifest. */
 static wherry_status seal(const wh_layout *layout, wherry_error *error) {
     wh_native_header header;
-    const uint8_t *block = (const uint8_t *)layout->blocks[0].bytes;
+    const uint8_t *front = (const uint8_t *)layout->headers[0].bytes;
     uint8_t *base = layout->files[0].mapping->base;
-    wh_native_load(block, &header);
+    wh_native_load(front, &header);
     if (header.chunks == 0) {
         return WHERRY_OK;
     }
     wherry_prepared *prepared;
     wherry_status status =
-        wherry_manifest_decode(block + WH_NATIVE_HEADER, header.manifest_bytes, NULL, &prepared, error);
+        wherry_manifest_decode(front + WH_NATIVE_HEADER, header.manifest_bytes, NULL, &prepared, error);
     if (status != WHERRY_OK) {
         return status;
     }
@@ -182,7 +164,7 @@ static bool matches(const uint8_t *head, size_t size) {
 const wh_format wh_format_native = {
     .format = WHERRY_FILE_WHERRY,
     .name = "wherry",
-    .ending = ".wherry",
+    .suffix = ".wherry",
     .matches = matches,
     .open = wh_native_open,
     .accepts = accepts,

@@ -1,30 +1,79 @@
-/* Reading safetensors. The rules are the format's own: tensors lie end to end, in any order, without gaps, up to the end of the file. */
+/*
+ * Reading safetensors. The format requires that the tensors lie end to end, in any order, without
+ * gaps, up to the end of the file.
+ */
+#include "file/safetensors.h"
+
 #include <assert.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/alloc.h"
+#include "base/bytes.h"
 #include "base/checked.h"
 #include "base/error.h"
 #include "base/index.h"
-#include "file/formats.h"
-#include "file/json_members.h"
-#include "file/little.h"
-#include "file/safetensors.h"
+#include "file/json.h"
 
-enum {
-    LENGTH_BYTES = 8,
-    ENTRY_MAX = 64 << 10, /**< Bytes of what a header says about one tensor. */
+/** Bytes that a header may use to describe one tensor. */
+enum { ENTRY_MAX = 64 << 10 };
+
+/* ---- element types ---- */
+
+static const wh_safetensors_dtype dtypes[] = {
+    {"BOOL", WHERRY_BOOL, 1},
+    {"U8", WHERRY_U8, 1},
+    {"I8", WHERRY_I8, 1},
+    {"U16", WHERRY_U16, 1},
+    {"I16", WHERRY_I16, 1},
+    {"U32", WHERRY_U32, 1},
+    {"I32", WHERRY_I32, 1},
+    {"U64", WHERRY_U64, 1},
+    {"I64", WHERRY_I64, 1},
+    {"F16", WHERRY_F16, 1},
+    {"BF16", WHERRY_BF16, 1},
+    {"F32", WHERRY_F32, 1},
+    {"F64", WHERRY_F64, 1},
+    {"C64", WHERRY_C64, 1},
+    {"F8_E4M3", WHERRY_F8_E4M3FN, 1},
+    {"F8_E5M2", WHERRY_F8_E5M2, 1},
+    {"F8_E8M0", WHERRY_F8_E8M0FNU, 1},
+    {"F8_E4M3FNUZ", WHERRY_F8_E4M3FNUZ, 1},
+    {"F8_E5M2FNUZ", WHERRY_F8_E5M2FNUZ, 1},
+    {"F4", WHERRY_F4_E2M1FN_X2, 2},
 };
 
-/** A tensor of the header. Names have no zeros in them: Jansson lets none through. */
+enum { DTYPES = sizeof(dtypes) / sizeof(*dtypes) };
+
+static const wh_safetensors_dtype *find_dtype(const char *name) {
+    for (size_t i = 0; i < DTYPES; i++) {
+        if (strcmp(dtypes[i].name, name) == 0) {
+            return dtypes + i;
+        }
+    }
+    return NULL;
+}
+
+const wh_safetensors_dtype *wh_safetensors_dtype_of(wherry_dtype dtype) {
+    for (size_t i = 0; i < DTYPES; i++) {
+        if (dtypes[i].dtype == dtype) {
+            return dtypes + i;
+        }
+    }
+    return NULL;
+}
+
+/* ---- one tensor ---- */
+
+/** A tensor of the header. Its name contains no zero: Jansson refuses them. */
 typedef struct entry {
     const char *name;
     uint64_t begin;
     uint64_t end;
     const wh_safetensors_dtype *dtype;
     uint32_t ndim;
-    int64_t *shape; /**< In a kept entry the shape and the name lie behind it, in the same block. */
+    /** Of an entry in `entries`, shape and name lie behind it in the same block. */
+    int64_t *shape;
 } entry;
 
 typedef struct reading {
@@ -32,47 +81,45 @@ typedef struct reading {
     wh_mapping *mapping;
     wherry_value *tensors;
     wherry_value *metadata;
-    bool has_metadata; /**< This file's has been read. */
-    uint64_t data;     /**< Where the tensors begin in the file. */
-    uint64_t space;    /**< Bytes from there to its end. */
-    entry **entries;   /**< In the header's order. */
+    bool has_metadata;   /**< This file's metadata has been read. */
+    uint64_t data;       /**< Where the tensors start in the file. */
+    uint64_t data_bytes; /**< From there to the end of the file. */
+    entry **entries;     /**< In the order of the header. */
     size_t count;
     size_t capacity;
-    wh_index names; /**< Finds an entry by its name. */
+    wh_index names; /**< Entries by name. */
 } reading;
 
 static wh_spot spot_of(const reading *r, const char *name, uint64_t offset) {
     return (wh_spot){r->mapping->path, name, strlen(name), offset};
 }
 
-/* ---- one tensor ---- */
-
 static wherry_status read_dtype(const reading *r, const json_t *about, entry *e, uint64_t at, wherry_error *error) {
     const char *name = json_string_value(json_object_get(about, "dtype"));
     if (!name) {
-        return wh_file_fail(error, WHERRY_MALFORMED, spot_of(r, e->name, at), "the header gives it no dtype");
+        return wh_file_fail(error, WHERRY_MALFORMED, spot_of(r, e->name, at), "it has no dtype");
     }
-    e->dtype = wh_safetensors_dtype_named(name);
+    e->dtype = find_dtype(name);
     return e->dtype ? WHERRY_OK
                     : wh_file_fail(error, WHERRY_UNSUPPORTED, spot_of(r, e->name, at),
-                                   "Wherry has no element type '%.40s'", name);
+                                   "Wherry does not support the dtype '%.40s'", name);
 }
 
 static wherry_status read_shape(const reading *r, const json_t *about, entry *e, uint64_t at, wherry_error *error) {
     const json_t *shape = json_object_get(about, "shape");
     if (!json_is_array(shape)) {
-        return wh_file_fail(error, WHERRY_MALFORMED, spot_of(r, e->name, at), "the header gives it no shape");
+        return wh_file_fail(error, WHERRY_MALFORMED, spot_of(r, e->name, at), "it has no shape");
     }
     if (json_array_size(shape) > WHERRY_NDIM_MAX) {
-        return wh_file_fail(error, WHERRY_LIMIT, spot_of(r, e->name, at), "it has %zu dimensions; %d is the most",
+        return wh_file_fail(error, WHERRY_LIMIT, spot_of(r, e->name, at), "it has %zu dimensions; the limit is %d",
                             json_array_size(shape), WHERRY_NDIM_MAX);
     }
     e->ndim = (uint32_t)json_array_size(shape);
     for (uint32_t i = 0; i < e->ndim; i++) {
         const json_t *size = json_array_get(shape, i);
         if (!json_is_integer(size) || json_integer_value(size) < 0) {
-            return wh_file_fail(error, WHERRY_MALFORMED, spot_of(r, e->name, at), "size %u of its shape is no number",
-                                (unsigned)i);
+            return wh_file_fail(error, WHERRY_MALFORMED, spot_of(r, e->name, at),
+                                "size %u of its shape is not a whole number", (unsigned)i);
         }
         e->shape[i] = json_integer_value(size);
     }
@@ -80,7 +127,7 @@ static wherry_status read_shape(const reading *r, const json_t *about, entry *e,
     if (e->dtype->packed > 1) {
         if (e->ndim == 0 || e->shape[e->ndim - 1] % e->dtype->packed != 0) {
             return wh_file_fail(error, WHERRY_UNSUPPORTED, spot_of(r, e->name, at),
-                                "its last dimension is no whole number of bytes of %s", e->dtype->name);
+                                "its last dimension of %s does not fill whole bytes", e->dtype->name);
         }
         e->shape[e->ndim - 1] /= e->dtype->packed;
     }
@@ -93,8 +140,7 @@ static wherry_status read_offsets(const reading *r, const json_t *about, entry *
     const json_t *end = json_array_get(offsets, 1);
     if (json_array_size(offsets) != 2 || !json_is_integer(begin) || !json_is_integer(end) ||
         json_integer_value(begin) < 0 || json_integer_value(end) < json_integer_value(begin)) {
-        return wh_file_fail(error, WHERRY_MALFORMED, spot_of(r, e->name, at),
-                            "the header gives it no data_offsets of the form [begin, end]");
+        return wh_file_fail(error, WHERRY_MALFORMED, spot_of(r, e->name, at), "its data_offsets are not [begin, end]");
     }
     e->begin = (uint64_t)json_integer_value(begin);
     e->end = (uint64_t)json_integer_value(end);
@@ -107,11 +153,12 @@ static wherry_status read_offsets(const reading *r, const json_t *about, entry *
         fits = fits && (e->shape[i] == 0 || wh_mul(needs, (uint64_t)e->shape[i], &needs));
     }
     if (!fits) {
-        return wh_file_fail(error, WHERRY_OUT_OF_BOUNDS, spot_of(r, e->name, at), "its shape takes over 2^63 bytes");
+        return wh_file_fail(error, WHERRY_OUT_OF_BOUNDS, spot_of(r, e->name, at),
+                            "its shape takes more than 2^63 bytes");
     }
     if (e->end - e->begin != (empty ? 0 : needs)) {
         return wh_file_fail(error, WHERRY_OUT_OF_BOUNDS, spot_of(r, e->name, r->data + e->begin),
-                            "its shape takes %llu bytes and its data_offsets are %llu apart",
+                            "its shape takes %llu bytes, but its data_offsets span %llu",
                             (unsigned long long)(empty ? 0 : needs), (unsigned long long)(e->end - e->begin));
     }
     return WHERRY_OK;
@@ -121,27 +168,27 @@ static bool has_name(const void *owner, size_t element, const void *key) {
     return strcmp(((const reading *)owner)->entries[element]->name, key) == 0;
 }
 
-/** Keeps what was read about a tensor. */
-static wherry_status keep_entry(reading *r, const entry *read, uint64_t at, wherry_error *error) {
+/** Copies an entry to the list. */
+static wherry_status add_entry(reading *r, const entry *read, uint64_t at, wherry_error *error) {
     size_t name_size = strlen(read->name);
     size_t shape_size = read->ndim * sizeof(*read->shape);
     uint64_t hash = wh_hash(read->name, name_size, 0);
     if (wh_index_find(&r->names, hash, has_name, r, read->name) != WH_INDEX_NONE) {
-        return wh_file_fail(error, WHERRY_REPEATED_KEY, spot_of(r, read->name, at), "the header has it twice");
+        return wh_file_fail(error, WHERRY_REPEATED_KEY, spot_of(r, read->name, at), "the header lists it twice");
     }
-    entry *kept =
-        WH_GROW(r->entries, r->capacity, r->count) ? wh_alloc(sizeof(*kept) + shape_size + name_size + 1) : NULL;
-    if (!kept || !wh_index_add(&r->names, hash, r->count)) {
-        wh_free(kept);
+    entry *copy =
+        WH_GROW(r->entries, r->capacity, r->count) ? wh_alloc(sizeof(*copy) + shape_size + name_size + 1) : NULL;
+    if (!copy || !wh_index_add(&r->names, hash, r->count)) {
+        wh_free(copy);
         return wh_fail_memory(error, "the tensors of a file");
     }
-    *kept = *read;
-    kept->shape = (int64_t *)(kept + 1);
-    char *name = (char *)(kept->shape + read->ndim);
-    memcpy(kept->shape, read->shape, shape_size);
+    *copy = *read;
+    copy->shape = (int64_t *)(copy + 1);
+    char *name = (char *)(copy->shape + read->ndim);
+    memcpy(copy->shape, read->shape, shape_size);
     memcpy(name, read->name, name_size + 1);
-    kept->name = name;
-    r->entries[r->count++] = kept;
+    copy->name = name;
+    r->entries[r->count++] = copy;
     return WHERRY_OK;
 }
 
@@ -150,7 +197,7 @@ static wherry_status read_tensor(reading *r, const json_t *name, const json_t *a
     int64_t shape[WHERRY_NDIM_MAX] = {0};
     entry read = {.name = json_string_value(name), .shape = shape};
     if (!json_is_object(about)) {
-        return wh_file_fail(error, WHERRY_MALFORMED, spot_of(r, read.name, at), "the header has no object for it");
+        return wh_file_fail(error, WHERRY_MALFORMED, spot_of(r, read.name, at), "its description is not a JSON object");
     }
     wherry_status status = read_dtype(r, about, &read, at, error);
     if (status == WHERRY_OK) {
@@ -159,7 +206,7 @@ static wherry_status read_tensor(reading *r, const json_t *name, const json_t *a
     if (status == WHERRY_OK) {
         status = read_offsets(r, about, &read, at, error);
     }
-    return status == WHERRY_OK ? keep_entry(r, &read, at, error) : status;
+    return status == WHERRY_OK ? add_entry(r, &read, at, error) : status;
 }
 
 /* ---- all of them ---- */
@@ -173,7 +220,7 @@ static int compare_begins(const void *one, const void *other) {
     return a->end < b->end ? -1 : a->end > b->end;
 }
 
-/** End to end, from the first byte to the last. */
+/** Checks that the tensors lie end to end, from the first byte to the last. */
 static wherry_status check_layout(reading *r, entry **sorted, wherry_error *error) {
     if (r->count > 0) {
         memcpy(sorted, r->entries, r->count * sizeof(*sorted));
@@ -184,20 +231,20 @@ static wherry_status check_layout(reading *r, entry **sorted, wherry_error *erro
         const entry *e = sorted[i];
         if (e->begin != end) {
             return wh_file_fail(error, WHERRY_OUT_OF_BOUNDS, spot_of(r, e->name, r->data + e->begin),
-                                "it begins at byte %llu of the data, and what lies before it ends at %llu: %s",
+                                "it starts at byte %llu of the data, but the tensor before it ends at %llu: %s",
                                 (unsigned long long)e->begin, (unsigned long long)end,
-                                e->begin < end ? "they overlap" : "there is a hole");
+                                e->begin < end ? "they overlap" : "there is a gap");
         }
         end = e->end;
-        if (end > r->space) {
-            return wh_file_fail(error, WHERRY_TRUNCATED, spot_of(r, e->name, r->data + r->space),
-                                "it ends at byte %llu of the file, which has %llu; get the file anew",
-                                (unsigned long long)r->data + end, (unsigned long long)r->data + r->space);
+        if (end > r->data_bytes) {
+            return wh_file_fail(error, WHERRY_TRUNCATED, spot_of(r, e->name, r->data + r->data_bytes),
+                                "it ends at byte %llu, but the file has %llu bytes; get it again",
+                                (unsigned long long)r->data + end, (unsigned long long)r->data + r->data_bytes);
         }
     }
-    if (end < r->space) {
+    if (end < r->data_bytes) {
         return wh_file_fail(error, WHERRY_TRAILING_BYTES, wh_spot_byte(r->mapping->path, r->data + end),
-                            "goes on for %llu bytes behind its last tensor", (unsigned long long)(r->space - end));
+                            "%llu unexpected bytes behind the last tensor", (unsigned long long)(r->data_bytes - end));
     }
     return WHERRY_OK;
 }
@@ -215,8 +262,12 @@ static wherry_status put_tensors(reading *r, wherry_error *error) {
     for (size_t i = 0; i < r->count && status == WHERRY_OK; i++) {
         const entry *e = r->entries[i];
         wherry_tensor tensor = {.dtype = e->dtype->dtype, .ndim = e->ndim, .shape = e->shape};
-        status = wh_opened_put(r->mapping, r->tensors, e->name, r->data + e->begin, e->end - e->begin, tensor, error);
-        wh_free(r->entries[i]); /* so that both are never there in full */
+        wherry_value *value = NULL;
+        status = wh_opened_tensor(r->mapping, r->data + e->begin, e->end - e->begin, tensor, &value, error);
+        if (status == WHERRY_OK && (status = wherry_dict_put(r->tensors, e->name, value, error)) != WHERRY_OK) {
+            wherry_value_destroy(value);
+        }
+        wh_free(r->entries[i]); /* halves the peak memory */
         r->entries[i] = NULL;
     }
     return status;
@@ -233,10 +284,10 @@ static wherry_status put_text(wherry_value *dict, const char *name, const json_t
     return status;
 }
 
-/** The metadata of one file. */
 typedef struct metadata_reading {
-    wherry_value *own; /**< So that a name twice in this file is seen, and one of an earlier shard is none. */
-    wherry_value *all;
+    /** Of this file: finds a repeated name, which another shard may have too. */
+    wherry_value *own;
+    wherry_value *all; /**< Of all shards. */
 } metadata_reading;
 
 static wherry_status read_text(void *context, wh_json *json, const json_t *name, wherry_error *error) {
@@ -244,13 +295,11 @@ static wherry_status read_text(void *context, wh_json *json, const json_t *name,
     json_t *text = NULL;
     wherry_status status = wh_json_value(json, json->size, &text, error);
     if (status == WHERRY_OK && !json_is_string(text)) {
-        status =
-            wh_file_fail(error, WHERRY_MALFORMED, wh_json_spot(json), "its metadata has something that is no text");
+        status = wh_file_fail(error, WHERRY_MALFORMED, wh_json_spot(json), "a value of its metadata is not a string");
     } else if (status == WHERRY_OK) {
         status = put_text(m->own, json_string_value(name), text, error);
         if (status == WHERRY_DUPLICATE_KEY) {
-            status =
-                wh_file_fail(error, WHERRY_REPEATED_KEY, wh_json_spot(json), "its metadata has the same name twice");
+            status = wh_file_fail(error, WHERRY_REPEATED_KEY, wh_json_spot(json), "its metadata has a name twice");
         } else if (status == WHERRY_OK && !wherry_dict_get(m->all, json_string_value(name))) {
             status = put_text(m->all, json_string_value(name), text, error);
         }
@@ -275,14 +324,14 @@ static wherry_status read_member(void *context, wh_json *json, const json_t *nam
     if (strcmp(json_string_value(name), WH_SAFETENSORS_METADATA) == 0) {
         if (r->has_metadata) {
             return wh_file_fail(error, WHERRY_REPEATED_KEY, wh_json_spot(json),
-                                "has " WH_SAFETENSORS_METADATA " twice");
+                                "it has " WH_SAFETENSORS_METADATA " twice");
         }
         r->has_metadata = true;
         return wh_json_take_null(json) ? WHERRY_OK
-                                       : read_metadata(r, json, error); /* the format's library reads null as none */
+                                       : read_metadata(r, json, error); /* as the reference library: null is none */
     }
     if (r->count >= r->file->limits.values) {
-        return wh_file_fail(error, WHERRY_LIMIT, wh_json_spot(json), "has more than %llu tensors",
+        return wh_file_fail(error, WHERRY_LIMIT, wh_json_spot(json), "it has more than %llu tensors",
                             (unsigned long long)r->file->limits.values);
     }
     json_t *about = NULL;
@@ -294,25 +343,24 @@ static wherry_status read_member(void *context, wh_json *json, const json_t *nam
     return status;
 }
 
-/** How long the header is, checked against the file and the limits. */
+/** Reads the length of the header and checks it against the file and the limits. */
 static wherry_status read_length(const wherry_file *file, const wh_mapping *mapping, uint64_t *length_p,
                                  wherry_error *error) {
-    uint8_t bytes[LENGTH_BYTES];
+    uint8_t bytes[WH_SAFETENSORS_LENGTH];
     wherry_status status = wh_mapping_read(mapping, 0, bytes, sizeof(bytes), error);
     if (status != WHERRY_OK) {
         return status;
     }
-    uint64_t length = wh_load_little(bytes, LENGTH_BYTES);
+    uint64_t length = wh_load_le64(bytes);
     uint64_t most = wh_min(file->limits.manifest_bytes, WH_SAFETENSORS_HEADER_MAX);
     if (length > most) {
-        return wh_file_fail(
-            error, WHERRY_LIMIT, wh_spot_byte(mapping->path, 0),
-            "says that its header has %llu bytes, more than %llu: it is no safetensors file, or damaged",
-            (unsigned long long)length, (unsigned long long)most);
+        return wh_file_fail(error, WHERRY_LIMIT, wh_spot_byte(mapping->path, 0),
+                            "a header of %llu bytes is above the limit of %llu: not a safetensors file, or damaged",
+                            (unsigned long long)length, (unsigned long long)most);
     }
-    if (length > mapping->size - LENGTH_BYTES) {
+    if (length > mapping->size - WH_SAFETENSORS_LENGTH) {
         return wh_file_fail(error, WHERRY_TRUNCATED, wh_spot_byte(mapping->path, mapping->size),
-                            "has %llu bytes, and its header alone has %llu; get it anew",
+                            "the file has %llu bytes, but its header alone takes %llu; get it again",
                             (unsigned long long)mapping->size, (unsigned long long)length);
     }
     *length_p = length;
@@ -325,15 +373,15 @@ wherry_status wh_safetensors_read(const wherry_file *file, wh_mapping *mapping, 
     char *text = NULL;
     wherry_status status = read_length(file, mapping, &length, error);
     if (status == WHERRY_OK) {
-        status = wh_mapping_copy(mapping, LENGTH_BYTES, (size_t)length, &text, error);
+        status = wh_mapping_copy(mapping, WH_SAFETENSORS_LENGTH, (size_t)length, &text, error);
     }
     if (status != WHERRY_OK) {
         return status;
     }
     reading r = {.file = file, .mapping = mapping, .tensors = tensors, .metadata = metadata};
-    r.data = LENGTH_BYTES + length;
-    r.space = mapping->size - r.data;
-    wh_json json = {mapping->path, LENGTH_BYTES, text, (size_t)length, 0};
+    r.data = WH_SAFETENSORS_LENGTH + length;
+    r.data_bytes = mapping->size - r.data;
+    wh_json json = {mapping->path, WH_SAFETENSORS_LENGTH, text, (size_t)length, 0};
     status = wh_json_members(&json, read_member, &r, error);
     if (status == WHERRY_OK) {
         status = wh_json_end(&json, error);

@@ -1,6 +1,7 @@
 /*
- * Sharded safetensors: `NAME.safetensors.index.json` has a weight_map from the name of each tensor to the file, beside it, that holds it. Every tensor of the map must
- * be in its file, and every tensor of a file in the map.
+ * Sharded safetensors: `NAME.safetensors.index.json` has a weight_map from the name of each tensor
+ * to the file that holds it, in the same folder. Every tensor of the map must be in its file, and
+ * every tensor of a file in the map.
  */
 #include <inttypes.h>
 #include <stdlib.h>
@@ -9,24 +10,23 @@
 #include "base/alloc.h"
 #include "base/checked.h"
 #include "base/error.h"
-#include "file/formats.h"
-#include "file/json_members.h"
+#include "file/json.h"
 #include "file/safetensors.h"
 
-#define ENDING ".safetensors.index.json"
+#define SUFFIX ".safetensors.index.json"
 
 enum {
     SHARDS_MAX = 10000,
-    SKIPPED_MAX = 16 << 20, /**< Bytes of a member that we do not read. */
+    SKIPPED_MAX = 16 << 20, /**< Largest member that is not the weight_map, in bytes. */
 };
 
 /* ---- reading ---- */
 
-/** A shard that was opened: its tensors by name. */
+/** An open shard. */
 typedef struct shard {
     char *name;
-    wherry_value *tensors;
-    size_t wanted; /**< Tensors that the map has found in it. */
+    wherry_value *tensors; /**< By name. */
+    size_t used;           /**< Tensors that the weight_map names. */
 } shard;
 
 typedef struct reading {
@@ -39,8 +39,8 @@ typedef struct reading {
     bool has_map; /**< The weight_map has been read. */
 } reading;
 
-/** The path of a file that lies beside another, to wh_free; NULL where there is no memory. */
-static char *beside(const char *path, const char *name) {
+/** The path of a file in the folder of another one, for wh_free; NULL without memory. */
+static char *sibling_path(const char *path, const char *name) {
     wh_string text = {0};
     const char *slash = strrchr(path, '/');
     wh_string_append(&text, path, slash ? (size_t)(slash - path) + 1 : 0);
@@ -51,12 +51,12 @@ static char *beside(const char *path, const char *name) {
 static wherry_status open_shard(reading *r, const char *name, wherry_error *error) {
     if (!*name || strchr(name, '/') || strcmp(name, ".") == 0 || strcmp(name, "..") == 0) {
         return wh_file_fail(error, WHERRY_MALFORMED, wh_spot_file(r->path),
-                            "names the shard '%.100s', which is no name of a file beside it", name);
+                            "the shard '%.100s' is not the name of a file in the same folder", name);
     }
     if (r->count >= SHARDS_MAX) {
-        return wh_file_fail(error, WHERRY_LIMIT, wh_spot_file(r->path), "has more than %d shards", SHARDS_MAX);
+        return wh_file_fail(error, WHERRY_LIMIT, wh_spot_file(r->path), "it has more than %d shards", SHARDS_MAX);
     }
-    char *path = beside(r->path, name);
+    char *path = sibling_path(r->path, name);
     shard opened = {.name = wh_copy_text(name, strlen(name))};
     wherry_status status = WHERRY_OK;
     if (!path || !opened.name || !WH_GROW(r->shards, r->capacity, r->count)) {
@@ -84,7 +84,10 @@ static wherry_status open_shard(reading *r, const char *name, wherry_error *erro
     return WHERRY_OK;
 }
 
-/** The shard of a name, opened where it is not yet. Neighbours in the map are mostly in the same. */
+/**
+ * Finds a shard by name, or opens it. Searches from the last one: neighbours in the map usually
+ * share a shard.
+ */
 static wherry_status find_shard(reading *r, const char *name, shard **shard_p, wherry_error *error) {
     for (size_t i = r->count; i-- > 0;) {
         if (strcmp(r->shards[i].name, name) == 0) {
@@ -103,7 +106,7 @@ static wherry_status add_entry(reading *r, const json_t *name, const json_t *whe
     const char *text = json_string_value(name);
     wh_spot spot = {r->path, text, json_string_length(name), UINT64_MAX};
     if (!json_is_string(where)) {
-        return wh_file_fail(error, WHERRY_MALFORMED, spot, "the weight_map gives no file for it");
+        return wh_file_fail(error, WHERRY_MALFORMED, spot, "its entry in the weight_map is not a string");
     }
     shard *in = NULL;
     wherry_status status = find_shard(r, json_string_value(where), &in, error);
@@ -112,17 +115,18 @@ static wherry_status add_entry(reading *r, const json_t *name, const json_t *whe
     }
     const wherry_value *found = wherry_dict_get(in->tensors, text);
     if (!found) {
-        return wh_file_fail(error, WHERRY_MALFORMED, spot, "it is not in %.100s, as the weight_map says", in->name);
+        return wh_file_fail(error, WHERRY_MALFORMED, spot, "it is not in %.100s, although the weight_map says so",
+                            in->name);
     }
     wherry_value *copy;
     status = wherry_value_copy(found, &copy, error);
     if (status == WHERRY_OK && (status = wherry_dict_put(r->file->state, text, copy, error)) != WHERRY_OK) {
         wherry_value_destroy(copy);
         if (status == WHERRY_DUPLICATE_KEY) {
-            return wh_file_fail(error, WHERRY_REPEATED_KEY, spot, "the weight_map has it twice");
+            return wh_file_fail(error, WHERRY_REPEATED_KEY, spot, "the weight_map lists it twice");
         }
     }
-    in->wanted += status == WHERRY_OK;
+    in->used += status == WHERRY_OK;
     return status;
 }
 
@@ -136,12 +140,12 @@ static wherry_status read_entry(void *context, wh_json *json, const json_t *name
     return status;
 }
 
-/** Members other than the map are no business of ours. */
+/** Reads the weight_map and skips other members. */
 static wherry_status read_member(void *context, wh_json *json, const json_t *name, wherry_error *error) {
     reading *r = context;
     if (strcmp(json_string_value(name), "weight_map") == 0) {
         if (r->has_map) {
-            return wh_file_fail(error, WHERRY_REPEATED_KEY, wh_json_spot(json), "has a weight_map twice");
+            return wh_file_fail(error, WHERRY_REPEATED_KEY, wh_json_spot(json), "it has two weight_maps");
         }
         r->has_map = true;
         return wh_json_members(json, read_entry, r, error);
@@ -158,13 +162,13 @@ static wherry_status read_index(reading *r, wh_json *json, wherry_error *error) 
         status = wh_json_end(json, error);
     }
     if (status == WHERRY_OK && !r->has_map) {
-        status = wh_file_fail(error, WHERRY_MALFORMED, wh_spot_file(r->path), "has no weight_map");
+        status = wh_file_fail(error, WHERRY_MALFORMED, wh_spot_file(r->path), "it has no weight_map");
     }
     for (size_t i = 0; i < r->count && status == WHERRY_OK; i++) {
-        if (r->shards[i].wanted != wherry_dict_count(r->shards[i].tensors)) {
+        if (r->shards[i].used != wherry_dict_count(r->shards[i].tensors)) {
             status = wh_file_fail(error, WHERRY_MALFORMED, wh_spot_file(r->path),
-                                  "the shard %.100s has %zu tensors, of which the weight_map names %zu",
-                                  r->shards[i].name, wherry_dict_count(r->shards[i].tensors), r->shards[i].wanted);
+                                  "the shard %.100s has %zu tensors, but the weight_map names %zu", r->shards[i].name,
+                                  wherry_dict_count(r->shards[i].tensors), r->shards[i].used);
         }
     }
     return status;
@@ -176,7 +180,7 @@ static wherry_status open_index(wherry_file *file, wherry_error *error) {
     char *text = NULL;
     uint64_t most = wh_min(file->limits.manifest_bytes, WH_SAFETENSORS_HEADER_MAX);
     if (index->size > most) {
-        return wh_file_fail(error, WHERRY_LIMIT, wh_spot_file(r.path), "has %llu bytes, more than %llu",
+        return wh_file_fail(error, WHERRY_LIMIT, wh_spot_file(r.path), "%llu bytes is above the limit of %llu",
                             (unsigned long long)index->size, (unsigned long long)most);
     }
     wherry_status status = wh_mapping_copy(index, 0, (size_t)index->size, &text, error);
@@ -209,13 +213,15 @@ static wherry_status open_index(wherry_file *file, wherry_error *error) {
 
 /* ---- writing ---- */
 
-/** Where each shard begins among the tensors, and behind the last one their number. */
-typedef struct cut {
+/**
+ * How the tensors are split into shards: shard i has the tensors from begins[i] to begins[i + 1].
+ */
+typedef struct split {
     size_t *begins;
     size_t count; /**< Shards. */
-} cut;
+} split;
 
-static wherry_status cut_shards(const wh_names *names, uint64_t most, cut *cut_p, wherry_error *error) {
+static wherry_status split_shards(const wh_names *names, uint64_t most, split *split_p, wherry_error *error) {
     size_t *begins = wh_alloc_array(names->count + 2, sizeof(*begins));
     if (!begins) {
         return wh_fail_memory(error, "the shards of a file");
@@ -232,27 +238,27 @@ static wherry_status cut_shards(const wh_names *names, uint64_t most, cut *cut_p
         filled = filled > INT64_MAX - nbytes ? INT64_MAX : filled + nbytes;
     }
     begins[count] = names->count;
-    *cut_p = (cut){begins, count};
+    *split_p = (split){begins, count};
     if (count > SHARDS_MAX) {
         return wh_fail(error, WHERRY_INVALID_ARGUMENT,
-                       "shard_bytes is so small that there would be %zu shards; %d are the most", count, SHARDS_MAX);
+                       "shard_bytes is too small: there would be %zu shards; the limit is %d", count, SHARDS_MAX);
     }
     return WHERRY_OK;
 }
 
-/** Appends the name of a shard: NAME-00001-of-00003.safetensors. */
+/** Appends NAME-00001-of-00003.safetensors. */
 static void append_shard_name(wh_string *out, const char *stem, size_t stem_size, size_t number, size_t count) {
     wh_string_append(out, stem, stem_size);
     wh_string_format(out, "-%05zu-of-%05zu.safetensors", number + 1, count);
 }
 
-static wherry_status add_index(const wh_names *names, const cut *shards, wh_layout *layout, const char *stem,
+static wherry_status add_index(const wh_names *names, const split *shards, wh_layout *layout, const char *stem,
                                size_t stem_size, wherry_error *error) {
     wh_string text = {0};
     wh_string file = {0};
     uint64_t total = 0;
-    for (size_t i = 0; i < layout->place_count; i++) {
-        total += layout->places[i].nbytes;
+    for (size_t i = 0; i < layout->range_count; i++) {
+        total += layout->ranges[i].nbytes;
     }
     wh_string_format(&text, "{\"metadata\":{\"total_size\":%" PRIu64 "},\"weight_map\":{", total);
     for (size_t s = 0; s < shards->count; s++) {
@@ -269,7 +275,7 @@ static wherry_status add_index(const wh_names *names, const cut *shards, wh_layo
     text.failed = text.failed || file.failed;
     wh_free(file.bytes);
     uint64_t size = text.size;
-    if (!wh_layout_add_file(layout, layout->path) || !wh_layout_add_block(layout, layout->file_count - 1, 0, &text)) {
+    if (!wh_layout_add_file(layout, layout->path) || !wh_layout_add_header(layout, layout->file_count - 1, 0, &text)) {
         wh_free(text.bytes);
         return wh_fail_memory(error, "the index of a file");
     }
@@ -277,7 +283,7 @@ static wherry_status add_index(const wh_names *names, const cut *shards, wh_layo
     return WHERRY_OK;
 }
 
-static wherry_status add_shards(const wh_names *names, const cut *shards, wh_layout *layout, size_t stem_size,
+static wherry_status add_shards(const wh_names *names, const split *shards, wh_layout *layout, size_t stem_size,
                                 wherry_error *error) {
     wherry_status status = WHERRY_OK;
     size_t *numbers = wh_safetensors_number(names, layout);
@@ -302,38 +308,35 @@ static wherry_status add_shards(const wh_names *names, const cut *shards, wh_lay
 static wherry_status lay_out(const wherry_value *state, const wherry_file_write_options *options, wh_layout *layout,
                              wherry_error *error) {
     size_t length = strlen(layout->path);
-    size_t ending = strlen(ENDING);
-    if (length <= ending || strcmp(layout->path + length - ending, ENDING) != 0) {
-        return wh_fail(error, WHERRY_INVALID_ARGUMENT, "%.200s: the name of an index ends with " ENDING, layout->path);
+    size_t suffix = strlen(SUFFIX);
+    if (length <= suffix || strcmp(layout->path + length - suffix, SUFFIX) != 0) {
+        return wh_fail(error, WHERRY_INVALID_ARGUMENT, "%.200s: the name of an index must end with " SUFFIX,
+                       layout->path);
     }
     wh_names names = {0};
-    cut shards = {0};
+    split shards = {0};
     const char *slash = strrchr(layout->path, '/');
     const char *stem = slash ? slash + 1 : layout->path;
-    wherry_status status = wh_names_of(state, &wh_safetensors_naming, &names, error);
+    wherry_status status = wh_names_of(state, &names, error);
     if (status == WHERRY_OK) {
-        status = cut_shards(&names, options->shard_bytes, &shards, error);
+        status = split_shards(&names, options->shard_bytes, &shards, error);
     }
     if (status == WHERRY_OK) {
-        status = add_shards(&names, &shards, layout, length - ending, error);
+        status = add_shards(&names, &shards, layout, length - suffix, error);
     }
     if (status == WHERRY_OK) {
-        status = add_index(&names, &shards, layout, stem, (size_t)(layout->path + length - ending - stem), error);
+        status = add_index(&names, &shards, layout, stem, (size_t)(layout->path + length - suffix - stem), error);
     }
     wh_free(shards.begins);
     wh_names_destroy(&names);
     return status;
 }
 
-static wherry_status accepts(const wherry_value *state, wherry_error *error) {
-    return wh_format_safetensors.accepts(state, error);
-}
-
 const wh_format wh_format_sharded = {
     .format = WHERRY_FILE_SHARDED,
     .name = "sharded safetensors",
-    .ending = ENDING,
+    .suffix = SUFFIX,
     .open = open_index,
-    .accepts = accepts,
+    .accepts = wh_safetensors_accepts,
     .lay_out = lay_out,
 };

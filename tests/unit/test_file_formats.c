@@ -161,12 +161,12 @@ static void test_refused(void **state) {
            "b", "shares memory with 'a'");
     refuse(st,
            build_dict("a.b", tensor(WHERRY_U8, 1, 1, 1), "a", build_dict("b", tensor(WHERRY_U8, 1, 1, 1), NULL), NULL),
-           "a.b", "name of something else");
+           "a.b", "name of another value");
     refuse(st, build_dict("__metadata__", build_dict("a", build_int(1), NULL), NULL), "__metadata__.a", "metadata");
     refuse(st, build_dict("__metadata__", tensor(WHERRY_U8, 1, 1, 1), NULL), "__metadata__", "metadata");
     wherry_value *numbered = build_dict(NULL);
     must(wherry_dict_set(numbered, build_int(7), tensor(WHERRY_U8, 1, 1, 1), &error));
-    refuse(st, numbered, "{7}", "no text");
+    refuse(st, numbered, "{7}", "not a string");
     wherry_value *plain = tensor(WHERRY_C64, 1, 1, 1);
     wherry_tensor conjugate = *wherry_tensor_get(plain);
     conjugate.flags = WHERRY_TENSOR_CONJ;

@@ -1,4 +1,4 @@
-#include "file/named.h"
+#include "file/names.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
@@ -6,20 +6,17 @@
 
 #include "base/alloc.h"
 #include "base/error.h"
-#include "file/layout.h"
+#include "file/safetensors.h"
 
-/** The way out, for everything that a format cannot hold. */
-#define WAY_OUT "write a .wherry file instead, which holds any state"
+/** What to do about everything that safetensors cannot hold. */
+#define USE_NATIVE "write a .wherry file instead, which holds any state"
 
 /** WHERRY_UNSUPPORTED about the value at a path. */
-static wherry_status refuse(wherry_error *error, const wh_naming *naming, const wherry_path *path, const char *what,
-                            const char *way_out) {
+static wherry_status refuse(wherry_error *error, const wherry_path *path, const char *what, const char *advice) {
     char *text = NULL;
-    if (path) {
-        wherry_path_format(path, &text, NULL);
-    }
-    wh_fail(error, WHERRY_UNSUPPORTED, "%s cannot hold what is at '%.150s': %s; %s", naming->format, text ? text : "",
-            what, way_out);
+    wherry_path_format(path, &text, NULL);
+    wh_fail(error, WHERRY_UNSUPPORTED, "safetensors cannot hold the value at '%.150s': %s; %s", text ? text : "", what,
+            advice);
     if (text) {
         wh_fail_path(error, text);
     }
@@ -27,20 +24,19 @@ static wherry_status refuse(wherry_error *error, const wh_naming *naming, const 
     return WHERRY_UNSUPPORTED;
 }
 
-wherry_status wh_naming_check(const wh_naming *naming, const wherry_tensor *tensor, const wherry_path *path,
-                              wherry_error *error) {
-    wh_string text = {0};
-    if (!naming->has_dtype(tensor->dtype)) {
+static wherry_status check_tensor(const wherry_tensor *tensor, const wherry_path *path, wherry_error *error) {
+    if (!wh_safetensors_dtype_of(tensor->dtype)) {
+        wh_string text = {0};
         wh_string_format(&text, "a tensor of %s", wherry_dtype_describe(tensor->dtype)->name);
-        wherry_status status = refuse(error, naming, path, text.bytes ? text.bytes : "its dtype", WAY_OUT);
+        wherry_status status = refuse(error, path, text.bytes ? text.bytes : "its dtype", USE_NATIVE);
         wh_free(text.bytes);
         return status;
     }
     if (tensor->flags & (WHERRY_TENSOR_CONJ | WHERRY_TENSOR_NEG)) {
-        return refuse(error, naming, path, "a tensor whose conj or neg bit is set", "resolve it first, or " WAY_OUT);
+        return refuse(error, path, "a tensor with the conj or neg bit set", "resolve it first, or " USE_NATIVE);
     }
     if (!wh_tensor_is_dense(tensor)) {
-        return refuse(error, naming, path, "a tensor that is not contiguous", "copy it first, or " WAY_OUT);
+        return refuse(error, path, "a tensor that is not contiguous", "copy it first, or " USE_NATIVE);
     }
     return WHERRY_OK;
 }
@@ -51,8 +47,11 @@ static bool has_name(const void *owner, size_t element, const void *key) {
     return one->size == other->size && memcmp(one->name, other->name, one->size) == 0;
 }
 
-/** The steps of a path joined by dots. @return a status other than OK where a key is no text. */
-static wherry_status join(const wherry_path *path, wh_string *name) {
+/**
+ * Joins the steps of a path by dots.
+ * @return false if a key is not a string, or contains a zero.
+ */
+static bool join(const wherry_path *path, wh_string *name) {
     for (size_t i = 0; i < wherry_path_count(path); i++) {
         const wherry_step *step = wherry_path_at(path, i);
         if (i > 0) {
@@ -65,23 +64,23 @@ static wherry_status join(const wherry_path *path, wh_string *name) {
         size_t size;
         const char *text = wherry_string_get(step->key, &size);
         if (!text || memchr(text, '\0', size)) {
-            return WHERRY_UNSUPPORTED;
+            return false;
         }
         wh_string_append(name, text, size);
     }
-    return WHERRY_OK;
+    return true;
 }
 
-static wherry_status add_tensor(wh_names *names, const wh_naming *naming, const wherry_tensor *tensor,
-                                const wherry_path *path, wherry_error *error) {
+static wherry_status add_tensor(wh_names *names, const wherry_tensor *tensor, const wherry_path *path,
+                                wherry_error *error) {
     wh_string text = {0};
-    wherry_status status = wh_naming_check(naming, tensor, path, error);
+    wherry_status status = check_tensor(tensor, path, error);
     if (status != WHERRY_OK) {
         return status;
     }
-    if (join(path, &text) != WHERRY_OK) {
+    if (!join(path, &text)) {
         wh_free(text.bytes);
-        return refuse(error, naming, path, "a key that is no text, or has a zero in it", WAY_OUT);
+        return refuse(error, path, "a key that is not a string, or contains a zero byte", USE_NATIVE);
     }
     size_t size = text.size;
     wh_named named = {wh_string_take(&text), size, tensor, path};
@@ -90,10 +89,10 @@ static wherry_status add_tensor(wh_names *names, const wh_naming *naming, const 
     }
     uint64_t hash = wh_hash(named.name, size, 0);
     if (wh_index_find(&names->index, hash, has_name, names, &named) != WH_INDEX_NONE ||
-        (naming->metadata && strcmp(named.name, naming->metadata) == 0)) {
+        strcmp(named.name, WH_SAFETENSORS_METADATA) == 0) {
         wh_free(named.name);
-        return refuse(error, naming, path, "joined by dots its keys are the name of something else",
-                      "rename it, or " WAY_OUT);
+        return refuse(error, path, "its keys, joined by dots, are the name of another value",
+                      "rename it, or " USE_NATIVE);
     }
     if (!WH_GROW(names->items, names->capacity, names->count) || !wh_index_add(&names->index, hash, names->count)) {
         wh_free(named.name);
@@ -103,37 +102,36 @@ static wherry_status add_tensor(wh_names *names, const wh_naming *naming, const 
     return WHERRY_OK;
 }
 
-/** Whether a path begins with the key under which metadata is kept. */
-static bool is_metadata(const wh_naming *naming, const wherry_path *path) {
+/** True if a path starts with the key of the metadata. */
+static bool is_metadata(const wherry_path *path) {
     const wherry_step *step = wherry_path_at(path, 0);
-    const char *key = naming->metadata && step && step->key ? wherry_string_get(step->key, NULL) : NULL;
-    return key && strcmp(key, naming->metadata) == 0;
+    const char *key = step && step->key ? wherry_string_get(step->key, NULL) : NULL;
+    return key && strcmp(key, WH_SAFETENSORS_METADATA) == 0;
 }
 
-static wherry_status add_metadata(wh_names *names, const wh_naming *naming, const wherry_value *state, size_t leaf,
-                                  wherry_error *error) {
+static bool has_zero(const wherry_value *string) {
+    size_t size;
+    const char *text = wherry_string_get(string, &size);
+    return memchr(text, '\0', size) != NULL;
+}
+
+static wherry_status add_metadata(wh_names *names, const wherry_value *state, size_t leaf, wherry_error *error) {
     const wherry_path *path = wherry_flat_path(names->flat, leaf);
     const wherry_value *value = wherry_flat_leaf(names->flat, leaf);
-    size_t steps = wherry_path_count(path);
-    bool empty = steps == 1 && wherry_value_kind(value) == WHERRY_KIND_DICT;
-    bool text = steps == 2 && wherry_value_kind(value) == WHERRY_KIND_STRING && wherry_path_at(path, 1)->key &&
-                wherry_value_kind(wherry_path_at(path, 1)->key) == WHERRY_KIND_STRING;
-    size_t sizes[2] = {0, 0};
-    if (text) {
-        const char *key = wherry_string_get(wherry_path_at(path, 1)->key, &sizes[0]);
-        const char *content = wherry_string_get(value, &sizes[1]);
-        text = !memchr(key, '\0', sizes[0]) && !memchr(content, '\0', sizes[1]);
-    }
+    const wherry_value *key = wherry_path_count(path) == 2 ? wherry_path_at(path, 1)->key : NULL;
+    bool empty = wherry_path_count(path) == 1 && wherry_value_kind(value) == WHERRY_KIND_DICT;
+    bool text = key && wherry_value_kind(key) == WHERRY_KIND_STRING && wherry_value_kind(value) == WHERRY_KIND_STRING &&
+                !has_zero(key) && !has_zero(value);
     if (!empty && !text) {
-        return refuse(error, naming, path, "metadata that is no dict of texts without zeros", WAY_OUT);
+        return refuse(error, path, "metadata that is not a dict of strings without zero bytes", USE_NATIVE);
     }
-    names->metadata = wherry_dict_get(state, naming->metadata);
+    names->metadata = wherry_dict_get(state, WH_SAFETENSORS_METADATA);
     return WHERRY_OK;
 }
 
-/** A run of memory, or of bytes of a storage that has none. */
+/** The bytes of a tensor: addresses, or offsets in a storage without memory. */
 typedef struct span {
-    const void *storage; /**< NULL: of memory. */
+    const void *storage; /**< NULL: addresses. */
     uint64_t begin;
     uint64_t end;
     const wh_named *named;
@@ -148,8 +146,11 @@ static int compare_spans(const void *one, const void *other) {
     return a->begin < b->begin ? -1 : a->begin > b->begin;
 }
 
-/** The format would make two of what is one, and nobody would tie them again. */
-static wherry_status check_sharing(const wh_names *names, const wh_naming *naming, wherry_error *error) {
+/**
+ * Refuses tensors that share memory: the file would hold two copies, and reading it would not tie
+ * them again.
+ */
+static wherry_status check_sharing(const wh_names *names, wherry_error *error) {
     span *spans = wh_alloc_array(names->count, sizeof(*spans));
     size_t count = 0;
     if (!spans) {
@@ -173,9 +174,8 @@ static wherry_status check_sharing(const wh_names *names, const wh_naming *namin
         if (spans[i].storage == spans[i - 1].storage && spans[i].begin < spans[i - 1].end) {
             wh_string what = {0};
             wh_string_format(&what, "a tensor that shares memory with '%.100s'", spans[i - 1].named->name);
-            status =
-                refuse(error, naming, spans[i].named->path, what.bytes ? what.bytes : "a tensor that shares memory",
-                       "leave one of them out, or " WAY_OUT);
+            status = refuse(error, spans[i].named->path, what.bytes ? what.bytes : "a tensor that shares memory",
+                            "leave one of them out, or " USE_NATIVE);
             wh_free(what.bytes);
         }
     }
@@ -183,7 +183,7 @@ static wherry_status check_sharing(const wh_names *names, const wh_naming *namin
     return status;
 }
 
-wherry_status wh_names_of(const wherry_value *state, const wh_naming *naming, wh_names *names, wherry_error *error) {
+wherry_status wh_names_of(const wherry_value *state, wh_names *names, wherry_error *error) {
     wherry_status status = wherry_flatten(state, &names->flat, error);
     if (status != WHERRY_OK) {
         return status;
@@ -193,20 +193,20 @@ wherry_status wh_names_of(const wherry_value *state, const wh_naming *naming, wh
         const wherry_value *leaf = wherry_flat_leaf(names->flat, i);
         const wherry_path *path = wherry_flat_path(names->flat, i);
         const wherry_tensor *tensor = wherry_tensor_get(leaf);
-        bool nothing = wherry_path_count(path) == 0 && wherry_value_kind(leaf) == WHERRY_KIND_DICT;
-        if (is_metadata(naming, path)) {
-            status = add_metadata(names, naming, state, i, error);
+        bool empty_state = wherry_path_count(path) == 0 && wherry_value_kind(leaf) == WHERRY_KIND_DICT;
+        if (is_metadata(path)) {
+            status = add_metadata(names, state, i, error);
         } else if (tensor && wherry_path_count(path) > 0) {
-            status = add_tensor(names, naming, tensor, path, error);
-        } else if (!nothing) {
+            status = add_tensor(names, tensor, path, error);
+        } else if (!empty_state) {
             wh_string what = {0};
             wh_string_format(&what, "a %s%s", wherry_kind_name(wherry_value_kind(leaf)),
                              tensor ? " without a name" : "");
-            status = refuse(error, naming, path, what.bytes ? what.bytes : "no tensor", WAY_OUT);
+            status = refuse(error, path, what.bytes ? what.bytes : "not a tensor", USE_NATIVE);
             wh_free(what.bytes);
         }
     }
-    return status == WHERRY_OK ? check_sharing(names, naming, error) : status;
+    return status == WHERRY_OK ? check_sharing(names, error) : status;
 }
 
 void wh_names_destroy(wh_names *names) {

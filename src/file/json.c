@@ -1,37 +1,32 @@
-#include "file/json_members.h"
+#include "file/json.h"
 
 #include <string.h>
 
 #include "base/alloc.h"
 #include "base/error.h"
 
-static void skip_space(wh_json *json) {
+/** Skips white space. @return the next character, not read; 0 at the end. */
+static char peek(wh_json *json) {
     while (json->at < json->size && json->text[json->at] && strchr(" \t\n\r", json->text[json->at])) {
         json->at++;
     }
-}
-
-/** The byte of the file that it stands at. */
-static unsigned long long where(const wh_json *json) {
-    return json->begin + json->at;
-}
-
-/** The next character that is no white space, not taken; 0 at the end. */
-static char peek(wh_json *json) {
-    skip_space(json);
     return json->at < json->size ? json->text[json->at] : '\0';
+}
+
+static unsigned long long byte_of_file(const wh_json *json) {
+    return json->begin + json->at;
 }
 
 static wherry_status expect(wh_json *json, char wanted, wherry_error *error) {
     if (peek(json) != wanted) {
-        return wh_file_fail(error, WHERRY_MALFORMED, wh_json_spot(json), "the JSON has no '%c' at byte %llu", wanted,
-                            where(json));
+        return wh_file_fail(error, WHERRY_MALFORMED, wh_json_spot(json), "bad JSON at byte %llu: '%c' expected",
+                            byte_of_file(json), wanted);
     }
     json->at++;
     return WHERRY_OK;
 }
 
-/** Whether Jansson gets memory: it takes a text that it has no memory for as bad syntax. */
+/** True if Jansson gets memory. Without, it may report bad syntax instead. */
 static bool has_memory(const wh_json *json) {
     enum { PROBED = 4096 };
     size_t left = json->size - json->at;
@@ -40,6 +35,7 @@ static bool has_memory(const wh_json *json) {
     return probe != NULL;
 }
 
+/** @param clipped  Jansson was given only `most` bytes of what is left. */
 static wherry_status fail_parse(wh_json *json, const json_error_t *why, bool clipped, size_t most,
                                 wherry_error *error) {
     enum json_error_code code = json_error_code(why);
@@ -47,19 +43,18 @@ static wherry_status fail_parse(wh_json *json, const json_error_t *why, bool cli
         return wh_fail_memory(error, "a value of JSON");
     }
     if (code == json_error_premature_end_of_input && clipped) {
-        return wh_file_fail(error, WHERRY_LIMIT, wh_json_spot(json), "a value of its JSON takes more than %zu bytes",
-                            most);
+        return wh_file_fail(error, WHERRY_LIMIT, wh_json_spot(json), "a JSON value takes more than %zu bytes", most);
     }
     wherry_status status = code == json_error_duplicate_key    ? WHERRY_REPEATED_KEY
                            : code == json_error_stack_overflow ? WHERRY_LIMIT
                                                                : WHERRY_MALFORMED;
     json->at += why->position > 0 ? (size_t)why->position : 0;
-    return wh_file_fail(error, status, wh_json_spot(json), "bad JSON at byte %llu: %s", where(json), why->text);
+    return wh_file_fail(error, status, wh_json_spot(json), "bad JSON at byte %llu: %s", byte_of_file(json), why->text);
 }
 
 wherry_status wh_json_value(wh_json *json, size_t most, json_t **value_p, wherry_error *error) {
     json_error_t why;
-    skip_space(json);
+    peek(json);
     size_t left = json->size - json->at;
     size_t size = left < most ? left : most;
     json_t *value = json_loadb(json->text + json->at, size,
@@ -72,7 +67,10 @@ wherry_status wh_json_value(wh_json *json, size_t most, json_t **value_p, wherry
     return WHERRY_OK;
 }
 
-/** The name of the next member. @param name_p  to json_decref; NULL behind the last, and the object is left. */
+/**
+ * Reads the name of the next member and the colon.
+ * @param name_p  for json_decref; NULL at the end of the object.
+ */
 static wherry_status next_name(wh_json *json, bool first, json_t **name_p, wherry_error *error) {
     if (peek(json) == '}') {
         json->at++;
@@ -84,8 +82,8 @@ static wherry_status next_name(wh_json *json, bool first, json_t **name_p, wherr
         return status;
     }
     if (peek(json) != '"') {
-        return wh_file_fail(error, WHERRY_MALFORMED, wh_json_spot(json), "the JSON has no name at byte %llu",
-                            where(json));
+        return wh_file_fail(error, WHERRY_MALFORMED, wh_json_spot(json), "bad JSON at byte %llu: a name expected",
+                            byte_of_file(json));
     }
     json_t *name = NULL;
     status = wh_json_value(json, json->size, &name, error);
@@ -100,7 +98,7 @@ static wherry_status next_name(wh_json *json, bool first, json_t **name_p, wherr
     return WHERRY_OK;
 }
 
-wherry_status wh_json_members(wh_json *json, wh_json_member_fn take, void *context, wherry_error *error) {
+wherry_status wh_json_members(wh_json *json, wh_json_member_fn read, void *context, wherry_error *error) {
     wherry_status status = expect(json, '{', error);
     json_t *name = NULL;
     for (bool first = true; status == WHERRY_OK; first = false) {
@@ -108,7 +106,7 @@ wherry_status wh_json_members(wh_json *json, wh_json_member_fn take, void *conte
         if (status != WHERRY_OK || !name) {
             break;
         }
-        status = take(context, json, name, error);
+        status = read(context, json, name, error);
         json_decref(name);
     }
     return status;
@@ -124,10 +122,10 @@ bool wh_json_take_null(wh_json *json) {
 }
 
 wherry_status wh_json_end(wh_json *json, wherry_error *error) {
-    skip_space(json);
+    peek(json);
     return json->at == json->size ? WHERRY_OK
                                   : wh_file_fail(error, WHERRY_MALFORMED, wh_json_spot(json),
-                                                 "there is something behind the JSON, at byte %llu", where(json));
+                                                 "unexpected bytes behind the JSON, at byte %llu", byte_of_file(json));
 }
 
 void wh_json_append(wh_string *out, const char *text, size_t size) {

@@ -1,0 +1,736 @@
+/*
+ * Writing checkpoint files: layouts, part files, and the functions of wherry/file.h that write.
+ *
+ * Invariants:
+ *  1. A file is written as `.NAME.part` in the same folder and renamed when it is complete.
+ *     Somebody who opens the name gets the old file or the new one, never a half.
+ *  2. Disk space is reserved before the mapping is handed out, so a store to the mapping cannot
+ *     fail.
+ *  3. One writer at a time has a part: it holds flock() until it is destroyed.
+ *  4. Of several files, those that name others are renamed last.
+ *
+ *    (none) -> begun: wherry_file_writer_create       begun -> finished: wherry_file_writer_finish
+ *    begun -> begun: a failed finish, to be repeated  any -> (none): wherry_file_writer_destroy
+ */
+#include "file/writer.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/alloc.h"
+#include "base/error.h"
+#include "base/options.h"
+#include "file/open.h"
+
+/* ---- layouts ---- */
+
+void wh_layout_destroy(wh_layout *layout) {
+    for (size_t i = 0; i < layout->file_count; i++) {
+        wh_free(layout->files[i].path);
+        wh_free(layout->files[i].part);
+        wh_mapping_unref(layout->files[i].mapping);
+    }
+    for (size_t i = 0; i < layout->header_count; i++) {
+        wh_free(layout->headers[i].bytes);
+    }
+    wh_free(layout->files);
+    wh_free(layout->headers);
+    wh_free(layout->ranges);
+    wh_free(layout->covered);
+    wh_free(layout->storage_of);
+    *layout = (wh_layout){0};
+}
+
+bool wh_layout_add_file(wh_layout *layout, const char *path) {
+    const char *slash = strrchr(path, '/');
+    const char *name = slash ? slash + 1 : path;
+    wh_string text = {0};
+    wh_string_append(&text, path, (size_t)(name - path));
+    wh_string_format(&text, ".%s.part", name);
+    wh_layout_file file = {.path = wh_copy_text(path, strlen(path)), .part = wh_string_take(&text)};
+    if (!file.path || !file.part || !WH_GROW(layout->files, layout->file_capacity, layout->file_count)) {
+        wh_free(file.path);
+        wh_free(file.part);
+        return false;
+    }
+    layout->files[layout->file_count++] = file;
+    return true;
+}
+
+bool wh_layout_add_header(wh_layout *layout, size_t file, uint64_t offset, wh_string *text) {
+    size_t size = text->size;
+    char *bytes = wh_string_take(text);
+    if (!bytes || !WH_GROW(layout->headers, layout->header_capacity, layout->header_count)) {
+        wh_free(bytes);
+        return false;
+    }
+    layout->headers[layout->header_count++] = (wh_header){file, offset, bytes, size};
+    return true;
+}
+
+bool wh_layout_add_range(wh_layout *layout, size_t file, uint64_t offset, uint64_t nbytes) {
+    if (!WH_GROW(layout->ranges, layout->range_capacity, layout->range_count)) {
+        return false;
+    }
+    layout->ranges[layout->range_count++] = (wh_file_range){file, offset, nbytes};
+    return true;
+}
+
+bool wh_layout_add_covered(wh_layout *layout, size_t file, uint64_t offset, uint64_t nbytes) {
+    if (!WH_GROW(layout->covered, layout->covered_capacity, layout->covered_count)) {
+        return false;
+    }
+    layout->covered[layout->covered_count++] = (wh_file_range){file, offset, nbytes};
+    return true;
+}
+
+uint64_t wh_dense_bytes(const wherry_tensor *tensor) {
+    return wherry_tensor_count(tensor) * wherry_dtype_describe(tensor->dtype)->bytes;
+}
+
+bool wh_tensor_is_dense(const wherry_tensor *tensor) {
+    uint64_t expected = 1;
+    if (wherry_tensor_count(tensor) == 0) {
+        return true;
+    }
+    for (uint32_t at = tensor->ndim; at-- > 0;) {
+        if (tensor->shape[at] != 1 && (uint64_t)tensor->strides[at] != expected) {
+            return false;
+        }
+        expected *= (uint64_t)tensor->shape[at];
+    }
+    return true;
+}
+
+wherry_prepare_options wh_file_prepare_options(void) {
+    wherry_prepare_options options;
+    wherry_prepare_options_init(&options);
+    options.max_gap = 0;
+    return options;
+}
+
+/* ---- a state on other storages ---- */
+
+typedef struct replacement {
+    wherry_storage *const *storages;
+    const uint32_t *storage_of;
+    size_t next; /**< Number of the next tensor. */
+} replacement;
+
+static wherry_status replace_tensor(replacement *r, const wherry_value *from, wherry_value **value_p,
+                                    wherry_error *error) {
+    wherry_tensor tensor = *wherry_tensor_get(from);
+    size_t number = r->next++;
+    if (r->storage_of) {
+        tensor.storage = r->storages[r->storage_of[number]];
+    } else {
+        tensor.storage = r->storages[number];
+        tensor.offset = 0;
+        tensor.strides = NULL;
+    }
+    return wherry_tensor_create(&tensor, value_p, error);
+}
+
+static wherry_status replace_dtensor(replacement *r, const wherry_dtensor *from, wherry_value **value_p,
+                                     wherry_error *error) {
+    wherry_dtensor dtensor = *from;
+    wherry_status status = replace_tensor(r, from->local, &dtensor.local, error);
+    if (status == WHERRY_OK && (status = wherry_dtensor_create(&dtensor, value_p, error)) != WHERRY_OK) {
+        wherry_value_destroy(dtensor.local);
+    }
+    return status;
+}
+
+static wherry_status replace_sharded(replacement *r, const wherry_sharded *from, wherry_value **value_p,
+                                     wherry_error *error) {
+    wherry_shard *shards = wh_alloc_array(from->shard_count, sizeof(*shards));
+    if (!shards) {
+        return wh_fail_memory(error, "the shards of a sharded tensor");
+    }
+    wherry_status status = WHERRY_OK;
+    uint32_t done = 0;
+    while (done < from->shard_count && status == WHERRY_OK) {
+        shards[done] = from->shards[done];
+        status = replace_tensor(r, from->shards[done].tensor, &shards[done].tensor, error);
+        done += status == WHERRY_OK;
+    }
+    if (status == WHERRY_OK) {
+        wherry_sharded sharded = *from;
+        sharded.shards = shards;
+        status = wherry_sharded_create(&sharded, value_p, error);
+    }
+    for (uint32_t i = 0; i < done && status != WHERRY_OK; i++) {
+        wherry_value_destroy(shards[i].tensor);
+    }
+    wh_free(shards);
+    return status;
+}
+
+static wherry_status replace_leaf(replacement *r, const wherry_value *leaf, wherry_value **value_p,
+                                  wherry_error *error) {
+    switch (wherry_value_kind(leaf)) {
+    case WHERRY_KIND_TENSOR:
+        return replace_tensor(r, leaf, value_p, error);
+    case WHERRY_KIND_DTENSOR:
+        return replace_dtensor(r, wherry_dtensor_get(leaf), value_p, error);
+    case WHERRY_KIND_SHARDED:
+        return replace_sharded(r, wherry_sharded_get(leaf), value_p, error);
+    default:
+        return wherry_value_copy(leaf, value_p, error);
+    }
+}
+
+wherry_status wh_replace_storages(const wherry_value *state, wherry_storage *const *storages,
+                                  const uint32_t *storage_of, wherry_value **state_p, wherry_error *error) {
+    replacement r = {storages, storage_of, 0};
+    wherry_flat *flat;
+    wherry_status status = wherry_flatten(state, &flat, error);
+    if (status != WHERRY_OK) {
+        return status;
+    }
+    size_t count = wherry_flat_count(flat);
+    size_t done = 0;
+    wherry_value **leaves = wh_alloc_array(count, sizeof(wherry_value *));
+    if (!leaves) {
+        wherry_flat_destroy(flat);
+        return wh_fail_memory(error, "a state");
+    }
+    while (done < count && status == WHERRY_OK) {
+        status = replace_leaf(&r, wherry_flat_leaf(flat, done), leaves + done, error);
+        done += status == WHERRY_OK;
+    }
+    if (status == WHERRY_OK) {
+        status = wherry_unflatten(flat, leaves, count, state_p, error);
+    }
+    for (size_t i = 0; i < done && status != WHERRY_OK; i++) {
+        wherry_value_destroy(leaves[i]);
+    }
+    wh_free(leaves);
+    wherry_flat_destroy(flat);
+    return status;
+}
+
+wherry_status wh_map_state(const wherry_value *state, wh_mapping *const *mappings, const wh_file_range *ranges,
+                           size_t range_count, const uint32_t *storage_of, wherry_value **state_p,
+                           wherry_error *error) {
+    wherry_storage **storages = wh_alloc_zeroed(range_count, sizeof(wherry_storage *));
+    wherry_status status = storages ? WHERRY_OK : wh_fail_memory(error, "the storages of a file");
+    for (size_t i = 0; i < range_count && status == WHERRY_OK; i++) {
+        status = wh_mapping_wrap(mappings[ranges[i].file], ranges[i].offset, ranges[i].nbytes, storages + i, error);
+    }
+    if (status == WHERRY_OK) {
+        status = wh_replace_storages(state, storages, storage_of, state_p, error);
+    }
+    for (size_t i = 0; i < range_count && storages; i++) {
+        wherry_storage_unref(storages[i]);
+    }
+    wh_free(storages);
+    return status;
+}
+
+/* ---- part files ---- */
+
+/** Attempts to open and lock a part that other processes keep finishing and renaming. */
+enum { OPEN_ATTEMPTS = 100 };
+
+/** Largest size of one pwrite(), which Linux limits to just under 2 GiB. */
+enum { WRITE_MAX = 1 << 30 };
+
+/**
+ * True if the open file still has that name: another process may have renamed it before we locked
+ * it.
+ */
+static bool has_name(const char *path, const struct stat *info) {
+    struct stat named;
+    return lstat(path, &named) == 0 && named.st_dev == info->st_dev && named.st_ino == info->st_ino;
+}
+
+/** @return 1: open and locked; 0: try again; -1: failed. */
+static int try_open(const char *part, uint32_t mode, int *fd_p, uint64_t *size_p, wherry_status *status_p,
+                    wherry_error *error) {
+    struct stat info;
+    int fd = open(part, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NOCTTY | O_NONBLOCK, (mode_t)mode);
+    if (fd < 0) {
+        *status_p = wh_file_fail_errno(error, errno, part, "cannot create it");
+        return -1;
+    }
+    if (flock(fd, LOCK_EX | LOCK_NB) != 0) {
+        *status_p = errno == EWOULDBLOCK
+                        ? wh_file_fail(error, WHERRY_REFUSED, wh_spot_file(part),
+                                       "another process, or another writer in this one, is writing it; wait for it")
+                        : wh_file_fail_errno(error, errno, part, "cannot lock it");
+    } else if (fstat(fd, &info) != 0) {
+        *status_p = wh_file_fail_errno(error, errno, part, "cannot read its attributes");
+    } else if (!S_ISREG(info.st_mode)) {
+        *status_p = wh_file_fail_errno(error, EEXIST, part, "it exists and is not a regular file; remove it");
+    } else if (has_name(part, &info)) {
+        *fd_p = fd;
+        *size_p = (uint64_t)info.st_size;
+        return 1;
+    } else {
+        close(fd);
+        return 0;
+    }
+    close(fd);
+    return -1;
+}
+
+/**
+ * Opens or creates a part, and locks it.
+ * @param size_p  its current size.
+ * @return WHERRY_OK; WHERRY_REFUSED if another writer has it; WHERRY_SYSTEM.
+ */
+static wherry_status open_part(const char *part, uint32_t mode, int *fd_p, uint64_t *size_p, wherry_error *error) {
+    wherry_status status = WHERRY_OK;
+    int result = 0;
+    for (int i = 0; i < OPEN_ATTEMPTS && result == 0; i++) {
+        result = try_open(part, mode, fd_p, size_p, &status, error);
+    }
+    if (result == 0) {
+        status = wh_file_fail(error, WHERRY_REFUSED, wh_spot_file(part), "other processes keep writing it");
+    }
+    return result > 0 ? WHERRY_OK : status;
+}
+
+/** Truncates a part and gives it its final size. */
+static wherry_status clear_part(const wh_layout_file *file, int fd, wherry_error *error) {
+    if (file->size > INT64_MAX || ftruncate(fd, 0) != 0 || ftruncate(fd, (off_t)file->size) != 0) {
+        return wh_file_fail_errno(error, file->size > INT64_MAX ? EFBIG : errno, file->path, "cannot give it its size");
+    }
+    return WHERRY_OK;
+}
+
+/** Reserves disk space. A file system that cannot do it is used as it is. */
+static int reserve(int fd, uint64_t offset, uint64_t size) {
+    int result = 0;
+    while (size > 0 && (result = fallocate(fd, 0, (off_t)offset, (off_t)size)) != 0 && errno == EINTR) {
+    }
+    return result == 0 || errno == EOPNOTSUPP ? 0 : -1;
+}
+
+/**
+ * Reserves the header, which lies before the first range, and the ranges. Ranges close to each
+ * other are reserved together: one call per small tensor would take longer than writing it.
+ */
+static int reserve_ranges(const wh_file_range *ranges, size_t count, size_t file, int fd, uint64_t size) {
+    enum { GAP = 1 << 16 };
+    uint64_t begin = 0;
+    uint64_t end = size;
+    int result = 0;
+    for (size_t i = 0; i < count; i++) {
+        end = ranges[i].file == file && ranges[i].nbytes > 0 && ranges[i].offset < end ? ranges[i].offset : end;
+    }
+    for (size_t i = 0; i < count && result == 0; i++) {
+        uint64_t from = ranges[i].offset;
+        uint64_t to = from + ranges[i].nbytes;
+        if (ranges[i].file != file || from == to) {
+            continue;
+        }
+        if (from <= end + GAP && to + GAP >= begin) {
+            begin = from < begin ? from : begin;
+            end = to > end ? to : end;
+            continue;
+        }
+        result = reserve(fd, begin, end - begin);
+        begin = from;
+        end = to;
+    }
+    return result == 0 ? reserve(fd, begin, end - begin) : result;
+}
+
+/**
+ * Reserves disk space for everything that will be written; bytes that no tensor covers get none.
+ */
+static wherry_status reserve_file(const wh_layout *layout, size_t file, int fd, wherry_error *error) {
+    const wh_layout_file *about = layout->files + file;
+    const wh_file_range *ranges = layout->covered ? layout->covered : layout->ranges;
+    size_t count = layout->covered ? layout->covered_count : layout->range_count;
+    if (reserve_ranges(ranges, count, file, fd, about->size) != 0) {
+        return wh_file_fail_errno(error, errno, about->path, "cannot reserve disk space");
+    }
+    return WHERRY_OK;
+}
+
+static wherry_status write_all(const wh_mapping *mapping, uint64_t offset, const void *bytes, uint64_t size,
+                               wherry_error *error) {
+    uint64_t done = 0;
+    while (done < size) {
+        uint64_t most = size - done < WRITE_MAX ? size - done : WRITE_MAX;
+        ssize_t put = pwrite(mapping->fd, (const char *)bytes + done, (size_t)most, (off_t)(offset + done));
+        if (put < 0 && errno != EINTR) {
+            return wh_file_fail_errno(error, errno, mapping->path, "cannot write it");
+        }
+        done += put > 0 ? (uint64_t)put : 0;
+    }
+    return WHERRY_OK;
+}
+
+static wherry_status sync_folder(const char *folder, wherry_error *error) {
+    int fd = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    wherry_status status = WHERRY_OK;
+    if (fd < 0 || fsync(fd) != 0) {
+        status = wh_file_fail_errno(error, errno, folder, "cannot sync the folder");
+    }
+    if (fd >= 0) {
+        close(fd);
+    }
+    return status;
+}
+
+/**
+ * True if an existing part has the headers of this layout: its bytes are then of a state of the
+ * same layout.
+ */
+static bool has_headers(const wh_layout *layout, size_t file, const wh_mapping *mapping) {
+    bool same = true;
+    for (size_t i = 0; i < layout->header_count && same; i++) {
+        const wh_header *header = layout->headers + i;
+        if (header->file == file) {
+            char *found;
+            same = wh_mapping_copy(mapping, header->offset, header->size, &found, NULL) == WHERRY_OK;
+            if (same) {
+                same = memcmp(found, header->bytes, header->size) == 0;
+                wh_free(found);
+            }
+        }
+    }
+    return same;
+}
+
+static wherry_status write_headers(const wh_layout *layout, size_t file, const wh_mapping *mapping,
+                                   wherry_error *error) {
+    wherry_status status = WHERRY_OK;
+    for (size_t i = 0; i < layout->header_count && status == WHERRY_OK; i++) {
+        const wh_header *header = layout->headers + i;
+        if (header->file == file) {
+            status = write_all(mapping, header->offset, header->bytes, header->size, error);
+        }
+    }
+    return status;
+}
+
+/** Creates or resumes one file: locked, reserved, with its headers, mapped. */
+static wherry_status create_file(wh_layout *layout, size_t file, const wherry_file_write_options *options,
+                                 wherry_error *error) {
+    wh_layout_file *about = layout->files + file;
+    int fd = -1;
+    uint64_t size = 0;
+    wherry_status status = open_part(about->part, options->mode, &fd, &size, error);
+    if (status != WHERRY_OK) {
+        return status;
+    }
+    status = wh_mapping_adopt(about->path, fd, about->size, &about->mapping, error);
+    if (status != WHERRY_OK) {
+        if (size == 0) {
+            unlink(about->part);
+        }
+        close(fd);
+        return status;
+    }
+    about->resumed =
+        (options->flags & WHERRY_FILE_RESUME) && size == about->size && has_headers(layout, file, about->mapping);
+    if (!about->resumed) {
+        status = clear_part(about, fd, error);
+    }
+    if (status == WHERRY_OK) { /* a resumed part too: its writer may have run out of space */
+        status = reserve_file(layout, file, fd, error);
+    }
+    if (status == WHERRY_OK && !about->resumed) {
+        status = write_headers(layout, file, about->mapping, error);
+    }
+    return status == WHERRY_OK ? wh_mapping_map(about->mapping, WH_ACCESS_WRITE, error) : status;
+}
+
+/* ---- copying a state in memory ---- */
+
+/**
+ * A run of at least this size is written by pwrite(), which need not touch new pages; less is
+ * copied to the mapping.
+ */
+enum { WRITE_FROM = 16 << 10 };
+
+static wherry_status check_memory(const wherry_storage *storage, wherry_error *error) {
+    if (wherry_storage_nbytes(storage) == 0 ||
+        (wherry_storage_device(storage).kind == WHERRY_DEVICE_CPU && wherry_storage_data(storage))) {
+        return WHERRY_OK;
+    }
+    return wh_fail(error, WHERRY_UNSUPPORTED,
+                   "a tensor of the state is on a device, or has no memory; copy it to the host first");
+}
+
+/** Writes bytes at `offset` of a range. */
+static wherry_status write_run(const wh_layout *layout, const wh_file_range *range, uint64_t offset, const void *bytes,
+                               uint64_t size, wherry_error *error) {
+    const wh_mapping *mapping = layout->files[range->file].mapping;
+    if (size >= WRITE_FROM) {
+        return write_all(mapping, range->offset + offset, bytes, size, error);
+    }
+    memcpy(mapping->base + range->offset + offset, bytes, size);
+    return WHERRY_OK;
+}
+
+/** Writes each run of an extent. Its levels count like the digits of a number. */
+static wherry_status write_extent(const wh_layout *layout, const wh_file_range *range, const char *data,
+                                  const wherry_extent *extent, wherry_error *error) {
+    uint64_t digits[WHERRY_NDIM_MAX] = {0};
+    uint64_t offset = extent->offset;
+    for (;;) {
+        wherry_status status = write_run(layout, range, offset, data + offset, extent->length, error);
+        if (status != WHERRY_OK) {
+            return status;
+        }
+        uint32_t level = extent->level_count;
+        while (level > 0) {
+            const wherry_level *at = extent->levels + --level;
+            offset += at->stride;
+            if (++digits[level] < at->count) {
+                break;
+            }
+            offset -= at->stride * at->count;
+            digits[level] = 0;
+            if (level == 0) {
+                return WHERRY_OK;
+            }
+        }
+        if (extent->level_count == 0) {
+            return WHERRY_OK;
+        }
+    }
+}
+
+/** Ranges are storages: writes what the tensors cover of each. */
+static wherry_status fill_storages(const wh_layout *layout, const wherry_value *state, wherry_error *error) {
+    wherry_prepared *prepared;
+    wherry_prepare_options options = wh_file_prepare_options();
+    wherry_status status = wherry_prepare(state, &options, &prepared, error);
+    if (status != WHERRY_OK) {
+        return status;
+    }
+    for (size_t i = 0; i < layout->range_count && status == WHERRY_OK; i++) {
+        const wherry_storage *storage = wherry_prepared_storage(prepared, i);
+        size_t count;
+        const wherry_extent *extents = wherry_prepared_extents(prepared, i, &count);
+        status = check_memory(storage, error);
+        for (size_t k = 0; k < count && status == WHERRY_OK; k++) {
+            status = write_extent(layout, layout->ranges + i, wherry_storage_data(storage), extents + k, error);
+        }
+    }
+    wherry_prepared_destroy(prepared);
+    return status;
+}
+
+/** Ranges are dense tensors. */
+static wherry_status fill_tensors(const wh_layout *layout, const wherry_value *state, wherry_error *error) {
+    wherry_flat *flat;
+    wherry_status status = wherry_flatten(state, &flat, error);
+    if (status != WHERRY_OK) {
+        return status;
+    }
+    size_t leaves = wherry_flat_count(flat);
+    size_t number = 0;
+    for (size_t i = 0; i < leaves && status == WHERRY_OK; i++) {
+        const wherry_tensor *tensor = wherry_tensor_get(wherry_flat_leaf(flat, i));
+        if (!tensor) {
+            continue;
+        }
+        const wh_file_range *range = layout->ranges + number++;
+        status = check_memory(tensor->storage, error);
+        if (status == WHERRY_OK && range->nbytes > 0) {
+            const char *data = wherry_storage_data(tensor->storage);
+            uint64_t begin = (uint64_t)tensor->offset * wherry_dtype_describe(tensor->dtype)->bytes;
+            status = write_run(layout, range, 0, data + begin, range->nbytes, error);
+        }
+    }
+    wherry_flat_destroy(flat);
+    return status;
+}
+
+/* ---- the writer ---- */
+
+struct wherry_file_writer {
+    const wh_format *format;
+    wherry_file_write_options options;
+    char *path;
+    char *folder;
+    wh_layout layout;
+    wherry_value *target;
+    size_t renamed; /**< Files that have their final name. */
+    bool resumed;
+    bool begun; /**< The target exists: the part may hold bytes of tensors. */
+    bool finished;
+};
+
+void wherry_file_write_options_init(wherry_file_write_options *options) {
+    *options = (wherry_file_write_options){
+        .struct_size = sizeof(*options), .mode = 0666, .shard_bytes = UINT64_C(5000000000), .rank = -1};
+}
+
+static wherry_status make_target(wherry_file_writer *writer, const wherry_value *state, wherry_error *error) {
+    const wh_layout *layout = &writer->layout;
+    wh_mapping **mappings = wh_alloc_array(layout->file_count, sizeof(wh_mapping *));
+    if (!mappings) {
+        return wh_fail_memory(error, "the files of a state");
+    }
+    for (size_t i = 0; i < layout->file_count; i++) {
+        mappings[i] = layout->files[i].mapping;
+    }
+    wherry_status status =
+        wh_map_state(state, mappings, layout->ranges, layout->range_count, layout->storage_of, &writer->target, error);
+    wh_free(mappings);
+    return status;
+}
+
+static wherry_status begin(wherry_file_writer *writer, const char *path, const wherry_value *state,
+                           wherry_error *error) {
+    const char *slash = strrchr(path, '/');
+    writer->path = wh_copy_text(path, strlen(path));
+    writer->folder = slash ? wh_copy_text(path, (size_t)(slash - path) + 1) : wh_copy_text(".", 1);
+    if (!writer->path || !writer->folder) {
+        return wh_fail_memory(error, "a file");
+    }
+    writer->layout.path = writer->path;
+    wherry_status status = writer->format->lay_out(state, &writer->options, &writer->layout, error);
+    bool all_resumed = true;
+    for (size_t i = 0; i < writer->layout.file_count && status == WHERRY_OK; i++) {
+        status = create_file(&writer->layout, i, &writer->options, error);
+        all_resumed = all_resumed && writer->layout.files[i].resumed;
+    }
+    writer->resumed = all_resumed;
+    if (status == WHERRY_OK) {
+        status = make_target(writer, state, error);
+    }
+    writer->begun = status == WHERRY_OK;
+    return status;
+}
+
+static wherry_status take_options(const wherry_file_write_options *given, wherry_file_write_options *options,
+                                  wherry_error *error) {
+    wherry_file_write_options_init(options);
+    if (!wh_options_take(options, sizeof(*options), given)) {
+        return wh_fail(error, WHERRY_INVALID_ARGUMENT,
+                       "options.struct_size is not set; call wherry_file_write_options_init");
+    }
+    if (options->flags & ~(uint32_t)WHERRY_FILE_WRITE_FLAGS) {
+        return wh_fail(error, WHERRY_INVALID_ARGUMENT, "flags 0x%x has bits that this version does not know",
+                       (unsigned)options->flags);
+    }
+    if (options->rank < -1) {
+        return wh_fail(error, WHERRY_INVALID_ARGUMENT, "rank is %lld; it must be at least 0, or -1 for none",
+                       (long long)options->rank);
+    }
+    return WHERRY_OK;
+}
+
+wherry_status wherry_file_writer_create(const char *path, const wherry_value *state,
+                                        const wherry_file_write_options *options, wherry_file_writer **writer_p,
+                                        wherry_error *error) {
+    if (!path || !state || !writer_p) {
+        return wh_fail(error, WHERRY_INVALID_ARGUMENT, "path, state and writer_p must not be NULL");
+    }
+    const char *slash = strrchr(path, '/');
+    if (slash ? !slash[1] : !*path) {
+        return wh_fail(error, WHERRY_INVALID_ARGUMENT, "'%.200s' is not the name of a file", path);
+    }
+    wherry_file_write_options chosen;
+    wherry_status status = take_options(options, &chosen, error);
+    if (status != WHERRY_OK) {
+        return status;
+    }
+    const wh_format *format = wh_format_get(chosen.format ? chosen.format : wherry_file_format_of(path));
+    if (!format) {
+        return wh_fail(error, WHERRY_INVALID_ARGUMENT,
+                       "the name '%.200s' does not say the format; use .safetensors, .safetensors.index.json or "
+                       ".wherry, or set options.format",
+                       path);
+    }
+    wherry_file_writer *writer = wh_alloc_zeroed(1, sizeof(*writer));
+    if (!writer) {
+        return wh_fail_memory(error, "a file");
+    }
+    writer->format = format;
+    writer->options = chosen;
+    status = begin(writer, path, state, error);
+    if (status != WHERRY_OK) {
+        wherry_file_writer_destroy(writer);
+        return status;
+    }
+    *writer_p = writer;
+    return WHERRY_OK;
+}
+
+const wherry_value *wherry_file_writer_target(const wherry_file_writer *writer) {
+    return writer->target;
+}
+
+bool wherry_file_writer_resumed(const wherry_file_writer *writer) {
+    return writer->resumed;
+}
+
+wherry_status wherry_file_writer_finish(wherry_file_writer *writer, wherry_error *error) {
+    if (!writer || writer->finished) {
+        return wh_fail(error, WHERRY_INVALID_ARGUMENT, "the writer is NULL or already finished");
+    }
+    wh_layout *layout = &writer->layout;
+    bool sync = writer->options.flags & WHERRY_FILE_SYNC;
+    wherry_status status =
+        writer->format->seal && writer->renamed == 0 ? writer->format->seal(layout, error) : WHERRY_OK;
+    for (size_t i = 0; i < layout->file_count && sync && status == WHERRY_OK; i++) {
+        if (fsync(layout->files[i].mapping->fd) != 0) {
+            status = wh_file_fail_errno(error, errno, layout->files[i].path, "cannot sync it");
+        }
+    }
+    for (; status == WHERRY_OK && writer->renamed < layout->file_count; writer->renamed++) {
+        const wh_layout_file *file = layout->files + writer->renamed;
+        if (rename(file->part, file->path) != 0) {
+            status = wh_file_fail_errno(error, errno, file->path, "cannot rename the finished file to its name");
+            break;
+        }
+    }
+    if (status == WHERRY_OK && sync) {
+        status = sync_folder(writer->folder, error);
+    }
+    writer->finished = status == WHERRY_OK;
+    return status;
+}
+
+void wherry_file_writer_destroy(wherry_file_writer *writer) {
+    if (!writer) {
+        return;
+    }
+    bool keep = writer->options.flags & WHERRY_FILE_KEEP_PART;
+    for (size_t i = 0; i < writer->layout.file_count; i++) {
+        const wh_layout_file *file = writer->layout.files + i;
+        if (!file->mapping) {
+            continue; /* never opened; another process may be writing it */
+        }
+        if (i >= writer->renamed && !(keep && (writer->begun || file->resumed))) {
+            unlink(file->part);
+        }
+        flock(file->mapping->fd, LOCK_UN); /* a state that outlives the writer keeps the file open */
+    }
+    wherry_value_destroy(writer->target);
+    wh_layout_destroy(&writer->layout);
+    wh_free(writer->folder);
+    wh_free(writer->path);
+    wh_free(writer);
+}
+
+wherry_status wherry_file_write(const char *path, const wherry_value *state, const wherry_file_write_options *options,
+                                wherry_error *error) {
+    wherry_file_writer *writer = NULL;
+    wherry_status status = wherry_file_writer_create(path, state, options, &writer, error);
+    if (status == WHERRY_OK) {
+        const wh_layout *layout = &writer->layout;
+        status = (layout->storage_of ? fill_storages : fill_tensors)(layout, state, error);
+    }
+    if (status == WHERRY_OK) {
+        status = wherry_file_writer_finish(writer, error);
+    }
+    wherry_file_writer_destroy(writer);
+    return status;
+}
