@@ -174,7 +174,7 @@ static void test_refused(void **state) {
     must(wherry_tensor_create(&conjugate, &flagged, &error));
     wherry_value_destroy(plain);
     refuse(st, build_dict("z", flagged, NULL), "z", "conj");
-    refuse(WHERRY_FILE_BYTES, build_dict(NULL), "", "one contiguous tensor");
+    refuse(WHERRY_FILE_BYTES, build_dict(NULL), "", "one contiguous uint8 tensor");
     refuse(WHERRY_FILE_BYTES, build_view(storage, WHERRY_U8, 0, 1, SHAPE(200), SHAPE(2)), "", "contiguous");
     refuse(WHERRY_FILE_BYTES, build_view(storage, WHERRY_U8, 0, 1, SHAPE(4000), SHAPE(0)), "", "contiguous");
     refuse(st, build_dict("a", build_view(storage, WHERRY_F32, 0, 3, SHAPE(2, 3, 4), SHAPE(1, 2, 6)), NULL), "a",
