@@ -42,7 +42,10 @@ void wh_chunk_set_destroy(wh_chunk_set *set) {
     *set = (wh_chunk_set){0};
 }
 
-/** The last interval whose first chunk, or first place, is at most `key`. The set has such an interval. */
+/**
+ * The last interval whose first chunk, or first place, is at most `key`. The set has such an
+ * interval.
+ */
 static size_t search(const wh_chunk_set *set, uint64_t key, bool by_place) {
     size_t low = 0;
     size_t high = set->count;

@@ -1,8 +1,8 @@
 /**
  * @file chunkset.h  A set of chunk numbers, kept as sorted intervals.
  *
- * Each chunk of the set also has a place: 0 for the smallest number, then counting up. Tables with one entry per
- * chunk of the set are indexed by place.
+ * Each chunk of the set also has a place: 0 for the smallest number, then counting up. Tables with
+ * one entry per chunk of the set are indexed by place.
  */
 #ifndef WH_RANGE_CHUNKSET_H
 #define WH_RANGE_CHUNKSET_H
@@ -25,14 +25,18 @@ typedef struct wh_chunk_set {
     _Atomic uint64_t given; /**< Places that wh_chunk_set_next has handed out. */
 } wh_chunk_set;
 
-/** Fills an empty set. The intervals are ascending and do not overlap. @return false if out of memory. */
+/**
+ * Fills an empty set. The intervals are ascending and do not overlap. @return false if out of
+ * memory.
+ */
 bool wh_chunk_set_init(wh_chunk_set *set, const wherry_interval *intervals, size_t count);
 
 /** Leaves an empty set. */
 void wh_chunk_set_destroy(wh_chunk_set *set);
 
 /**
- * Adds chunks first to last. They may overlap the last interval of the set, but must not begin before it.
+ * Adds chunks first to last. They may overlap the last interval of the set, but must not begin
+ * before it.
  * @return false if out of memory; the set is then unchanged.
  */
 bool wh_chunk_set_add(wh_chunk_set *set, uint64_t first, uint64_t last);

@@ -23,7 +23,7 @@ static void remove_level(wh_copy_work *copy, uint32_t at) {
     }
 }
 
-/** Grows the run by a level that continues it on both sides. */
+/** Lengthens the run by a level that continues it on both sides. */
 static bool lengthen(wh_copy_work *copy) {
     for (uint32_t i = copy->level_count; i-- > 0;) {
         wh_copy_level level = copy->levels[i];
@@ -36,7 +36,7 @@ static bool lengthen(wh_copy_work *copy) {
     return false;
 }
 
-/** Joins a level with the one outside it that continues it on both sides. */
+/** Merges a level with the next outer level if that continues it on both sides. */
 static bool join(wh_copy_work *copy) {
     for (uint32_t i = 1; i < copy->level_count; i++) {
         wh_copy_level *inner = copy->levels + i;
@@ -61,8 +61,9 @@ bool wh_copy_between_views(const wh_view *from, const wh_view *to, wh_copy_work 
     copy->length = from->item;
     copy->level_count = 0;
     uint32_t ndim = from->ndim;
+    /* Nearly always this merges all dimensions. */
     while (ndim > 0 && from->shape[ndim - 1] > 0 && (uint64_t)from->strides[ndim - 1] * from->item == copy->length &&
-           (uint64_t)to->strides[ndim - 1] * to->item == copy->length) { /* nearly always all of them */
+           (uint64_t)to->strides[ndim - 1] * to->item == copy->length) {
         copy->length *= (uint64_t)from->shape[--ndim];
     }
     for (uint32_t d = 0; d < ndim; d++) {
@@ -117,7 +118,7 @@ typedef struct visit {
     void *context;
 } visit;
 
-/** One run, cut at the borders. */
+/** Visits one run, cut at the borders. */
 static int visit_run(const visit *v, uint64_t from, uint64_t to) {
     uint64_t begin = wh_max(from, v->begin);
     uint64_t end = wh_min(from + v->copy->length, v->end);
@@ -128,7 +129,10 @@ static int visit_run(const visit *v, uint64_t from, uint64_t to) {
     return v->fn(v->context, &run);
 }
 
-/** The runs of the innermost level from index `first` to before `behind`: the whole ones at once. */
+/**
+ * Visits runs `first` to `behind` - 1 of the innermost level. Runs that need no cut are visited
+ * together.
+ */
 static int visit_runs(const visit *v, uint64_t from, uint64_t to, uint64_t first, uint64_t behind) {
     const wh_copy_level *level = v->copy->levels + v->copy->level_count - 1;
     uint64_t length = v->copy->length;
@@ -156,7 +160,7 @@ static int visit_runs(const visit *v, uint64_t from, uint64_t to, uint64_t first
     return result;
 }
 
-/** All runs from `level` inwards; span is what they span on the side that is read. */
+/** Visits all runs from `level` inwards. `span` is their span on the `from` side. */
 static int visit_level(const visit *v, uint32_t level, uint64_t from, uint64_t to, uint64_t span) {
     if (level == v->copy->level_count) {
         return visit_run(v, from, to);
@@ -218,7 +222,7 @@ bool wh_box_intersect(const wh_box *one, const wh_box *other, wh_box *common) {
     return true;
 }
 
-/** The part of a view that is `common`, the view being `box` of the same tensor. */
+/** Narrows a view of `box` to the part `common` of that box. */
 static wh_view narrow(const wh_view *view, const wh_box *box, const wh_box *common) {
     wh_view part = *view;
     part.shape = common->sizes;

@@ -1,8 +1,10 @@
 /**
- * @file copy.h  Copies: runs of bytes from one place to another, repeated with a stride on each side.
+ * @file copy.h  Copies: runs of bytes from one side to another, repeated with a step on each side.
+ * And boxes.
  *
- * One notion serves all: a tensor into one of other strides, a box of a shard into a box of another, a run as it is. The
- * two sides are numbers; what they count (bytes of a storage, positions of the space) is the caller's.
+ * The same form describes a tensor copied into one with other strides, a box of one shard copied
+ * into a box of another, and a single run. The two sides are numbers. The caller decides what they
+ * count: bytes of a storage, or positions of the space.
  */
 #ifndef WH_RANGE_COPY_H
 #define WH_RANGE_COPY_H
@@ -12,14 +14,17 @@
 
 #include "range/extent.h"
 
-/** `count` repetitions, so far apart on each side. Steps may be 0. */
+/** `count` repetitions, with a step on each side. Steps may be 0. */
 typedef struct wh_copy_level {
     uint64_t count;
     uint64_t from_step;
     uint64_t to_step;
 } wh_copy_level;
 
-/** A copy as it is kept. The order of the levels does not matter; large steps come first. */
+/**
+ * The stored form of a copy. Levels with large steps come first, but the result does not depend on
+ * their order.
+ */
 typedef struct wh_copy {
     uint64_t from;
     uint64_t to;
@@ -28,7 +33,7 @@ typedef struct wh_copy {
     uint32_t level_count;
 } wh_copy;
 
-/** A copy to work on. */
+/** The working form of a copy, with room for its levels. */
 typedef struct wh_copy_work {
     uint64_t from;
     uint64_t to;
@@ -38,28 +43,28 @@ typedef struct wh_copy_work {
 } wh_copy_work;
 
 /**
- * The copy that takes each element of a view to the same element of another view of the same shape and element size.
- * Dimensions that run on in both are merged.
- * @return false where there are no elements.
+ * The copy from each element of one view to the same element of another view of the same shape and
+ * element size. Dimensions that are contiguous on both sides are merged.
+ * @return false if there are no elements.
  */
 bool wh_copy_between_views(const wh_view *from, const wh_view *to, wh_copy_work *copy);
 
-/** The copy of an extent onto itself, at other offsets by `to - from`. */
+/** The copy of an extent to the same offsets. */
 void wh_copy_of_extent(const wherry_extent *extent, wh_copy_work *copy);
 
-/** Merges levels that run on. */
+/** Merges levels that continue each other. */
 void wh_copy_simplify(wh_copy_work *copy);
 
-/** wh_copy_work as a wh_copy that borrows its levels. */
+/** The stored form of a copy. It borrows the levels. */
 wh_copy wh_copy_borrow(const wh_copy_work *copy);
 
-/** From the first byte that is read to behind the last one. */
+/** Bytes from the first byte that is read to the end of the last run that is read. */
 uint64_t wh_copy_from_span(const wh_copy *copy);
 
-/** Bytes that are written, each time that one is written counted. */
+/** Bytes that are written. A byte that is written several times counts each time. */
 uint64_t wh_copy_bytes(const wh_copy *copy);
 
-/** `count` runs, as a visitor gets them. */
+/** `count` runs with a step on each side, as a visitor receives them. */
 typedef struct wh_copy_runs {
     uint64_t from;
     uint64_t to;
@@ -69,13 +74,16 @@ typedef struct wh_copy_runs {
     uint64_t to_step;
 } wh_copy_runs;
 
-/** A result other than 0 ends the visit. */
+/** A result other than 0 stops the visit. */
 typedef int (*wh_copy_visit_fn)(void *context, const wh_copy_runs *runs);
 
-/** Visits what the copy reads of [begin, end), runs cut at its borders. @return 0, or what the visitor returned. */
+/**
+ * Visits the part of the copy that reads in [begin, end). Runs are cut at these borders.
+ * @return 0, or the result that stopped the visit.
+ */
 int wh_copy_visit(const wh_copy *copy, uint64_t begin, uint64_t end, wh_copy_visit_fn visit, void *context);
 
-/** Elements offsets[d] to offsets[d] + sizes[d] - 1 in each dimension. */
+/** A box of a tensor: elements offsets[d] to offsets[d] + sizes[d] - 1 in each dimension d. */
 typedef struct wh_box {
     uint32_t ndim;
     int64_t offsets[WHERRY_NDIM_MAX];
@@ -84,17 +92,18 @@ typedef struct wh_box {
 
 bool wh_box_equal(const wh_box *one, const wh_box *other);
 
-/** Whether the box is that of a tensor of this shape, or a part of it. */
+/** True if the box is within a tensor of this shape. */
 bool wh_box_within(const wh_box *box, const int64_t *shape);
 
-/** What two boxes of one tensor have in common. @return false where that is nothing. */
+/** The intersection of two boxes of one tensor. @return false if it is empty. */
 bool wh_box_intersect(const wh_box *one, const wh_box *other, wh_box *common);
 
 /**
- * The copy of what two boxes have in common from memory that holds the one to memory that holds the other.
- * @param from_view  the memory of `from`: its shape is the box's sizes.
- * @param to_view    likewise.
- * @return false where they have nothing in common.
+ * The copy of the intersection of two boxes, from memory that holds one box to memory that holds
+ * the other.
+ * @param from_view  the memory of `from`; its shape is from->sizes.
+ * @param to_view    the memory of `to`; its shape is to->sizes.
+ * @return false if the intersection is empty.
  */
 bool wh_copy_between_boxes(const wh_box *from, const wh_view *from_view, const wh_box *to, const wh_view *to_view,
                            wh_copy_work *copy);

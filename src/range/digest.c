@@ -1,9 +1,10 @@
 /*
- * XXH3 with the fastest instructions of the processor. The packaged libxxhash is built for the oldest processors and
- * takes three times as long.
+ * XXH3 with the fastest instructions of the processor. The packaged libxxhash is built for the
+ * oldest processors and takes three times as long.
  *
- * The build compiles this file several times. With WH_DIGEST_ENGINE=NAME it is one engine, NAME: XXH3 compiled for one
- * instruction set. Without, it is the front, which picks the engine at run time.
+ * The build compiles this file several times. With WH_DIGEST_ENGINE=NAME it is one engine, NAME:
+ * XXH3 compiled for one instruction set. Without, it is the front, which picks the engine at run
+ * time.
  */
 #include "range/digest.h"
 

@@ -2,7 +2,10 @@
 
 #include <string.h>
 
-/** Adds a level in its place. Two of equal stride cover together what one of as many steps covers. */
+/**
+ * Inserts a level in order. Two levels of equal stride cover the same bytes as one level with the
+ * sum of their steps.
+ */
 static void insert_level(wh_extent *extent, wherry_level level) {
     uint32_t at = extent->level_count;
     while (at > 0 && extent->levels[at - 1].stride < level.stride) {
@@ -39,8 +42,8 @@ bool wh_extent_of_view(const wh_view *view, wh_extent *extent) {
 }
 
 /**
- * Adds a level around the kept ones, of which outer[0] is the outermost; span is the span of what they make.
- * @return false where it interleaves with them.
+ * Adds a level around the `kept` levels, of which outer[0] is the outermost. `span` is their span.
+ * @return false if the level interleaves with them.
  */
 static bool wrap(wherry_level **outer, uint32_t *kept, wherry_level level, uint64_t span) {
     if (*kept) {
@@ -132,7 +135,10 @@ bool wh_extent_split(const wherry_extent *extent, uint64_t distance, uint64_t in
     return true;
 }
 
-/** The first byte of a normal extent, relative to its offset, at or behind distance; UINT64_MAX where there is none. */
+/**
+ * The distance, from the extent's offset, of its first byte at or after `distance`. UINT64_MAX if
+ * there is none.
+ */
 static uint64_t next_byte(const wherry_extent *extent, uint32_t level, uint64_t distance) {
     if (level == extent->level_count) {
         return distance < extent->length ? distance : UINT64_MAX;
@@ -162,7 +168,7 @@ static bool spans_overlap(const wherry_extent *a, const wherry_extent *b) {
     return a->offset < b->offset + wh_extent_span(b) && b->offset < a->offset + wh_extent_span(a);
 }
 
-/** Whether all strides are multiples of the innermost one. */
+/** True if all strides are multiples of `innermost`. */
 static bool is_regular(const wherry_extent *extent, uint64_t innermost) {
     for (uint32_t i = 0; i < extent->level_count; i++) {
         if (extent->levels[i].stride % innermost != 0) {
@@ -172,7 +178,10 @@ static bool is_regular(const wherry_extent *extent, uint64_t innermost) {
     return true;
 }
 
-/** Whether two extents are columns of one matrix that do not touch: runs of both, modulo the rows, keep apart. */
+/**
+ * True if two extents are separate columns of one matrix: modulo the row length, their runs do not
+ * overlap.
+ */
 static bool are_apart(const wherry_extent *a, const wherry_extent *b) {
     if (a->level_count == 0 || b->level_count == 0) {
         return false;

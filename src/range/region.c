@@ -7,8 +7,8 @@
 #include "base/checked.h"
 
 enum {
-    EXPAND_MAX = 65536,      /* runs of crossing extents that are written out one by one */
-    CROSSING_WORK = 1 << 22, /* runs looked at to find out which extents cross */
+    EXPAND_MAX = 65536,      /* Maximum number of runs that crossing extents are expanded into. */
+    CROSSING_WORK = 1 << 22, /* Budget for finding out which extents cross. */
 };
 
 static bool append(wh_region *region, const wherry_extent *extent) {
@@ -29,7 +29,10 @@ static bool append(wh_region *region, const wherry_extent *extent) {
     return true;
 }
 
-/** Adds an extent whose first `outer` levels interleave with the rest: the rest once for each of their indices. */
+/**
+ * Adds an extent whose first `outer` levels interleave with the rest: one extent for each index of
+ * these levels.
+ */
 static bool append_each(wh_region *region, const wh_extent *extent, uint32_t outer) {
     wherry_extent inner = wh_extent_borrow(extent);
     inner.levels = inner.level_count > outer ? inner.levels + outer : NULL;
@@ -45,7 +48,7 @@ static bool append_each(wh_region *region, const wh_extent *extent, uint32_t out
     return true;
 }
 
-/** Whether the first `outer` levels, which interleave with the rest, are too many runs to write out. */
+/** True if expanding the first `outer` levels would give too many extents. */
 static bool is_tangled(const wh_extent *extent, uint32_t outer) {
     uint64_t runs = 1;
     for (uint32_t i = 0; i < outer && runs <= EXPAND_MAX; i++) {
@@ -91,7 +94,7 @@ static int compare_offsets(const wherry_extent *a, const wherry_extent *b) {
     return a->length < b->length ? -1 : a->length > b->length;
 }
 
-/** Contiguous extents first, then those of equal levels together, each by offset. */
+/** Contiguous extents first, then extents with equal levels next to each other, each by offset. */
 static int by_levels(const void *one, const void *other) {
     const wherry_extent *a = one;
     const wherry_extent *b = other;
@@ -99,7 +102,7 @@ static int by_levels(const void *one, const void *other) {
     return order ? order : compare_offsets(a, b);
 }
 
-/** As they lie in the space. */
+/** The order in the space. */
 static int by_offset(const void *one, const void *other) {
     const wherry_extent *a = one;
     const wherry_extent *b = other;
@@ -120,7 +123,7 @@ static void drop(wherry_extent *extent) {
     wh_free((void *)extent->levels);
 }
 
-/** A kept extent, to work on. */
+/** Converts the stored form to the working form. */
 static void load(const wherry_extent *extent, wh_extent *work) {
     work->offset = extent->offset;
     work->length = extent->length;
@@ -130,7 +133,10 @@ static void load(const wherry_extent *extent, wh_extent *work) {
     }
 }
 
-/** Whether an extent would still be normal with longer runs; longer ones can reach into what repeats them. */
+/**
+ * True if the extent stays normal with runs of `length` bytes. Longer runs may reach into the next
+ * repetition.
+ */
 static bool stays_normal(const wherry_extent *extent, uint64_t length, uint64_t max_gap) {
     if (extent->level_count == 0 || length == extent->length) {
         return true;
@@ -141,7 +147,10 @@ static bool stays_normal(const wherry_extent *extent, uint64_t length, uint64_t 
     return wh_extent_normalize(&work, max_gap) == 0;
 }
 
-/** Merges neighbours of equal levels; true where a strided one grew, so that it may have become simpler. */
+/**
+ * Merges neighbours that have equal levels. @return true if a strided one grew, so that it may have
+ * a simpler form.
+ */
 static bool merge_neighbours(wh_region *region, uint64_t max_gap) {
     bool grew = false;
     size_t kept = 0;
@@ -162,7 +171,7 @@ static bool merge_neighbours(wh_region *region, uint64_t max_gap) {
     return grew;
 }
 
-/** Brings each extent back to normal form after its length grew. */
+/** Brings each extent back to normal form after some have grown. */
 static bool normalize_all(wh_region *region, uint64_t max_gap) {
     wh_region again = {0};
     for (size_t i = 0; i < region->count; i++) {
@@ -190,7 +199,7 @@ static bool merge(wh_region *region, uint64_t max_gap) {
     return true;
 }
 
-/** Marks the extents that cross another one, and returns how many runs those have. */
+/** Marks the extents that cross another one. @return the number of runs in the marked extents. */
 static uint64_t mark_crossing(const wh_region *region, bool *marks) {
     int64_t work = CROSSING_WORK;
     uint64_t runs = 0;
@@ -209,7 +218,10 @@ static uint64_t mark_crossing(const wh_region *region, bool *marks) {
     return runs;
 }
 
-/** Writes the marked extents out as single runs, where these are not too many, and merges those; *expanded_p says whether. */
+/**
+ * Replaces the marked extents by single runs and merges those. *expanded_p is false if they are too
+ * many; then nothing changes.
+ */
 static bool expand_crossing(wh_region *region, uint64_t max_gap, bool *expanded_p) {
     bool *marks = wh_alloc_zeroed(region->count, sizeof(*marks));
     if (!marks) {
@@ -235,7 +247,9 @@ static bool expand_crossing(wh_region *region, uint64_t max_gap, bool *expanded_
     return ok && merge(region, max_gap);
 }
 
-/** Drops strided extents that lie within a contiguous one; the contiguous ones are sorted and come first. */
+/**
+ * Drops strided extents inside a contiguous one. The contiguous extents are sorted and come first.
+ */
 static void drop_contained(wh_region *region) {
     size_t flat = 0;
     while (flat < region->count && region->extents[flat].level_count == 0) {
@@ -264,7 +278,10 @@ static void drop_contained(wh_region *region) {
     region->count = kept;
 }
 
-/** Extents that still cross may add up to more than all bytes from the first to the last: then those are taken, each once. */
+/**
+ * Extents that still cross may have more bytes in total than the whole range from first to last.
+ * Then that range replaces them.
+ */
 static void flatten_excess(wh_region *region) {
     uint64_t begin = UINT64_MAX;
     uint64_t end = 0;

@@ -1,9 +1,9 @@
 /**
- * @file region.h  A set of bytes of one storage: what the views of a state cover of it.
+ * @file region.h  A region: the set of bytes of one storage that the views of a state cover.
  *
- * Add the extents of the views in any order, then finish: what touches or overlaps is merged, equal ones are counted
- * once, columns that lie side by side become wider columns, and the result is sorted. A byte may remain in two extents
- * only where views cross each other in more than EXPAND_MAX runs; that costs a second copy of it, nothing else.
+ * Add the views in any order, then call wh_region_finish. It merges extents that touch or overlap,
+ * merges adjacent columns into wider columns, and sorts the result. A byte stays in two extents
+ * only if views cross in more than EXPAND_MAX runs. Then it is sent twice, which does no harm.
  */
 #ifndef WH_RANGE_REGION_H
 #define WH_RANGE_REGION_H
@@ -13,29 +13,40 @@
 
 #include "range/extent.h"
 
-/** A region starts as {0}. */
+/** Starts as {0}. */
 typedef struct wh_region {
     wherry_extent *extents; /**< Each owns its levels. */
     size_t count;
     size_t capacity;
 } wh_region;
 
-/** Whether a view's dimensions interleave, so that it is more than one normal extent. Only strides that no slicing gives do that. */
+/**
+ * True if the dimensions of a view interleave, so that it is more than one normal extent. Slicing
+ * never gives such strides.
+ */
 bool wh_view_interleaves(const wh_view *view);
 
 /**
- * Adds what a view covers. One that interleaves in over EXPAND_MAX runs is covered as a whole, gaps included, whatever max_gap says.
- * @return false where there is no memory.
+ * Adds the bytes that a view covers. If it interleaves in more than EXPAND_MAX runs, its gaps are
+ * added too, whatever max_gap is.
+ * @return false if out of memory.
  */
 bool wh_region_add_view(wh_region *region, const wh_view *view, uint64_t max_gap);
 
-/** Merges what touches, and nothing more: where extents cross, bytes stay in both. Never more extents than were added. @return as below. */
+/**
+ * Merges extents that touch, but keeps bytes that are in two extents that cross. Never gives more
+ * extents than were added.
+ * @return as wh_region_finish.
+ */
 bool wh_region_merge(wh_region *region, uint64_t max_gap);
 
-/** Merges and sorts. @return false where there is no memory; the region is then fit only to be destroyed. */
+/**
+ * Merges and sorts the extents. @return false if out of memory; the region can then only be
+ * destroyed.
+ */
 bool wh_region_finish(wh_region *region, uint64_t max_gap);
 
-/** Destroys the extents. */
+/** Leaves an empty region. */
 void wh_region_destroy(wh_region *region);
 
 #endif

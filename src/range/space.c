@@ -3,7 +3,10 @@
 #include "base/alloc.h"
 #include "base/checked.h"
 
-/** Elements are at most this long, and no chunk cuts one. */
+/**
+ * The size of the largest element. A chunk border moves back by less than this so that it cuts no
+ * element.
+ */
 enum { ELEMENT_MAX = 16 };
 
 bool wh_space_reserve(wh_space *space, size_t count) {
@@ -32,7 +35,7 @@ bool wh_space_add_extent(wh_space *space, const wherry_extent *extent) {
     return true;
 }
 
-/** Lays the extents of one part behind those that are there. */
+/** Appends the extents of one part to the space. */
 static void lay_part(wh_space *space, const bool *second, bool which, size_t *next) {
     for (size_t storage = 0; storage < space->storage_count; storage++) {
         size_t first = space->firsts[storage];
@@ -98,12 +101,12 @@ uint64_t wh_space_chunk_count(const wh_space *space) {
     return space->first_chunks + chunks_in(space, space->bytes - space->first_bytes);
 }
 
-/** The extent at a place in the order of the space. */
+/** The extent at a place in position order. */
 static size_t extent_at(const wh_space *space, size_t place) {
     return space->order ? space->order[place] : place;
 }
 
-/** The place of the extent that a position lies in, which there is. */
+/** The place of the extent that contains a position. There is one. */
 static size_t place_of(const wh_space *space, uint64_t position) {
     size_t low = 0;
     for (size_t count = space->extent_count; count > 1;) {
@@ -146,10 +149,10 @@ uint64_t wh_space_chunk_of(const wh_space *space, uint64_t position) {
     return position >= wh_space_chunk_begin(space, chunk + 1) ? chunk + 1 : chunk;
 }
 
-/** Visits bytes [begin, end) of an extent's runs laid end to end. */
+/** Visits bytes [begin, end) of the runs of an extent, laid end to end. */
 static int visit_extent(const wherry_extent *extent, size_t storage, uint64_t begin, uint64_t end, wh_piece_fn visit,
                         void *context) {
-    if (!extent->level_count) { /* nearly all of them */
+    if (!extent->level_count) { /* nearly all extents */
         return begin < end ? visit(context, &(wh_piece){storage, extent->offset + begin, end - begin, 1, 0}) : 0;
     }
     uint64_t length = extent->length;
@@ -211,6 +214,16 @@ int wh_space_visit(const wh_space *space, uint64_t begin, uint64_t end, wh_piece
     return result;
 }
 
+/*
+ * Locating: from bytes of a storage to positions of the space.
+ *
+ * In a contiguous extent, a position is the byte offset plus a constant. In a strided extent the
+ * gaps are missing from the space, so a step of m strides becomes m times the bytes inside one
+ * stride. This is exact as long as no index carries into the next level, which is checked. A copy
+ * that does not fit one extent is split along its outermost level, and each part is tried again. If
+ * a single run does not fit, it is not covered.
+ */
+
 typedef struct search {
     const wh_space *space;
     size_t first;
@@ -220,7 +233,7 @@ typedef struct search {
     void *context;
 } search;
 
-/** What a step over one index of each level is worth in the space: the bytes of the runs inside it. */
+/** Per level: the bytes of the space that one step of this level covers. */
 static void pitches(const wherry_extent *extent, uint64_t pitch[WHERRY_NDIM_MAX]) {
     uint64_t bytes = extent->length;
     for (uint32_t i = extent->level_count; i-- > 0;) {
@@ -229,7 +242,10 @@ static void pitches(const wherry_extent *extent, uint64_t pitch[WHERRY_NDIM_MAX]
     }
 }
 
-/** A distance within an extent as a distance in the space; *rest_p is the part of it within a run. */
+/**
+ * Converts a distance in an extent to a distance in the space. *rest_p grows by the part that is
+ * within a run.
+ */
 static bool measure(const wherry_extent *extent, const uint64_t pitch[], uint64_t distance, uint64_t repeats,
                     uint64_t reach[], uint64_t *rest_p, uint64_t *position_p) {
     uint64_t indices[WHERRY_NDIM_MAX];
@@ -247,7 +263,7 @@ static bool measure(const wherry_extent *extent, const uint64_t pitch[], uint64_
     return wh_add_product(rest, repeats, rest_p);
 }
 
-/** The whole copy within one extent, as one copy out of the space. */
+/** Translates the copy if one extent covers all of it. */
 static bool locate_within(const wherry_extent *extent, uint64_t begin, const wh_copy *copy, wh_copy_work *result) {
     if (!extent->level_count && !copy->level_count) { /* nearly always */
         uint64_t into = copy->from - extent->offset;
@@ -279,7 +295,7 @@ static bool locate_within(const wherry_extent *extent, uint64_t begin, const wh_
     return rest + copy->length <= extent->length;
 }
 
-/** Number of extents of the storage that begin at or before an offset. */
+/** The number of extents of the storage that begin at or before an offset. */
 static size_t extents_before(const search *s, uint64_t offset) {
     size_t low = 0;
     size_t high = s->count;
@@ -294,14 +310,14 @@ static size_t extents_before(const search *s, uint64_t offset) {
     return low;
 }
 
-/** Takes units off the work that is left. @return false where there are not so many. */
+/** Takes units off the budget. @return false if it is spent. */
 static bool spend(const search *s, uint64_t units) {
     bool enough = *s->work >= units;
     *s->work = enough ? *s->work - units : 0;
     return enough;
 }
 
-/** Tries the extents that may hold the copy, the nearest first. */
+/** Tries the extents that may cover the copy, nearest first. */
 static bool locate_whole(const search *s, const wh_copy *copy, wh_copy_work *result) {
     for (size_t i = extents_before(s, copy->from); i-- > 0;) {
         const wherry_extent *extent = s->space->extents + s->first + i;
