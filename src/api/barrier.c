@@ -1,4 +1,7 @@
-/* The barrier: every rank tells every other how far it has come, and waits until all have come as far. */
+/*
+ * The barrier: every rank tells every other how far it has come, and waits until all have come as
+ * far.
+ */
 #include "api/group_handle.h"
 #include "base/alloc.h"
 #include "base/bytes.h"
@@ -15,7 +18,8 @@ typedef struct barrier {
     wh_group *inner;
     uint64_t number;
     wh_deadline deadline;
-    uint64_t *told; /**< Which incarnation of each rank was told that this one has come; 0: it was not known. */
+    /** Which incarnation of each rank was told that this one has come; 0: it was not known. */
+    uint64_t *told;
 } barrier;
 
 /** Whether a rank has come: its present incarnation, or one that came and was lost afterwards. */
@@ -46,19 +50,23 @@ static wherry_status fail_absent(const barrier *b, int32_t rank, wherry_error *e
                                 (unsigned long long)b->number, (int)rank));
 }
 
-/** Which incarnation is there is asked before the message goes out, so that a later one is told again, rather than never. */
+/**
+ * Which incarnation is there is asked before the message goes out, so that a later one is told
+ * again, rather than never.
+ */
 static wherry_status tell(const barrier *b, int32_t rank, wherry_error *error) {
     uint8_t bytes[8];
     wh_store_be64(bytes, b->number);
     b->told[rank] = wh_mailbox_incarnation(b->inner->mailbox, rank);
     wh_deadline deadline = b->told[rank] ? b->deadline : wh_deadline_in_ms(0);
     wherry_status status = wh_group_send(b->inner, rank, WH_TAG_BARRIER, bytes, sizeof(bytes), deadline, error);
-    return status == WHERRY_TIMED_OUT && !b->told[rank] ? WHERRY_OK : status; /* it is told when it comes */
+    /* it is told when it comes */
+    return status == WHERRY_TIMED_OUT && !b->told[rank] ? WHERRY_OK : status;
 }
 
 /**
- * Tells all that have not been told. Nobody is waited for who is not there: a rank that is must not die unnoticed meanwhile. One that is lost is no error yet:
- * it may have come before.
+ * Tells all that have not been told. Nobody is waited for who is not there: a rank that is must not
+ * die unnoticed meanwhile. One that is lost is no error yet: it may have come before.
  * @return the first other error, when all were tried.
  */
 static wherry_status tell_all(const barrier *b, wherry_error *error) {
@@ -77,7 +85,10 @@ static wherry_status tell_all(const barrier *b, wherry_error *error) {
     return first;
 }
 
-/** Notes how far a rank says that it has come; one that has started anew knows nothing of this one yet. */
+/**
+ * Notes how far a rank says that it has come; one that has started anew knows nothing of this one
+ * yet.
+ */
 static void note(const barrier *b, wh_message *message) {
     if (message->size != 8) {
         wh_log(WHERRY_LOG_WARN, "rank %d sent %zu bytes to a barrier, which takes 8; they are dropped",

@@ -9,11 +9,12 @@
 #include "group/group.h"
 
 /**
- * Who uses which tags of a group. Below WH_TAG_PROGRAM they are the library's own; those with WH_TAG_CONVERSATION are
- * conversations'.
+ * Who uses which tags of a group. Below WH_TAG_PROGRAM they are the library's own; those with
+ * WH_TAG_CONVERSATION are conversations'.
  */
 #define WH_TAG_PROGRAM (UINT64_C(1) << 32) /**< Plus the tag of a message of wherry_group_send. */
-#define WH_TAG_BARRIER (UINT64_C(2) << 32) /**< Messages of wherry_group_barrier: the number, 8 bytes. */
+/** Messages of wherry_group_barrier: the number, 8 bytes. */
+#define WH_TAG_BARRIER (UINT64_C(2) << 32)
 
 /** How far a rank has come, as it said itself. */
 typedef struct wh_barrier_mark {

@@ -139,7 +139,10 @@ static size_t head_size(uint64_t number) {
     return number < 24 ? 1 : number <= UINT8_MAX ? 2 : number <= UINT16_MAX ? 3 : number <= UINT32_MAX ? 5 : 9;
 }
 
-/** The length that a string's head claims, where the string itself does not fit what is left; 0 where the head does not. */
+/**
+ * The length that a string's head claims, where the string itself does not fit what is left; 0
+ * where the head does not.
+ */
 static uint64_t claimed_length(const wh_reader *reader) {
     const unsigned char *head = reader->bytes + reader->item;
     unsigned form = head[0] & 0x1F;

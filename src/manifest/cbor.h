@@ -1,8 +1,8 @@
 /**
  * @file cbor.h  Reading and writing CBOR items one by one. Only this file knows libcbor.
  *
- * The reader accepts only the restricted form of docs/wire-format.md: shortest heads, definite lengths, and the types that occur.
- * Each error has the offset of the item.
+ * The reader accepts only the restricted form of docs/wire-format.md: shortest heads, definite
+ * lengths, and the types that occur. Each error has the offset of the item.
  */
 #ifndef WH_MANIFEST_CBOR_H
 #define WH_MANIFEST_CBOR_H
@@ -63,9 +63,11 @@ static inline size_t wh_reader_left(const wh_reader *reader) {
 }
 
 /**
- * Reads the head of the next item without a call, as nearly all heads of a manifest can be read; nothing is taken.
+ * Reads the head of the next item without a call, as nearly all heads of a manifest can be read;
+ * nothing is taken.
  * @param major_p  the type, as CBOR numbers it: 0 to 7.
- * @return its bytes; 0 where it is not in its shortest form, or not all there: wh_read_any_item says what is wrong.
+ * @return its bytes; 0 where it is not in its shortest form, or not all there: wh_read_any_item
+ * says what is wrong.
  */
 static inline size_t wh_peek_head(const wh_reader *reader, unsigned *major_p, uint64_t *number_p) {
     const unsigned char *head = reader->bytes + reader->at;
@@ -172,8 +174,9 @@ enum { WH_HEAD_MAX = 9 };
 unsigned char *wh_put_long_head(unsigned char *at, unsigned major, uint64_t number);
 
 /**
- * Writes the head of an item where there is room for WH_HEAD_MAX bytes; `major` is its type, as CBOR numbers it. Whoever writes many takes room for all of them, so
- * that nothing but this is done for each: nearly all are short.
+ * Writes the head of an item where there is room for WH_HEAD_MAX bytes; `major` is its type, as
+ * CBOR numbers it. Whoever writes many takes room for all of them, so that nothing but this is done
+ * for each: nearly all are short.
  * @return behind it.
  */
 static inline unsigned char *wh_put_head(unsigned char *at, unsigned major, uint64_t number) {
@@ -219,7 +222,10 @@ static inline unsigned char *wh_put_ints(unsigned char *at, const int64_t *numbe
 /** Room for so many bytes, or NULL. */
 unsigned char *wh_writer_room(wh_writer *writer, size_t more);
 
-/** All before `at`, which lies in the room that was taken last, is written. at may be NULL: nothing is. */
+/**
+ * All before `at`, which lies in the room that was taken last, is written. at may be NULL: nothing
+ * is.
+ */
 static inline void wh_writer_take(wh_writer *writer, const unsigned char *at) {
     writer->size = at ? (size_t)(at - writer->bytes) : writer->size;
 }

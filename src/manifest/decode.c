@@ -10,7 +10,10 @@
 #include "state/sharded.h"
 #include "state/tensor.h"
 
-/** Values take about this many bytes of memory for each byte of the manifest; a storage takes at least so many bytes of it. */
+/**
+ * Values take about this many bytes of memory for each byte of the manifest; a storage takes at
+ * least so many bytes of it.
+ */
 enum { VALUE_BYTES = 5, STORAGE_BYTES = 5 };
 
 void wherry_limits_init(wherry_limits *limits) {
@@ -67,7 +70,10 @@ wherry_status wh_decode_device(wh_decoder *decoder, wherry_device *device_p) {
     return status;
 }
 
-/** Reads the levels of an extent, and checks them from the innermost outwards; *span_p becomes what they span. */
+/**
+ * Reads the levels of an extent, and checks them from the innermost outwards; *span_p becomes what
+ * they span.
+ */
 static wherry_status read_levels(wh_decoder *d, wh_extent *extent, uint64_t *span_p) {
     int64_t numbers[2 * WHERRY_NDIM_MAX];
     uint32_t count = 0;
@@ -220,7 +226,10 @@ static wherry_status read_storage(wh_decoder *d) {
                                                      : wh_fail_memory(d->in.error, "the storages of a manifest");
 }
 
-/** Reads the numbers and names of a mesh and makes it. `numbers` has room for the ranks, names for the names. */
+/**
+ * Reads the numbers and names of a mesh and makes it. `numbers` has room for the ranks, names for
+ * the names.
+ */
 static wherry_status make_mesh(wh_decoder *d, wherry_mesh_info *info, int64_t *ranks, uint64_t count, char **names,
                                wherry_mesh **mesh_p) {
     wherry_status status = WHERRY_OK;

@@ -147,7 +147,10 @@ static wherry_status read_info(wh_decoder *d, uint32_t ndim, const int64_t *shap
     return read_place(d, &info->place);
 }
 
-/** Reads the head of an array whose items hold a box each, so that at least 2 * ndim bytes must be left for each. */
+/**
+ * Reads the head of an array whose items hold a box each, so that at least 2 * ndim bytes must be
+ * left for each.
+ */
 static wherry_status read_box_count(wh_decoder *d, uint32_t ndim, const char *wanted, uint32_t *count_p) {
     uint64_t count = 0;
     wherry_status status = wh_read_array(&d->in, wanted, &count);
@@ -184,7 +187,10 @@ static wherry_status read_infos(wh_decoder *d, const wherry_sharded *sharded, co
     return status;
 }
 
-/** What a ShardedTensor is read into; all of it is released in the end, the local tensors only where they were not taken. */
+/**
+ * What a ShardedTensor is read into; all of it is released in the end, the local tensors only where
+ * they were not taken.
+ */
 typedef struct sharded_parts {
     wherry_sharded sharded;
     int64_t shape[WHERRY_NDIM_MAX];
@@ -331,7 +337,9 @@ wherry_status wh_decode_sharded(wh_decoder *decoder, wherry_value **value_p) {
     return status;
 }
 
-/** Room that is made on the word of a dict's head in any case, and bytes that an entry has at least. */
+/**
+ * Room that is made on the word of a dict's head in any case, and bytes that an entry has at least.
+ */
 enum { RESERVE_MAX = 256, ENTRY_BYTES = 2 };
 
 wherry_status wh_decode_reference(wh_decoder *decoder, size_t count, size_t *next, const char *wanted,
@@ -555,7 +563,10 @@ static wherry_status read_entry(wh_decoder *d, uint32_t depth, wherry_value *dic
     return status;
 }
 
-/** Makes room for the entries of a dict. Heads within each other may each claim all that is left, but only once in all is it believed. */
+/**
+ * Makes room for the entries of a dict. Heads within each other may each claim all that is left,
+ * but only once in all is it believed.
+ */
 static bool reserve_entries(wh_decoder *d, wh_dict *dict, uint64_t count) {
     bool believed = count <= (d->in.size - d->claimed) / ENTRY_BYTES;
     d->claimed += believed ? count * ENTRY_BYTES : 0;
@@ -608,7 +619,10 @@ static wherry_status read_object(wh_decoder *d, uint32_t depth, wherry_value **v
     return status;
 }
 
-/** Checks the number of items that follow a kind. A dict has an even one, a list any, the others a fixed one. */
+/**
+ * Checks the number of items that follow a kind. A dict has an even one, a list any, the others a
+ * fixed one.
+ */
 static wherry_status check_count(wh_decoder *d, wherry_kind kind, uint64_t count) {
     bool list = kind == WHERRY_KIND_LIST || kind == WHERRY_KIND_TUPLE;
     bool dict = kind == WHERRY_KIND_DICT;

@@ -11,7 +11,10 @@
 #include "state/path.h"
 #include "state/prepare.h"
 
-/** What a manifest takes about, so that it rarely has to grow: whatever there is, a storage, a tensor with its name. */
+/**
+ * What a manifest takes about, so that it rarely has to grow: whatever there is, a storage, a
+ * tensor with its name.
+ */
 enum { BYTES = 4096, BYTES_PER_STORAGE = 12, BYTES_PER_TENSOR = 60 };
 
 typedef struct encoder {
@@ -250,7 +253,10 @@ static void write_container(encoder *e, const wherry_value *value) {
     }
 }
 
-/** Prepares a leaf that is to be written, where that was not done before. @return false where there is no memory. */
+/**
+ * Prepares a leaf that is to be written, where that was not done before. @return false where there
+ * is no memory.
+ */
 static bool meet(encoder *e, const wherry_value *leaf) {
     e->out.failed = e->out.failed || (e->preparing && !wh_preparing_leaf(e->preparing, (wherry_value *)leaf));
     return !e->out.failed;
@@ -358,7 +364,10 @@ wherry_status wherry_manifest_encode(const wherry_prepared *prepared, void **byt
     return hand_over(&e.out, bytes_p, size_p, error);
 }
 
-/** The storages are known when the tree was walked, and come before it: what was written of that is put behind them. */
+/**
+ * The storages are known when the tree was walked, and come before it: what was written of that is
+ * put behind them.
+ */
 wherry_status wh_manifest_prepare(const wherry_value *state, const wherry_prepare_options *options,
                                   wherry_prepared **prepared_p, void **bytes_p, size_t *size_p, wherry_error *error) {
     wh_preparing preparing;
@@ -388,7 +397,10 @@ wherry_status wh_manifest_prepare(const wherry_value *state, const wherry_prepar
     return WHERRY_OK;
 }
 
-/** Where the rank stands: behind the head of the array, the magic, the version and the size of a chunk. */
+/**
+ * Where the rank stands: behind the head of the array, the magic, the version and the size of a
+ * chunk.
+ */
 static void find_rank(const void *manifest, size_t size, size_t *begin_p, size_t *end_p) {
     enum { BEFORE = 4 };
     wh_reader in = {.bytes = manifest, .size = size, .string_bytes = sizeof(WH_MANIFEST_MAGIC)};

@@ -1,4 +1,7 @@
-/** @file manifest.h  The numbers of docs/wire-format.md, and writing a manifest; see wherry/expert.h. */
+/**
+ * @file manifest.h  The numbers of docs/wire-format.md, and writing a manifest; see
+ * wherry/expert.h.
+ */
 #ifndef WH_MANIFEST_MANIFEST_H
 #define WH_MANIFEST_MANIFEST_H
 
@@ -27,7 +30,8 @@ static inline bool wh_extents_are_whole(const wherry_extent *extents, size_t cou
 }
 
 /**
- * As wherry_prepare and then wherry_manifest_encode, both of which walk the state: values lie all over memory, and whoever comes to them waits.
+ * As wherry_prepare and then wherry_manifest_encode, both of which walk the state: values lie all
+ * over memory, and whoever comes to them waits.
  * @param state       not NULL.
  * @param prepared_p  belongs to the caller: wherry_prepared_destroy.
  * @param bytes_p     belongs to the caller: wherry_free.
@@ -37,8 +41,9 @@ wherry_status wh_manifest_prepare(const wherry_value *state, const wherry_prepar
                                   wherry_prepared **prepared_p, void **bytes_p, size_t *size_p, wherry_error *error);
 
 /**
- * States whose manifests have the same fingerprint have the same storages, the same tensors in them, the same chunks and the same plain values: a manifest is
- * canonical. The rank that wrote it counts only where there are DTensors, for which it says which box is local.
+ * States whose manifests have the same fingerprint have the same storages, the same tensors in
+ * them, the same chunks and the same plain values: a manifest is canonical. The rank that wrote it
+ * counts only where there are DTensors, for which it says which box is local.
  * @param manifest  what wherry_manifest_encode wrote of the prepared state.
  * @return false where there is no memory.
  */

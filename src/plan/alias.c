@@ -1,7 +1,7 @@
 /*
- * Targets that overlap. Two targets may write the same bytes only where the sources are the same bytes in the same places: then
- * whichever is written last makes no difference. Whether targets overlap is decided by addresses, since different storages may be
- * over the same memory.
+ * Targets that overlap. Two targets may write the same bytes only where the sources are the same
+ * bytes in the same places: then whichever is written last makes no difference. Whether targets
+ * overlap is decided by addresses, since different storages may be over the same memory.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -26,7 +26,10 @@ static int by_begin(const void *one, const void *other) {
     return a->begin < b->begin ? -1 : a->begin > b->begin;
 }
 
-/** What a target covers, normal unless the result is false, which says that it covers bytes more than once. */
+/**
+ * What a target covers, normal unless the result is false, which says that it covers bytes more
+ * than once.
+ */
 static bool extent_of_target(const wherry_tensor *tensor, wh_extent *extent) {
     wh_view view = wh_tensor_view(tensor);
     view.offset += (uintptr_t)wherry_storage_data(tensor->storage);
@@ -73,7 +76,10 @@ static bool same_view(const wherry_tensor *a, const wherry_tensor *b) {
            (array == 0 || (memcmp(a->shape, b->shape, array) == 0 && memcmp(a->strides, b->strides, array) == 0));
 }
 
-/** Whether both sources are one view and both targets are one view: tied weights, whatever the strides of the two sides. */
+/**
+ * Whether both sources are one view and both targets are one view: tied weights, whatever the
+ * strides of the two sides.
+ */
 static bool tied_on_both_sides(const wh_match *a, const wh_match *b) {
     const wherry_tensor *a_to = a->target->as.tensor;
     const wherry_tensor *b_to = b->target->as.tensor;
@@ -81,7 +87,10 @@ static bool tied_on_both_sides(const wh_match *a, const wh_match *b) {
            wherry_storage_data(a_to->storage) == wherry_storage_data(b_to->storage);
 }
 
-/** Whether each byte that both targets have is the same byte of the source for both, as far as that can be told at a glance. */
+/**
+ * Whether each byte that both targets have is the same byte of the source for both, as far as that
+ * can be told at a glance.
+ */
 static bool sources_alias_alike(const wh_match *a, const wh_match *b) {
     bool moved_as_one = same_layout(a) && same_layout(b) && distance(a) == distance(b);
     return a->storage == b->storage && (moved_as_one || tied_on_both_sides(a, b));
@@ -199,7 +208,10 @@ static size_t merge_runs(const wh_stretch *from, wh_stretch *to, size_t count) {
     return runs;
 }
 
-/* What an allocator gives ascends but for a few leaps: then merging takes a fraction of the time of sorting. */
+/*
+ * What an allocator gives ascends but for a few leaps: then merging takes a fraction of the time of
+ * sorting.
+ */
 bool wh_stretches_are_apart(wh_stretch *stretches, size_t count) {
     wh_stretch *sorted = stretches;
     wh_stretch *spare = NULL;

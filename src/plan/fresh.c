@@ -55,8 +55,8 @@ static wherry_status fill(wherry_plan *plan, size_t storage, wherry_storage *to,
 }
 
 /**
- * A view that interleaves is copied as it is: writing it out as extents could take memory out of all proportion to the manifest. Its elements may
- * overlap, but not without end.
+ * A view that interleaves is copied as it is: writing it out as extents could take memory out of
+ * all proportion to the manifest. Its elements may overlap, but not without end.
  */
 static wherry_status fill_interleaved(wherry_plan *plan, size_t storage, wherry_storage *to, const wh_view *view,
                                       const wherry_value *about, wherry_error *error) {
@@ -71,7 +71,10 @@ static wherry_status fill_interleaved(wherry_plan *plan, size_t storage, wherry_
     return wh_plan_add_copy(plan, storage, &borrowed, to, about, error);
 }
 
-/** The first of a storage's tensors, from number `at` of the grouping on, that is received anew; NULL: there is none. */
+/**
+ * The first of a storage's tensors, from number `at` of the grouping on, that is received anew;
+ * NULL: there is none.
+ */
 static const wherry_value *next_tensor(const wh_fresh *fresh, const wh_grouping *groups, size_t storage, size_t *at) {
     while (*at < groups->starts[storage + 1]) {
         const wherry_value *tensor = fresh->tensors[groups->order[(*at)++]];
@@ -172,7 +175,10 @@ static wh_stretch stretch_of(const wherry_prepared *prepared, size_t storage) {
     return (wh_stretch){begin, begin + extent->length};
 }
 
-/** Whether no two storages share bytes that are written. false also where there is no memory to tell. */
+/**
+ * Whether no two storages share bytes that are written. false also where there is no memory to
+ * tell.
+ */
 static bool are_apart(const wherry_prepared *prepared) {
     uint64_t end = 0;
     size_t ascending = 0;

@@ -113,7 +113,10 @@ static wherry_status add_lonely(walk *w, wherry_value *value, bool of_source) {
     return ok ? WHERRY_OK : wh_fail_memory(w->error, "matching a state");
 }
 
-/** What stands in the target where a step leads; the same place is tried first, then the key is looked up. */
+/**
+ * What stands in the target where a step leads; the same place is tried first, then the key is
+ * looked up.
+ */
 static wherry_value *counterpart(const wherry_value *target, size_t index, const wherry_step *step) {
     if (!step->key) {
         return wherry_sequence_at(target, index);
@@ -190,7 +193,9 @@ static void append_some(wh_string *text, const wh_paths *paths, const char *what
     wh_string_format(text, "%s", paths->count > SHOWN ? "..." : "");
 }
 
-/** In strict mode nothing may be missing or extra; where new memory is made, only nothing missing. */
+/**
+ * In strict mode nothing may be missing or extra; where new memory is made, only nothing missing.
+ */
 static wherry_status check_complete(const wherry_plan *plan, wherry_error *error) {
     bool anew = plan->options.flags & WHERRY_PLAN_NEW;
     if (plan->options.flags & WHERRY_PLAN_PARTIAL || plan->missing.count + (anew ? 0 : plan->extra.count) == 0) {
@@ -233,7 +238,10 @@ static int add_part(void *context, const wh_part *part) {
     return 0;
 }
 
-/** Whether the local tensors of two DTensors are the same boxes; where that cannot be known, it is not held against them. */
+/**
+ * Whether the local tensors of two DTensors are the same boxes; where that cannot be known, it is
+ * not held against them.
+ */
 static wherry_status same_boxes(const wherry_value *source, int64_t source_rank, const wherry_value *target,
                                 int64_t target_rank, bool *same_p, wherry_error *error) {
     box_list from = {0};
@@ -284,7 +292,8 @@ wherry_status wh_match_dtensor(wherry_plan *plan, wherry_value *source, const wh
 }
 
 /**
- * The target's shard that is the same box as shard number `number` of the source, and no other's yet; the same number is tried first.
+ * The target's shard that is the same box as shard number `number` of the source, and no other's
+ * yet; the same number is tried first.
  */
 static const wherry_shard *find_shard(const wherry_sharded *from, uint32_t number, const wherry_sharded *to,
                                       bool any_box, bool *used) {

@@ -12,7 +12,10 @@
 #include "state/path.h"
 #include "state/sharded.h"
 
-/** A move counts as so much work: one tensor may be cut into many, which take memory that the manifest does not account for. */
+/**
+ * A move counts as so much work: one tensor may be cut into many, which take memory that the
+ * manifest does not account for.
+ */
 enum { MOVE_WORK = 32 };
 
 typedef struct adding {
@@ -40,7 +43,10 @@ static bool append(wherry_plan *plan, const wh_copy *copy, wherry_storage *stora
     return true;
 }
 
-/** Grows the last move by one that continues it, so that many small views of one storage become one move. */
+/**
+ * Grows the last move by one that continues it, so that many small views of one storage become one
+ * move.
+ */
 static bool extend_last(wherry_plan *plan, const wh_copy *copy, wherry_storage *storage) {
     wh_move *last = plan->move_count ? plan->moves + plan->move_count - 1 : NULL;
     if (!last || last->storage != storage || last->copy.level_count || copy->level_count || last->end != copy->from ||
@@ -272,7 +278,10 @@ static void drop_unmatched(const wh_matches *matches) {
     }
 }
 
-/** A byte of the space may be copied into new memory many times over, because tensors cross each other, but not without end. */
+/**
+ * A byte of the space may be copied into new memory many times over, because tensors cross each
+ * other, but not without end.
+ */
 static wherry_status check_overlap(const wherry_plan *plan, uint64_t in_place, wherry_error *error) {
     uint64_t anew = plan->bytes > in_place ? plan->bytes - in_place : 0;
     if (anew / WH_PLAN_OVERLAP <= plan->prepared->space.bytes) {
@@ -298,7 +307,8 @@ static wherry_status complete(wherry_plan *plan, wh_fresh *fresh, wherry_error *
 static wherry_status match_targets(wherry_plan *plan, const wherry_value *target, bool apart, wh_matches *matches,
                                    wh_fresh *fresh, wherry_error *error) {
     size_t count =
-        plan->prepared->tensor_count; /* room for nearly always all, since growing touches new memory again and again */
+        /* room for nearly always all, since growing touches new memory again and again */
+        plan->prepared->tensor_count;
     if (!WH_RESERVE(matches->items, matches->capacity, count) || !WH_RESERVE(plan->moves, plan->move_capacity, count) ||
         !WH_RESERVE(plan->kept, plan->kept_capacity, count)) {
         return wh_fail_memory(error, "a plan");

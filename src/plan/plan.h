@@ -1,8 +1,9 @@
 /**
  * @file plan.h  What a plan is made of; see wherry/expert.h.
  *
- * create.c builds it in three steps: find out what goes where (match.c in place, fresh.c for new storages, both for a target that lacks something), turn that
- * into moves (moves.c), and, when nothing can fail any more, let the received state point to its memory.
+ * create.c builds it in three steps: find out what goes where (match.c in place, fresh.c for new
+ * storages, both for a target that lacks something), turn that into moves (moves.c), and, when
+ * nothing can fail any more, let the received state point to its memory.
  */
 #ifndef WH_PLAN_PLAN_H
 #define WH_PLAN_PLAN_H
@@ -17,7 +18,8 @@ typedef struct wh_move {
     wh_copy copy; /**< Owns its levels. */
     uint64_t end; /**< Behind the last position that it reads. */
     wherry_storage *storage;
-    char *memory; /**< The storage's; NULL: it has none. Here, since storages lie all over memory. */
+    /** The storage's; NULL: it has none. Here, since storages lie all over memory. */
+    char *memory;
 } wh_move;
 
 /** A list of paths as text. */
@@ -42,14 +44,18 @@ struct wherry_plan {
     uint64_t tensor_count;
     uint64_t bytes;
     bool state_taken;
-    uint64_t work;         /**< How much finding positions may still take. */
-    wherry_storage **kept; /**< The storages that are written, each with a reference unless they are borrowed. */
-    wh_census census;      /**< Of them. */
+    uint64_t work; /**< How much finding positions may still take. */
+    /** The storages that are written, each with a reference unless they are borrowed. */
+    wherry_storage **kept;
+    wh_census census; /**< Of them. */
     size_t kept_count;
     size_t kept_capacity;
 };
 
-/** How much work finding positions may take, beyond a share for each tensor, before a manifest is refused. */
+/**
+ * How much work finding positions may take, beyond a share for each tensor, before a manifest is
+ * refused.
+ */
 #define WH_PLAN_WORK (UINT64_C(1) << 25)
 #define WH_PLAN_WORK_PER_TENSOR UINT64_C(4096)
 
@@ -72,7 +78,10 @@ wherry_status wh_plan_add_copy(wherry_plan *plan, size_t from, const wh_copy *co
 /** Bytes that the moves so far write. */
 uint64_t wh_plan_moved_bytes(const wherry_plan *plan);
 
-/** Sorts the moves and finds the chunks; nothing is added afterwards. @return false where there is no memory. */
+/**
+ * Sorts the moves and finds the chunks; nothing is added afterwards. @return false where there is
+ * no memory.
+ */
 bool wh_plan_finish_moves(wherry_plan *plan);
 
 /** A tensor of the source and the tensor of the target that takes its bytes. */
@@ -98,7 +107,10 @@ typedef struct wh_matches {
     size_t next_tensor; /**< The number of the next tensor of the source. */
 } wh_matches;
 
-/** Walks both trees and pairs the tensors, every check but that for overlap made. Fills the plan's missing and extra. */
+/**
+ * Walks both trees and pairs the tensors, every check but that for overlap made. Fills the plan's
+ * missing and extra.
+ */
 wherry_status wh_plan_match(wherry_plan *plan, const wherry_value *target, wh_matches *matches, wherry_error *error);
 
 /** Pairs the local tensors of two DTensors, or of two ShardedTensors. */
@@ -110,7 +122,10 @@ wherry_status wh_match_sharded(wherry_plan *plan, wherry_value *source, const wh
 /** Adds what a pair moves. */
 wherry_status wh_plan_add_match(wherry_plan *plan, const wh_match *match, wherry_error *error);
 
-/** Pairs two tensors, and adds what they move while both are at hand; `first` is the number of the source's. */
+/**
+ * Pairs two tensors, and adds what they move while both are at hand; `first` is the number of the
+ * source's.
+ */
 wherry_status wh_match_tensor(wherry_plan *plan, wherry_value *source, const wherry_value *target, size_t number,
                               wh_matches *matches, wherry_error *error);
 
@@ -127,12 +142,16 @@ typedef struct wh_stretch {
     uint64_t end;
 } wh_stretch;
 
-/** Whether no two have a byte in common. Changes their order. false also where there is no memory to tell. */
+/**
+ * Whether no two have a byte in common. Changes their order. false also where there is no memory to
+ * tell.
+ */
 bool wh_stretches_are_apart(wh_stretch *stretches, size_t count);
 
 /**
- * Whether no two tensors of a target reach into each other, and none covers a byte twice: then whatever the sources are, there is nothing to check.
- * false also where that cannot be told. It needs nothing of the source, so that a receiver looks while it waits for the manifest.
+ * Whether no two tensors of a target reach into each other, and none covers a byte twice: then
+ * whatever the sources are, there is nothing to check. false also where that cannot be told. It
+ * needs nothing of the source, so that a receiver looks while it waits for the manifest.
  */
 bool wh_targets_are_apart(const wherry_value *target);
 
@@ -142,16 +161,22 @@ wherry_status wh_plan_create(wherry_prepared *prepared, const wherry_value *targ
 
 /**
  * A plan to receive a prepared state from a source whose state is the same: into itself.
- * @param prepared  by wherry_prepare, all of it in memory that can be written; borrowed, with its state and its storages, until the plan is destroyed.
- * @return WHERRY_OK; WHERRY_NO_MEMORY; WHERRY_MISMATCH where storages share memory; WHERRY_UNSUPPORTED, WHERRY_LIMIT where too many tensors cross each other.
+ * @param prepared  by wherry_prepare, all of it in memory that can be written; borrowed, with its
+ *                  state and its storages, until the plan is destroyed.
+ * @return WHERRY_OK; WHERRY_NO_MEMORY; WHERRY_MISMATCH where storages share memory;
+ * WHERRY_UNSUPPORTED, WHERRY_LIMIT where too many tensors cross each other.
  */
 wherry_status wh_plan_same(const wherry_prepared *prepared, wherry_plan **plan_p, wherry_error *error);
 
-/** Tensors of the source that are received into new storages: all of them, or those without a target. Starts as {0}. */
+/**
+ * Tensors of the source that are received into new storages: all of them, or those without a
+ * target. Starts as {0}.
+ */
 typedef struct wh_fresh {
-    wherry_value **tensors;    /**< By number; NULL: not one of these. */
-    size_t count;              /**< How many are. */
-    wherry_storage **storages; /**< New ones, by the number of the source's; NULL: none of these is over it. */
+    wherry_value **tensors; /**< By number; NULL: not one of these. */
+    size_t count;           /**< How many are. */
+    /** New ones, by the number of the source's; NULL: none of these is over it. */
+    wherry_storage **storages;
 } wh_fresh;
 
 /** @return false where there is no memory; wh_fresh_destroy in any case. */

@@ -10,7 +10,7 @@
 #include "state/tensor.h"
 #include "state/value.h"
 
-/** Storages that were found in the same place on both sides. */
+/** A storage of one tree and the storage at the same paths of the other tree. */
 typedef struct pairing {
     const wherry_storage *one;
     const wherry_storage *other;
@@ -32,7 +32,7 @@ static wherry_status differ(const comparison *c, const wh_trail *trail, const wh
     wh_describe_leaf(&text, one);
     wh_string_append(&text, " against ", 9);
     wh_describe_leaf(&text, other);
-    wh_fail(c->error, WHERRY_MISMATCH, "%s: %s", what, text.failed ? "(no memory to say more)" : text.bytes);
+    wh_fail(c->error, WHERRY_MISMATCH, "%s: %s", what, text.failed ? "(out of memory for the details)" : text.bytes);
     wh_fail_trail(c->error, trail);
     wh_free(text.bytes);
     return WHERRY_MISMATCH;
@@ -50,7 +50,7 @@ static bool has_other(const void *owner, size_t element, const void *key) {
     return ((const comparison *)owner)->pairs[element].other == key;
 }
 
-/** Whether the two storages stand for each other, as far as was seen. */
+/** Sets *same_p to whether the two storages correspond to each other in all tensors seen so far. */
 static wherry_status pair(comparison *c, const wherry_storage *one, const wherry_storage *other, bool *same_p) {
     uint64_t one_hash = wh_hash_pointer(one);
     uint64_t other_hash = wh_hash_pointer(other);
@@ -129,7 +129,7 @@ static wherry_status compare_tensors(comparison *c, const wh_trail *trail, const
         }
     }
     if (!same) {
-        return differ(c, trail, one, other, "the storages differ in size, or in which tensors share them");
+        return differ(c, trail, one, other, "the storages have different sizes, or different tensors share them");
     }
     return c->flags & WHERRY_COMPARE_NO_CONTENT ? WHERRY_OK : compare_content(c, trail, one, other);
 }
@@ -199,7 +199,7 @@ static wherry_status compare_shardeds(comparison *c, const wh_trail *trail, cons
         same = same_info(&a->shards[i].info, &b->shards[i].info, a->ndim);
     }
     if (!same) {
-        return differ(c, trail, one, other, "the sharded tensors differ");
+        return differ(c, trail, one, other, "the ShardedTensors differ");
     }
     wherry_status status = WHERRY_OK;
     for (uint32_t i = 0; i < a->shard_count && status == WHERRY_OK; i++) {
@@ -223,7 +223,7 @@ static wherry_status compare_children(comparison *c, const wh_trail *above, cons
         const wherry_value *a = wh_child_at(one, i, &trail.step);
         const wherry_value *b = wh_child_at(other, i, &step);
         if (step.key && !wh_scalar_equal(step.key, trail.step.key)) {
-            return differ(c, above, trail.step.key, step.key, "the keys, or their order, differ");
+            return differ(c, above, trail.step.key, step.key, "the keys differ, or their order does");
         }
         status = compare(c, &trail, a, b);
     }
@@ -258,7 +258,7 @@ static wherry_status compare(comparison *c, const wh_trail *above, const wherry_
 wherry_status wherry_value_compare(const wherry_value *one, const wherry_value *other, unsigned flags,
                                    wherry_error *error) {
     if (!one || !other || flags & ~(WHERRY_COMPARE_NO_CONTENT | WHERRY_COMPARE_NO_SHARING)) {
-        return wh_fail(error, WHERRY_INVALID_ARGUMENT, "comparing needs two values and known flags");
+        return wh_fail(error, WHERRY_INVALID_ARGUMENT, "a comparison needs two values and known flags");
     }
     comparison c = {.flags = flags, .error = error};
     wherry_status status = compare(&c, NULL, one, other);

@@ -10,19 +10,22 @@
 #include "state/path.h"
 #include "state/tensor.h"
 
-/** Strings and byte strings longer than this are cut. */
+/** Longer strings and byte strings are truncated. */
 enum { TEXT_SHOWN = 60 };
 
 typedef struct dump {
     FILE *out;
     wh_string line;
-    const wherry_storage **storages; /**< Those seen, in their order. */
+    const wherry_storage **storages; /**< In the order in which they were seen. */
     size_t count;
     size_t capacity;
-    wh_index index; /**< Of the storages. */
+    wh_index index; /**< Finds a storage's number. */
 } dump;
 
-/** A name that comes with a state, as it is where it can be shown, else quoted: it may be from a file of anybody's. */
+/**
+ * Appends a name from a state. It is quoted if it is not printable: it may come from an untrusted
+ * file.
+ */
 static void append_name(wh_string *text, const char *name) {
     size_t size = strlen(name);
     if (wh_utf8_printable(name, size)) {
@@ -156,7 +159,7 @@ static bool is_storage(const void *owner, size_t element, const void *key) {
     return ((const dump *)owner)->storages[element] == key;
 }
 
-/** Says which storages a leaf is over, by numbers that tensors of one storage have in common. */
+/** Appends the storage numbers of a leaf. Tensors over one storage show the same number. */
 static void append_storages(dump *d, const wherry_value *leaf) {
     size_t count = leaf->kind >= WHERRY_KIND_TENSOR ? wh_value_tensor_count(leaf) : 0;
     for (size_t i = 0; i < count; i++) {

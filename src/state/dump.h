@@ -1,9 +1,9 @@
-/** @file dump.h  Values in a few words, for the dump and for messages. */
+/** @file dump.h  Values in a few words, for the dump and for error messages. */
 #ifndef WH_STATE_DUMP_H
 #define WH_STATE_DUMP_H
 
 #include "base/text.h"
-#include "state/tensor.h"
+#include "state/value.h"
 
 /** "float32[2, 3] strides [1, 2] offset 4 cpu requires_grad" */
 void wh_describe_tensor(wh_string *text, const wherry_tensor *tensor);
@@ -11,7 +11,7 @@ void wh_describe_tensor(wh_string *text, const wherry_tensor *tensor);
 /** "(replicate, shard 0)" */
 void wh_describe_placements(wh_string *text, const wherry_dtensor *dtensor);
 
-/** Any value; a container by its kind and size. */
+/** Describes any value. A container is described by its kind and size. */
 void wh_describe_leaf(wh_string *text, const wherry_value *leaf);
 
 #endif

@@ -13,7 +13,12 @@
 #include "base/text.h"
 #include "state/value.h"
 
-/** Whether a byte is one of a control character, which a terminal obeys: of ASCII, or of Latin-1 in UTF-8. */
+/* Paths as text */
+
+/**
+ * True if a byte is part of a control character of ASCII or Latin-1 (as UTF-8), which a terminal
+ * would obey.
+ */
 static bool is_control(const char *bytes, size_t size, size_t at) {
     unsigned char byte = (unsigned char)bytes[at];
     unsigned char next = at + 1 < size ? (unsigned char)bytes[at + 1] : 0;
@@ -91,15 +96,22 @@ void wh_scalar_append(wh_string *text, const wherry_value *scalar) {
     }
 }
 
-static bool is_name(const wh_text *text) {
-    for (size_t i = 0; i < text->size; i++) {
-        char c = text->bytes[i];
+/** The length of the C identifier at the beginning of a text. */
+static size_t name_length(const char *text, size_t size) {
+    size_t at = 0;
+    while (at < size) {
+        char c = text[at];
         bool letter = (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_';
-        if (!letter && (i == 0 || c < '0' || c > '9')) {
-            return false;
+        if (!letter && (at == 0 || c < '0' || c > '9')) {
+            break;
         }
+        at++;
     }
-    return text->size > 0;
+    return at;
+}
+
+static bool is_name(const wh_text *text) {
+    return text->size > 0 && name_length(text->bytes, text->size) == text->size;
 }
 
 static void append_step(wh_string *text, const wherry_step *step, bool first) {
@@ -143,7 +155,10 @@ void wh_fail_trail(wherry_error *error, const wh_trail *trail) {
     wh_free(text.bytes);
 }
 
-/** The step that leads from a value's parent to it; false where that is none: an object, or a local tensor. */
+/**
+ * Finds the step from the parent of a value to the value. @return false if there is none: below an
+ * object, and for a local tensor.
+ */
 static bool step_to(const wherry_value *value, wherry_step *step_p) {
     size_t count = value->parent->kind == WHERRY_KIND_OBJECT ? 0 : wh_child_count(value->parent);
     for (size_t i = 0; i < count; i++) {
@@ -183,9 +198,12 @@ void wh_fail_value(wherry_error *error, const wherry_value *value) {
     wh_free(text.bytes);
 }
 
+/* Path objects */
+
 wherry_status wherry_path_create(const wherry_step *steps, size_t count, wherry_path **path_p, wherry_error *error) {
     if ((count && !steps) || !path_p || count > WHERRY_PATH_STEPS_MAX) {
-        return wh_fail(error, WHERRY_INVALID_ARGUMENT, "a path has steps, at most %d of them", WHERRY_PATH_STEPS_MAX);
+        return wh_fail(error, WHERRY_INVALID_ARGUMENT, "steps must not be NULL, and a path has at most %d steps",
+                       WHERRY_PATH_STEPS_MAX);
     }
     wherry_path *path = wh_alloc(sizeof(*path) + count * sizeof(*steps));
     if (!path) {
@@ -197,7 +215,8 @@ wherry_status wherry_path_create(const wherry_step *steps, size_t count, wherry_
         *step = steps[path->count];
         wherry_status status = WHERRY_OK;
         if (step->key && !wh_value_is_scalar(step->key)) {
-            status = wh_fail(error, WHERRY_INVALID_ARGUMENT, "step %zu of the path is not a scalar", path->count);
+            status =
+                wh_fail(error, WHERRY_INVALID_ARGUMENT, "the key of step %zu of the path is not a scalar", path->count);
         } else if (step->key) {
             status = wherry_value_copy(step->key, (wherry_value **)&step->key, error);
         }
@@ -270,8 +289,8 @@ wherry_status wherry_value_find(const wherry_value *root, const char *text, wher
     wherry_value *value = wherry_value_at(root, path);
     wherry_path_destroy(path);
     if (!value) {
-        status =
-            wh_fail(error, WHERRY_NOT_FOUND, "there is nothing at '%.200s'; list the paths by wherry_flatten", text);
+        status = wh_fail(error, WHERRY_NOT_FOUND,
+                         "there is nothing at '%.200s'; wherry_flatten lists the paths of a state", text);
         wh_fail_path(error, text);
         return status;
     }
@@ -279,12 +298,17 @@ wherry_status wherry_value_find(const wherry_value *root, const char *text, wher
     return WHERRY_OK;
 }
 
+/* The children of a value */
+
 size_t wh_child_count(const wherry_value *value) {
     const wherry_value *inside = wh_value_inside(value);
     return inside->kind == WHERRY_KIND_DICT ? inside->as.dict->count : wherry_sequence_count(inside);
 }
 
-/** How many children ahead to ask for: far enough that they arrive in time, near enough that they are still there. */
+/**
+ * How many children to prefetch ahead: far enough to arrive in time, near enough to still be
+ * cached.
+ */
 enum { AHEAD = 16, HALFWAY = 8 };
 
 static void prefetch(const wherry_value *value) {
@@ -318,6 +342,8 @@ wherry_value *wh_child_at(const wherry_value *value, size_t index, wherry_step *
     return value->as.sequence.items[index];
 }
 
+/* Parsing the text of a path */
+
 typedef struct parser {
     const char *text;
     size_t size;
@@ -329,7 +355,7 @@ typedef struct parser {
 } parser;
 
 static wherry_status refuse(const parser *p, size_t at, const char *what) {
-    return wh_fail_at(p->error, WHERRY_BAD_PATH, at, "%s at byte %zu of the path '%.*s'", what, at,
+    return wh_fail_at(p->error, WHERRY_BAD_PATH, at, "invalid path, %s at byte %zu: '%.*s'", what, at,
                       (int)(p->size < 200 ? p->size : 200), p->text);
 }
 
@@ -350,7 +376,7 @@ static int hex_digit(char c) {
                                   : -1;
 }
 
-/** The byte that an escape stands for, or -1; p->at is behind the backslash and moves on. */
+/** Takes an escape; p->at is behind the backslash. @return the byte that it stands for, or -1. */
 static int take_escape(parser *p) {
     char c = p->at < p->size ? p->text[p->at++] : '\0';
     switch (c) {
@@ -376,25 +402,25 @@ static int take_escape(parser *p) {
     }
 }
 
-/** What stands between quotation marks, p->at being at the first. */
+/** Takes a quoted text; p->at is at the first quotation mark. */
 static wherry_status take_quoted(parser *p, wh_string *content) {
     size_t begin = p->at;
     if (!take(p, '"')) {
-        return refuse(p, begin, "a quotation mark is missing");
+        return refuse(p, begin, "missing quotation mark");
     }
     while (p->at < p->size && p->text[p->at] != '"') {
         char c = p->text[p->at++];
         if (c == '\\') {
             int byte = take_escape(p);
             if (byte < 0) {
-                return refuse(p, begin, "there is an unknown escape in the quotation");
+                return refuse(p, begin, "unknown escape in the quoted text");
             }
             c = (char)byte;
         }
         wh_string_append(content, &c, 1);
     }
     if (!take(p, '"')) {
-        return refuse(p, begin, "the quotation does not end");
+        return refuse(p, begin, "missing closing quotation mark");
     }
     wh_string_append(content, "", 0);
     return content->failed ? wh_fail_memory(p->error, "a path") : WHERRY_OK;
@@ -403,7 +429,7 @@ static wherry_status take_quoted(parser *p, wh_string *content) {
 static wherry_status add_step(parser *p, wherry_value *key, uint64_t index) {
     wherry_status status = WHERRY_OK;
     if (p->count == WHERRY_PATH_STEPS_MAX) {
-        status = refuse(p, p->at, "there are too many steps");
+        status = refuse(p, p->at, "too many steps");
     } else if (!WH_GROW(p->steps, p->capacity, p->count)) {
         status = wh_fail_memory(p->error, "a path");
     }
@@ -417,7 +443,7 @@ static wherry_status add_step(parser *p, wherry_value *key, uint64_t index) {
 
 static wherry_status add_string(parser *p, size_t at, const char *bytes, size_t size) {
     if (!wh_utf8_valid(bytes, size)) {
-        return refuse(p, at, "there is a string that is not UTF-8");
+        return refuse(p, at, "string that is not UTF-8");
     }
     wherry_value *key = NULL;
     wherry_status status = wherry_string_create(bytes, size, &key, p->error);
@@ -426,16 +452,9 @@ static wherry_status add_string(parser *p, size_t at, const char *bytes, size_t 
 
 static wherry_status parse_name(parser *p) {
     size_t begin = p->at;
-    while (p->at < p->size) {
-        char c = p->text[p->at];
-        bool letter = (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_';
-        if (!letter && (p->at == begin || c < '0' || c > '9')) {
-            break;
-        }
-        p->at++;
-    }
+    p->at += name_length(p->text + begin, p->size - begin);
     if (p->at == begin) {
-        return refuse(p, begin, "a name is missing, or needs [\"...\"] around it");
+        return refuse(p, begin, "missing name, or name that needs [\"...\"]");
     }
     return add_string(p, begin, p->text + begin, p->at - begin);
 }
@@ -455,14 +474,14 @@ static wherry_status parse_bracket(parser *p) {
     while (p->at < p->size && p->text[p->at] >= '0' && p->text[p->at] <= '9') {
         if (__builtin_mul_overflow(index, 10, &index) ||
             __builtin_add_overflow(index, (uint64_t)(p->text[p->at] - '0'), &index)) {
-            return refuse(p, begin, "there is a number that is too large");
+            return refuse(p, begin, "number too large");
         }
         p->at++;
     }
-    return p->at == begin ? refuse(p, begin, "a number or a quotation is missing") : add_step(p, NULL, index);
+    return p->at == begin ? refuse(p, begin, "missing number or quoted text") : add_step(p, NULL, index);
 }
 
-/** A float that takes up all of the word. */
+/** Reads a float. The whole word must be used. */
 static bool read_float(const char *word, double *number_p) {
     if (strncmp(word, "nan:", 4) == 0) {
         char *end;
@@ -477,7 +496,7 @@ static bool read_float(const char *word, double *number_p) {
     return strpbrk(word, ".e") && wh_double_parse(word, number_p);
 }
 
-/** An integer in decimal, or in hexadecimal of any size. */
+/** Reads an integer: decimal, or hexadecimal of any size. */
 static wherry_status read_integer(const parser *p, size_t at, const char *word, wherry_value **key_p) {
     bool negative = *word == '-';
     const char *digits = word + negative;
@@ -487,7 +506,7 @@ static wherry_status read_integer(const parser *p, size_t at, const char *word, 
         errno = 0;
         long long number = strtoll(word, &end, 10);
         bool fine = *digits >= '0' && *digits <= '9' && !*end && !errno;
-        return fine ? wherry_int_create(number, key_p, p->error) : refuse(p, at, "there is an unknown key");
+        return fine ? wherry_int_create(number, key_p, p->error) : refuse(p, at, "unknown key");
     }
     digits += 2;
     size -= 2;
@@ -502,7 +521,7 @@ static wherry_status read_integer(const parser *p, size_t at, const char *word, 
         magnitude[size / 2 - i / 2] |= (uint8_t)((unsigned)digit << (i % 2 * 4));
     }
     wherry_status status = fine ? wherry_bigint_create(negative, magnitude, size / 2 + 1, key_p, p->error)
-                                : refuse(p, at, "there is a wrong digit in the hexadecimal number");
+                                : refuse(p, at, "invalid hexadecimal digit");
     wh_free(magnitude);
     return status;
 }
@@ -513,12 +532,12 @@ static wherry_status read_complex(const parser *p, size_t at, char *word, wherry
     double real;
     double imaginary;
     if (size < 4 || word[size - 1] != ')' || !comma) {
-        return refuse(p, at, "there is an unknown key");
+        return refuse(p, at, "unknown key");
     }
     word[size - 1] = '\0';
     *comma = '\0';
     if (!read_float(word + 2, &real) || !read_float(comma + 1, &imaginary)) {
-        return refuse(p, at, "there is an unknown complex number");
+        return refuse(p, at, "invalid complex number");
     }
     return wherry_complex_create(real, imaginary, key_p, p->error);
 }
@@ -559,8 +578,7 @@ static wherry_status parse_brace(parser *p) {
         if (!word) {
             return wh_fail_memory(p->error, "a path");
         }
-        status = memchr(word, 0, p->at - begin) ? refuse(p, begin, "there is an unknown key")
-                                                : read_word(p, begin, word, &key);
+        status = memchr(word, 0, p->at - begin) ? refuse(p, begin, "unknown key") : read_word(p, begin, word, &key);
         wh_free(word);
     }
     return status == WHERRY_OK ? add_step(p, key, 0) : status;
@@ -569,14 +587,14 @@ static wherry_status parse_brace(parser *p) {
 static wherry_status parse_step(parser *p) {
     if (take(p, '[')) {
         wherry_status status = parse_bracket(p);
-        return status != WHERRY_OK || take(p, ']') ? status : refuse(p, p->at, "a ] is missing");
+        return status != WHERRY_OK || take(p, ']') ? status : refuse(p, p->at, "missing ]");
     }
     if (take(p, '{')) {
         wherry_status status = parse_brace(p);
-        return status != WHERRY_OK || take(p, '}') ? status : refuse(p, p->at, "a } is missing");
+        return status != WHERRY_OK || take(p, '}') ? status : refuse(p, p->at, "missing }");
     }
     if (p->count > 0 && !take(p, '.')) {
-        return refuse(p, p->at, "a step must begin with . or [ or {");
+        return refuse(p, p->at, "step that does not begin with . or [ or {");
     }
     return parse_name(p);
 }
@@ -600,7 +618,9 @@ wherry_status wherry_path_parse(const char *text, size_t size, wherry_path **pat
     return status;
 }
 
-/** A leaf: its path's steps are path.count of them from `first` on. */
+/* Flatten and unflatten */
+
+/** A leaf. Its path has path.count steps, from steps[first] on. */
 typedef struct leaf {
     const wherry_value *value;
     wherry_path path;
@@ -612,7 +632,7 @@ struct wherry_flat {
     leaf *leaves;
     size_t count;
     size_t capacity;
-    wherry_step *steps; /**< Of all leaves, end to end; the keys are the tree's. */
+    wherry_step *steps; /**< Of all leaves, end to end. The keys belong to the tree. */
     size_t step_count;
     size_t step_capacity;
 };
@@ -694,7 +714,7 @@ const wherry_value *wherry_flat_leaf(const wherry_flat *flat, size_t index) {
     return index < flat->count ? flat->leaves[index].value : NULL;
 }
 
-/** Puts the leaves, in order, in place of the nones. */
+/** Replaces the none leaves of a tree by the given leaves, in order. */
 static void plant(wherry_value **slot, wherry_value *parent, wherry_value *const **next) {
     wherry_value *value = *slot;
     if (value->kind == WHERRY_KIND_OBJECT) {
@@ -716,7 +736,7 @@ static wherry_status none_for_leaf(const wherry_value *before, wherry_value **co
     return wherry_none_create(copy_p, error);
 }
 
-/** How many containers and objects of the flat state are around a leaf. */
+/** The number of containers and objects of the flat state around a leaf. */
 static uint32_t depth_of(const wherry_flat *flat, size_t index) {
     uint32_t depth = 0;
     for (const wherry_value *at = flat->leaves[index].value; at != flat->state; at = at->parent) {
@@ -725,7 +745,10 @@ static uint32_t depth_of(const wherry_flat *flat, size_t index) {
     return depth;
 }
 
-/** Whether every leaf is a value of its own that no container has, and none makes the tree too deep. */
+/**
+ * True if the leaves are different values, none belongs to a container, and none makes the tree too
+ * deep.
+ */
 static bool leaves_are_fit(const wherry_flat *flat, wherry_value *const *leaves) {
     size_t seen = 0;
     bool fit = true;
@@ -745,12 +768,12 @@ static bool leaves_are_fit(const wherry_flat *flat, wherry_value *const *leaves)
 wherry_status wherry_unflatten(const wherry_flat *flat, wherry_value *const *leaves, size_t count,
                                wherry_value **state_p, wherry_error *error) {
     if (!flat || !leaves || !state_p || count != flat->count) {
-        return wh_fail(error, WHERRY_INVALID_ARGUMENT, "%zu leaves were given for the %zu of the flat state", count,
+        return wh_fail(error, WHERRY_INVALID_ARGUMENT, "%zu leaves given, but the flat state has %zu", count,
                        flat ? flat->count : 0);
     }
     if (!leaves_are_fit(flat, leaves)) {
         return wh_fail(error, WHERRY_INVALID_ARGUMENT,
-                       "each leaf must be a value of its own that no container has, and not too deep");
+                       "each leaf must be a different value that belongs to no container and does not nest too deep");
     }
     wherry_value *state;
     wherry_status status = wh_value_rebuild(flat->state, none_for_leaf, &state, error);

@@ -1,3 +1,12 @@
+/*
+ * Preparing a state: which storages it has, and which of their bytes its tensors cover.
+ *
+ * 1. Storages are unique and numbered in the order in which the walk first meets them.
+ * 2. `places` has one entry per tensor, in the order of the walk.
+ * 3. While `solid` is true, the space already has one extent per storage. The first tensor that is
+ *    not contiguous, or that shares a storage, makes it false. Then wh_preparing_end covers all
+ *    storages again.
+ */
 #include "state/prepare.h"
 
 #include <string.h>
@@ -22,7 +31,7 @@ void wherry_prepare_options_init(wherry_prepare_options *options) {
     };
 }
 
-/** Two storages are the same where they are the same memory or, without memory, the same handle. */
+/** What identifies a storage: its memory or, if it has none, its handle. */
 static const void *identity(const wherry_storage *storage) {
     const void *data = wherry_storage_data(storage);
     return data ? data : storage;
@@ -37,7 +46,7 @@ static bool is_storage(const void *owner, size_t element, const void *key) {
            a.kind == b.kind && a.index == b.index;
 }
 
-/** Puts those into the index that are not in it. */
+/** Adds to the index the storages that are not in it yet. */
 static bool index_all(wh_preparing *g) {
     const wherry_prepared *prepared = g->prepared;
     bool ok = wh_index_reserve(&g->storages, prepared->storage_count);
@@ -48,7 +57,10 @@ static bool index_all(wh_preparing *g) {
     return ok;
 }
 
-/** The number of a storage, which is added where it is new. Memory behind all other is new for certain: nothing has to be looked up as long as addresses ascend. */
+/**
+ * Finds the number of a storage, and adds the storage if it is new. Memory behind all storages so
+ * far is certainly new, so nothing is looked up while addresses ascend.
+ */
 static bool gather_storage(wh_preparing *g, wherry_storage *storage, size_t *at_p) {
     uintptr_t data = (uintptr_t)wherry_storage_data(storage);
     bool behind = data && data >= g->top;
@@ -71,7 +83,7 @@ static bool gather_storage(wh_preparing *g, wherry_storage *storage, size_t *at_
     return true;
 }
 
-/** Whether a view is one run of bytes, each of them once; of how many. */
+/** True if a view is one run of bytes without repetition. *bytes_p is its length. */
 static bool is_contiguous(const wh_view *view, uint64_t *bytes_p) {
     uint64_t count = 1;
     for (uint32_t d = view->ndim; d-- > 0;) {
@@ -84,7 +96,11 @@ static bool is_contiguous(const wh_view *view, uint64_t *bytes_p) {
     return count > 0;
 }
 
-/** Covers the last storage, which has this tensor only, where it is contiguous; else nothing is added. @return false where there is no memory. */
+/**
+ * Covers the last storage if its only tensor is contiguous. Otherwise *solid_p is false and nothing
+ * is added.
+ * @return false if out of memory.
+ */
 static bool cover_solid(wherry_prepared *prepared, const wherry_tensor *tensor, bool *solid_p) {
     uint64_t bytes;
     uint64_t sum;
@@ -125,7 +141,7 @@ static bool gather_mesh(wh_preparing *g, wherry_mesh *mesh) {
 
 bool wh_preparing_leaf(void *preparing, wherry_value *leaf) {
     wh_preparing *g = preparing;
-    if (leaf->kind == WHERRY_KIND_TENSOR) { /* nearly all of them */
+    if (leaf->kind == WHERRY_KIND_TENSOR) { /* nearly all leaves */
         g->failed = g->failed || !gather_tensor(g, leaf);
         return !g->failed;
     }
@@ -138,12 +154,12 @@ bool wh_preparing_leaf(void *preparing, wherry_value *leaf) {
     return !g->failed;
 }
 
-/** Moves the extents of a region to the end of the space; the region is empty afterwards. */
+/** Moves the extents of a region to the end of the space and leaves the region empty. */
 static wherry_status lay_out(wh_space *space, wh_region *region, wherry_error *error) {
     for (size_t i = 0; i < region->count; i++) {
         uint64_t bytes = space->bytes;
         if (!wh_add_product(region->extents[i].length, wh_extent_runs(region->extents + i), &bytes)) {
-            return wh_fail(error, WHERRY_INVALID_ARGUMENT, "the state's views cover more than 2^63 bytes");
+            return wh_fail(error, WHERRY_INVALID_ARGUMENT, "the tensors of the state cover more than 2^63 bytes");
         }
         if (!wh_space_add_extent(space, region->extents + i)) {
             return wh_fail_memory(error, "the extents of a state");
@@ -154,7 +170,7 @@ static wherry_status lay_out(wh_space *space, wh_region *region, wherry_error *e
     return WHERRY_OK;
 }
 
-/** Covers the views of each storage, whatever they are. */
+/** Covers the views of each storage. */
 static wherry_status cover(const wh_preparing *g, const wh_grouping *groups, uint64_t max_gap, wherry_error *error) {
     wh_space *space = &g->prepared->space;
     wh_region region = {0};
@@ -186,7 +202,10 @@ static wherry_status cover_anew(const wh_preparing *g, uint64_t max_gap, wherry_
     return status;
 }
 
-/** How many tensors there are about: what the state holds or, where that is little, what its containers hold. */
+/**
+ * An estimate of the number of tensors: the children of the state and, if those are few, their
+ * children.
+ */
 static size_t count_about(const wherry_value *state) {
     enum { FEW = 64, MANY = 1 << 16 };
     const wherry_value *inside = wh_value_inside(state);
@@ -199,7 +218,9 @@ static size_t count_about(const wherry_value *state) {
     return wh_min(count + below, MANY);
 }
 
-/** Makes room in all tables, so that they need not be copied to grow. @return false where there is no memory. */
+/**
+ * Reserves room in all tables, so that they need not grow often. @return false if out of memory.
+ */
 static bool reserve(wh_preparing *g, size_t tensors) {
     wherry_prepared *prepared = g->prepared;
     return WH_RESERVE(prepared->storages, prepared->storage_capacity, tensors) &&
@@ -214,9 +235,10 @@ wherry_status wh_preparing_begin(wh_preparing *preparing, const wherry_value *st
     wherry_prepare_options_init(&chosen);
     if (!wh_options_take(&chosen, sizeof(chosen), options) || chosen.rank < -1 ||
         !wh_chunk_bytes_valid(chosen.chunk_bytes)) {
-        return wh_fail(error, WHERRY_INVALID_ARGUMENT,
-                       "fill the options by wherry_prepare_options_init; a chunk is a power of two from 4 KiB to "
-                       "1 GiB, and a rank is -1 or more");
+        return wh_fail(
+            error, WHERRY_INVALID_ARGUMENT,
+            "initialize the options with wherry_prepare_options_init; chunk_bytes must be a power of two from 4 KiB to "
+            "1 GiB, and a rank is -1 or more");
     }
     *preparing =
         (wh_preparing){.prepared = wh_prepared_new(chosen.chunk_bytes, chosen.rank), .max_gap = chosen.max_gap};
@@ -226,18 +248,19 @@ wherry_status wh_preparing_begin(wh_preparing *preparing, const wherry_value *st
     preparing->expected = count_about(state);
     preparing->failed = !reserve(preparing, preparing->expected);
     preparing->prepared->state = state;
-    preparing->prepared->solid = true; /* so far: each storage is covered as it is met, and nearly all states stay so */
+    /* so far: each storage is covered when its tensor is added, and most states stay solid */
+    preparing->prepared->solid = true;
     return WHERRY_OK;
 }
 
-/** What is known only when all leaves are there. */
+/** The checks and steps that need all leaves. */
 static wherry_status finish(const wh_preparing *g, wherry_error *error) {
     wherry_prepared *prepared = g->prepared;
     if (g->failed) {
         return wh_fail_memory(error, "the storages of a state");
     }
     if (prepared->storage_bytes > INT64_MAX) {
-        return wh_fail(error, WHERRY_INVALID_ARGUMENT, "the state's storages have more than 2^63 bytes");
+        return wh_fail(error, WHERRY_INVALID_ARGUMENT, "the storages of the state have more than 2^63 bytes");
     }
     wherry_status status = prepared->solid ? WHERRY_OK : cover_anew(g, g->max_gap, error);
     return status != WHERRY_OK || wh_prepared_divide(prepared) ? status
@@ -274,6 +297,8 @@ wherry_status wherry_prepare(const wherry_value *state, const wherry_prepare_opt
     wh_visit_tensor_leaves(state, wh_preparing_leaf, &preparing);
     return wh_preparing_end(&preparing, prepared_p, error);
 }
+
+/* The prepared state, filled by wh_preparing or by the decoder */
 
 enum { CHUNK_BYTES_MIN = 1 << 12, CHUNK_BYTES_MAX = 1 << 30 };
 
@@ -312,7 +337,7 @@ void wherry_prepared_destroy(wherry_prepared *prepared) {
     wh_free(prepared);
 }
 
-/** Sums stop at the largest number rather than wrap. */
+/** Sums stop at the maximum instead of wrapping around. */
 static void add_saturating(uint64_t *sum, uint64_t number) {
     if (__builtin_add_overflow(*sum, number, sum)) {
         *sum = UINT64_MAX;
@@ -438,7 +463,7 @@ int wherry_prepared_visit_chunk(const wherry_prepared *prepared, uint64_t chunk,
     return wh_space_visit(&prepared->space, begin, begin + length, visit_piece, &v);
 }
 
-/** The first piece of a chunk, and whether there are others. */
+/** The first piece of a chunk, and whether there are more. */
 typedef struct first_piece {
     wh_piece piece;
     size_t count;
@@ -451,7 +476,7 @@ static int note_first(void *context, const wh_piece *piece) {
     return first->count > 1;
 }
 
-/** Whether a chunk is one contiguous run, and which. */
+/** True if a chunk is one contiguous run: *run_p. */
 static bool chunk_run(const wherry_prepared *prepared, uint64_t chunk, wh_piece *run_p) {
     first_piece first = {.count = 0};
     uint64_t begin;

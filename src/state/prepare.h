@@ -1,8 +1,9 @@
 /**
  * @file prepare.h  What a prepared state is made of; see wherry/expert.h.
  *
- * Whoever walks the tree depth first, each container in its order, meets the tensors in the order of `places`, and the
- * DTensors in the order of `mesh_places`: the encoder, the decoder and the planner all do.
+ * A depth-first walk over the tree, in the order of entries and items, meets the tensors in the
+ * order of `places` and the DTensors in the order of `mesh_places`. The encoder, the decoder and
+ * the plan rely on it.
  */
 #ifndef WH_STATE_PREPARE_H
 #define WH_STATE_PREPARE_H
@@ -12,7 +13,7 @@
 #include "range/space.h"
 #include "state/tensor.h"
 
-/** What a storage has. */
+/** A copy of the fields of a storage. */
 typedef struct wh_holding {
     void *memory; /**< NULL: none. */
     uint64_t nbytes;
@@ -22,99 +23,112 @@ typedef struct wh_holding {
 struct wherry_prepared {
     const wherry_value *state;
     bool owns_state;
-    bool adopted; /**< Its tensors are a target's by now, and no longer what the tables below describe. */
+    /** The tensors are views of a target, so the tables below do not describe them. */
+    bool adopted;
     int64_t rank;
-    bool owns_storages;        /**< Else the state, which is borrowed, keeps them alive. */
+    bool owns_storages;        /**< Otherwise the borrowed state keeps them alive. */
     wherry_storage **storages; /**< Unique. */
     size_t storage_count;
     size_t storage_capacity;
-    wh_holding *holdings; /**< Of each storage. Side by side here: the storages lie all over memory. */
+    wh_holding *holdings; /**< Per storage. In one array, because each storage is a cache miss. */
     size_t holding_capacity;
     wh_census census;     /**< Of the storages. */
     wherry_mesh **meshes; /**< Unique, each with a reference. */
     size_t mesh_count;
     size_t mesh_capacity;
-    uint32_t *places; /**< The number of the storage of each tensor. */
+    uint32_t *places; /**< Per tensor: the number of its storage. */
     size_t tensor_count;
     size_t place_capacity;
-    uint32_t *mesh_places; /**< The number of the mesh of each DTensor. */
+    uint32_t *mesh_places; /**< Per DTensor: the number of its mesh. */
     size_t dtensor_count;
     size_t mesh_place_capacity;
     uint64_t storage_bytes;
     uint64_t view_bytes;
-    bool
-        solid; /**< By wherry_prepare: each storage has one tensor, contiguous, so that what is sent of it is its bytes, each once, and no others. */
+    /**
+     * By wherry_prepare: each storage has one tensor, and that is contiguous. So each byte of the
+     * space is one of its bytes.
+     */
+    bool solid;
     wh_space space;
 };
 
-/** A state that is being prepared, leaf by leaf: whoever walks it for another purpose prepares it on the way. */
+/** A state that is being prepared leaf by leaf, so that another walk over it can prepare it too. */
 typedef struct wh_preparing {
-    wherry_prepared *prepared; /**< As far as it is: the tables of the leaves that were met are there. */
+    wherry_prepared *prepared; /**< Its tables have the leaves so far. */
     uint64_t max_gap;
-    size_t expected;   /**< So many tensors, about. */
-    bool failed;       /**< There was no memory. */
-    wh_index storages; /**< Finds a storage's number; of the first `indexed`. */
+    size_t expected;   /**< Estimated number of tensors. */
+    bool failed;       /**< Out of memory. */
+    wh_index storages; /**< Finds a storage's number, among the first `indexed`. */
     size_t indexed;
-    uintptr_t top;                 /**< Behind all memory so far. */
+    uintptr_t top;                 /**< The end of the highest memory so far. */
     wh_index meshes;               /**< Finds a mesh's number. */
     const wherry_tensor **tensors; /**< In the order of the walk. */
     size_t capacity;
 } wh_preparing;
 
-/** Errors as wherry_prepare; then there is nothing to end. */
+/** Errors as wherry_prepare. On failure, do not call wh_preparing_end. */
 wherry_status wh_preparing_begin(wh_preparing *preparing, const wherry_value *state,
                                  const wherry_prepare_options *options, wherry_error *error);
 
-/** The next leaf that is or has tensors, in the order of wh_visit_tensor_leaves. @return false where there is no memory: then only the end comes. */
+/**
+ * Adds the next TENSOR, DTENSOR or SHARDED leaf, in the order of wh_visit_tensor_leaves.
+ * @return false if out of memory; then call wh_preparing_end.
+ */
 bool wh_preparing_leaf(void *preparing, wherry_value *leaf);
 
-/** All leaves were met, or one failed. Errors as wherry_prepare. */
+/** Finishes after all leaves, or after a failed one. Errors as wherry_prepare. */
 wherry_status wh_preparing_end(wh_preparing *preparing, wherry_prepared **prepared_p, wherry_error *error);
 
-/** An empty one, or NULL where there is no memory. */
+/** An empty prepared state; NULL if out of memory. */
 wherry_prepared *wh_prepared_new(uint32_t chunk_bytes, int64_t rank);
 
-/** Whether a number may be the size of a chunk. */
+/** True if a number is a valid chunk size. */
 bool wh_chunk_bytes_valid(uint64_t chunk_bytes);
 
-/** Adds a storage; its reference is not counted. @return false where there is no memory. */
+/** Adds a storage without taking a reference. @return false if out of memory. */
 bool wh_prepared_take_storage(wherry_prepared *prepared, wherry_storage *storage);
 
-/** Divides the space into host memory and that of devices, when all storages and extents are there. @return false where there is no memory. */
+/**
+ * Divides the space into host and device memory, after all storages and extents were added. @return
+ * false if out of memory.
+ */
 bool wh_prepared_divide(wherry_prepared *prepared);
 
-/** Whether a chunk has bytes of device memory, and then of nothing else. */
+/** True if a chunk has only bytes of device memory; otherwise it has only bytes of host memory. */
 static inline bool wh_prepared_chunk_on_device(const wherry_prepared *prepared, uint64_t chunk) {
     return prepared->space.order && chunk >= prepared->space.first_chunks;
 }
 
-/** Adds a mesh, taking a reference. @return false where there is no memory. */
+/** Adds a mesh and takes a reference. @return false if out of memory. */
 bool wh_prepared_add_mesh(wherry_prepared *prepared, wherry_mesh *mesh);
 
-/** Whether mesh number `number` equals one: what a wh_index over the meshes compares by. */
+/** True if mesh number `number` equals `mesh`. For a wh_index over the meshes. */
 bool wh_prepared_has_mesh(const void *prepared, size_t number, const void *mesh);
 
-/** Notes that the next tensor is over storage number `storage`. @return false where there is no memory. */
+/** Adds the next tensor, which is over storage number `storage`. @return false if out of memory. */
 bool wh_prepared_add_tensor(wherry_prepared *prepared, const wherry_tensor *tensor, size_t storage);
 
-/** Notes that the next DTensor is over mesh number `mesh`. @return false where there is no memory. */
+/** Adds the next DTensor, which is over mesh number `mesh`. @return false if out of memory. */
 bool wh_prepared_add_dtensor(wherry_prepared *prepared, size_t mesh);
 
 /**
- * Whether a chunk goes on where the one before it ends: each of the two is one contiguous run (one piece, once) of the same storage, and this one begins
- * behind the last byte of that one. On a device none does, since such chunks are staged one by one. Follows from the manifest alone, so that the source and
- * every receiver say the same.
- * @return the bytes of the chunk; 0 where it does not, for the first one, and for a number that no chunk has.
+ * Tells whether a chunk continues the chunk before it: both are one contiguous run of the same
+ * storage, and this one begins where that one ends. Never for device memory, because those chunks
+ * are staged one by one. It follows from the manifest alone, so the source and all receivers agree.
+ * @return the length of the chunk if it does; otherwise 0.
  */
 uint64_t wh_prepared_chunk_continues(const wherry_prepared *prepared, uint64_t chunk);
 
-/** The tensors of each storage together: numbers of those of storage s are order[starts[s]] to order[starts[s + 1] - 1]. */
+/**
+ * The tensors by storage: those of storage s have numbers order[starts[s]] to order[starts[s + 1] -
+ * 1].
+ */
 typedef struct wh_grouping {
     size_t *starts; /**< One more than there are storages. */
     size_t *order;
 } wh_grouping;
 
-/** @return false where there is no memory; destroy it in any case. */
+/** @return false if out of memory. Call wh_grouping_destroy in either case. */
 bool wh_grouping_init(wh_grouping *groups, const wherry_prepared *prepared);
 
 void wh_grouping_destroy(wh_grouping *groups);

@@ -13,7 +13,9 @@
 #include "range/copy.h"
 #include "state/value.h"
 
-/** The arrays and names lie behind it, in the same block. */
+/* Meshes */
+
+/** The arrays and names follow in the same block. */
 struct wherry_mesh {
     atomic_size_t references;
     wherry_mesh_info info;
@@ -32,11 +34,11 @@ bool wh_mesh_count(uint32_t ndim, const int64_t *shape, uint64_t *count_p) {
 
 static wherry_status check_mesh(const wherry_mesh_info *info, uint64_t *count_p, size_t *names_p, wherry_error *error) {
     if (!info || info->ndim < 1 || info->ndim > WHERRY_NDIM_MAX || !info->shape || !info->ranks) {
-        return wh_fail(error, WHERRY_INVALID_ARGUMENT, "a mesh has 1 to %d dimensions, a shape and ranks",
+        return wh_fail(error, WHERRY_INVALID_ARGUMENT, "a mesh needs 1 to %d dimensions, a shape and ranks",
                        WHERRY_NDIM_MAX);
     }
     if (!wh_mesh_count(info->ndim, info->shape, count_p) || *count_p > SIZE_MAX / sizeof(int64_t) / 2) {
-        return wh_fail(error, WHERRY_INVALID_ARGUMENT, "each size of a mesh is at least 1, and their product is small");
+        return wh_fail(error, WHERRY_INVALID_ARGUMENT, "a size of the mesh is below 1, or the mesh is too large");
     }
     for (uint64_t i = 0; i < *count_p; i++) {
         if (info->ranks[i] < 0) {
@@ -48,7 +50,7 @@ static wherry_status check_mesh(const wherry_mesh_info *info, uint64_t *count_p,
     for (uint32_t d = 0; d < info->ndim && info->dim_names; d++) {
         const char *name = info->dim_names[d];
         if (!name || !wh_utf8_valid(name, strlen(name))) {
-            return wh_fail(error, WHERRY_INVALID_ARGUMENT, "name %u of the mesh's dimensions is not UTF-8", d);
+            return wh_fail(error, WHERRY_INVALID_ARGUMENT, "the name of mesh dimension %u is not UTF-8", d);
         }
         *names_p += sizeof(char *) + strlen(name) + 1;
     }
@@ -149,6 +151,8 @@ bool wh_mesh_find(const wherry_mesh *mesh, int64_t rank, int64_t coordinate[WHER
     return false;
 }
 
+/* DTensor */
+
 static wherry_status check_placement(const wherry_placement *placement, uint32_t ndim, wherry_error *error) {
     switch (placement->kind) {
     case WHERRY_REPLICATE:
@@ -156,21 +160,22 @@ static wherry_status check_placement(const wherry_placement *placement, uint32_t
     case WHERRY_SHARD:
     case WHERRY_STRIDED_SHARD:
         if (placement->dim >= ndim) {
-            return wh_fail(error, WHERRY_INVALID_ARGUMENT, "a placement shards dimension %u of a tensor that has %u",
-                           placement->dim, ndim);
+            return wh_fail(error, WHERRY_INVALID_ARGUMENT,
+                           "a placement shards dimension %u, but the tensor has %u dimensions", placement->dim, ndim);
         }
         if (placement->kind == WHERRY_STRIDED_SHARD && placement->split_factor < 1) {
-            return wh_fail(error, WHERRY_INVALID_ARGUMENT, "the split factor %lld is below 1",
+            return wh_fail(error, WHERRY_INVALID_ARGUMENT, "the split factor is %lld; it must be at least 1",
                            (long long)placement->split_factor);
         }
         return WHERRY_OK;
     case WHERRY_PARTIAL:
         if (!placement->reduce_op || !wh_utf8_valid(placement->reduce_op, strlen(placement->reduce_op))) {
-            return wh_fail(error, WHERRY_INVALID_ARGUMENT, "a partial placement needs the name of its reduction");
+            return wh_fail(error, WHERRY_INVALID_ARGUMENT,
+                           "a partial placement needs the name of its reduction (reduce_op), in UTF-8");
         }
         return WHERRY_OK;
     }
-    return wh_fail(error, WHERRY_INVALID_ARGUMENT, "unknown kind of placement %d", (int)placement->kind);
+    return wh_fail(error, WHERRY_INVALID_ARGUMENT, "unknown placement kind %d", (int)placement->kind);
 }
 
 static wherry_status check_dtensor(const wherry_dtensor *dtensor, wherry_error *error) {
@@ -181,15 +186,16 @@ static wherry_status check_dtensor(const wherry_dtensor *dtensor, wherry_error *
     }
     const wherry_tensor *local = wherry_tensor_get(dtensor->local);
     if (!local || dtensor->local->parent || local->ndim != dtensor->ndim || local->dtype != dtensor->dtype) {
-        return wh_fail(error, WHERRY_INVALID_ARGUMENT,
-                       "the local part of a DTensor is a free tensor of its dtype and number of dimensions");
+        return wh_fail(
+            error, WHERRY_INVALID_ARGUMENT,
+            "the local tensor of a DTensor must have its dtype and number of dimensions, and belong to no container");
     }
     if (dtensor->flags & ~(uint32_t)WHERRY_TENSOR_REQUIRES_GRAD) {
-        return wh_fail(error, WHERRY_INVALID_ARGUMENT, "unknown flags 0x%x of a DTensor", dtensor->flags);
+        return wh_fail(error, WHERRY_INVALID_ARGUMENT, "unknown flags 0x%x in a DTensor", dtensor->flags);
     }
     for (uint32_t d = 0; d < dtensor->ndim; d++) {
         if (dtensor->shape[d] < 0 || dtensor->strides[d] < 0) {
-            return wh_fail(error, WHERRY_INVALID_ARGUMENT, "global size or stride %u is negative", d);
+            return wh_fail(error, WHERRY_INVALID_ARGUMENT, "the global size or stride of dimension %u is negative", d);
         }
     }
     for (uint32_t d = 0; d < wherry_mesh_get(dtensor->mesh)->ndim; d++) {
@@ -201,7 +207,7 @@ static wherry_status check_dtensor(const wherry_dtensor *dtensor, wherry_error *
     return WHERRY_OK;
 }
 
-/** Copies the placements to `to` and their texts behind them; each field that does not apply becomes 0. */
+/** Copies the placements to `to`, followed by their texts. Fields that do not apply become 0. */
 static void copy_placements(wherry_placement *to, const wherry_placement *from, uint32_t count) {
     char *text = (char *)(to + count);
     for (uint32_t i = 0; i < count; i++) {
@@ -264,6 +270,8 @@ void wh_dtensor_clear(wherry_dtensor *dtensor) {
     wherry_mesh_unref(dtensor->mesh);
 }
 
+/* ShardedTensor */
+
 static wherry_status check_info(const wherry_shard_info *info, uint32_t ndim, const int64_t *shape, const char *what,
                                 uint32_t number, wherry_error *error) {
     bool fine = info->place.rank >= -1 && (ndim == 0 || (info->offsets && info->sizes));
@@ -273,7 +281,7 @@ static wherry_status check_info(const wherry_shard_info *info, uint32_t ndim, co
         memcpy(box.sizes, info->sizes, ndim * sizeof(*box.sizes));
     }
     if (!fine || !wh_box_within(&box, shape)) {
-        return wh_fail(error, WHERRY_INVALID_ARGUMENT, "%s %u lies outside the global tensor, or has no place", what,
+        return wh_fail(error, WHERRY_INVALID_ARGUMENT, "%s %u is outside the global tensor, or has no place", what,
                        number);
     }
     return WHERRY_OK;
@@ -289,13 +297,14 @@ static wherry_status check_shard(const wherry_sharded *sharded, uint32_t number,
     if (!tensor || shard->tensor->parent || tensor->dtype != sharded->dtype || tensor->ndim != sharded->ndim ||
         (tensor->ndim && memcmp(tensor->shape, shard->info.sizes, tensor->ndim * sizeof(*tensor->shape)) != 0)) {
         return wh_fail(error, WHERRY_INVALID_ARGUMENT,
-                       "local shard %u is not a free tensor of the sharded tensor's dtype and of its box's shape",
+                       "local shard %u must be a tensor with the dtype of the ShardedTensor and the shape of its box, "
+                       "and belong to no container",
                        number);
     }
     return WHERRY_OK;
 }
 
-/** Whether two local shards are the same value. */
+/** True if two local shards are the same value. */
 static bool has_twins(const wherry_sharded *sharded) {
     uint32_t seen = 0;
     while (seen < sharded->shard_count && wh_value_claim(sharded->shards[seen].tensor)) {
@@ -331,21 +340,22 @@ static wherry_status check_sharding(const wherry_sharded *sharded, wherry_error 
         }
         return WHERRY_OK;
     }
-    return wh_fail(error, WHERRY_INVALID_ARGUMENT, "unknown kind of sharding %d", (int)sharding->kind);
+    return wh_fail(error, WHERRY_INVALID_ARGUMENT, "unknown sharding kind %d", (int)sharding->kind);
 }
 
 static wherry_status check_sharded(const wherry_sharded *sharded, wherry_error *error) {
     if (!sharded || !wherry_dtype_describe(sharded->dtype) || sharded->ndim > WHERRY_NDIM_MAX ||
         (sharded->ndim && !sharded->shape) || (unsigned)sharded->format > WHERRY_FORMAT_PRESERVE ||
         (sharded->shard_count && !sharded->shards) || (sharded->global_count && !sharded->global)) {
-        return wh_fail(error, WHERRY_INVALID_ARGUMENT,
-                       "a sharded tensor needs a dtype, a format, a shape of at most %d dimensions and its shards",
-                       WHERRY_NDIM_MAX);
+        return wh_fail(
+            error, WHERRY_INVALID_ARGUMENT,
+            "a ShardedTensor needs a dtype, a memory format, a shape of at most %d dimensions and its shards",
+            WHERRY_NDIM_MAX);
     }
     wherry_status status = WHERRY_OK;
     for (uint32_t d = 0; d < sharded->ndim; d++) {
         if (sharded->shape[d] < 0) {
-            return wh_fail(error, WHERRY_INVALID_ARGUMENT, "global size %u is negative", d);
+            return wh_fail(error, WHERRY_INVALID_ARGUMENT, "the global size of dimension %u is negative", d);
         }
     }
     for (uint32_t i = 0; i < sharded->shard_count && status == WHERRY_OK; i++) {
@@ -355,12 +365,13 @@ static wherry_status check_sharded(const wherry_sharded *sharded, wherry_error *
         status = check_info(sharded->global + i, sharded->ndim, sharded->shape, "shard", i, error);
     }
     if (status == WHERRY_OK && has_twins(sharded)) {
-        return wh_fail(error, WHERRY_INVALID_ARGUMENT, "two local shards are the same value; each needs its own");
+        return wh_fail(error, WHERRY_INVALID_ARGUMENT,
+                       "two local shards are the same value; each shard needs its own tensor");
     }
     return status == WHERRY_OK ? check_sharding(sharded, error) : status;
 }
 
-/** Copies an info; its numbers go to *numbers, which moves on. */
+/** Copies an info. Its numbers go to *numbers, which is advanced. */
 static wherry_shard_info copy_info(const wherry_shard_info *from, uint32_t ndim, int64_t **numbers) {
     wherry_shard_info info = {*numbers, *numbers + ndim, from->place};
     if (ndim) {
@@ -379,7 +390,7 @@ static const wherry_shard_info *copy_infos(wherry_shard_info *to, const wherry_s
     return to;
 }
 
-/** Fills the block: structs first, then places, then all numbers. */
+/** Fills the block of a ShardedTensor: structs first, then places, then all numbers. */
 static void fill_sharded(wherry_value *value, const wherry_sharded *from, uint32_t places, uint32_t boxes) {
     wherry_sharded *kept = (wherry_sharded *)(value + 1);
     wherry_shard *shards = (wherry_shard *)(kept + 1);
@@ -447,16 +458,18 @@ void wh_sharded_clear(wherry_sharded *sharded) {
     }
 }
 
-/** A local tensor of more boxes than this is treated as if its boxes were not known. */
+/* Parts: which boxes of its global tensor a local tensor is */
+
+/** If a local tensor has more boxes, its boxes count as unknown. */
 enum { BOXES_MAX = 65536 };
 
-/** Global indices begin .. begin + size - 1 of a dimension. */
+/** Global indices begin to begin + size - 1 of one dimension. */
 typedef struct interval {
     int64_t begin;
     int64_t size;
 } interval;
 
-/** What a rank holds of one dimension: intervals in the order in which they lie in the local tensor. */
+/** What a rank has of one dimension: intervals in the order of the local tensor. */
 typedef struct axis {
     interval *intervals;
     size_t count;
@@ -486,7 +499,7 @@ static int64_t axis_size(const axis *of) {
     return size;
 }
 
-/** Appends elements begin .. end - 1 of one axis, counted along it, to another. */
+/** Appends elements begin to end - 1 of one axis, counted along it, to another axis. */
 static bool axis_slice(const axis *from, int64_t begin, int64_t end, axis *to) {
     int64_t at = 0;
     for (size_t i = 0; i < from->count && at < end; i++) {
@@ -502,8 +515,9 @@ static bool axis_slice(const axis *from, int64_t begin, int64_t end, axis *to) {
 }
 
 /**
- * Keeps of an axis what falls to one of `ways` when it is cut into `factor` times as many equal pieces (the last ones
- * smaller or empty) that are dealt out in turn. A plain shard has a factor of 1.
+ * Reduces an axis to the share of one of `ways` ranks. The axis is cut into ways * factor equal
+ * pieces (the last ones may be smaller or empty), which are dealt out in turn. A plain shard has
+ * factor 1.
  */
 static wh_parts axis_deal(axis *of, int64_t ways, int64_t mine, int64_t factor) {
     int64_t size = axis_size(of);
@@ -536,7 +550,7 @@ static void axes_destroy(axis *axes, uint32_t ndim) {
     }
 }
 
-/** What the rank at a coordinate of the mesh holds of each dimension. */
+/** Computes what a rank has of each dimension. */
 static wh_parts axes_of(const wherry_dtensor *dtensor, int64_t rank, axis *axes) {
     const wherry_mesh_info *mesh = wherry_mesh_get(dtensor->mesh);
     int64_t coordinate[WHERRY_NDIM_MAX];
@@ -570,7 +584,7 @@ static wh_parts axes_of(const wherry_dtensor *dtensor, int64_t rank, axis *axes)
     return WH_PARTS_KNOWN;
 }
 
-/** Visits every combination of intervals, a dimension at a time. */
+/** Visits every combination of intervals, one dimension after the other. */
 static int visit_boxes(const axis *axes, uint32_t dim, wh_part *part, wh_part_fn visit, void *context) {
     if (dim == part->global.ndim) {
         return visit(context, part);
@@ -598,7 +612,7 @@ static wh_parts visit_dtensor(const wherry_dtensor *dtensor, int64_t rank, wh_pa
     return parts;
 }
 
-/** One box whose local tensor is all of it. */
+/** Visits one box that is the whole local tensor. */
 static wh_parts visit_one(uint32_t ndim, const int64_t *offsets, const int64_t *sizes, wh_part_fn visit,
                           void *context) {
     wh_part part = {.global.ndim = ndim, .local.ndim = ndim};

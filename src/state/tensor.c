@@ -19,6 +19,8 @@
 #include "state/path.h"
 #include "state/value.h"
 
+/* Element types */
+
 static const wherry_dtype_info dtypes[] = {
 #define WHERRY_X(name, value, text, bits, class_) [value] = {text, bits, (bits) / 8, WHERRY_CLASS_##class_},
     WHERRY_DTYPE_LIST(WHERRY_X)
@@ -45,6 +47,8 @@ int wherry_dtype_find(const char *name) {
     }
     return -1;
 }
+
+/* Devices */
 
 wherry_device wherry_device_cpu(void) {
     return (wherry_device){WHERRY_DEVICE_CPU, -1};
@@ -82,8 +86,9 @@ static const struct {
 
 static wherry_status refuse_device(const char *text, wherry_error *error) {
 #define WHERRY_X(name, value, kind) kind " "
-    return wh_fail(error, WHERRY_INVALID_ARGUMENT, "'%.64s' is not a device; write KIND or KIND:INDEX, KIND one of %s",
-                   text, WHERRY_DEVICE_LIST(WHERRY_X));
+    return wh_fail(error, WHERRY_INVALID_ARGUMENT,
+                   "'%.64s' is not a device; use KIND or KIND:INDEX, with one of these kinds: %s", text,
+                   WHERRY_DEVICE_LIST(WHERRY_X));
 #undef WHERRY_X
 }
 
@@ -112,12 +117,14 @@ wherry_status wherry_device_parse(const char *text, wherry_device *device_p, whe
     return refuse_device(text, error);
 }
 
+/* Storages */
+
 struct wherry_storage {
     atomic_size_t references;
     void *data;
     uint64_t nbytes;
     wherry_device device;
-    const wh_memory_ops *memory; /**< Of memory that the library allocated; else NULL. */
+    const wh_memory_ops *memory; /**< NULL if the caller owns the memory. */
     wherry_release_fn release;
     void *context;
     uint32_t pool_offset; /**< For wh_pool_free. */
@@ -152,7 +159,7 @@ static wherry_status create_storage(wh_pool *pool, void *data, uint64_t nbytes, 
 wherry_status wherry_storage_wrap(void *data, uint64_t nbytes, wherry_device device, wherry_release_fn release,
                                   void *context, wherry_storage **storage_p, wherry_error *error) {
     if (!data && nbytes > 0) {
-        return wh_fail(error, WHERRY_INVALID_ARGUMENT, "a storage of %llu bytes cannot be at NULL",
+        return wh_fail(error, WHERRY_INVALID_ARGUMENT, "data is NULL, but the storage has %llu bytes",
                        (unsigned long long)nbytes);
     }
     if (device.kind == WHERRY_DEVICE_CUDA && device.index < 0 && data && wh_cuda_check(NULL) == WHERRY_OK) {
@@ -175,7 +182,7 @@ wherry_status wherry_storage_allocate(uint64_t nbytes, wherry_device device, whe
     if (!memory) {
         char text[WHERRY_DEVICE_TEXT_MAX];
         return wh_fail(error, WHERRY_UNSUPPORTED,
-                       "this build cannot allocate memory on %s; provide an allocate function or choose cpu",
+                       "cannot allocate memory on %s; provide an allocate function, or receive to the cpu",
                        wherry_device_text(device, text));
     }
     if (!storage_p) {
@@ -253,7 +260,7 @@ void wh_census_add(wh_census *census, const wherry_storage *storage) {
     census->largest = storage->nbytes > census->largest ? storage->nbytes : census->largest;
 }
 
-/** Of which storages samples are taken, and how many. */
+/** The number of storages to sample, and their minimum size. */
 enum { PAGE_SAMPLES = 16, PAGE_SAMPLE_BYTES = 4 << 20 };
 
 static bool is_worth_a_look(const wherry_storage *storage) {
@@ -278,6 +285,8 @@ bool wh_storages_on_small_pages(wherry_storage *const *storages, size_t count, c
     close(look);
     return bytes[WH_PAGES_SMALL] > bytes[WH_PAGES_HUGE];
 }
+
+/* Tensors */
 
 bool wh_contiguous_strides(uint32_t ndim, const int64_t *shape, int64_t *strides) {
     uint64_t stride = 1;
@@ -318,8 +327,9 @@ static wherry_status check_numbers(const wherry_tensor *tensor, wherry_error *er
         return wh_fail(error, WHERRY_INVALID_ARGUMENT, "a tensor needs a storage, a known dtype and known flags");
     }
     if (tensor->ndim > WHERRY_NDIM_MAX || (tensor->ndim > 0 && !tensor->shape)) {
-        return wh_fail(error, WHERRY_INVALID_ARGUMENT, "a tensor has a shape of at most %d dimensions, not %u",
-                       WHERRY_NDIM_MAX, tensor->ndim);
+        return wh_fail(error, WHERRY_INVALID_ARGUMENT,
+                       "a tensor needs a shape of at most %d dimensions; this one has %u", WHERRY_NDIM_MAX,
+                       tensor->ndim);
     }
     if (tensor->offset < 0) {
         return wh_fail(error, WHERRY_INVALID_ARGUMENT, "the offset %lld is negative", (long long)tensor->offset);
@@ -353,10 +363,10 @@ static wherry_status check_bounds(const wherry_tensor *tensor, wherry_status bou
     fits = fits && wh_mul(last, item, &end) && (empty || wh_add(end, item, &end));
     uint64_t nbytes = wherry_storage_nbytes(tensor->storage);
     if (!fits) {
-        return wh_fail(error, bounds, "the tensor's sizes, strides and offset reach beyond 2^63 bytes");
+        return wh_fail(error, bounds, "the sizes, strides and offset of the tensor reach beyond 2^63 bytes");
     }
     if (!empty && end > nbytes) {
-        return wh_fail(error, bounds, "the tensor's elements end at byte %llu, but its storage has %llu",
+        return wh_fail(error, bounds, "the tensor ends at byte %llu, but its storage has only %llu bytes",
                        (unsigned long long)end, (unsigned long long)nbytes);
     }
     return WHERRY_OK;
@@ -388,8 +398,8 @@ wherry_status wh_tensor_build(wh_pool *pool, const wherry_tensor *tensor, wherry
             fits = wh_contiguous_strides(tensor->ndim, shape, strides);
         }
     }
-    status = fits ? check_bounds(kept, bounds, error)
-                  : wh_fail(error, bounds, "the tensor's sizes multiply to more than 2^63 elements");
+    status =
+        fits ? check_bounds(kept, bounds, error) : wh_fail(error, bounds, "the tensor has more than 2^63 elements");
     if (status != WHERRY_OK) {
         wh_pool_free(value, value->pool_offset);
         return status;
@@ -415,7 +425,7 @@ wherry_status wherry_tensor_cast(const wherry_tensor *tensor, wherry_dtype dtype
                                  wherry_error *error) {
     const wherry_dtype_info *info = wherry_dtype_describe(dtype);
     if (!tensor || !info) {
-        return wh_fail(error, WHERRY_INVALID_ARGUMENT, "casting needs a tensor and a known dtype");
+        return wh_fail(error, WHERRY_INVALID_ARGUMENT, "a cast needs a tensor and a known dtype");
     }
     uint64_t nbytes = wherry_storage_nbytes(tensor->storage);
     if (nbytes % info->bytes) {
@@ -426,6 +436,8 @@ wherry_status wherry_tensor_cast(const wherry_tensor *tensor, wherry_dtype dtype
     wherry_tensor cast = {.storage = tensor->storage, .dtype = dtype, .ndim = 1, .shape = &count};
     return wherry_tensor_create(&cast, value_p, error);
 }
+
+/* The tensors of a leaf, and the leaves of a state */
 
 size_t wh_value_tensor_count(const wherry_value *value) {
     switch (wherry_value_kind(value)) {
@@ -467,9 +479,14 @@ bool wh_visit_tensor_leaves(const wherry_value *state, wh_leaf_visit_fn visit, v
     return true;
 }
 
+/* The digest of a tensor */
+
 _Static_assert(WHERRY_DIGEST_BYTES == (int)WH_DIGEST_BYTES, "one kind of digest");
 
-/** How many of the last dimensions lie end to end, and the bytes of that run. */
+/**
+ * Finds the innermost dimensions that form one contiguous run. @return the number of dimensions
+ * outside the run.
+ */
 static uint32_t find_run(const wherry_tensor *tensor, uint64_t *run_p) {
     uint64_t elements = 1;
     uint32_t outer = tensor->ndim;
@@ -481,7 +498,10 @@ static uint32_t find_run(const wherry_tensor *tensor, uint64_t *run_p) {
     return outer;
 }
 
-/** The next index of the outer dimensions, and where it lies. @return false behind the last. */
+/**
+ * Advances to the next index of the outer dimensions and updates its offset *at. @return false
+ * after the last one.
+ */
 static bool next_run(const wherry_tensor *tensor, uint32_t outer, int64_t *index, int64_t *at) {
     for (uint32_t i = outer; i-- > 0;) {
         *at += tensor->strides[i];
@@ -497,7 +517,7 @@ static bool next_run(const wherry_tensor *tensor, uint32_t outer, int64_t *index
 wherry_status wherry_tensor_digest(const wherry_value *value, wherry_digest *digest_p, wherry_error *error) {
     const wherry_tensor *tensor = value ? wherry_tensor_get(value) : NULL;
     if (!tensor || !digest_p) {
-        return wh_fail(error, WHERRY_INVALID_ARGUMENT, "only a tensor has a digest of its elements");
+        return wh_fail(error, WHERRY_INVALID_ARGUMENT, "the value is not a tensor, or digest_p is NULL");
     }
     const char *data = wherry_storage_data(tensor->storage);
     bool empty = false;
@@ -505,7 +525,7 @@ wherry_status wherry_tensor_digest(const wherry_value *value, wherry_digest *dig
         empty = empty || tensor->shape[i] == 0;
     }
     if (wherry_storage_device(tensor->storage).kind != WHERRY_DEVICE_CPU || (!data && !empty)) {
-        return wh_fail(error, WHERRY_UNSUPPORTED, "the tensor is not in host memory; copy it there to digest it");
+        return wh_fail(error, WHERRY_UNSUPPORTED, "the tensor is not in host memory; copy it there first");
     }
     wh_digester *digester = wh_digester_create();
     if (!digester) {

@@ -1,3 +1,12 @@
+/*
+ * Values: scalars, containers, objects and copies of trees.
+ *
+ * 1. A value has at most one owner. `parent` is NULL if the caller owns it.
+ * 2. A tree has no cycles and is at most WHERRY_DEPTH_MAX deep. `height` is kept up to date on
+ *    every adoption.
+ * 3. A dict with more than INDEX_FROM entries has an index of all its keys. A smaller one is
+ *    searched linearly.
+ */
 #include "state/value.h"
 
 #include <string.h>
@@ -37,6 +46,15 @@ wherry_value *wh_value_new(wh_pool *pool, wherry_kind kind, size_t extra) {
     return value;
 }
 
+static void clear_dict(wh_dict *dict) {
+    for (size_t i = 0; i < dict->count; i++) {
+        wherry_value_destroy(dict->entries[i].key);
+        wherry_value_destroy(dict->entries[i].item);
+    }
+    wh_free(dict->entries);
+    wh_index_destroy(&dict->index);
+}
+
 void wherry_value_destroy(wherry_value *value) {
     if (!value) {
         return;
@@ -50,7 +68,7 @@ void wherry_value_destroy(wherry_value *value) {
         wh_free(value->as.sequence.items);
         break;
     case WHERRY_KIND_DICT:
-        wh_dict_clear(value->as.dict);
+        clear_dict(value->as.dict);
         break;
     case WHERRY_KIND_OBJECT:
         wherry_value_destroy(value->as.object.payload);
@@ -77,6 +95,8 @@ static wherry_status deliver(wherry_value *value, wherry_value **value_p, wherry
     *value_p = value;
     return WHERRY_OK;
 }
+
+/* Scalars */
 
 wherry_status wherry_none_create(wherry_value **value_p, wherry_error *error) {
     return deliver(wh_value_new(NULL, WHERRY_KIND_NONE, 0), value_p, error);
@@ -115,7 +135,7 @@ wherry_status wherry_complex_create(double real, double imaginary, wherry_value 
     return deliver(value, value_p, error);
 }
 
-/** A value with a copy of bytes and a zero behind it. */
+/** A value with a copy of bytes and a terminating zero. */
 static wherry_value *new_text(wh_pool *pool, wherry_kind kind, const void *bytes, size_t size) {
     wherry_value *value = size < SIZE_MAX ? wh_value_new(pool, kind, size + 1) : NULL;
     if (value) {
@@ -163,7 +183,8 @@ wherry_status wherry_string_create(const char *text, size_t size, wherry_value *
 wherry_status wh_string_build(wh_pool *pool, const char *text, size_t size, wherry_value **value_p,
                               wherry_error *error) {
     if ((!text && size) || !wh_utf8_valid(text, size)) {
-        return wh_fail(error, WHERRY_INVALID_ARGUMENT, "a string must be UTF-8; use bytes for anything else");
+        return wh_fail(error, WHERRY_INVALID_ARGUMENT,
+                       "the string is not UTF-8; use wherry_bytes_create for other bytes");
     }
     return deliver(new_text(pool, WHERRY_KIND_STRING, text, size), value_p, error);
 }
@@ -214,11 +235,13 @@ const void *wherry_bytes_get(const wherry_value *value, size_t *size_p) {
     return text_of(value, WHERRY_KIND_BYTES, size_p);
 }
 
+/* Objects */
+
 wherry_status wherry_object_create(const char *type_name, wherry_value *payload, wherry_value **value_p,
                                    wherry_error *error) {
     size_t size = type_name ? strlen(type_name) : 0;
     if (size == 0 || !wh_utf8_valid(type_name, size) || !payload) {
-        return wh_fail(error, WHERRY_INVALID_ARGUMENT, "an object needs a type name in UTF-8 and a payload");
+        return wh_fail(error, WHERRY_INVALID_ARGUMENT, "an object needs a non-empty type name in UTF-8 and a payload");
     }
     wherry_value *value = wh_value_new(NULL, WHERRY_KIND_OBJECT, size + 1);
     if (!value) {
@@ -251,15 +274,17 @@ const wherry_value *wh_value_inside(const wherry_value *value) {
     return value;
 }
 
-/** Dicts up to this size are searched from end to end. */
+/** Dicts up to this size are searched linearly. */
 enum { INDEX_FROM = 8 };
+
+/* Ownership */
 
 wherry_status wh_value_check_adopt(const wherry_value *container, const wherry_value *item, wherry_error *error) {
     if (!item) {
         return wh_fail(error, WHERRY_INVALID_ARGUMENT, "the item must not be NULL");
     }
     if (item->parent) {
-        return wh_fail(error, WHERRY_INVALID_ARGUMENT, "the item belongs to a container already; put a copy in");
+        return wh_fail(error, WHERRY_INVALID_ARGUMENT, "the item already belongs to a container; add a copy instead");
     }
     uint32_t depth = item->height;
     for (const wherry_value *above = container; above; above = above->parent) {
@@ -269,7 +294,7 @@ wherry_status wh_value_check_adopt(const wherry_value *container, const wherry_v
         depth++;
     }
     if (depth > WHERRY_DEPTH_MAX) {
-        return wh_fail(error, WHERRY_INVALID_ARGUMENT, "containers would nest %u deep; at most %d", depth,
+        return wh_fail(error, WHERRY_INVALID_ARGUMENT, "the containers would nest %u deep; the maximum is %d", depth,
                        WHERRY_DEPTH_MAX);
     }
     return WHERRY_OK;
@@ -290,6 +315,8 @@ void wh_value_adopt(wherry_value *container, wherry_value *item) {
         above->height = height++;
     }
 }
+
+/* Lists and tuples */
 
 static wherry_status create_sequence(wherry_kind kind, wherry_value **value_p, wherry_error *error) {
     wherry_value *value = wh_value_new(NULL, kind, 0);
@@ -316,7 +343,7 @@ static const wh_sequence *sequence_of(const wherry_value *value) {
 
 wherry_status wherry_sequence_append(wherry_value *sequence, wherry_value *item, wherry_error *error) {
     if (!sequence_of(sequence)) {
-        return wh_fail(error, WHERRY_INVALID_ARGUMENT, "only a list or a tuple can be appended to");
+        return wh_fail(error, WHERRY_INVALID_ARGUMENT, "the value is neither a list nor a tuple");
     }
     wherry_status status = wh_value_check_adopt(sequence, item, error);
     if (status != WHERRY_OK) {
@@ -339,6 +366,8 @@ size_t wherry_sequence_count(const wherry_value *sequence) {
 wherry_value *wherry_sequence_at(const wherry_value *sequence, size_t index) {
     return index < wherry_sequence_count(sequence) ? sequence->as.sequence.items[index] : NULL;
 }
+
+/* Keys */
 
 bool wh_value_is_scalar(const wherry_value *value) {
     return value->kind <= WHERRY_KIND_BYTES;
@@ -387,6 +416,8 @@ uint64_t wh_scalar_hash(const wherry_value *value) {
     }
 }
 
+/* Dicts */
+
 wherry_status wherry_dict_create(wherry_value **value_p, wherry_error *error) {
     wherry_value *value = wh_value_new(NULL, WHERRY_KIND_DICT, sizeof(wh_dict));
     if (!value) {
@@ -397,15 +428,6 @@ wherry_status wherry_dict_create(wherry_value **value_p, wherry_error *error) {
     value->height = 1;
     *value_p = value;
     return WHERRY_OK;
-}
-
-void wh_dict_clear(wh_dict *dict) {
-    for (size_t i = 0; i < dict->count; i++) {
-        wherry_value_destroy(dict->entries[i].key);
-        wherry_value_destroy(dict->entries[i].item);
-    }
-    wh_free(dict->entries);
-    wh_index_destroy(&dict->index);
 }
 
 static bool entry_has_key(const void *owner, size_t element, const void *key) {
@@ -425,7 +447,7 @@ static size_t find(const wh_dict *dict, const wherry_value *key, uint64_t hash) 
     return WH_INDEX_NONE;
 }
 
-/** Enters all keys, where the dict has just become too large to search from end to end. */
+/** Indexes all keys, once the dict has become too large for a linear search. */
 static bool build_index(wh_dict *dict) {
     if (!wh_index_reserve(&dict->index, 2 * dict->count)) {
         return false;
@@ -472,10 +494,10 @@ wherry_status wh_dict_add(wherry_value *value, wherry_value *key, uint64_t hash,
 
 wherry_status wherry_dict_set(wherry_value *dict, wherry_value *key, wherry_value *item, wherry_error *error) {
     if (!dict || dict->kind != WHERRY_KIND_DICT) {
-        return wh_fail(error, WHERRY_INVALID_ARGUMENT, "only a dict takes keys");
+        return wh_fail(error, WHERRY_INVALID_ARGUMENT, "the value is not a dict");
     }
     if (!key || !wh_value_is_scalar(key) || key == item) {
-        return wh_fail(error, WHERRY_INVALID_ARGUMENT, "a key must be a scalar of its own");
+        return wh_fail(error, WHERRY_INVALID_ARGUMENT, "the key must be a scalar, and another value than the item");
     }
     wherry_status status = wh_value_check_adopt(dict, key, error);
     if (status == WHERRY_OK) {
@@ -528,6 +550,8 @@ wherry_value *wherry_dict_get(const wherry_value *dict, const char *name) {
     return wherry_dict_find(dict, &key);
 }
 
+/* Copies */
+
 static wherry_status rebuild_object(const wherry_value *value, wh_leaf_fn leaf, wherry_value **copy_p,
                                     wherry_error *error) {
     wherry_value *payload;
@@ -542,7 +566,7 @@ static wherry_status rebuild_object(const wherry_value *value, wh_leaf_fn leaf, 
     return status;
 }
 
-/** Builds child number `index` of value and puts it into copy. */
+/** Rebuilds the child at an index of `value` and adds it to `copy`. */
 static wherry_status rebuild_child(const wherry_value *value, size_t index, wh_leaf_fn leaf, wherry_value *copy,
                                    wherry_error *error) {
     wherry_step step;

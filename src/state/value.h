@@ -1,4 +1,4 @@
-/** @file value.h  What a value is made of; for this folder, the manifest and the plan. */
+/** @file value.h  What a value is made of. */
 #ifndef WH_STATE_VALUE_H
 #define WH_STATE_VALUE_H
 
@@ -8,10 +8,11 @@
 #include "base/alloc.h"
 #include "base/index.h"
 
+/** The content of a STRING, BYTES or BIGINT. */
 typedef struct wh_text {
-    char *bytes; /**< With a zero behind them. */
+    char *bytes; /**< With a terminating zero. */
     size_t size;
-    bool negative; /**< Of a bigint, whose bytes are the magnitude. */
+    bool negative; /**< Of a BIGINT, whose bytes are its magnitude. */
 } wh_text;
 
 typedef struct wh_sequence {
@@ -29,7 +30,7 @@ typedef struct wh_dict {
     wh_entry *entries;
     size_t count;
     size_t capacity;
-    wh_index index; /**< Of the keys; empty while there are few. */
+    wh_index index; /**< Of the keys; empty in a small dict. */
 } wh_dict;
 
 typedef struct wh_object {
@@ -37,12 +38,12 @@ typedef struct wh_object {
     wherry_value *payload;
 } wh_object;
 
-/** The strings, arrays and structs that the pointers lead to lie behind the value, in the same block. */
+/** Texts, structs and shapes follow the value in the same block. */
 struct wherry_value {
     uint8_t kind;         /**< A wherry_kind. */
-    uint16_t height;      /**< Containers within each other from here down: 0 for a leaf. */
+    uint16_t height;      /**< Nesting depth of the containers from here down: 0 for a leaf. */
     uint32_t pool_offset; /**< For wh_pool_free. */
-    wherry_value *parent; /**< Who owns it; NULL: the caller. */
+    wherry_value *parent; /**< The owner; NULL if the caller owns it. */
     union {
         bool boolean;
         int64_t integer;
@@ -57,54 +58,58 @@ struct wherry_value {
     } as;
 };
 
-/** A value with `extra` bytes behind it, which begin at value + 1, or NULL where there is no memory. pool may be NULL. */
+/** A value followed by `extra` bytes, at value + 1. NULL if out of memory. pool may be NULL. */
 wherry_value *wh_value_new(wh_pool *pool, wherry_kind kind, size_t extra);
 
-/** wherry_string_create out of a pool. */
+/** wherry_string_create from a pool. */
 wherry_status wh_string_build(wh_pool *pool, const char *text, size_t size, wherry_value **value_p,
                               wherry_error *error);
 
-/** Whether it may be a dict's key. */
+/** True if the value may be the key of a dict. */
 bool wh_value_is_scalar(const wherry_value *value);
 
-/** Whether two scalars are of the same kind and have the same content, floats bit by bit. */
+/** True if two scalars have the same kind and the same content. Floats are compared bit by bit. */
 bool wh_scalar_equal(const wherry_value *one, const wherry_value *other);
 
-/** Hashes a scalar. */
 uint64_t wh_scalar_hash(const wherry_value *value);
 
-/** Checks that container may take item over: free, no ancestor of it, not too deep. */
+/**
+ * Checks that a container may adopt an item: it has no owner, is no ancestor, and does not nest too
+ * deep.
+ */
 wherry_status wh_value_check_adopt(const wherry_value *container, const wherry_value *item, wherry_error *error);
 
 /**
- * Marks a free value as taken, to find the same one twice in a list; the caller clears its parent again.
- * @return false where it is taken already.
+ * Marks a value without an owner, to find values that occur twice in a list. The caller resets its
+ * parent afterwards.
+ * @return false if it has an owner or is marked.
  */
 bool wh_value_claim(wherry_value *value);
 
-/** Makes container, which may be NULL, the owner of item; checked before. */
+/**
+ * Makes container, which may be NULL, the owner of item. wh_value_check_adopt was called before.
+ */
 void wh_value_adopt(wherry_value *container, wherry_value *item);
 
-/** Follows objects down to the value that they stand for. */
+/** Follows objects down to the first value that is not an object. */
 const wherry_value *wh_value_inside(const wherry_value *value);
 
-/** Makes room for count entries in all. @return false where there is no memory. */
+/** Reserves room for `count` entries in total. @return false if out of memory. */
 bool wh_dict_reserve(wh_dict *dict, size_t count);
 
-/** Whether a dict has a key; *hash_p is for wh_dict_add, as long as nothing else is added before. */
+/** True if a dict has a key. Pass *hash_p to wh_dict_add if nothing else is added in between. */
 bool wh_dict_has(const wherry_value *dict, const wherry_value *key, uint64_t *hash_p);
 
-/** Adds an entry that was checked: the key is not there, and the dict may take both over. */
+/** Adds an entry. The caller has checked that the key is new and that the dict may adopt both. */
 wherry_status wh_dict_add(wherry_value *dict, wherry_value *key, uint64_t hash, wherry_value *item,
                           wherry_error *error);
 
-/** Destroys what a dict holds. */
-void wh_dict_clear(wh_dict *dict);
-
-/** Gives the leaf that is to stand where `leaf` stands. */
+/** Gives the leaf that replaces `leaf` in a copy. */
 typedef wherry_status (*wh_leaf_fn)(const wherry_value *leaf, wherry_value **copy_p, wherry_error *error);
 
-/** Builds containers, keys and objects anew; an empty container is a leaf. */
+/**
+ * Copies the containers, keys and objects of a tree, with new leaves. An empty container is a leaf.
+ */
 wherry_status wh_value_rebuild(const wherry_value *value, wh_leaf_fn leaf, wherry_value **copy_p, wherry_error *error);
 
 #endif
