@@ -129,7 +129,7 @@ install: ## Install below PREFIX (/usr/local); honours DESTDIR
 	@scripts/configure build-release $(RELEASE)
 	@meson install -C build-release
 
-wheel: ## Build the Python package into dist/: one wheel for CPython 3.10 and newer
+wheel: ## Build the Python package into dist/: one wheel for CPython 3.11 and newer
 	@scripts/install-deps python
 	@scripts/make-venv python/requirements-build.txt
 	@scripts/install-deps build

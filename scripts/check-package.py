@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""check-package.py BUILD_DIR: the wheel is for every CPython from 3.10 on, and has the modules of python/wherry/ and the extension,
+"""check-package.py BUILD_DIR: the wheel is for CPython 3.11 and newer, and has the modules of python/wherry/ and the extension,
 nothing else; the extension exports its entry alone, and needs neither libwherry nor libpython."""
 
 import re
@@ -36,8 +36,8 @@ def check_extension(path):
 
 
 def check_wheel(wheel, folder):
-    if "-cp310-abi3-" not in wheel.name:
-        yield f"{wheel.name} is not named cp310-abi3"
+    if "-cp311-abi3-" not in wheel.name:
+        yield f"{wheel.name} is not named cp311-abi3"
     with zipfile.ZipFile(wheel) as archive:
         present = {name for name in archive.namelist() if ".dist-info/" not in name}
         if EXTENSION in present:

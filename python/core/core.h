@@ -1,13 +1,20 @@
 /**
- * @file core.h  What the files of the extension share.
+ * @file core.h  Shared by the files of the extension wherry._core.
  *
- * The extension is written against CPython's stable ABI (3.10 and later) and the public headers of the library. Read builder.c and restore.c for how Python
- * values become a state and come back, transport.c for sending and receiving.
+ * The extension uses CPython's stable ABI (3.11 and later) and the library's public headers only.
+ * Start with build.c (Python values become a state), restore.c (and back) and transport_type.c
+ * (sending and receiving).
+ *
+ * Invariants:
+ * 1. Code runs with the GIL held, except between Py_BEGIN_ALLOW_THREADS and Py_END_ALLOW_THREADS
+ *    and in callbacks of the library before PyGILState_Ensure.
+ * 2. A function that returns NULL, false or -1 has set an exception, unless its comment says otherwise.
+ * 3. Storages never own memory of Python objects: a wpy_state keeps the owners alive.
  */
 #ifndef WPY_CORE_H
 #define WPY_CORE_H
 
-#define Py_LIMITED_API 0x030A0000
+#define Py_LIMITED_API 0x030B0000
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
@@ -17,9 +24,9 @@
 
 #include <wherry/wherry.h>
 
-/* ---- names ---- */
+/* ---- names and exceptions (module.c) ---- */
 
-/** X(NAME): attributes and methods that are asked for again and again, interned once. */
+/** X(NAME): attributes and methods that are looked up often, interned once. */
 #define WPY_NAME_LIST(X)                                                                                               \
     X(__dlpack_c_exchange_api__)                                                                                       \
     X(_cdata)                                                                                                          \
@@ -75,67 +82,60 @@ typedef struct wpy_nodes {
 
 extern wpy_nodes wpy_node;
 
-/** Imports wherry._nodes at the first call. @return false with an exception set. */
+/** Imports wherry._nodes on the first call. */
 bool wpy_nodes_ready(void);
 
-/* ---- errors ---- */
-
-/** An exception for an error record; a new reference, NULL with another exception set. */
+/** Creates the exception for an error record; a new reference. */
 PyObject *wpy_error_new(const wherry_error *error);
 
-/** Raises an error record. @return NULL. */
-PyObject *wpy_raise(const wherry_error *error);
+/** Raises an error record. Always returns NULL. */
+void *wpy_raise(const wherry_error *error);
 
-/** Takes the function that makes exceptions. */
+/** Sets the Python function that creates exceptions. */
 PyObject *wpy_set_error_class(PyObject *module, PyObject *make);
 
-/** An exception that was set when an object was freed: freeing runs code that must neither see nor lose it. */
+/** The exception that was set when a destructor began. The destructor must neither see nor lose it. */
 typedef struct wpy_pending {
     PyObject *type, *value, *traceback;
 } wpy_pending;
 
-/** Takes the exception that is set, if there is one, until wpy_put_back(). */
 wpy_pending wpy_set_aside(void);
 void wpy_put_back(wpy_pending pending);
 
-/** One step of the way to a value that is being walked: into a dict by `key`, or by `index` where that is NULL. Lives on the stack. */
+/** A step on the path to the current value, on the stack: a dict key, or `index` if both keys are NULL. */
 typedef struct wpy_step {
     const struct wpy_step *up;
-    PyObject *key;
-    const wherry_value *value_key; /**< The same while a state is restored. */
+    PyObject *key;                 /**< While a state is built. */
+    const wherry_value *value_key; /**< While a state is restored. */
     uint64_t index;
 } wpy_step;
 
-/** Adds the path to the exception that is set, where it is one of Wherry's and has none yet. */
+/** Adds the path to the exception that is set, if it is one of Wherry's and has none yet. */
 void wpy_add_path(const wpy_step *step);
 
-/* ---- Python values ---- */
+/* ---- scalars, devices and integers (build.c, restore.c) ---- */
 
-/** A scalar of an exact type that the library has; NULL without an exception for any other value, with one on failure. */
+/** Creates a scalar. NULL without an exception if the type is none of the library's scalar types. */
 wherry_value *wpy_scalar_new(PyObject *value);
 
-/** The Python value of a scalar; a new reference. */
-PyObject *wpy_scalar_get(const wherry_value *value);
-
-/** Reads the text of a device. @return false with an exception set. */
+/** Reads a device from its text. */
 bool wpy_read_device(PyObject *text, wherry_device *device_p);
+
+/** Reads a tuple of at most `capacity` integers. Returns their number, or -1. */
+Py_ssize_t wpy_read_integers(PyObject *tuple, int64_t *items, size_t capacity);
 
 /** A tuple of integers; a new reference. */
 PyObject *wpy_integers(const int64_t *items, size_t count);
 
-/** Reads a tuple of at most `capacity` integers. @return their number, or -1 with an exception set. */
-Py_ssize_t wpy_read_integers(PyObject *tuple, int64_t *items, size_t capacity);
+/* ---- states (state_type.c) ---- */
 
-/* ---- numbers by address ---- */
-
-/** A place of a map. */
 typedef struct wpy_map_slot {
     uintptr_t address;
     uint64_t detail;
-    size_t number; /**< Plus 1; 0: the place is free. */
+    size_t number; /**< Plus 1; 0 if the slot is free. */
 } wpy_map_slot;
 
-/** Numbers by an address and what tells apart those that have the same. All zero: empty. */
+/** A hash map from (address, detail) to a number. All zero: empty. */
 typedef struct wpy_map {
     wpy_map_slot *slots;
     size_t size; /**< A power of two, or 0. */
@@ -144,200 +144,163 @@ typedef struct wpy_map {
 
 #define WPY_MAP_NONE SIZE_MAX
 
-/** Room for so many in all. @return false with an exception set. */
-bool wpy_map_reserve(wpy_map *map, size_t count);
-
-/** Adds one that is not there yet. @return false with an exception set. */
+/** Adds a key that is not in the map. */
 bool wpy_map_add(wpy_map *map, uintptr_t address, uint64_t detail, size_t number);
 
 /** The number, or WPY_MAP_NONE. */
 size_t wpy_map_find(const wpy_map *map, uintptr_t address, uint64_t detail);
 void wpy_map_clear(wpy_map *map);
 
-/* ---- states ---- */
-
-/** A leaf that holds tensors, and the Python object that it was made of. */
+/** A leaf with tensors, and the Python object that it was made from. */
 typedef struct wpy_leaf {
     const wherry_value *value;
     PyObject *object;
 } wpy_leaf;
 
-/** The type State. */
+/** The type State: a value tree and everything that its tensors need. */
 typedef struct wpy_state {
     PyObject_HEAD wherry_value *root;
-    PyObject *keep; /**< A list of what owns the memory. */
+    PyObject *owners; /**< A list: whatever keeps the memory of the storages alive. */
     wpy_leaf *leaves;
     size_t leaf_count;
     size_t leaf_capacity;
-    wpy_map index;         /**< Leaf numbers by the address of the value; made when first asked for. */
-    uint64_t cuda_devices; /**< A bit for each CUDA device that memory of it lies on. */
+    wpy_map index;         /**< From the address of a leaf to its number; filled on first use. */
+    uint64_t cuda_devices; /**< One bit per CUDA device that holds memory of this state. */
 } wpy_state;
 
 extern PyTypeObject *wpy_state_type;
 PyTypeObject *wpy_state_type_new(void);
 
-/** An empty state. */
+/** An empty state; a new reference. */
 wpy_state *wpy_state_new(void);
 
-/** Notes what a leaf was made of. @return false with an exception set. */
-bool wpy_state_note(wpy_state *state, const wherry_value *value, PyObject *object);
+/** Records which object a leaf was made from. */
+bool wpy_state_add_leaf(wpy_state *state, const wherry_value *value, PyObject *object);
 
-/** What a leaf was made of, borrowed; NULL where it is none of the state's, without an exception unless memory lacked. */
+/** The object that a leaf was made from, borrowed; NULL without an exception if it is not in the state. */
 PyObject *wpy_state_find(wpy_state *state, const wherry_value *value);
 
-/** build(value, codec) */
-PyObject *wpy_build(PyObject *module, PyObject *arguments);
+/* ---- from Python to a state (build.c, node.c, tensors.c) ---- */
 
-/** restore(state, codec, target=None) */
-PyObject *wpy_restore_call(PyObject *module, PyObject *arguments);
-
-/* ---- DLPack (dlpack.c) ---- */
-
-/** A tensor as version 1 of DLPack lays it out. */
-typedef struct wpy_dl_tensor {
-    void *data;
-    int32_t device_kind; /**< WPY_DL_CPU ... */
-    int32_t device_index;
-    int32_t ndim;
-    uint8_t code;
-    uint8_t bits;
-    uint16_t lanes;
-    const int64_t *shape;
-    const int64_t *strides;
-    uint64_t byte_offset;
-} wpy_dl_tensor;
-
-enum { WPY_DL_CPU = 1, WPY_DL_CUDA = 2 };
-
-/** Describes a Python object of the type that the function was found for, as long as that is not changed. @return not 0 with an exception set. */
-typedef int (*wpy_dl_read_fn)(void *object, wpy_dl_tensor *tensor);
-
-/** What describes the objects of a type; NULL where the type says nothing, or in a version that is not known here. */
-wpy_dl_read_fn wpy_dl_find(PyTypeObject *type);
-
-/** The element type. @return false where the library has none like it. */
-bool wpy_dl_dtype(const wpy_dl_tensor *tensor, wherry_dtype *dtype_p);
-
-/** A dict of all element types: (code, bits) to the library's; a new reference. */
-PyObject *wpy_dl_dtypes(void);
-
-/* ---- walking (builder.c, node.c, torch_tensor.c) ---- */
+/** DLPack's function that describes a tensor. Its fields are in tensors.c. */
+struct wpy_dl_tensor;
+typedef int (*wpy_dl_read_fn)(void *object, struct wpy_dl_tensor *tensor);
 
 typedef struct wpy_builder {
     wpy_state *state;
     PyObject *codec;
-    PyObject *tensor_types;
-    PyObject *dtypes;
-    wherry_storage **storages; /**< That were met, and */
+    PyObject *tensor_types; /**< Of the codec: a dict from type to the name of the wrapping object, or None. */
+    PyObject *dtypes;       /**< Of the codec: a dict from torch.dtype to wherry_dtype. */
+    wherry_storage **storages;
     size_t storage_capacity;
-    wpy_map storage_numbers;   /**< their numbers by their keys. */
-    PyTypeObject *tensor_type; /**< The last type that was found to be a tensor's, */
-    PyObject *wrapping;        /**< its name, or NULL, both borrowed, and */
-    wpy_dl_read_fn read;       /**< what reads its tensors at once, or NULL. */
-    PyObject *device_seen;     /**< The last device of a tensor; NULL: none yet, and */
-    wherry_device device;      /**< what it is. */
-    bool staged;               /**< codec.to_host() was called: codec.fill_host() must follow. */
+    wpy_map storage_numbers; /**< From a wpy_storage_key to the index in `storages`. */
+    /* Most tensors have the type and the device of the previous one. */
+    PyTypeObject *tensor_type;
+    PyObject *wrapping;    /**< Borrowed; NULL if tensors of that type are not wrapped. */
+    wpy_dl_read_fn read;   /**< NULL if that type has no DLPack table. */
+    PyObject *device_seen; /**< NULL: none yet. */
+    wherry_device device;
+    bool staged; /**< codec.to_host() was called, so codec.fill_host() must follow. */
 } wpy_builder;
 
-/** A value below `step`; NULL with an exception set. */
+/** build(value, codec) -> State */
+PyObject *wpy_build(PyObject *module, PyObject *arguments);
+
+/** Builds the value of any object. */
 wherry_value *wpy_build_value(wpy_builder *builder, PyObject *object, const wpy_step *step);
 
-/** A value of what the codec makes of an object. */
+/** Builds the value of an object that only the codec understands. */
 wherry_value *wpy_build_encoded(wpy_builder *builder, PyObject *object, const wpy_step *step);
 
-/** A value of a node of wherry._nodes; `original` is what the codec was given. */
+/** Builds the value of a node of wherry._nodes. The codec made the node from `original`. */
 wherry_value *wpy_build_node(wpy_builder *builder, PyObject *node, PyObject *original, const wpy_step *step);
 
-/** A tensor of torch, read by its attributes. `plain`: never within an object. */
+/** Builds a torch tensor. If `plain`, it is never wrapped in an object. */
 wherry_value *wpy_build_torch(wpy_builder *builder, PyObject *object, bool plain, const wpy_step *step);
 
-/** Whether objects of that type are read by wpy_build_torch. -1 with an exception set. */
+/** 1 if wpy_build_torch reads objects of this type, 0 if not, -1 on failure. */
 int wpy_is_torch(wpy_builder *builder, PyTypeObject *type);
 
-/** What tells one storage from another: where its memory begins, and its size. Whoever says the same has the same storage. */
+/** Identifies a storage: two views with the same key share it. */
 typedef struct wpy_storage_key {
     uintptr_t address;
     uint64_t nbytes;
 } wpy_storage_key;
 
-/** The storage under a key, borrowed from the builder; NULL where there is none. */
+/** The storage with this key, owned by the builder; NULL without an exception if there is none. */
 wherry_storage *wpy_storage_find(const wpy_builder *builder, wpy_storage_key key);
 
-/** Wraps memory as a storage under a key, and keeps its owner. Borrowed from the builder; NULL with an exception set. */
+/** Wraps memory as a new storage, owned by the builder. The state keeps `owner` alive. */
 wherry_storage *wpy_storage_add(wpy_builder *builder, wpy_storage_key key, void *data, uint64_t nbytes,
                                 wherry_device device, PyObject *owner);
 
-/* ---- restoring ---- */
+/** buffer_range(object) -> (address, nbytes), or None if it has no buffer protocol */
+PyObject *wpy_buffer_range(PyObject *module, PyObject *object);
 
-/** Memory for new storages, and the way from a received state to Python values. Used under the GIL but for `allocate`. */
+/** read_dlpack(capsule) -> (address, dtype or None, code, bits, shape, strides or None, flags) */
+PyObject *wpy_read_dlpack(PyObject *module, PyObject *capsule);
+
+/* ---- from a state to Python (restore.c) ---- */
+
+/** Allocates storages for a received state, and turns it into Python values. */
 typedef struct wpy_restorer {
     PyObject *codec;
-    PyObject *owners;  /**< A dict: the address of a new storage, to its owner. */
-    wpy_state *target; /**< NULL: nothing is received in place. */
-    PyObject *devices; /**< A dict: kind and index of a device as one number, to its text. */
+    PyObject *owners;  /**< A dict from the address of a new storage to its owner. */
+    wpy_state *target; /**< NULL if nothing is received in place. */
+    PyObject *devices; /**< A dict from kind and index of a device, as one number, to its text. */
 } wpy_restorer;
 
 bool wpy_restorer_init(wpy_restorer *restorer, PyObject *codec, wpy_state *target);
 void wpy_restorer_clear(wpy_restorer *restorer);
 
-/** A wherry_allocate_fn; the context is a wpy_restorer. To be called with the GIL held. On failure an exception is set. */
+/** Allocates a storage through the codec. Call it with the GIL held. Sets an exception on failure. */
 wherry_status wpy_restorer_allocate(wpy_restorer *restorer, uint64_t nbytes, wherry_device device,
                                     wherry_storage **storage_p);
 
-/** The Python value of a received state. */
-PyObject *wpy_restore(wpy_restorer *restorer, const wherry_value *state);
-
-/** Asks the codec about every object of a state that is about to be received. @return false with an exception set. */
+/** Asks the codec about every object of a state, so that a refusal comes before the first byte moves. */
 bool wpy_check_objects(PyObject *codec, const wherry_value *state);
 
-/* ---- calls that take long ---- */
+/** The Python value of a received state; a new reference. */
+PyObject *wpy_restore(wpy_restorer *restorer, const wherry_value *state);
 
-/** A call of the library that runs without the GIL, and what happened in Python meanwhile. */
+/* ---- calls that run without the GIL (call.c) ---- */
+
 typedef struct wpy_call {
-    PyObject *progress; /**< Borrowed; NULL: nobody is told. */
-    wpy_restorer *restorer;
-    bool failed;                            /**< An exception was raised by a callback or a signal: */
-    PyObject *type, *exception, *traceback; /**< this one. */
+    PyObject *progress;                     /**< Borrowed; NULL if there is none. */
+    wpy_restorer *restorer;                 /**< Of a receive. */
+    bool failed;                            /**< A callback or a signal handler raised */
+    PyObject *type, *exception, *traceback; /**< this exception. */
 } wpy_call;
 
-/** The call that this thread is inside of; NULL: none. */
+/** The call that this thread is inside; NULL if none. */
 extern _Thread_local wpy_call *wpy_current_call;
 
-/** Makes a call the one that this thread is inside of. @return the one before, which takes its place again at the end: a callback may call. */
+/** Enters a call. Returns the outer one, to be put back at the end: callbacks may make calls too. */
 wpy_call *wpy_enter_call(wpy_call *call);
 
-/** Notes the exception that is set, for the end of the call. */
+/** Keeps the exception that is set until the end of the call. */
 void wpy_call_fail(wpy_call *call);
 
-/** Raises what was noted. @return false where nothing was. */
+/** Raises the exception that was kept. Returns false if there is none. */
 bool wpy_call_raise(wpy_call *call);
 
-/** A wherry_interrupt_fn: looks for signals; the context is a wpy_call. */
-bool wpy_call_interrupt(void *context);
-
-/** A wherry_progress_fn and a wherry_allocate_fn with a wpy_call as the context. */
-void wpy_call_progress(void *context, const wherry_progress *progress);
-wherry_status wpy_call_allocate(void *context, uint64_t nbytes, wherry_device device, wherry_storage **storage_p);
-wherry_status wpy_call_inspect(void *context, const wherry_value *state);
-
-/** Options from a dict. The text of `lanes` is borrowed from it. @return false with an exception set. */
+/** Fills options from a dict, which the options borrow from, and sets the callbacks. */
 bool wpy_transfer_options(PyObject *dict, wherry_transfer_options *options, wpy_call *call);
 bool wpy_group_options(PyObject *dict, wherry_group_options *options, wpy_call *call);
 
 /** The figures of a transfer as a dict; a new reference. */
 PyObject *wpy_stats(const wherry_stats *stats);
 
-/* ---- types ---- */
+/* ---- types (group_type.c, transport_type.c) ---- */
 
 typedef struct wpy_cancel {
     PyObject_HEAD wherry_cancel *cancel;
 } wpy_cancel;
 
 typedef struct wpy_group {
-    PyObject_HEAD wherry_group *group; /**< NULL: it was left. */
-    PyObject *table;                   /**< Of a group made of one; else NULL. */
+    PyObject_HEAD wherry_group *group; /**< NULL after leave(). */
     int users;                         /**< Transports and calls that use it. */
-    int process;                       /**< That made it. */
+    int process;                       /**< The process that joined. */
 } wpy_group;
 
 extern PyTypeObject *wpy_cancel_type;
@@ -345,11 +308,5 @@ extern PyTypeObject *wpy_group_type;
 PyTypeObject *wpy_cancel_type_new(void);
 PyTypeObject *wpy_group_type_new(void);
 PyTypeObject *wpy_transport_type_new(void);
-
-/** A group that is not joined yet; a new reference. */
-wpy_group *wpy_group_new(void);
-
-/** Group.from_table */
-PyObject *wpy_group_from_table(PyObject *type, PyObject *arguments);
 
 #endif

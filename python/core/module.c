@@ -1,7 +1,7 @@
-/* The module: its names, its tables, its types. */
-#include "core.h"
+/* The module wherry._core: its constants and types, and the library's errors as Python exceptions. */
+#include <string.h>
 
-#include <wherry/base.h>
+#include "core.h"
 
 wpy_names wpy_name;
 wpy_nodes wpy_node;
@@ -9,10 +9,127 @@ PyTypeObject *wpy_state_type;
 PyTypeObject *wpy_cancel_type;
 PyTypeObject *wpy_group_type;
 
+/* ---- exceptions ---- */
+
+static PyObject *make_error;
+
+PyObject *wpy_set_error_class(PyObject *module, PyObject *make) {
+    (void)module;
+    PyObject *before = make_error;
+    make_error = Py_NewRef(make);
+    Py_XDECREF(before);
+    Py_RETURN_NONE;
+}
+
+/** The text may come from another process: bytes that are not UTF-8 are shown escaped. */
+static PyObject *text_or_none(const char *text) {
+    return *text ? PyUnicode_DecodeUTF8(text, (Py_ssize_t)strlen(text), "backslashreplace") : Py_NewRef(Py_None);
+}
+
+PyObject *wpy_error_new(const wherry_error *error) {
+    if (!make_error) {
+        return PyObject_CallFunction(PyExc_RuntimeError, "s", error->message);
+    }
+    const char *message = *error->message ? error->message : wherry_status_text(error->status);
+    PyObject *text = text_or_none(message);
+    PyObject *rank = error->rank >= 0 ? PyLong_FromLong(error->rank) : Py_NewRef(Py_None);
+    PyObject *path = text_or_none(error->path);
+    PyObject *made = NULL;
+    if (text && rank && path) {
+        made = PyObject_CallFunction(make_error, "iOOOi", (int)error->status, text, rank, path, (int)error->errnum);
+    }
+    Py_XDECREF(text);
+    Py_XDECREF(rank);
+    Py_XDECREF(path);
+    return made;
+}
+
+void *wpy_raise(const wherry_error *error) {
+    PyObject *exception = wpy_error_new(error);
+    if (exception) {
+        PyErr_SetObject((PyObject *)Py_TYPE(exception), exception);
+        Py_DECREF(exception);
+    }
+    return NULL;
+}
+
+wpy_pending wpy_set_aside(void) {
+    wpy_pending pending;
+    PyErr_Fetch(&pending.type, &pending.value, &pending.traceback);
+    return pending;
+}
+
+void wpy_put_back(wpy_pending pending) {
+    PyErr_Restore(pending.type, pending.value, pending.traceback);
+}
+
+/** The text of the path that ends at a step, for wherry_free(); NULL without an exception on failure. */
+static char *path_text(const wpy_step *last) {
+    wherry_step steps[WHERRY_PATH_STEPS_MAX];
+    wherry_value *keys[WHERRY_PATH_STEPS_MAX] = {0};
+    size_t count = 0;
+    for (const wpy_step *at = last; at && at->up; at = at->up) {
+        count++;
+    }
+    if (count > WHERRY_PATH_STEPS_MAX) {
+        return NULL;
+    }
+    bool ok = true;
+    size_t number = count;
+    for (const wpy_step *at = last; at && at->up && ok; at = at->up) {
+        number--;
+        keys[number] = at->key ? wpy_scalar_new(at->key) : NULL;
+        ok = !at->key || keys[number];
+        steps[number] = (wherry_step){at->key ? keys[number] : at->value_key, at->index};
+    }
+    wherry_path *path = NULL;
+    char *text = NULL;
+    if (ok && wherry_path_create(steps, count, &path, NULL) == WHERRY_OK) {
+        wherry_path_format(path, &text, NULL);
+    }
+    wherry_path_destroy(path);
+    for (size_t i = 0; i < count; i++) {
+        wherry_value_destroy(keys[i]);
+    }
+    PyErr_Clear();
+    return text;
+}
+
+void wpy_add_path(const wpy_step *step) {
+    PyObject *type;
+    PyObject *value;
+    PyObject *traceback;
+    PyErr_Fetch(&type, &value, &traceback);
+    PyErr_NormalizeException(&type, &value, &traceback);
+    PyObject *known = value ? PyObject_GetAttr(value, wpy_name.path) : NULL;
+    if (known == Py_None) {
+        char *text = path_text(step);
+        PyObject *path = text ? PyUnicode_FromString(text) : NULL;
+        PyObject *old = PyObject_Str(value);
+        PyObject *message = path && old ? PyUnicode_FromFormat("at '%U': %U", path, old) : NULL;
+        PyObject *arguments = message ? PyTuple_Pack(1, message) : NULL;
+        if (arguments) {
+            PyObject_SetAttr(value, wpy_name.path, path);
+            PyObject_SetAttrString(value, "message", message);
+            PyObject_SetAttrString(value, "args", arguments);
+        }
+        Py_XDECREF(arguments);
+        Py_XDECREF(message);
+        Py_XDECREF(old);
+        Py_XDECREF(path);
+        wherry_free(text);
+    }
+    Py_XDECREF(known);
+    PyErr_Clear();
+    PyErr_Restore(type, value, traceback);
+}
+
+/* ---- the module ---- */
+
 bool wpy_nodes_ready(void) {
     static const struct {
         const char *name;
-        PyObject **place;
+        PyObject **class_p;
     } classes[] = {
         {"Object", &wpy_node.object},   {"Memory", &wpy_node.memory},       {"Mesh", &wpy_node.mesh},
         {"DTensor", &wpy_node.dtensor}, {"Placement", &wpy_node.placement}, {"Place", &wpy_node.place},
@@ -24,8 +141,8 @@ bool wpy_nodes_ready(void) {
     PyObject *module = PyImport_ImportModule("wherry._nodes");
     bool ok = module != NULL;
     for (size_t i = 0; ok && i < sizeof(classes) / sizeof(*classes); i++) {
-        *classes[i].place = PyObject_GetAttrString(module, classes[i].name);
-        ok = *classes[i].place != NULL;
+        *classes[i].class_p = PyObject_GetAttrString(module, classes[i].name);
+        ok = *classes[i].class_p != NULL;
     }
     Py_XDECREF(module);
     return ok;
@@ -40,13 +157,6 @@ static bool intern_names(void) {
     WPY_NAME_LIST(WPY_X)
 #undef WPY_X
     return true;
-}
-
-/** Adds to a module, and takes the reference over in any case. */
-static bool add(PyObject *module, const char *name, PyObject *value) {
-    bool ok = value && PyModule_AddObjectRef(module, name, value) == 0;
-    Py_XDECREF(value);
-    return ok;
 }
 
 static PyObject *statuses(void) {
@@ -81,19 +191,24 @@ static PyObject *dtypes(void) {
     return all;
 }
 
-static bool add_type(PyObject *module, const char *name, PyTypeObject *type) {
-    return type && PyModule_AddObjectRef(module, name, (PyObject *)type) == 0;
+/** Adds an object to a module. Takes the reference, also on failure. */
+static bool add(PyObject *module, const char *name, PyObject *value) {
+    bool ok = value && PyModule_AddObjectRef(module, name, value) == 0;
+    Py_XDECREF(value);
+    return ok;
 }
 
 static PyMethodDef functions[] = {
     {"build", wpy_build, METH_VARARGS, "build(value, codec) -> State"},
-    {"restore", wpy_restore_call, METH_VARARGS, "restore(state, codec, target=None) -> value"},
-    {"set_error_class", wpy_set_error_class, METH_O, "Takes what makes the exceptions."},
+    {"buffer_range", wpy_buffer_range, METH_O, "buffer_range(object) -> (address, nbytes), or None"},
+    {"read_dlpack", wpy_read_dlpack, METH_O,
+     "read_dlpack(capsule) -> (address, dtype or None, code, bits, shape, strides or None, flags)"},
+    {"set_error_class", wpy_set_error_class, METH_O, "Sets the function that creates exceptions."},
     {NULL, NULL, 0, NULL},
 };
 
 static struct PyModuleDef definition = {
-    PyModuleDef_HEAD_INIT, .m_name = "wherry._core", .m_doc = "libwherry's calls. Not part of the public interface.",
+    PyModuleDef_HEAD_INIT, .m_name = "wherry._core", .m_doc = "The library's calls. Not part of the public interface.",
     .m_size = -1,          .m_methods = functions,
 };
 
@@ -106,8 +221,9 @@ PyMODINIT_FUNC PyInit__core(void) {
     wpy_group_type = wpy_group_type_new();
     if (module && intern_names() && add(module, "__version__", PyUnicode_FromString(WHERRY_VERSION_STRING)) &&
         add(module, "STATUSES", statuses()) && add(module, "DTYPES", dtypes()) &&
-        add(module, "DLPACK_DTYPES", wpy_dl_dtypes()) && add_type(module, "State", wpy_state_type) &&
-        add_type(module, "Cancel", wpy_cancel_type) && add_type(module, "Group", wpy_group_type) &&
+        add(module, "State", Py_XNewRef((PyObject *)wpy_state_type)) &&
+        add(module, "Cancel", Py_XNewRef((PyObject *)wpy_cancel_type)) &&
+        add(module, "Group", Py_XNewRef((PyObject *)wpy_group_type)) &&
         add(module, "Transport", (PyObject *)wpy_transport_type_new())) {
         return module;
     }

@@ -1,18 +1,18 @@
-/* Values that a codec describes: objects, memory, DTensors, ShardedTensors. */
+/* Builds values from the nodes of wherry._nodes, by which a codec describes objects and tensors. */
 #include <stdlib.h>
 
 #include "core.h"
 
-/** Whether it is a node of that class with all its fields; else an exception. */
+/** True if it is a node of this class with all its fields. */
 static bool is_node(PyObject *node, PyObject *type, Py_ssize_t fields) {
     if (node && (PyObject *)Py_TYPE(node) == type && PyTuple_Size(node) == fields) {
         return true;
     }
-    PyErr_Format(PyExc_TypeError, "a codec gave something else where a %R is wanted", type);
+    PyErr_Format(PyExc_TypeError, "the codec returned something other than a %R", type);
     return false;
 }
 
-/** An item of a node, borrowed. */
+/** A field of a node, borrowed. */
 static PyObject *field(PyObject *node, Py_ssize_t number) {
     return PyTuple_GetItem(node, number);
 }
@@ -45,13 +45,12 @@ static wherry_value *build_object(wpy_builder *builder, PyObject *node, PyObject
     wpy_leaf *last = builder->state->leaf_count ? builder->state->leaves + builder->state->leaf_count - 1 : NULL;
     if (is_leaf(payload) && last && last->value == payload && last->object != original) {
         PyObject *before = last->object;
-        last->object = Py_NewRef(original); /* what is received in place is the whole, not what it wraps */
+        last->object = Py_NewRef(original); /* a receive in place returns the wrapper, not the inner tensor */
         Py_DECREF(before);
     }
     if (wherry_object_create(name, payload, &value, &error) != WHERRY_OK) {
         wherry_value_destroy(payload);
-        wpy_raise(&error);
-        return NULL;
+        return wpy_raise(&error);
     }
     return value;
 }
@@ -88,7 +87,7 @@ static wherry_value *build_memory(wpy_builder *builder, PyObject *node, PyObject
     Py_ssize_t ndim = wpy_read_integers(field(node, 5), shape, WHERRY_NDIM_MAX);
     if (ndim < 0 || wpy_read_integers(field(node, 6), strides, WHERRY_NDIM_MAX) != ndim) {
         if (!PyErr_Occurred()) {
-            PyErr_SetString(PyExc_ValueError, "a tensor has as many strides as dimensions");
+            PyErr_SetString(PyExc_ValueError, "a tensor needs one stride per dimension");
         }
         return NULL;
     }
@@ -96,17 +95,16 @@ static wherry_value *build_memory(wpy_builder *builder, PyObject *node, PyObject
     tensor.flags = (uint32_t)flags;
     tensor.ndim = (uint32_t)ndim;
     if (wherry_tensor_create(&tensor, &value, &error) != WHERRY_OK) {
-        wpy_raise(&error);
-        return NULL;
+        return wpy_raise(&error);
     }
-    if (!wpy_state_note(builder->state, value, original)) {
+    if (!wpy_state_add_leaf(builder->state, value, original)) {
         wherry_value_destroy(value);
         return NULL;
     }
     return value;
 }
 
-/** A tensor that is a part of something, never within an object. */
+/** Builds a tensor that is part of a distributed tensor. It is never wrapped in an object. */
 static wherry_value *build_part(wpy_builder *builder, PyObject *tensor, const wpy_step *step) {
     int torch = wpy_is_torch(builder, Py_TYPE(tensor));
     if (torch < 0) {
@@ -115,7 +113,7 @@ static wherry_value *build_part(wpy_builder *builder, PyObject *tensor, const wp
     wherry_value *value = torch ? wpy_build_torch(builder, tensor, true, step) : wpy_build_value(builder, tensor, step);
     if (value && wherry_value_kind(value) != WHERRY_KIND_TENSOR) {
         wherry_value_destroy(value);
-        PyErr_SetString(PyExc_TypeError, "a part of a distributed tensor is a plain tensor");
+        PyErr_SetString(PyExc_TypeError, "a part of a distributed tensor must be a plain tensor");
         return NULL;
     }
     return value;
@@ -155,7 +153,7 @@ static wherry_mesh *build_mesh(PyObject *node) {
             wpy_raise(&error);
         }
     } else if (!PyErr_Occurred()) {
-        PyErr_SetString(PyExc_ValueError, "a mesh has as many ranks as its shape says");
+        PyErr_SetString(PyExc_ValueError, "the number of ranks of a mesh does not match its shape");
     }
     free(ranks);
     return mesh;
@@ -164,7 +162,7 @@ static wherry_mesh *build_mesh(PyObject *node) {
 static bool read_placements(PyObject *tuple, wherry_placement *placements, uint32_t *count_p) {
     Py_ssize_t count = PyTuple_Size(tuple);
     if (count < 0 || count > WHERRY_NDIM_MAX) {
-        PyErr_SetString(PyExc_ValueError, "a DTensor has a tuple with a placement for each dimension of its mesh");
+        PyErr_SetString(PyExc_ValueError, "a DTensor needs a tuple with one placement per mesh dimension");
         return false;
     }
     for (Py_ssize_t i = 0; i < count; i++) {
@@ -186,7 +184,7 @@ static bool read_placements(PyObject *tuple, wherry_placement *placements, uint3
     return true;
 }
 
-/** Makes a DTensor of its parts, all of which are there. Takes the local tensor over. */
+/** Creates a DTensor. Takes the local tensor, also on failure. */
 static wherry_value *assemble_dtensor(PyObject *node, wherry_value *local, wherry_mesh *mesh) {
     wherry_placement placements[WHERRY_NDIM_MAX];
     int64_t shape[WHERRY_NDIM_MAX];
@@ -210,7 +208,7 @@ static wherry_value *assemble_dtensor(PyObject *node, wherry_value *local, wherr
             wpy_raise(&error);
         }
     } else if (!PyErr_Occurred()) {
-        PyErr_SetString(PyExc_ValueError, "shape, strides and placements of a DTensor do not go together");
+        PyErr_SetString(PyExc_ValueError, "shape, strides and placements of a DTensor do not match");
     }
     if (!value) {
         wherry_value_destroy(local);
@@ -227,7 +225,7 @@ static wherry_value *build_dtensor(wpy_builder *builder, PyObject *node, PyObjec
     }
     wherry_value *value = assemble_dtensor(node, local, mesh);
     wherry_mesh_unref(mesh);
-    if (value && !wpy_state_note(builder->state, value, original)) {
+    if (value && !wpy_state_add_leaf(builder->state, value, original)) {
         wherry_value_destroy(value);
         return NULL;
     }
@@ -236,7 +234,7 @@ static wherry_value *build_dtensor(wpy_builder *builder, PyObject *node, PyObjec
 
 /* ---- ShardedTensor ---- */
 
-/** Boxes with the memory of their numbers. */
+/** Boxes, and the memory for their offsets and sizes. */
 typedef struct boxes {
     wherry_shard_info *items;
     int64_t *numbers;
@@ -268,7 +266,7 @@ static bool read_boxes(PyObject *tuple, uint32_t ndim, boxes *result) {
             wpy_read_integers(field(node, 1), sizes, WHERRY_NDIM_MAX) != (Py_ssize_t)ndim ||
             !read_place(field(node, 2), &result->items[i].place)) {
             if (!PyErr_Occurred()) {
-                PyErr_SetString(PyExc_ValueError, "a shard has a number for each dimension of its tensor");
+                PyErr_SetString(PyExc_ValueError, "a shard needs an offset and a size per dimension");
             }
             return false;
         }
@@ -284,14 +282,14 @@ static void clear_boxes(boxes *result) {
     free(result->numbers);
 }
 
-/** All that a ShardedTensor is made of while it is read. */
+/** The parts of a ShardedTensor while it is read. */
 typedef struct sharded_parts {
     boxes local;
     boxes all;
-    boxes listed; /**< Of the sharding. */
+    boxes listed; /**< Of an enumerable sharding. */
     wherry_shard_place *places;
     wherry_shard *shards;
-    uint32_t made; /**< Shards whose tensors belong to this. */
+    uint32_t made; /**< Shards whose tensors are still owned here. */
     int64_t shape[WHERRY_NDIM_MAX];
 } sharded_parts;
 
@@ -342,7 +340,7 @@ static bool read_sharding(PyObject *node, uint32_t ndim, sharded_parts *parts, w
 static bool build_shards(wpy_builder *builder, PyObject *tensors, sharded_parts *parts, const wpy_step *step) {
     parts->shards = calloc((size_t)parts->local.count + 1, sizeof(*parts->shards));
     if (!parts->shards || PyTuple_Size(tensors) != (Py_ssize_t)parts->local.count) {
-        PyErr_SetString(PyExc_ValueError, "a ShardedTensor has a box for each of its tensors");
+        PyErr_SetString(PyExc_ValueError, "a ShardedTensor needs one box per local tensor");
         return false;
     }
     for (uint32_t i = 0; i < parts->local.count; i++) {
@@ -395,14 +393,14 @@ static wherry_value *build_sharded(wpy_builder *builder, PyObject *node, PyObjec
         }
     }
     clear_parts(&parts);
-    if (value && !wpy_state_note(builder->state, value, original)) {
+    if (value && !wpy_state_add_leaf(builder->state, value, original)) {
         wherry_value_destroy(value);
         return NULL;
     }
     return value;
 }
 
-/* ---- all of them ---- */
+/* ---- all nodes ---- */
 
 wherry_value *wpy_build_node(wpy_builder *builder, PyObject *node, PyObject *original, const wpy_step *step) {
     PyObject *type = (PyObject *)Py_TYPE(node);
@@ -421,6 +419,6 @@ wherry_value *wpy_build_node(wpy_builder *builder, PyObject *node, PyObject *ori
     if (PyErr_Occurred()) {
         return NULL;
     }
-    PyErr_Format(PyExc_TypeError, "a codec's encode gives a node of wherry._nodes, not %R", type);
+    PyErr_Format(PyExc_TypeError, "encode() of a codec must return a node of wherry._nodes, not a %R", type);
     return NULL;
 }

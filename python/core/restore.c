@@ -1,11 +1,15 @@
-/* From a received state to Python values. */
+/*
+ * From a received state to Python values. Before anything is received, the codec is asked whether it
+ * can make every object (wpy_check_objects); while it is received, storages are allocated through the
+ * codec; at the end wpy_restore() walks the tree.
+ */
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 
 #include "core.h"
 
-/** From this size on, memory is asked for as huge pages: its first touch costs a fraction. */
+/** New memory of at least this size is put on huge pages, which makes the first touch much cheaper. */
 enum { HUGE_PAGE = 2 << 20 };
 
 bool wpy_restorer_init(wpy_restorer *restorer, PyObject *codec, wpy_state *target) {
@@ -21,6 +25,118 @@ bool wpy_restorer_init(wpy_restorer *restorer, PyObject *codec, wpy_state *targe
 void wpy_restorer_clear(wpy_restorer *restorer) {
     Py_CLEAR(restorer->owners);
     Py_CLEAR(restorer->devices);
+}
+
+/* ---- checking ---- */
+
+static bool check(PyObject *codec, const wherry_value *value, const wpy_step *step);
+
+static bool check_children(PyObject *codec, const wherry_value *value, const wpy_step *step) {
+    bool is_dict = wherry_value_kind(value) == WHERRY_KIND_DICT;
+    size_t count = is_dict ? wherry_dict_count(value) : wherry_sequence_count(value);
+    bool ok = true;
+    for (size_t i = 0; ok && i < count; i++) {
+        wpy_step below = {.up = step, .value_key = is_dict ? wherry_dict_key_at(value, i) : NULL, .index = i};
+        ok = check(codec, is_dict ? wherry_dict_at(value, i) : wherry_sequence_at(value, i), &below);
+    }
+    return ok;
+}
+
+static bool check_object(PyObject *codec, const wherry_value *value, const wpy_step *step) {
+    PyObject *name = PyUnicode_FromString(wherry_object_type(value));
+    PyObject *answer = name ? PyObject_CallMethodObjArgs(codec, wpy_name.check, name, NULL) : NULL;
+    if (name && !answer) {
+        wpy_add_path(step);
+    }
+    bool ok = answer != NULL;
+    Py_XDECREF(answer);
+    Py_XDECREF(name);
+    return ok && check(codec, wherry_object_payload(value), step);
+}
+
+static bool check(PyObject *codec, const wherry_value *value, const wpy_step *step) {
+    switch (wherry_value_kind(value)) {
+    case WHERRY_KIND_OBJECT:
+    case WHERRY_KIND_LIST:
+    case WHERRY_KIND_TUPLE:
+    case WHERRY_KIND_DICT: {
+        if (Py_EnterRecursiveCall(" while a state was checked")) {
+            return false;
+        }
+        bool ok = wherry_value_kind(value) == WHERRY_KIND_OBJECT ? check_object(codec, value, step)
+                                                                 : check_children(codec, value, step);
+        Py_LeaveRecursiveCall();
+        return ok;
+    }
+    default:
+        return true;
+    }
+}
+
+bool wpy_check_objects(PyObject *codec, const wherry_value *state) {
+    wpy_step root = {0};
+    return check(codec, state, &root);
+}
+
+/* ---- scalars and integers ---- */
+
+/** Sets an item of a new tuple, and takes the item. Clears the tuple on failure. */
+static void set_item(PyObject **tuple, size_t i, PyObject *item) {
+    if (!item || PyTuple_SetItem(*tuple, (Py_ssize_t)i, item) != 0) {
+        Py_CLEAR(*tuple);
+    }
+}
+
+static PyObject *bigint_get(const wherry_value *value) {
+    bool negative;
+    size_t size;
+    const uint8_t *magnitude = wherry_bigint_get(value, &negative, &size);
+    PyObject *bytes = PyBytes_FromStringAndSize((const char *)magnitude, (Py_ssize_t)size);
+    PyObject *number = bytes ? PyObject_CallMethod((PyObject *)&PyLong_Type, "from_bytes", "Os", bytes, "big") : NULL;
+    Py_XDECREF(bytes);
+    if (number && negative) {
+        PyObject *positive = number;
+        number = PyNumber_Negative(positive);
+        Py_DECREF(positive);
+    }
+    return number;
+}
+
+static PyObject *scalar_get(const wherry_value *value) {
+    size_t size;
+    double real;
+    double imaginary;
+    switch (wherry_value_kind(value)) {
+    case WHERRY_KIND_NONE:
+        return Py_NewRef(Py_None);
+    case WHERRY_KIND_BOOL:
+        return PyBool_FromLong(wherry_bool_get(value));
+    case WHERRY_KIND_INT:
+        return PyLong_FromLongLong(wherry_int_get(value));
+    case WHERRY_KIND_BIGINT:
+        return bigint_get(value);
+    case WHERRY_KIND_FLOAT:
+        return PyFloat_FromDouble(wherry_float_get(value));
+    case WHERRY_KIND_COMPLEX:
+        wherry_complex_get(value, &real, &imaginary);
+        return PyComplex_FromDoubles(real, imaginary);
+    case WHERRY_KIND_STRING: {
+        const char *text = wherry_string_get(value, &size);
+        return PyUnicode_FromStringAndSize(text, (Py_ssize_t)size);
+    }
+    default: {
+        const void *bytes = wherry_bytes_get(value, &size);
+        return PyBytes_FromStringAndSize(bytes, (Py_ssize_t)size);
+    }
+    }
+}
+
+PyObject *wpy_integers(const int64_t *items, size_t count) {
+    PyObject *tuple = PyTuple_New((Py_ssize_t)count);
+    for (size_t i = 0; tuple && i < count; i++) {
+        set_item(&tuple, i, PyLong_FromLongLong(items[i]));
+    }
+    return tuple;
 }
 
 /* ---- devices and memory ---- */
@@ -41,7 +157,7 @@ static PyObject *device_text(wpy_restorer *restorer, wherry_device device) {
     return text;
 }
 
-/** Whole huge pages within new memory of the host. That the system has none to give is no error. */
+/** Asks for huge pages. It does not matter if the system refuses. */
 static void want_huge_pages(void *data, uint64_t nbytes) {
     uintptr_t begin = ((uintptr_t)data + HUGE_PAGE - 1) & ~(uintptr_t)(HUGE_PAGE - 1);
     uintptr_t end = ((uintptr_t)data + nbytes) & ~(uintptr_t)(HUGE_PAGE - 1);
@@ -50,7 +166,7 @@ static void want_huge_pages(void *data, uint64_t nbytes) {
     }
 }
 
-/** Takes what the codec allocated, wherever that is: the codec decides. */
+/** Wraps the memory that the codec allocated, on whichever device it chose. */
 static wherry_status keep_storage(wpy_restorer *restorer, PyObject *answer, uint64_t nbytes,
                                   wherry_storage **storage_p) {
     PyObject *owner;
@@ -98,7 +214,7 @@ wherry_status wpy_restorer_allocate(wpy_restorer *restorer, uint64_t nbytes, whe
 
 /* ---- leaves ---- */
 
-/** What stands at a place of the target, through the objects that wrap it. */
+/** The value inside any objects that wrap it. */
 static const wherry_value *inside(const wherry_value *value) {
     while (value && wherry_value_kind(value) == WHERRY_KIND_OBJECT) {
         value = wherry_object_payload(value);
@@ -106,7 +222,7 @@ static const wherry_value *inside(const wherry_value *value) {
     return value;
 }
 
-/** The Python object that a leaf was received into, borrowed; NULL where it is new, or an exception is set. */
+/** The object that a leaf was received into, borrowed. NULL without an exception if the leaf is new. */
 static PyObject *target_object(const wpy_restorer *restorer, const wherry_value *value, const wherry_value *target) {
     value = inside(value);
     if (!target || wherry_value_kind(value) < WHERRY_KIND_TENSOR ||
@@ -141,7 +257,7 @@ static PyObject *new_tensor(wpy_restorer *restorer, const wherry_value *value) {
     return made;
 }
 
-/* ---- nodes for what the codec puts together ---- */
+/* ---- nodes, from which the codec makes distributed tensors ---- */
 
 static PyObject *new_mesh(const wherry_mesh *mesh) {
     const wherry_mesh_info *info = wherry_mesh_get(mesh);
@@ -151,10 +267,7 @@ static PyObject *new_mesh(const wherry_mesh *mesh) {
     }
     PyObject *names = info->dim_names ? PyTuple_New((Py_ssize_t)info->ndim) : Py_NewRef(Py_None);
     for (uint32_t i = 0; names && info->dim_names && i < info->ndim; i++) {
-        PyObject *name = PyUnicode_FromString(info->dim_names[i]);
-        if (!name || PyTuple_SetItem(names, (Py_ssize_t)i, name) != 0) {
-            Py_CLEAR(names);
-        }
+        set_item(&names, i, PyUnicode_FromString(info->dim_names[i]));
     }
     return names ? PyObject_CallFunction(wpy_node.mesh, "sNNN", wherry_device_kind_text(info->device),
                                          wpy_integers(info->shape, info->ndim), wpy_integers(info->ranks, count), names)
@@ -165,11 +278,9 @@ static PyObject *new_placements(const wherry_placement *placements, uint32_t cou
     PyObject *tuple = PyTuple_New((Py_ssize_t)count);
     for (uint32_t i = 0; tuple && i < count; i++) {
         const wherry_placement *one = placements + i;
-        PyObject *placement = PyObject_CallFunction(wpy_node.placement, "iILz", (int)one->kind, (unsigned)one->dim,
-                                                    (long long)one->split_factor, one->reduce_op);
-        if (!placement || PyTuple_SetItem(tuple, (Py_ssize_t)i, placement) != 0) {
-            Py_CLEAR(tuple);
-        }
+        set_item(&tuple, i,
+                 PyObject_CallFunction(wpy_node.placement, "iILz", (int)one->kind, (unsigned)one->dim,
+                                       (long long)one->split_factor, one->reduce_op));
     }
     return tuple;
 }
@@ -202,24 +313,19 @@ static PyObject *new_place(const wherry_shard_place *place) {
 static PyObject *new_places(const wherry_shard_place *places, uint32_t count) {
     PyObject *tuple = PyTuple_New((Py_ssize_t)count);
     for (uint32_t i = 0; tuple && i < count; i++) {
-        PyObject *place = new_place(places + i);
-        if (!place || PyTuple_SetItem(tuple, (Py_ssize_t)i, place) != 0) {
-            Py_CLEAR(tuple);
-        }
+        set_item(&tuple, i, new_place(places + i));
     }
     return tuple;
 }
 
-/** A tuple of boxes; they lie `step` bytes apart, within structs of another kind perhaps. */
+/** A tuple of boxes. They are `step` bytes apart: they may be members of larger structs. */
 static PyObject *new_boxes(const wherry_shard_info *first, size_t step, uint32_t count, uint32_t ndim) {
     PyObject *tuple = PyTuple_New((Py_ssize_t)count);
     for (uint32_t i = 0; tuple && i < count; i++) {
         const wherry_shard_info *info = (const void *)((const char *)first + i * step);
-        PyObject *box = PyObject_CallFunction(wpy_node.box, "NNN", wpy_integers(info->offsets, ndim),
-                                              wpy_integers(info->sizes, ndim), new_place(&info->place));
-        if (!box || PyTuple_SetItem(tuple, (Py_ssize_t)i, box) != 0) {
-            Py_CLEAR(tuple);
-        }
+        set_item(&tuple, i,
+                 PyObject_CallFunction(wpy_node.box, "NNN", wpy_integers(info->offsets, ndim),
+                                       wpy_integers(info->sizes, ndim), new_place(&info->place)));
     }
     return tuple;
 }
@@ -237,10 +343,7 @@ static PyObject *new_sharded(wpy_restorer *restorer, const wherry_value *value) 
     const wherry_sharded *sharded = wherry_sharded_get(value);
     PyObject *tensors = PyTuple_New((Py_ssize_t)sharded->shard_count);
     for (uint32_t i = 0; tensors && i < sharded->shard_count; i++) {
-        PyObject *tensor = new_tensor(restorer, sharded->shards[i].tensor);
-        if (!tensor || PyTuple_SetItem(tensors, (Py_ssize_t)i, tensor) != 0) {
-            Py_CLEAR(tensors);
-        }
+        set_item(&tensors, i, new_tensor(restorer, sharded->shards[i].tensor));
     }
     if (!tensors) {
         return NULL;
@@ -287,7 +390,7 @@ static PyObject *restore_dict(wpy_restorer *restorer, const wherry_value *value,
     for (size_t i = 0; made && i < count; i++) {
         const wherry_value *key = wherry_dict_key_at(value, i);
         wpy_step below = {.up = step, .value_key = key};
-        PyObject *name = wpy_scalar_get(key);
+        PyObject *name = scalar_get(key);
         PyObject *item =
             name ? restore(restorer, wherry_dict_at(value, i), target ? wherry_dict_find(target, key) : NULL, &below)
                  : NULL;
@@ -335,7 +438,7 @@ static PyObject *restore_kind(wpy_restorer *restorer, const wherry_value *value,
         made = new_sharded(restorer, value);
         break;
     default:
-        return wpy_scalar_get(value);
+        return scalar_get(value);
     }
     if (!made) {
         wpy_add_path(step);
@@ -360,7 +463,7 @@ static PyObject *restore(wpy_restorer *restorer, const wherry_value *value, cons
 
 PyObject *wpy_restore(wpy_restorer *restorer, const wherry_value *state) {
     wpy_step root = {0};
-    int collects = PyGC_Disable(); /* as while a state is read */
+    int collects = PyGC_Disable(); /* as in wpy_build() */
     PyObject *made = restore(restorer, state, restorer->target ? restorer->target->root : NULL, &root);
     if (collects) {
         PyGC_Enable();

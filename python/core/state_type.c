@@ -1,15 +1,75 @@
-/* The type State: a value tree, and what its tensors keep alive. */
-#include <stdio.h>
+/* The type State: a value tree, the owners of its memory, and the objects that its leaves were made from. */
 #include <stdlib.h>
 
 #include "core.h"
+
+/* ---- a map from addresses to numbers: open addressing, at most half full ---- */
+
+enum { MAP_SIZE_MIN = 64 };
+
+/** The slot of a key, or the free slot for it. */
+static wpy_map_slot *find_slot(const wpy_map *map, uintptr_t address, uint64_t detail) {
+    uint64_t hash = ((uint64_t)address ^ detail << 1) * UINT64_C(0x9E3779B97F4A7C15);
+    for (size_t i = (size_t)(hash >> 20) & (map->size - 1);; i = (i + 1) & (map->size - 1)) {
+        wpy_map_slot *slot = map->slots + i;
+        if (!slot->number || (slot->address == address && slot->detail == detail)) {
+            return slot;
+        }
+    }
+}
+
+/** Makes room for `count` keys. */
+static bool map_reserve(wpy_map *map, size_t count) {
+    wpy_map larger = {.size = map->size ? map->size : MAP_SIZE_MIN, .count = map->count};
+    while (larger.size / 2 < count) {
+        larger.size *= 2;
+    }
+    if (larger.size == map->size) {
+        return true;
+    }
+    larger.slots = calloc(larger.size, sizeof(*larger.slots));
+    if (!larger.slots) {
+        PyErr_NoMemory();
+        return false;
+    }
+    for (size_t i = 0; i < map->size; i++) {
+        const wpy_map_slot *slot = map->slots + i;
+        if (slot->number) {
+            *find_slot(&larger, slot->address, slot->detail) = *slot;
+        }
+    }
+    free(map->slots);
+    *map = larger;
+    return true;
+}
+
+bool wpy_map_add(wpy_map *map, uintptr_t address, uint64_t detail, size_t number) {
+    if (!map_reserve(map, map->count + 1)) {
+        return false;
+    }
+    *find_slot(map, address, detail) = (wpy_map_slot){address, detail, number + 1};
+    map->count++;
+    return true;
+}
+
+size_t wpy_map_find(const wpy_map *map, uintptr_t address, uint64_t detail) {
+    const wpy_map_slot *slot = map->count ? find_slot(map, address, detail) : NULL;
+    return slot && slot->number ? slot->number - 1 : WPY_MAP_NONE;
+}
+
+void wpy_map_clear(wpy_map *map) {
+    free(map->slots);
+    *map = (wpy_map){0};
+}
+
+/* ---- states ---- */
 
 wpy_state *wpy_state_new(void) {
     allocfunc allocate = (allocfunc)PyType_GetSlot(wpy_state_type, Py_tp_alloc);
     wpy_state *state = (wpy_state *)allocate(wpy_state_type, 0);
     if (state) {
-        state->keep = PyList_New(0);
-        if (!state->keep) {
+        state->owners = PyList_New(0);
+        if (!state->owners) {
             Py_CLEAR(state);
         }
     }
@@ -26,13 +86,13 @@ static void state_dealloc(PyObject *self) {
     }
     free(state->leaves);
     wpy_map_clear(&state->index);
-    Py_XDECREF(state->keep);
+    Py_XDECREF(state->owners);
     wpy_put_back(pending);
     ((freefunc)PyType_GetSlot(type, Py_tp_free))(self);
     Py_DECREF(type);
 }
 
-bool wpy_state_note(wpy_state *state, const wherry_value *value, PyObject *object) {
+bool wpy_state_add_leaf(wpy_state *state, const wherry_value *value, PyObject *object) {
     if (state->leaf_count == state->leaf_capacity) {
         size_t capacity = state->leaf_capacity ? 2 * state->leaf_capacity : 64;
         wpy_leaf *leaves = realloc(state->leaves, capacity * sizeof(*leaves));
@@ -48,7 +108,7 @@ bool wpy_state_note(wpy_state *state, const wherry_value *value, PyObject *objec
 }
 
 static bool make_index(wpy_state *state) {
-    bool ok = wpy_map_reserve(&state->index, state->leaf_count);
+    bool ok = map_reserve(&state->index, state->leaf_count);
     for (size_t i = 0; ok && i < state->leaf_count; i++) {
         ok = wpy_map_add(&state->index, (uintptr_t)state->leaves[i].value, 0, i);
     }
@@ -63,44 +123,7 @@ PyObject *wpy_state_find(wpy_state *state, const wherry_value *value) {
     return number == WPY_MAP_NONE ? NULL : state->leaves[number].object;
 }
 
-static PyObject *state_summary(PyObject *self, PyObject *unused) {
-    (void)unused;
-    wherry_prepared *prepared;
-    wherry_error error;
-    wherry_prepared_summary summary;
-    if (wherry_prepare(((wpy_state *)self)->root, NULL, &prepared, &error) != WHERRY_OK) {
-        return wpy_raise(&error);
-    }
-    wherry_prepared_summarize(prepared, &summary);
-    wherry_prepared_destroy(prepared);
-    return Py_BuildValue("{s:K,s:K,s:K,s:K,s:K,s:K,s:K}", "tensors", (unsigned long long)summary.tensors, "storages",
-                         (unsigned long long)summary.storages, "extents", (unsigned long long)summary.extents,
-                         "storage_bytes", (unsigned long long)summary.storage_bytes, "view_bytes",
-                         (unsigned long long)summary.view_bytes, "bytes", (unsigned long long)summary.bytes, "chunks",
-                         (unsigned long long)summary.chunks);
-}
-
-static PyObject *state_text(PyObject *self, PyObject *unused) {
-    (void)unused;
-    char *text = NULL;
-    size_t size = 0;
-    wherry_error error;
-    FILE *out = open_memstream(&text, &size);
-    if (!out) {
-        return PyErr_NoMemory();
-    }
-    wherry_status status = wherry_value_dump(((wpy_state *)self)->root, out, &error);
-    PyObject *result = NULL;
-    if (fclose(out) == 0 && status == WHERRY_OK) {
-        result = PyUnicode_DecodeUTF8(text, (Py_ssize_t)size, "backslashreplace");
-    } else {
-        wpy_raise(&error);
-    }
-    free(text);
-    return result;
-}
-
-/** A tuple for each unique storage: where it is, how long, on which device. */
+/** (pointer, nbytes, device) per unique storage. */
 static PyObject *state_storages(PyObject *self, PyObject *unused) {
     (void)unused;
     wherry_prepared *prepared;
@@ -124,7 +147,7 @@ static PyObject *state_storages(PyObject *self, PyObject *unused) {
     return list;
 }
 
-/** (path, dtype, shape, strides, offset, number of the storage, flags) of a tensor. */
+/** (path, dtype, shape, strides, offset, number of the storage, flags) */
 static PyObject *tensor_row(const char *path, const wherry_tensor *tensor, PyObject *numbers) {
     PyObject *address = PyLong_FromVoidPtr(tensor->storage);
     PyObject *number = address ? PyDict_GetItemWithError(numbers, address) : NULL;
@@ -148,7 +171,7 @@ static PyObject *tensor_row(const char *path, const wherry_tensor *tensor, PyObj
     return row;
 }
 
-/** Adds the tensors of a leaf. */
+/** Adds a row per tensor of a leaf. */
 static bool add_rows(PyObject *list, const char *path, const wherry_value *leaf, PyObject *numbers) {
     const wherry_sharded *sharded = wherry_sharded_get(leaf);
     const wherry_dtensor *dtensor = wherry_dtensor_get(leaf);
@@ -203,12 +226,11 @@ static PyObject *state_cuda_devices(PyObject *self, PyObject *unused) {
 }
 
 static PyMethodDef state_methods[] = {
-    {"summary", state_summary, METH_NOARGS, "Figures: tensors, storages, bytes."},
-    {"text", state_text, METH_NOARGS, "The tree, a line a value."},
     {"tensors", state_tensors, METH_NOARGS,
-     "(path, dtype, shape, strides, offset, number of the storage, flags) of each tensor."},
-    {"storages", state_storages, METH_NOARGS, "(pointer, nbytes, device) of each unique storage."},
-    {"cuda_devices", state_cuda_devices, METH_NOARGS, "The numbers of the CUDA devices that memory of it lies on."},
+     "(path, dtype, shape, strides, offset, number of the storage, flags) per tensor."},
+    {"storages", state_storages, METH_NOARGS, "(pointer, nbytes, device) per unique storage."},
+    {"cuda_devices", state_cuda_devices, METH_NOARGS,
+     "The numbers of the CUDA devices that hold memory of this state."},
     {NULL, NULL, 0, NULL},
 };
 
@@ -216,7 +238,7 @@ PyTypeObject *wpy_state_type_new(void) {
     static PyType_Slot slots[] = {
         {Py_tp_dealloc, state_dealloc},
         {Py_tp_methods, state_methods},
-        {Py_tp_doc, (char *)"A value tree with what its tensors keep alive."},
+        {Py_tp_doc, (char *)"A value tree and the owners of its memory."},
         {0, NULL},
     };
     static PyType_Spec spec = {

@@ -5,9 +5,9 @@
 #include "core.h"
 
 typedef struct wpy_transport {
-    PyObject_HEAD wpy_group *group; /**< NULL: it was closed. */
+    PyObject_HEAD wpy_group *group; /**< NULL after close(). */
     wherry_transport *transport;
-    int calls; /**< Under way. */
+    int calls; /**< Running now. */
 } wpy_transport;
 
 static PyObject *transport_new(PyTypeObject *type, PyObject *arguments, PyObject *keywords) {
@@ -27,7 +27,8 @@ static PyObject *transport_new(PyTypeObject *type, PyObject *arguments, PyObject
         return NULL;
     }
     if (!owner->group || owner->process != (int)getpid()) {
-        error = (wherry_error){.status = WHERRY_CLOSED, .rank = -1, .message = "the group was left; join again"};
+        error = (wherry_error){
+            .status = WHERRY_CLOSED, .rank = -1, .message = "this process has left the group: join again"};
     } else if (wherry_transport_create(owner->group, &options, &self->transport, &error) == WHERRY_OK) {
         self->group = (wpy_group *)Py_NewRef(group);
         owner->users++;
@@ -65,22 +66,22 @@ static void transport_dealloc(PyObject *self) {
 static PyObject *transport_close(PyObject *self, PyObject *unused) {
     (void)unused;
     if (((wpy_transport *)self)->calls) {
-        PyErr_SetString(PyExc_RuntimeError, "the transport is in use: end the calls on it first");
+        PyErr_SetString(PyExc_RuntimeError, "the transport is in use: first end all calls");
         return NULL;
     }
     close_transport((wpy_transport *)self);
     Py_RETURN_NONE;
 }
 
-/** Whether it can be used; else an exception. */
+/** True if it can be used; else raises Closed. */
 static bool is_open(const wpy_transport *self) {
     wherry_error error = {.status = WHERRY_CLOSED, .rank = -1};
     if (self->group && self->group->process == (int)getpid()) {
         return true;
     }
     PyOS_snprintf(error.message, sizeof(error.message), "%s",
-                  self->group ? "the transport belongs to the process that made it, not to its child; make another"
-                              : "the transport was closed; make another");
+                  self->group ? "this process is a fork of the one that made the transport: make another here"
+                              : "the transport was closed: make another");
     wpy_raise(&error);
     return false;
 }
@@ -106,7 +107,7 @@ static PyObject *transport_waiting(PyObject *self, PyObject *unused) {
 
 /* ---- sending ---- */
 
-/** Reads a sequence of ranks. @return NULL with an exception set. */
+/** Reads a sequence of ranks, for free(). */
 static int32_t *read_ranks(PyObject *sequence, size_t *count_p) {
     Py_ssize_t count = PySequence_Size(sequence);
     int32_t *ranks = count >= 0 ? malloc(((size_t)count + 1) * sizeof(*ranks)) : NULL;
@@ -150,7 +151,6 @@ static PyObject *outcome_rows(const wherry_outcome *outcomes, size_t count) {
     return list;
 }
 
-/** Sends, with the ranks and the room for the outcomes at hand. */
 static PyObject *send_to(wpy_transport *self, const int32_t *ranks, size_t count, const wpy_state *state,
                          const wherry_transfer_options *options, wpy_call *call) {
     wherry_error error;
@@ -194,12 +194,6 @@ static PyObject *transport_send(PyObject *self, PyObject *arguments) {
 
 /* ---- receiving ---- */
 
-static wherry_status give_target(void *context, const wherry_value **target_p) {
-    const wpy_call *call = context;
-    *target_p = call->restorer->target->root;
-    return WHERRY_OK;
-}
-
 static PyObject *report_paths(const wherry_report *report, wherry_tensor_state state) {
     size_t count = wherry_report_count(report, state);
     PyObject *list = PyList_New((Py_ssize_t)count);
@@ -212,7 +206,7 @@ static PyObject *report_paths(const wherry_report *report, wherry_tensor_state s
     return list;
 }
 
-/** Raises what ended a receive, with what it left behind and its figures. */
+/** Raises the error of a receive, with its report and statistics. */
 static void raise_received(const wherry_error *error, const wherry_report *report, const wherry_stats *stats) {
     PyObject *exception = wpy_error_new(error);
     PyObject *figures = exception ? wpy_stats(stats) : NULL;
@@ -236,7 +230,7 @@ static void raise_received(const wherry_error *error, const wherry_report *repor
     Py_DECREF(exception);
 }
 
-/** Hands a received state over: (value, figures). */
+/** (value, stats) of a received state. */
 static PyObject *hand_over(wpy_restorer *restorer, wherry_value *state, const wherry_stats *stats) {
     PyObject *value = wpy_restore(restorer, state);
     PyObject *figures = value ? wpy_stats(stats) : NULL;
@@ -254,14 +248,6 @@ static PyObject *receive(wpy_transport *self, int32_t rank, wherry_transfer_opti
     wherry_status status;
     options->stats = &stats;
     options->report_p = &report;
-    options->allocate = wpy_call_allocate;
-    options->allocate_context = call;
-    options->inspect = wpy_call_inspect;
-    options->inspect_context = call;
-    if (call->restorer->target) {
-        options->target = give_target;
-        options->target_context = call;
-    }
     wpy_call *outer = wpy_enter_call(call);
     self->calls++;
     Py_BEGIN_ALLOW_THREADS;
@@ -291,16 +277,16 @@ static PyObject *transport_recv(PyObject *self, PyObject *arguments) {
     wpy_call call = {.restorer = &restorer};
     wherry_transfer_options options;
     if (!is_open((wpy_transport *)self) ||
-        !PyArg_ParseTuple(arguments, "iOOO!:recv", &rank, &target, &codec, &PyDict_Type, &dict) ||
-        !wpy_transfer_options(dict, &options, &call)) {
+        !PyArg_ParseTuple(arguments, "iOOO!:recv", &rank, &target, &codec, &PyDict_Type, &dict)) {
         return NULL;
     }
     if (target != Py_None && Py_TYPE(target) != wpy_state_type) {
-        PyErr_SetString(PyExc_TypeError, "target is a State or None");
+        PyErr_SetString(PyExc_TypeError, "target must be a State or None");
         return NULL;
     }
     PyObject *result = NULL;
-    if (wpy_restorer_init(&restorer, codec, target == Py_None ? NULL : (wpy_state *)target)) {
+    if (wpy_restorer_init(&restorer, codec, target == Py_None ? NULL : (wpy_state *)target) &&
+        wpy_transfer_options(dict, &options, &call)) {
         result = receive((wpy_transport *)self, rank, &options, &call);
     }
     wpy_restorer_clear(&restorer);
@@ -312,7 +298,7 @@ PyTypeObject *wpy_transport_type_new(void) {
         {"waiting", transport_waiting, METH_NOARGS, "The ranks that wait for a send."},
         {"send", transport_send, METH_VARARGS, "send(ranks, state, options) -> [(rank, error or None, stats)]"},
         {"recv", transport_recv, METH_VARARGS, "recv(rank, target, codec, options) -> (value, stats)"},
-        {"close", transport_close, METH_NOARGS, "Closes it."},
+        {"close", transport_close, METH_NOARGS, "Closes the transport."},
         {NULL, NULL, 0, NULL},
     };
     static PyType_Slot slots[] = {

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable
 from enum import Enum
 from typing import Any, NoReturn, TypeVar
 
-from wherry import _arrays, _types
+from wherry import _arrays, _core, _types
 from wherry._arrays import CannotSend
 from wherry._nodes import DTensor, Memory, Object, Sharded
 from wherry._types import Decoder, Encoder, check_arguments, expect, no_arguments
@@ -272,7 +272,7 @@ class Codec:
             getattr(cls, "__dlpack_device__", None)
         ):
             return lambda value: Object("numpy.ndarray", _arrays.memory_of_dlpack(value, target))
-        if _arrays.is_buffer(value):
+        if _core.buffer_range(value) is not None:
             return lambda value: Object("numpy.ndarray", _arrays.memory_of_buffer(value, target))
         return None
 

@@ -1,38 +1,42 @@
-"""The library's own calls: libwherry, linked in. Not part of the public interface."""
+"""The extension: calls of the library, which is linked in. Not part of the public interface."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, final
 
 __version__: str
 
-#: (name, value, group, text) of every status: ("PEER_LOST", -402, "PEER", "a rank died or cannot be reached").
+#: (name, value, group, text) per status: ("PEER_LOST", -402, "PEER", "a rank died, ...").
 STATUSES: tuple[tuple[str, int, str, str], ...]
 
-#: {"float32": (11, 4)}: code and bytes of every element type, under PyTorch's name.
+#: Code and size in bytes of each element type, by PyTorch's name: {"float32": (11, 4)}.
 DTYPES: dict[str, tuple[int, int]]
 
-#: {(2, 32): 11}: the same code, under DLPack's code and bits.
-DLPACK_DTYPES: dict[tuple[int, int], int]
-
 def set_error_class(make: Callable[[int, str, int | None, str | None, int], BaseException]) -> None:
-    """make(status, message, rank, path, errno) -> exception to raise."""
+    """Sets make(status, message, rank, path, errno), which creates exceptions."""
+
+def buffer_range(exporter: object) -> tuple[int, int] | None:
+    """Address and size of the memory of an object; None if it has no buffer protocol."""
+
+def read_dlpack(
+    capsule: object,
+) -> tuple[int, int | None, int, int, tuple[int, ...], tuple[int, ...] | None, int]:
+    """(address, dtype or None, DLPack's code, bits, shape, strides or None, flags).
+
+    Raises BufferError if the capsule has another major version than 1.
+    """
 
 @final
 class State:
-    """A value tree with what its tensors keep alive."""
+    """A value tree and the owners of its memory."""
 
-    def summary(self) -> dict[str, int]: ...
     def tensors(self) -> list[tuple[str, int, tuple[int, ...], tuple[int, ...], int, int, int]]:
-        """(path, dtype, shape, strides, offset, number of the storage, flags) of each tensor."""
+        """(path, dtype, shape, strides, offset, number of the storage, flags) per tensor."""
     def storages(self) -> list[tuple[int, int, str]]:
-        """(pointer, nbytes, device) of each unique storage."""
+        """(pointer, nbytes, device) per unique storage."""
     def cuda_devices(self) -> list[int]:
-        """The numbers of the CUDA devices that memory of it lies on."""
-    def text(self) -> str: ...
+        """The numbers of the CUDA devices that hold memory of this state."""
 
 def build(value: object, codec: Any) -> State: ...
-def restore(state: State, codec: Any, target: State | None = None) -> Any:
-    """The Python value of a state that was built here: for tests, and for codecs that want a copy of structure."""
 
 @final
 class Cancel:
@@ -44,7 +48,7 @@ class Cancel:
 class Group:
     @staticmethod
     def join(address: str, options: Mapping[str, Any]) -> Group:
-        """Options: timeout_ms, secret (bytes or None), allow_insecure, wait_for, guest, heartbeat_ms, dead_after_ms."""
+        """Options: timeout_ms, secret, allow_insecure, wait_for, client, heartbeat_ms, dead_after_ms."""
     @staticmethod
     def from_table(
         table: Any, name: str, rank: int, size: int, max_block: int, death: bool
@@ -68,7 +72,7 @@ class Transport:
     def send(
         self, ranks: Sequence[int], state: State, options: Mapping[str, Any]
     ) -> list[tuple[int, Any, dict[str, Any]]]:
-        """A (rank, exception or None, stats) each. Raises only where nobody could be served at all."""
+        """(rank, exception or None, stats) per rank. Raises only if no rank could be served."""
     def recv(
         self, rank: int, target: State | None, codec: Any, options: Mapping[str, Any]
     ) -> tuple[Any, dict[str, Any]]: ...

@@ -110,7 +110,7 @@ def connect(card: Ticket, rank: int, timeout_ms: int) -> Connection:
             "WHERRY_SECRET_FILE here as there",
             rank=card.rank,
         )
-    options = {"timeout_ms": timeout_ms, "secret": card.secret, "wait_for": 2, "guest": True}
+    options = {"timeout_ms": timeout_ms, "secret": card.secret, "wait_for": 2, "client": True}
     return Connection(
         _core.Group.join(f"{card.address}?rank={rank}&size={card.size}", options), tells_peers=True
     )

@@ -44,7 +44,7 @@ class Group:
     """
 
     def __init__(self, link: Connection) -> None:
-        self._link = link
+        self._connection = link
 
     @classmethod
     def join(
@@ -77,21 +77,21 @@ class Group:
     @property
     def rank(self) -> int:
         """The rank of this process: 0 to size - 1."""
-        return self._link.rank
+        return self._connection.rank
 
     @property
     def size(self) -> int:
         """How many ranks the group has, whether they are alive or not."""
-        return self._link.size
+        return self._connection.size
 
     @property
     def meeting(self) -> str:
         """Where others can join: "tcp://10.0.0.1:29600"."""
-        return self._link.meeting
+        return self._connection.meeting
 
     def alive(self, rank: int) -> bool:
         """Whether a rank is there, as far as is known."""
-        return self._link.alive(rank)
+        return self._connection.alive(rank)
 
     def send(self, rank: int, tag: int, data: bytes, timeout: Duration = 300) -> None:
         """Sends a small message, up to 16 MiB. Returns when it is on its way, not when it has arrived."""
@@ -107,7 +107,7 @@ class Group:
 
     def leave(self) -> None:
         """Leaves: transfers that still run over it are ended first. Again: nothing."""
-        self._link.close()
+        self._connection.close()
 
     def __enter__(self) -> Group:
         return self
@@ -126,7 +126,7 @@ class Group:
     def _sliced(self, timeout: Duration, call: Callable[[_core.Group, int], _T]) -> _T:
         deadline = Deadline(timeout)
         while True:
-            with self._link.group() as group:
+            with self._connection.group() as group:
                 try:
                     return call(group, deadline.slice_ms(_SLICE_SECONDS))
                 except Timeout:
@@ -188,7 +188,7 @@ def send(
     options["stream"] = codec.stream(built.cuda_devices())
     with reporting(progress, "to") as report:
         options.update(timeout_ms=deadline.left_ms, progress=report)
-        outcomes = group._link.send(ranks, built, options)
+        outcomes = group._connection.send(ranks, built, options)
     log_sent(outcomes)
     raise_first(outcomes)
     return outcomes
@@ -239,7 +239,7 @@ def recv(
     options["stream"] = codec.stream(target.cuda_devices() if target else ())
     with reporting(progress, "from") as report:
         options.update(timeout_ms=deadline.left_ms, progress=report)
-        value, stats = group._link.recv(source, target, codec, options)
+        value, stats = group._connection.recv(source, target, codec, options)
     aim.bring_back()
     log_received(source, stats)
     return value

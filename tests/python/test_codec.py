@@ -19,13 +19,15 @@ import codec_types as t
 import pytest
 from same_state import assert_same
 
-from wherry import Malformed, Unsupported, _core, _types
+from rehearse import core
+
+from wherry import Malformed, Unsupported, _types
 from wherry._codec import Codec
 
 
 def there_and_back(value, codec=None):
     codec = codec or Codec()
-    return _core.restore(_core.build(value, codec), codec)
+    return core.restore(core.build(value, codec), codec)
 
 
 def type_name(value, codec=None):
@@ -115,13 +117,13 @@ def test_order_is_kept():
 def test_equal_sets_give_equal_bytes():
     script = """
         from codec_types import Color
-        from wherry import _core
+        from rehearse import core
         from wherry._codec import Codec
         words = [f"word{i}" for i in range(50)]
         nested = [frozenset(words[i : i + 3]) for i in range(9)]
         mixed = [*words, *range(9), None, 1.5, (1, "a"), (1, ("b", None)), *nested, Color.RED, b"", (frozenset(words),)]
         for items in (words, mixed):
-            one, other = (_core.build(set(order), Codec()).text() for order in (items, items[::-1]))
+            one, other = (core.dump(core.build(set(order), Codec())) for order in (items, items[::-1]))
             assert one == other
             print(one)
     """
@@ -131,7 +133,7 @@ def test_equal_sets_give_equal_bytes():
 
 def test_paths_lead_through_objects():
     with pytest.raises(Unsupported) as caught:
-        _core.build({"a": OrderedDict(b=t.Config(1.0, [t.Pair(0, print)]))}, Codec())
+        core.build({"a": OrderedDict(b=t.Config(1.0, [t.Pair(0, print)]))}, Codec())
     assert caught.value.path == "a.b.layers[0].right"
     assert "at 'a.b.layers[0].right': " in str(caught.value)
 
@@ -215,7 +217,7 @@ REFUSED = [
     (lambda: Failure(), "Failure", "memory of another type"),
     (namedtuple_with_attribute, "PairSub", "'note'"),
     (unset_field, "Slotted", "field without a value"),
-    (lambda: array.array("u", "ab"), "array.array", "format 'w'"),
+    (lambda: array.array("u", "ab"), "array.array", "format is 'w'"),
 ]
 
 
@@ -223,7 +225,7 @@ REFUSED = [
 def test_refused(make, name, way_out):
     value = {"x": [0, make()]}
     with pytest.raises(Unsupported) as caught:
-        _core.build(value, Codec())
+        core.build(value, Codec())
     text = str(caught.value)
     assert caught.value.path == "x[1]" and text.startswith("at 'x[1]': ")
     assert name in text and way_out in text and "allow_pickle=True on both sides" in text
@@ -235,7 +237,7 @@ def test_object_with_a_state():
             return {}
 
     with pytest.raises(Unsupported, match=r"send value\.state_dict\(\)"):
-        _core.build([Model()], Codec())
+        core.build([Model()], Codec())
 
 
 # Pickles.
@@ -250,15 +252,15 @@ def test_pickle_on_both_sides():
 
 
 def test_pickle_needs_both_sides():
-    state = _core.build({"a": [decimal.Decimal(1)]}, Codec(True))
+    state = core.build({"a": [decimal.Decimal(1)]}, Codec(True))
     with pytest.raises(Unsupported, match="allow_pickle=True") as caught:
-        _core.restore(state, Codec())
+        core.restore(state, Codec())
     assert caught.value.path == "a[0]"
 
 
 def test_pickle_that_fails():
     with pytest.raises(Unsupported, match="nor can it be pickled") as caught:
-        _core.build({"a": threading.Lock()}, Codec(True))
+        core.build({"a": threading.Lock()}, Codec(True))
     assert caught.value.path == "a"
     with pytest.raises(Malformed):
         Codec(True).decode("python.pickle", b"junk")
@@ -375,20 +377,20 @@ def test_without_numpy():
         """
         import array, collections
         import wherry
-        from wherry import _core
+        from rehearse import core
         from wherry._codec import Codec
         codec = Codec()
         value = {"o": collections.OrderedDict(a=1), "s": {1}, "c": 1j}
-        assert _core.restore(_core.build(value, codec), codec) == value
+        assert core.restore(core.build(value, codec), codec) == value
         source = array.array("f", [1, 2, 3])
-        state = _core.build({"x": source}, codec)
+        state = core.build({"x": source}, codec)
         try:
-            _core.restore(state, codec)
+            core.restore(state, codec)
             raise SystemExit("not refused")
         except wherry.Unsupported as error:
             assert "pip install numpy, or receive in place with into=" in str(error), error
         target = array.array("f", [0, 0, 0])
-        received = _core.restore(state, codec, _core.build({"x": target}, codec.for_target()))
+        received = core.restore(state, codec, core.build({"x": target}, codec.for_target()))
         assert received["x"] is target and target == source
         """,
     )

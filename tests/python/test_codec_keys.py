@@ -7,7 +7,8 @@ import math
 import codec_types as t
 import numpy as np
 import pytest
-from wherry import _core
+from rehearse import core
+
 from wherry._codec import Codec
 from wherry._codec import NoText
 from wherry.errors import Malformed, Mismatch, Unsupported
@@ -15,7 +16,7 @@ from wherry.errors import Malformed, Mismatch, Unsupported
 
 def in_place(source, target, codec=None):
     codec = codec or Codec()
-    return _core.restore(_core.build(source, codec), codec, _core.build(target, codec.for_target()))
+    return core.restore(core.build(source, codec), codec, core.build(target, codec.for_target()))
 
 
 def text(value, codec=None):
@@ -68,30 +69,30 @@ class Unequal:
 def test_keys_that_cannot_be_told_apart_are_refused():
     for keys in ([Unequal(1), Unequal(1)], [(math.nan,), (float("nan"),)]):
         with pytest.raises(Unsupported, match="told apart") as caught:
-            _core.build({"a": dict.fromkeys(keys, 1)}, Codec())
+            core.build({"a": dict.fromkeys(keys, 1)}, Codec())
         assert caught.value.path == "a"
 
 
 def test_keys_with_memory_travel_but_are_no_target():
     codec = Codec()
     source = {Unequal(np.ones(1)): np.full(1, 5.0), Unequal(np.ones(1)): np.full(1, 6.0), (1,): 7}
-    received = _core.restore(_core.build(source, codec), codec)
+    received = core.restore(core.build(source, codec), codec)
     assert [float(value) for value in map(np.sum, received.values())] == [5, 6, 7]
     assert [type(key) for key in received] == [Unequal, Unequal, tuple]
     with pytest.raises(NoText):
         text(next(iter(source)))
     for target in (source, {Unequal(bytearray(1))}):
         with pytest.raises(Unsupported, match="cannot be received into.*names or numbers") as caught:
-            _core.build({"a": target}, codec.for_target())
+            core.build({"a": target}, codec.for_target())
         assert caught.value.path == "a"
 
 
 def test_a_pickled_key_is_no_target():
     codec = Codec(allow_pickle=True)
     source = {complex: 1, (2,): 3}
-    assert _core.restore(_core.build(source, codec), codec) == source
+    assert core.restore(core.build(source, codec), codec) == source
     with pytest.raises(Unsupported, match="cannot be received into"):
-        _core.build(source, codec.for_target())
+        core.build(source, codec.for_target())
 
 
 @pytest.mark.parametrize(
@@ -121,7 +122,7 @@ def test_work_does_not_double_with_each_level():
     for _ in range(60):
         key = frozenset({(key, t.Frozen(1))})
     codec = Codec()
-    assert _core.restore(_core.build({(key,): 1}, codec), codec) == {(key,): 1}
+    assert core.restore(core.build({(key,): 1}, codec), codec) == {(key,): 1}
 
 
 # Registered classes.
@@ -158,12 +159,12 @@ def test_a_context_with_memory_is_no_target(torch_and_bag):
 
     codec = TorchCodec()
     value = Box(torch.ones(1), torch.full((1,), 3.0))
-    assert _core.restore(_core.build(value, codec), codec).label.item() == 3
+    assert core.restore(core.build(value, codec), codec).label.item() == 3
     with pytest.raises(Unsupported, match="context"):
-        _core.build(value, codec.for_target())
+        core.build(value, codec.for_target())
     for _ in range(100):  # a context within a context ...
         value = Box(1, value)
-    assert type(_core.restore(_core.build(value, codec), codec)) is Box
+    assert type(core.restore(core.build(value, codec), codec)) is Box
 
 
 def test_hostile_contexts(torch_and_bag):
@@ -192,11 +193,11 @@ def test_keys_of_torch_and_without(torch_and_bag):
     from wherry.torch._codec import TorchCodec
 
     source = {torch.float32: 1, torch.Size([2, 3]): 2, torch.device("cpu"): 3, torch.strided: 4}
-    built = _core.build(source, TorchCodec())
-    assert _core.restore(built, TorchCodec()) == source
-    assert _core.restore(built, Codec()) == {"torch.float32": 1, (2, 3): 2, "cpu": 3, "torch.strided": 4}
+    built = core.build(source, TorchCodec())
+    assert core.restore(built, TorchCodec()) == source
+    assert core.restore(built, Codec()) == {"torch.float32": 1, (2, 3): 2, "cpu": 3, "torch.strided": 4}
     tensors = {torch.ones(1): 1, torch.ones(1): 2}
-    assert list(_core.restore(_core.build(tensors, TorchCodec()), TorchCodec()).values()) == [1, 2]
+    assert list(core.restore(core.build(tensors, TorchCodec()), TorchCodec()).values()) == [1, 2]
     for target in (tensors, set(tensors)):
         with pytest.raises(Unsupported, match="cannot be received into"):
-            _core.build(target, TorchCodec().for_target())
+            core.build(target, TorchCodec().for_target())

@@ -6,7 +6,8 @@ import pytest
 from random_state import Maker
 from same_state import assert_same
 
-from wherry import _core
+from rehearse import core
+
 from wherry._codec import Codec
 from wherry.errors import Mismatch
 
@@ -17,11 +18,11 @@ def run(codec, torch, first, extra=()):
     for seed in range(first, first + BLOCK):
         state = Maker(seed, torch, extra).state()
         try:
-            built = _core.build(state, codec)
-            assert_same(state, _core.restore(built, codec))
+            built = core.build(state, codec)
+            assert_same(state, core.restore(built, codec))
             # A second time, from what was received: nothing may be lost that only the first trip would show.
-            again = _core.restore(built, codec)
-            assert_same(state, _core.restore(_core.build(again, codec), codec))
+            again = core.restore(built, codec)
+            assert_same(state, core.restore(core.build(again, codec), codec))
             in_place(state, built, again, codec)
             other_keys(built, again, codec)
             by_key(state, built, again, codec)
@@ -31,13 +32,13 @@ def run(codec, torch, first, extra=()):
 
 def in_place(state, built, target, codec):
     """Into a state of the same form, all of whose memory is zero before."""
-    into = _core.build(target, codec.for_target())
+    into = core.build(target, codec.for_target())
     for address, nbytes, _ in into.storages():
         if nbytes:
             ctypes.memset(address, 0, nbytes)
-    received = _core.restore(built, codec, into)
+    received = core.restore(built, codec, into)
     assert_same(state, received)
-    used = {row for row in _core.build(received, codec).storages() if row[1]}
+    used = {row for row in core.build(received, codec).storages() if row[1]}
     assert used == {row for row in into.storages() if row[1]}
 
 
@@ -62,7 +63,7 @@ def other_keys(built, target, codec):
     into = rebuilt(target, change)
     if changed:
         with pytest.raises(Mismatch):
-            _core.restore(built, codec, _core.build(into, codec.for_target()))
+            core.restore(built, codec, core.build(into, codec.for_target()))
 
 
 def rebuilt(value, change):

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import wherry
 from wherry import _core, _transfer
+from wherry.group import codec_for
 
 
 def together(*calls):
@@ -233,7 +234,7 @@ def test_several_destinations_and_one_that_never_asks(groups):
     assert [(outcome.rank, outcome.ok) for outcome in sent.outcomes] == [(3, False), (1, True), (2, True)]
 
 
-@pytest.mark.parametrize("ranks, told", [(0, "itself"), ([1, 1], "twice"), ([2], "0 to 1"), (-1, "0 to 1")])
+@pytest.mark.parametrize("ranks, told", [(0, "is this process"), ([1, 1], "twice"), ([2], "0 to 1"), (-1, "0 to 1")])
 def test_bad_destinations(groups, ranks, told):
     one, _ = groups(2)
     with pytest.raises(wherry.InvalidArgument, match=told):
@@ -243,13 +244,13 @@ def test_bad_destinations(groups, ranks, told):
 def test_bad_arguments(groups):
     one, _ = groups(2)
     for call, told in [
-        (lambda: wherry.recv(one, 0), "itself"),
+        (lambda: wherry.recv(one, 0), "is this process"),
         (lambda: wherry.recv(one, 5), "0 to 1"),
         (lambda: wherry.send(one, 1, {}, step=-1), "step"),
         (lambda: wherry.send(one, 1, {}, threads=-1), "threads"),
         (lambda: wherry.send(one, 1, {}, timeout=float("nan")), "timeout"),
         (lambda: wherry.send(one, 1, {}, lanes="bus"), "bus"),
-        (lambda: wherry.send(one, 1, {}, progress=3), "progress is True, or a function"),
+        (lambda: wherry.send(one, 1, {}, progress=3), "progress must be True or a function"),
     ]:
         with pytest.raises(wherry.InvalidArgument, match=told):
             call()
@@ -364,10 +365,29 @@ def test_the_log_tells_what_was_done_and_warns_of_slowness(groups, caplog):
     assert any(message.startswith("received from rank 0: 0.4 MB in") and "GB/s over" in message for message in caplog.messages)
     assert any(message.startswith("sent to rank 1: ") for message in caplog.messages)
     assert not [record for record in caplog.records if record.levelno > logging.INFO]
-    slow = wherry.Stats(lane="stream", reasons="cma: process_vm_readv: Operation not permitted; ring: no memory")
-    far = wherry.Stats(lane="stream", reasons="cma: rank 1 is on another host; ring: rank 1 is on another host: ...")
-    asked = wherry.Stats(lane="stream", reasons="cma: not allowed here; ring: not allowed here")
-    assert "not permitted" in slow.slow_because() and not far.slow_because() and not asked.slow_because()
+    SkippedLane = _transfer.SkippedLane
+
+    def skipped(reason):
+        lanes = (SkippedLane("cma", reason, "Operation not permitted"), SkippedLane("ring", "failed", "no memory"))
+        return wherry.Stats(lane="stream", lanes_not_used=lanes)
+
+    assert skipped("failed").slow_because() == "cma: Operation not permitted; ring: no memory"
+    assert skipped("unsupported").slow_because()
+    assert not skipped("other host").slow_because() and not skipped("not allowed").slow_because()
+    with caplog.at_level(logging.WARNING, "wherry"):
+        _transfer.log_received(7, skipped("failed"))
+    assert caplog.messages[-1].startswith("rank 7 is on this host, but 'stream' is used, which is slower, because: cma: ")
+
+
+def test_lanes_that_were_not_used(groups):
+    one, two = groups(2)
+    options = {"timeout_ms": 10_000, "lanes": "stream"}
+    _, (_, stats) = must(
+        lambda: wherry.send(one, 1, a_state()), lambda: two._connection.recv(0, None, codec_for(False), options)
+    )
+    found = {lane.name: lane for lane in stats.lanes_not_used}
+    assert stats.lane == "stream" and {"cma", "ring"} <= found.keys()
+    assert found["cma"].reason == found["ring"].reason == "not allowed" and found["cma"].text in stats.reasons
 
 
 # ---- processes ----

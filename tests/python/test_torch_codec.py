@@ -18,6 +18,8 @@ from torch import nn  # noqa: E402
 from torch.testing._internal.two_tensor import TwoTensor  # noqa: E402
 from torch.utils import _pytree  # noqa: E402
 
+from rehearse import core  # noqa: E402
+
 import wherry  # noqa: E402
 from wherry import Malformed, Mismatch, Unsupported, _core  # noqa: E402
 from wherry._codec import Codec  # noqa: E402
@@ -30,12 +32,12 @@ pytestmark = pytest.mark.filterwarnings(
 
 def there_and_back(value, codec=None):
     codec = codec or TorchCodec()
-    return _core.restore(_core.build(value, codec), codec)
+    return core.restore(core.build(value, codec), codec)
 
 
 def in_place(source, target, codec=None):
     codec = codec or TorchCodec()
-    return _core.restore(_core.build(source, codec), codec, _core.build(target, codec.for_target()))
+    return core.restore(core.build(source, codec), codec, core.build(target, codec.for_target()))
 
 
 def trained():
@@ -222,7 +224,7 @@ def test_small_types():
     ]
     received = there_and_back(value)
     assert received == value and [type(one) for one in received] == [type(one) for one in value]
-    without = _core.restore(_core.build(value, TorchCodec()), Codec())
+    without = core.restore(core.build(value, TorchCodec()), Codec())
     assert without == [(2, 3), (), "torch.float8_e5m2", "cuda:3", "torch.strided", "torch.channels_last"]
 
 
@@ -280,11 +282,11 @@ def test_numpy_of_types_that_it_lacks():
 def test_from_torch_to_numpy_and_back():
     model, _ = trained()
     sent = {"state": model.state_dict(), "p": nn.Parameter(torch.ones(2, 2).t()), "n": np.ones(3)}
-    plain = _core.restore(_core.build(sent, TorchCodec()), Codec())
+    plain = core.restore(core.build(sent, TorchCodec()), Codec())
     assert type(plain["state"]) is OrderedDict and type(plain["p"]) is np.ndarray
     for name, tensor in sent["state"].items():
         assert np.array_equal(plain["state"][name], tensor.numpy())
-    back = _core.restore(_core.build(plain, Codec()), TorchCodec())
+    back = core.restore(core.build(plain, Codec()), TorchCodec())
     assert type(back["state"]["1.weight"]) is np.ndarray  # as it was sent
 
 
@@ -400,7 +402,7 @@ REFUSED = [
 @pytest.mark.parametrize("make, way_out", REFUSED, ids=[str(i) for i in range(len(REFUSED))])
 def test_refused(make, way_out):
     with pytest.raises(Unsupported) as caught:
-        _core.build({"x": [make()]}, TorchCodec())
+        core.build({"x": [make()]}, TorchCodec())
     assert caught.value.path == "x[0]" and way_out in str(caught.value), caught.value
 
 
@@ -414,7 +416,7 @@ class DataModule(nn.Module):
 
 def test_a_module_is_no_dataclass():
     with pytest.raises(Unsupported, match=r"send value\.state_dict\(\)"):
-        _core.build([DataModule(3)], TorchCodec())
+        core.build([DataModule(3)], TorchCodec())
 
 
 class Failing:
@@ -429,14 +431,14 @@ def test_methods_that_fail():
     if Failing not in _pytree.SUPPORTED_NODES:
         _pytree.register_pytree_node(Failing, fail, fail)
     with pytest.raises(Unsupported, match="Failing cannot be read: KeyError.*lost") as caught:
-        _core.build({"a": [Failing()]}, TorchCodec())
+        core.build({"a": [Failing()]}, TorchCodec())
     assert caught.value.path == "a[0]"
 
 
 def test_inside_a_transformation():
     def inside(x):
         with pytest.raises(Unsupported, match="torch.func") as caught:
-            _core.build({"x": x}, TorchCodec())
+            core.build({"x": x}, TorchCodec())
         assert caught.value.path == "x"
         return x
 

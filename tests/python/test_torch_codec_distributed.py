@@ -29,7 +29,9 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distrib
 from torch.distributed.tensor.placement_types import _MaskPartial, _StridedShard  # noqa: E402
 from torch.testing._internal.distributed.fake_pg import FakeStore  # noqa: E402
 
-from wherry import InvalidArgument, Malformed, Mismatch, Unsupported, _core, _nodes  # noqa: E402
+from rehearse import core  # noqa: E402
+
+from wherry import InvalidArgument, Malformed, Mismatch, Unsupported, _nodes  # noqa: E402
 from wherry.torch import _distributed  # noqa: E402
 from wherry.torch._codec import TorchCodec  # noqa: E402
 
@@ -112,9 +114,9 @@ def pick(*names):
 
 def forgotten(sent, **options):
     """Received by a process that has seen none of the meshes in a state."""
-    state = _core.build(sent, TorchCodec())
+    state = core.build(sent, TorchCodec())
     _distributed.forget_meshes()
-    return _core.restore(state, TorchCodec(**options))
+    return core.restore(state, TorchCodec(**options))
 
 
 def warnings(caplog):
@@ -141,11 +143,11 @@ def test_what_is_given_is_a_mesh():
 def test_a_slice_of_a_mesh_that_was_seen(world, caplog):
     """As that of a DTensor in the target."""
     sent = pick("row")
-    state = _core.build(sent, TorchCodec())
+    state = core.build(sent, TorchCodec())
     _distributed.forget_meshes()
     grid = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
-    _core.build(distribute(whole(5, 7), grid, [Shard(0), Shard(1)]), TorchCodec().for_target())
-    received = _core.restore(state, TorchCodec())
+    core.build(distribute(whole(5, 7), grid, [Shard(0), Shard(1)]), TorchCodec().for_target())
+    received = core.restore(state, TorchCodec())
     assert received["row"].device_mesh.get_group() is grid.get_group("tp") and not warnings(caplog)
 
 
@@ -163,23 +165,23 @@ def test_a_mesh_that_nobody_knows_cannot_communicate(world, caplog):
 
 def test_mesh_of_groups_that_were_made_again(world):
     sent = dtensors()["even"]
-    state = _core.build([sent], TorchCodec())
+    state = core.build([sent], TorchCodec())
     dist.destroy_process_group()
     dist.init_process_group("fake", rank=1, world_size=4, store=FakeStore())
-    received = _core.restore(state, TorchCodec())[0]
+    received = core.restore(state, TorchCodec())[0]
     assert received.device_mesh is not sent.device_mesh  # whose groups are gone
     again = init_device_mesh("cpu", (4,))
-    received = _core.restore(state, TorchCodec(device_mesh=again))[0]
+    received = core.restore(state, TorchCodec(device_mesh=again))[0]
     assert received.device_mesh is again and received._spec == sent._spec
-    assert _core.restore(state, TorchCodec())[0].device_mesh is again  # it is known by now
+    assert core.restore(state, TorchCodec())[0].device_mesh is again  # it is known by now
 
 
 def outside(sent, rank=None):
     """Received where torch has no group, or another."""
-    state = _core.build(sent, TorchCodec())
+    state = core.build(sent, TorchCodec())
     dist.destroy_process_group()
     _distributed.forget_meshes()
-    return _core.restore(state, TorchCodec(rank=rank))
+    return core.restore(state, TorchCodec(rank=rank))
 
 
 def test_dtensor_without_a_group(world):
@@ -198,10 +200,10 @@ def test_dtensor_without_a_group(world):
 def test_dtensor_in_another_world(world, rank, size):
     sent = dtensors()
     sent.pop("row")
-    state = _core.build(sent, TorchCodec())
+    state = core.build(sent, TorchCodec())
     dist.destroy_process_group()
     with World(rank, size):
-        received = _core.restore(state, TorchCodec())
+        received = core.restore(state, TorchCodec())
         assert_same(sent, received)
         assert received["even"].device_mesh._coordinate_on_dim == ((0,) if rank == 0 else None)
 
@@ -262,7 +264,7 @@ def test_dtensors_that_are_refused(world):
         (meta, "device meta"),
     ):
         with pytest.raises(Unsupported, match=text) as caught:
-            _core.build({"d": [value]}, TorchCodec())
+            core.build({"d": [value]}, TorchCodec())
         assert caught.value.path == "d[0]"
 
 
@@ -354,7 +356,7 @@ def test_sharded_that_is_refused(world):
     more.local_shards()[0].tensor = nn.Parameter(more.local_shards()[0].tensor)
     for value, text in ((named, "name of a worker"), (more, "not a plain tensor")):
         with pytest.raises(Unsupported, match=text) as caught:
-            _core.build({"s": value}, TorchCodec())
+            core.build({"s": value}, TorchCodec())
         assert caught.value.path == "s"
 
 
@@ -391,13 +393,13 @@ def test_with_real_groups(tmp_path):
         import sys, torch, torch.distributed as dist
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.tensor import DTensor, Shard, distribute_tensor
-        from wherry import _core
+        from rehearse import core
         from wherry.torch._codec import TorchCodec
         rank, folder = int(sys.argv[1]), sys.argv[2]
         dist.init_process_group("gloo", rank=rank, world_size=2, init_method=f"file://{folder}/store")
         mesh = init_device_mesh("cpu", (2,))
         sent = distribute_tensor(torch.arange(7.0), mesh, [Shard(0)])
-        received = _core.restore(_core.build([sent], TorchCodec()), TorchCodec())[0]
+        received = core.restore(core.build([sent], TorchCodec()), TorchCodec())[0]
         assert received.device_mesh is mesh and received._spec == sent._spec
         assert received.full_tensor().tolist() == [0, 1, 2, 3, 4, 5, 6]
         # A rank that leaves while another still reads looks to that like one that died.

@@ -13,8 +13,8 @@ torch = pytest.importorskip(
 
 import torch_types  # noqa: E402
 
-from wherry import _core  # noqa: E402
-from wherry._arrays import _DLTensor  # noqa: E402
+from rehearse import core  # noqa: E402
+
 from wherry.torch._codec import DTYPES, TorchCodec  # noqa: E402
 
 TABLE = "__dlpack_c_exchange_api__"
@@ -25,7 +25,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore"),  # torch calls several of its types experimental
 ]
 
-Describe = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.POINTER(_DLTensor))
+Describe = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_void_p)
 new_capsule = ctypes.pythonapi.PyCapsule_New
 new_capsule.argtypes, new_capsule.restype = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p], ctypes.py_object
 pointer_of = ctypes.pythonapi.PyCapsule_GetPointer
@@ -94,8 +94,8 @@ def tensors():
 
 
 def described(state):
-    built = _core.build(state, TorchCodec())
-    return built.tensors(), built.storages(), built.text()
+    built = core.build(state, TorchCodec())
+    return built.tensors(), built.storages(), core.dump(built)
 
 
 def test_at_once_and_one_by_one(monkeypatch):
@@ -133,7 +133,7 @@ def test_random_states_one_by_one(monkeypatch):
     monkeypatch.delattr(torch.Tensor, TABLE)
     for seed in range(100):
         state = Maker(seed, torch, torch_types.EXTRA).state()
-        assert_same(state, _core.restore(_core.build(state, codec), codec))
+        assert_same(state, core.restore(core.build(state, codec), codec))
 
 
 @pytest.mark.parametrize("at_once", [True, False])
@@ -143,9 +143,9 @@ def test_memory_under_two_names_is_one_storage(monkeypatch, at_once):
     array = np.arange(8.0)
     state = {"array": array, "one": torch.from_numpy(array), "other": torch.from_numpy(array)[2:]}
     codec = TorchCodec()
-    built = _core.build(state, codec)
-    assert built.summary()["storages"] == 1
-    received = _core.restore(built, codec)
+    built = core.build(state, codec)
+    assert len(built.storages()) == 1
+    received = core.restore(built, codec)
     received["array"][3] = -1
     assert received["one"][3] == -1
     assert received["other"][1] == -1
@@ -154,5 +154,5 @@ def test_memory_under_two_names_is_one_storage(monkeypatch, at_once):
 def test_a_part_of_memory_is_a_storage_of_its_own():
     array = np.arange(8.0)
     state = {"all": torch.from_numpy(array), "half": torch.from_numpy(array[:4])}
-    built = _core.build(state, TorchCodec())
+    built = core.build(state, TorchCodec())
     assert built.storages() == [(array.ctypes.data, 64, "cpu"), (array.ctypes.data, 32, "cpu")]

@@ -1,10 +1,15 @@
-/* restore(): a state goes through manifest and plan within this process, as it would between two. */
+/*
+ * The extension _rehearse, for tests: wherry._core with two more functions. restore() takes a state
+ * through manifest and plan within this process, as if it went to another one; dump() prints it.
+ * It is a copy of the extension's code: a state works only with the copy that has built it.
+ */
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "core.h"
 
-/** Where the next piece of a chunk goes. */
+/** Where to copy the next piece of a chunk. */
 typedef struct gathering {
     uint8_t *at;
 } gathering;
@@ -52,7 +57,7 @@ static wherry_status allocate(void *context, uint64_t nbytes, wherry_device devi
     return wpy_restorer_allocate(context, nbytes, device, storage_p);
 }
 
-/** The plan for what a manifest says. */
+/** Makes a plan from the encoded manifest, as a receiver does. */
 static wherry_status make_plan(const wherry_prepared *source, wpy_restorer *restorer, wherry_plan **plan_p,
                                wherry_error *error) {
     void *bytes;
@@ -105,7 +110,7 @@ static PyObject *rehearse(const wherry_prepared *source, wpy_restorer *restorer)
     return value;
 }
 
-PyObject *wpy_restore_call(PyObject *module, PyObject *arguments) {
+static PyObject *restore(PyObject *module, PyObject *arguments) {
     (void)module;
     PyObject *state;
     PyObject *codec;
@@ -114,10 +119,6 @@ PyObject *wpy_restore_call(PyObject *module, PyObject *arguments) {
     wherry_prepared *prepared;
     wherry_error error;
     if (!PyArg_ParseTuple(arguments, "O!O|O:restore", wpy_state_type, &state, &codec, &target)) {
-        return NULL;
-    }
-    if (target != Py_None && Py_TYPE(target) != wpy_state_type) {
-        PyErr_SetString(PyExc_TypeError, "target is a State or None");
         return NULL;
     }
     PyObject *value = NULL;
@@ -131,4 +132,41 @@ PyObject *wpy_restore_call(PyObject *module, PyObject *arguments) {
     }
     wpy_restorer_clear(&restorer);
     return value;
+}
+
+static PyObject *dump(PyObject *module, PyObject *state) {
+    (void)module;
+    char *text = NULL;
+    size_t size = 0;
+    wherry_error error;
+    FILE *out = open_memstream(&text, &size);
+    if (!out) {
+        return PyErr_NoMemory();
+    }
+    wherry_status status = wherry_value_dump(((wpy_state *)state)->root, out, &error);
+    PyObject *result = NULL;
+    if (fclose(out) == 0 && status == WHERRY_OK) {
+        result = PyUnicode_DecodeUTF8(text, (Py_ssize_t)size, "backslashreplace");
+    } else {
+        wpy_raise(&error);
+    }
+    free(text);
+    return result;
+}
+
+static PyMethodDef functions[] = {
+    {"restore", restore, METH_VARARGS, "restore(state, codec, target=None) -> value"},
+    {"dump", dump, METH_O, "dump(state) -> str, one line per value"},
+    {NULL, NULL, 0, NULL},
+};
+
+PyMODINIT_FUNC PyInit__core(void);
+PyMODINIT_FUNC PyInit__rehearse(void);
+
+PyMODINIT_FUNC PyInit__rehearse(void) {
+    PyObject *module = PyInit__core();
+    if (module && PyModule_AddFunctions(module, functions) != 0) {
+        Py_CLEAR(module);
+    }
+    return module;
 }

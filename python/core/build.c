@@ -1,11 +1,89 @@
-/* From a Python value to a state: exact builtin types and tensors are read here, everything else is the codec's. */
+/*
+ * From a Python value to a state. Exact builtin types and torch tensors are read here and in
+ * tensors.c; the codec describes everything else by nodes, which node.c reads.
+ */
 #include "core.h"
 
 #include <stdlib.h>
 
-static wherry_value *raise_null(const wherry_error *error) {
-    wpy_raise(error);
-    return NULL;
+/* ---- scalars, devices and integers ---- */
+
+/** An integer that needs more than 64 bits. */
+static wherry_value *bigint_new(PyObject *number, bool negative) {
+    wherry_value *value = NULL;
+    wherry_error error;
+    PyObject *magnitude = negative ? PyNumber_Negative(number) : Py_NewRef(number);
+    PyObject *bits = magnitude ? PyObject_CallMethod(magnitude, "bit_length", NULL) : NULL;
+    Py_ssize_t size = bits ? (PyLong_AsSsize_t(bits) + 7) / 8 : 0;
+    PyObject *bytes = bits ? PyObject_CallMethod(magnitude, "to_bytes", "ns", size, "big") : NULL;
+    if (bytes && wherry_bigint_create(negative, PyBytes_AsString(bytes), (size_t)size, &value, &error) != WHERRY_OK) {
+        value = wpy_raise(&error);
+    }
+    Py_XDECREF(bytes);
+    Py_XDECREF(bits);
+    Py_XDECREF(magnitude);
+    return value;
+}
+
+wherry_value *wpy_scalar_new(PyObject *object) {
+    wherry_value *value = NULL;
+    wherry_error error;
+    wherry_status status;
+    if (PyUnicode_CheckExact(object)) {
+        Py_ssize_t size;
+        const char *text = PyUnicode_AsUTF8AndSize(object, &size);
+        if (!text) {
+            PyErr_Clear(); /* lone surrogates: left to the codec */
+            return NULL;
+        }
+        status = wherry_string_create(text, (size_t)size, &value, &error);
+    } else if (PyLong_CheckExact(object)) {
+        int overflow;
+        long long number = PyLong_AsLongLongAndOverflow(object, &overflow);
+        if (overflow) {
+            return bigint_new(object, overflow < 0);
+        }
+        status = wherry_int_create(number, &value, &error);
+    } else if (PyFloat_CheckExact(object)) {
+        status = wherry_float_create(PyFloat_AsDouble(object), &value, &error);
+    } else if (object == Py_None) {
+        status = wherry_none_create(&value, &error);
+    } else if (PyBool_Check(object)) {
+        status = wherry_bool_create(object == Py_True, &value, &error);
+    } else if (PyBytes_CheckExact(object)) {
+        status = wherry_bytes_create(PyBytes_AsString(object), (size_t)PyBytes_Size(object), &value, &error);
+    } else if (PyComplex_CheckExact(object)) {
+        double imaginary = PyComplex_ImagAsDouble(object);
+        status = wherry_complex_create(PyComplex_RealAsDouble(object), imaginary, &value, &error);
+    } else {
+        return NULL;
+    }
+    return status == WHERRY_OK ? value : wpy_raise(&error);
+}
+
+bool wpy_read_device(PyObject *text, wherry_device *device_p) {
+    wherry_error error;
+    const char *name = PyUnicode_AsUTF8AndSize(text, NULL);
+    if (name && wherry_device_parse(name, device_p, &error) != WHERRY_OK) {
+        wpy_raise(&error);
+        return false;
+    }
+    return name != NULL;
+}
+
+Py_ssize_t wpy_read_integers(PyObject *tuple, int64_t *items, size_t capacity) {
+    Py_ssize_t count = PyTuple_Check(tuple) ? PyTuple_Size(tuple) : -1;
+    if (count < 0 || (size_t)count > capacity) {
+        PyErr_Format(PyExc_ValueError, "expected a tuple of at most %zu integers", capacity);
+        return -1;
+    }
+    for (Py_ssize_t i = 0; i < count; i++) {
+        items[i] = PyLong_AsLongLong(PyTuple_GetItem(tuple, i));
+        if (items[i] == -1 && PyErr_Occurred()) {
+            return -1;
+        }
+    }
+    return count;
 }
 
 /* ---- storages ---- */
@@ -15,40 +93,34 @@ wherry_storage *wpy_storage_find(const wpy_builder *builder, wpy_storage_key key
     return number == WPY_MAP_NONE ? NULL : builder->storages[number];
 }
 
-/** Takes a storage over, where there is room for it. @return false with an exception set. */
-static bool own(wpy_builder *builder, wpy_storage_key key, wherry_storage *storage) {
+wherry_storage *wpy_storage_add(wpy_builder *builder, wpy_storage_key key, void *data, uint64_t nbytes,
+                                wherry_device device, PyObject *owner) {
+    wherry_storage *storage;
+    wherry_error error;
     size_t count = builder->storage_numbers.count;
     if (count == builder->storage_capacity) {
         size_t capacity = count ? 2 * count : 64;
         wherry_storage **storages = realloc(builder->storages, capacity * sizeof(*storages));
         if (!storages) {
             PyErr_NoMemory();
-            return false;
+            return NULL;
         }
         builder->storages = storages;
         builder->storage_capacity = capacity;
     }
-    builder->storages[count] = storage;
-    return wpy_map_add(&builder->storage_numbers, key.address, key.nbytes, count);
-}
-
-wherry_storage *wpy_storage_add(wpy_builder *builder, wpy_storage_key key, void *data, uint64_t nbytes,
-                                wherry_device device, PyObject *owner) {
-    wherry_storage *storage;
-    wherry_error error;
     if (wherry_storage_wrap(data, nbytes, device, NULL, NULL, &storage, &error) != WHERRY_OK) {
-        wpy_raise(&error);
-        return NULL;
+        return wpy_raise(&error);
     }
-    if (!own(builder, key, storage)) {
+    if (!wpy_map_add(&builder->storage_numbers, key.address, key.nbytes, count)) {
         wherry_storage_unref(storage);
         return NULL;
     }
+    builder->storages[count] = storage;
     device = wherry_storage_device(storage);
     if (device.kind == WHERRY_DEVICE_CUDA && device.index >= 0 && device.index < 64) {
         builder->state->cuda_devices |= UINT64_C(1) << device.index;
     }
-    return PyList_Append(builder->state->keep, owner) == 0 ? storage : NULL;
+    return PyList_Append(builder->state->owners, owner) == 0 ? storage : NULL;
 }
 
 /* ---- containers ---- */
@@ -58,10 +130,10 @@ static wherry_value *build_sequence(wpy_builder *builder, PyObject *sequence, co
     wherry_value *value;
     wherry_error error;
     if ((is_list ? wherry_list_create(&value, &error) : wherry_tuple_create(&value, &error)) != WHERRY_OK) {
-        return raise_null(&error);
+        return wpy_raise(&error);
     }
     wpy_step below = {.up = step};
-    /* A list may change while a codec runs: its length is asked for each time. */
+    /* A codec may change the list: ask for its length each time. */
     for (Py_ssize_t i = 0; i < (is_list ? PyList_Size(sequence) : PyTuple_Size(sequence)); i++) {
         PyObject *item = Py_NewRef(is_list ? PyList_GetItem(sequence, i) : PyTuple_GetItem(sequence, i));
         below.index = (uint64_t)i;
@@ -80,7 +152,7 @@ static wherry_value *build_sequence(wpy_builder *builder, PyObject *sequence, co
     return value;
 }
 
-/** Adds an entry. @return 1; 0 where the key is not a scalar; -1 with an exception set. */
+/** Adds an entry. Returns 1, 0 if the key is not a scalar, or -1 on failure. */
 static int build_entry(wpy_builder *builder, wherry_value *dict, PyObject *key, PyObject *item, const wpy_step *below) {
     wherry_error error;
     wherry_value *name = wpy_scalar_new(key);
@@ -100,13 +172,6 @@ static int build_entry(wpy_builder *builder, wherry_value *dict, PyObject *key, 
     return -1;
 }
 
-/** Forgets the leaves of what is thrown away. */
-static void forget_leaves(wpy_state *state, size_t count) {
-    while (state->leaf_count > count) {
-        Py_DECREF(state->leaves[--state->leaf_count].object);
-    }
-}
-
 static wherry_value *build_dict(wpy_builder *builder, PyObject *dict, const wpy_step *step) {
     wherry_value *value;
     wherry_error error;
@@ -114,10 +179,11 @@ static wherry_value *build_dict(wpy_builder *builder, PyObject *dict, const wpy_
     PyObject *item;
     Py_ssize_t position = 0;
     Py_ssize_t size = PyDict_Size(dict);
-    size_t leaves = builder->state->leaf_count;
+    wpy_state *state = builder->state;
+    size_t leaves = state->leaf_count;
     int result = 1;
     if (wherry_dict_create(&value, &error) != WHERRY_OK) {
-        return raise_null(&error);
+        return wpy_raise(&error);
     }
     while (result > 0 && PyDict_Next(dict, &position, &key, &item)) {
         wpy_step below = {.up = step, .key = Py_NewRef(key)};
@@ -134,21 +200,13 @@ static wherry_value *build_dict(wpy_builder *builder, PyObject *dict, const wpy_
         return value;
     }
     wherry_value_destroy(value);
-    forget_leaves(builder->state, leaves);
+    while (state->leaf_count > leaves) {
+        Py_DECREF(state->leaves[--state->leaf_count].object);
+    }
     return result == 0 ? wpy_build_encoded(builder, dict, step) : NULL;
 }
 
-static wherry_value *build_container(wpy_builder *builder, PyObject *object, const wpy_step *step) {
-    if (Py_EnterRecursiveCall(" while a state was read")) {
-        return NULL;
-    }
-    wherry_value *value =
-        PyDict_CheckExact(object) ? build_dict(builder, object, step) : build_sequence(builder, object, step);
-    Py_LeaveRecursiveCall();
-    return value;
-}
-
-/* ---- everything ---- */
+/* ---- all values ---- */
 
 wherry_value *wpy_build_encoded(wpy_builder *builder, PyObject *object, const wpy_step *step) {
     PyObject *node = PyObject_CallMethodObjArgs(builder->codec, wpy_name.encode, object, NULL);
@@ -161,8 +219,14 @@ wherry_value *wpy_build_encoded(wpy_builder *builder, PyObject *object, const wp
 }
 
 wherry_value *wpy_build_value(wpy_builder *builder, PyObject *object, const wpy_step *step) {
-    if (PyDict_CheckExact(object) || PyList_CheckExact(object) || PyTuple_CheckExact(object)) {
-        return build_container(builder, object, step);
+    bool is_dict = PyDict_CheckExact(object);
+    if (is_dict || PyList_CheckExact(object) || PyTuple_CheckExact(object)) {
+        if (Py_EnterRecursiveCall(" while a state was read")) {
+            return NULL;
+        }
+        wherry_value *value = is_dict ? build_dict(builder, object, step) : build_sequence(builder, object, step);
+        Py_LeaveRecursiveCall();
+        return value;
     }
     int torch = wpy_is_torch(builder, Py_TYPE(object));
     if (torch) {
@@ -177,21 +241,10 @@ static bool read_codec(wpy_builder *builder, PyObject *codec) {
     builder->tensor_types = PyObject_GetAttr(codec, wpy_name.tensor_types);
     builder->dtypes = builder->tensor_types ? PyObject_GetAttr(codec, wpy_name.dtypes) : NULL;
     if (builder->dtypes && (!PyDict_Check(builder->tensor_types) || !PyDict_Check(builder->dtypes))) {
-        PyErr_SetString(PyExc_TypeError, "tensor_types and dtypes of a codec are dicts");
+        PyErr_SetString(PyExc_TypeError, "tensor_types and dtypes of a codec must be dicts");
         return false;
     }
     return builder->dtypes != NULL;
-}
-
-static void clear_builder(wpy_builder *builder) {
-    for (size_t i = 0; i < builder->storage_numbers.count; i++) {
-        wherry_storage_unref(builder->storages[i]);
-    }
-    free(builder->storages);
-    wpy_map_clear(&builder->storage_numbers);
-    Py_XDECREF(builder->tensor_types);
-    Py_XDECREF(builder->dtypes);
-    Py_XDECREF(builder->device_seen);
 }
 
 PyObject *wpy_build(PyObject *module, PyObject *arguments) {
@@ -203,12 +256,19 @@ PyObject *wpy_build(PyObject *module, PyObject *arguments) {
     }
     wpy_builder builder = {.state = wpy_state_new()};
     wpy_step root = {0};
-    /* Thousands of objects are made, none of them garbage: the collector would look through all of the program's again and again. */
+    /* Thousands of new objects, none of them garbage, would make the collector run in vain. */
     int collects = PyGC_Disable();
     if (builder.state && read_codec(&builder, codec)) {
         builder.state->root = wpy_build_value(&builder, value, &root);
     }
-    clear_builder(&builder);
+    for (size_t i = 0; i < builder.storage_numbers.count; i++) {
+        wherry_storage_unref(builder.storages[i]);
+    }
+    free(builder.storages);
+    wpy_map_clear(&builder.storage_numbers);
+    Py_XDECREF(builder.tensor_types);
+    Py_XDECREF(builder.dtypes);
+    Py_XDECREF(builder.device_seen);
     if (collects) {
         PyGC_Enable();
     }
