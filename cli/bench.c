@@ -33,7 +33,7 @@ static const wh_option options_taken[] = {
     {.name = NULL},
 };
 
-static int run(int argc, char **argv);
+static int run(void *context, const wh_operands *operands);
 
 const wh_command wh_command_bench = {
     .name = "bench",
@@ -50,6 +50,7 @@ const wh_command wh_command_bench = {
                 "wherry bench --size 1G --repeats 9\n"
                 "# between two hosts, on each of them:\n"
                 "torchrun --nnodes 2 --nproc-per-node 1 --no-python wherry bench --group env://\n",
+    WH_DEFAULTS(bench_options, .size = 256 * MIB, .repeats = 5),
     .run = run,
 };
 
@@ -123,7 +124,7 @@ static void measure_limit(bench_world *world, int32_t rank, void *context) {
 static double limit_rate(limit_kind kind, uint64_t bytes, uint32_t repeats) {
     limit_task task = {bytes, repeats, kind};
     bench_world *world = bench_world_create(2);
-    double median = bench_world_run(world, measure_limit, &task) ? wh_median(world->seconds[0], repeats) : 0;
+    double median = bench_world_run(world, measure_limit, &task) ? bench_median(world->seconds[0], (int)repeats) : 0;
     bench_world_destroy(world);
     return median > 0 ? (double)bytes / median : 0;
 }
@@ -132,11 +133,11 @@ static double limit_rate(limit_kind kind, uint64_t bytes, uint32_t repeats) {
 
 /** A row of the table. */
 typedef struct row {
-    char name[32]; /**< "stream, TCP" */
-    const wh_probe_lane *lane;
-    limit_kind limit; /**< LIMITS: none. */
-    bool used;        /**< The lane that would be used. */
-    double rate;      /**< Bytes per second; 0 if it does not work. */
+    char name[32];             /**< "stream, TCP" */
+    const wh_probe_lane *lane; /**< Its seconds are sorted. */
+    limit_kind limit;          /**< LIMITS: none. */
+    bool used;                 /**< The lane that would be used. */
+    double rate;               /**< Bytes per second; 0 if it does not work. */
 } row;
 
 typedef struct measurement {
@@ -148,11 +149,11 @@ typedef struct measurement {
     row rows[WH_PROBE_LANES_MAX + 1];
 } measurement;
 
-static void add_row(measurement *m, const wh_probe_lane *lane, bool tcp, const char *used) {
+static void add_row(measurement *m, wh_probe_lane *lane, bool tcp, const char *used) {
     row *r = m->rows + m->count++;
-    double seconds = lane->status == WHERRY_OK ? wh_median(lane->seconds, lane->repeats) : 0;
+    double median = lane->status == WHERRY_OK ? bench_median(lane->seconds, (int)lane->repeats) : 0;
     *r = (row){.lane = lane, .used = strcmp(used, lane->name) == 0, .limit = LIMITS};
-    r->rate = seconds > 0 ? (double)m->bytes / seconds : 0;
+    r->rate = median > 0 ? (double)m->bytes / median : 0;
     if (!m->in_group) {
         r->limit = tcp                               ? LIMIT_TCP
                    : strcmp(lane->name, "cma") == 0  ? LIMIT_READ
@@ -191,15 +192,9 @@ static void print_row(const measurement *m, const row *r) {
         wh_print_wrapped(stdout, r->lane->reason, 18, TABLE_WIDTH);
         return;
     }
-    double least = r->lane->seconds[0];
-    double most = least;
-    for (uint32_t i = 1; i < r->lane->repeats; i++) {
-        double one = r->lane->seconds[i];
-        least = one < least ? one : least;
-        most = one > most ? one : most;
-    }
-    printf("  %-14s  %6.2f GB/s (%.2f-%.2f)", r->name, r->rate * 1e-9, (double)m->bytes / most * 1e-9,
-           (double)m->bytes / least * 1e-9);
+    printf("  %-14s  %6.2f GB/s (%.2f-%.2f)", r->name, r->rate * 1e-9,
+           (double)m->bytes / r->lane->seconds[r->lane->repeats - 1] * 1e-9,
+           (double)m->bytes / r->lane->seconds[0] * 1e-9);
     if (r->limit != LIMITS && m->limits[r->limit] > 0) {
         printf("  %3.0f%% of %s", 100 * r->rate / m->limits[r->limit], limit_names[r->limit]);
     }
@@ -260,28 +255,25 @@ static void print_json(const measurement *m) {
     wh_json_close(&json, '}');
 }
 
-static int run(int argc, char **argv) {
+static int run(void *context, const wh_operands *operands) {
+    const bench_options *options = context;
+    (void)operands;
     static measurement m;
     static wh_probe probe;
     static wh_probe tcp;
-    bench_options options = {.size = 256 * MIB, .repeats = 5};
     wherry_error error;
-    int code;
-    if (!wh_options_parse(&wh_command_bench, argc, argv, &options, NULL, &code)) {
-        return code;
-    }
     wh_interrupt_catch();
-    wh_set_log(&options.common, WHERRY_LOG_OFF);
-    m.bytes = options.size - options.size % MIB; /* divides evenly everywhere */
-    m.repeats = (uint32_t)options.repeats;
-    m.in_group = options.group != NULL;
-    probe.group = options.group;
+    wh_set_log(&options->common, WHERRY_LOG_OFF);
+    m.bytes = options->size - options->size % MIB; /* divides evenly everywhere */
+    m.repeats = (uint32_t)options->repeats;
+    m.in_group = options->group != NULL;
+    probe.group = options->group;
     wherry_status status = measure(&m, &probe, &tcp, &error);
     if (wh_interrupt_code() || status != WHERRY_OK) {
         return wh_interrupt_code() ? wh_interrupt_code() : wh_fail_status(&wh_command_bench, NULL, &error);
     }
     if (probe.rank == 0) {
-        (options.common.json ? print_json : print_text)(&m);
+        (options->common.json ? print_json : print_text)(&m);
     }
     return WH_EXIT_OK;
 }

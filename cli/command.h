@@ -44,7 +44,7 @@ typedef struct wh_option {
         .argument = (argument_), .help = (help_), __VA_ARGS__                                                          \
     }
 
-/** Options that every command takes: the first member of each command's struct of options. */
+/** Options that every command takes. The first member of each command's struct of options. */
 typedef struct wh_common {
     bool quiet;
     bool verbose;
@@ -91,16 +91,21 @@ extern const wh_exit_code wh_exit_codes[];
 
 typedef struct wh_command {
     const char *name;
-    const char *summary;               /**< One line, no full stop. NULL: internal, not listed. */
-    const char *operands;              /**< What follows the options, such as "FILE..."; "" for nothing. */
-    int least;                         /**< Number of operands, */
-    int most;                          /**< at most; -1: no limit. */
-    const char *text;                  /**< Paragraphs separated by an empty line; each is one line of text. */
-    const wh_option *options;          /**< Its own options; ends with a row without a name. */
-    bool json;                         /**< Takes --json. */
-    const char *examples;              /**< One command per line; comment lines start with "# ". */
-    int (*run)(int argc, char **argv); /**< argv[0] is the command's name. @return the exit code. */
+    const char *summary;      /**< One line, no full stop. NULL: internal, not listed. */
+    const char *operands;     /**< What follows the options, such as "FILE..."; "" for nothing. */
+    int least;                /**< Number of operands, */
+    int most;                 /**< at most; -1: no limit. */
+    const char *text;         /**< Paragraphs separated by an empty line; each is one line of text. */
+    const wh_option *options; /**< Its own options; ends with a row without a name. */
+    bool json;                /**< Takes --json. */
+    const char *examples;     /**< One command per line; comment lines start with "# ". */
+    const void *defaults;     /**< Its struct of options. */
+    size_t options_size;
+    int (*run)(void *options, const wh_operands *operands); /**< @return the exit code. */
 } wh_command;
+
+/** Members of wh_command for a struct of options and its default values. */
+#define WH_DEFAULTS(type, ...) .defaults = &(const type){__VA_ARGS__}, .options_size = sizeof(type)
 
 /** Ends with NULL. */
 extern const wh_command *const wh_commands[];
@@ -123,14 +128,8 @@ const wh_command *wh_command_find(const char *name);
  */
 const wh_option *wh_option_at(const wh_command *command, size_t number);
 
-/**
- * Parses the arguments of a command.
- * @param options   the command's struct of options, filled with defaults.
- * @param operands  receives the arguments after the options; NULL if the command takes none.
- * @return false if the command is over, with *code_p: --help was printed, or an error.
- */
-bool wh_options_parse(const wh_command *command, int argc, char **argv, void *options, wh_operands *operands,
-                      int *code_p);
+/** Parses the arguments of a command and runs it. @return its exit code. */
+int wh_command_run(const wh_command *command, int argc, char **argv);
 
 /** Writes an option as a user types it: "-o, --output PATH". */
 void wh_option_text(const wh_option *option, char *text, size_t size);
@@ -161,6 +160,9 @@ bool wh_interrupted(void *context);
 
 /** 128 + the number of the signal; 0: none. */
 int wh_interrupt_code(void);
+
+/** Reads the rest of the first line that starts with name from a file of /proc or /sys. @return false if there is none. */
+bool wh_read_field(const char *path, const char *name, char *text, size_t size);
 
 /** Sets the library's log level from -v and WHERRY_LOG. @param normal  the level without either. */
 void wh_set_log(const wh_common *common, wherry_log_level normal);

@@ -34,7 +34,7 @@ static const wh_option options_taken[] = {
     {.name = NULL},
 };
 
-static int run(int argc, char **argv);
+static int run(void *context, const wh_operands *operands);
 
 const wh_command wh_command_demo = {
     .name = "demo",
@@ -52,6 +52,7 @@ const wh_command wh_command_demo = {
     .examples = "wherry demo\n"
                 "wherry demo --size 256M --lane stream\n"
                 "mpirun -n 4 wherry demo\n",
+    WH_DEFAULTS(wh_demo_options, .ranks = UNSET, .size = GIB, .lane = "auto", .kills = UNSET, .steps = UNSET),
     .run = run,
 };
 
@@ -120,59 +121,38 @@ static bool complete(wh_demo_options *options) {
     return true;
 }
 
-/** @return the number after name in a file of lines "NAME NUMBER"; 0 if there is none. */
-static uint64_t read_number(const char *path, const char *name) {
-    char line[256];
-    unsigned long long number = 0;
-    FILE *file = fopen(path, "re");
-    while (file && fgets(line, sizeof(line), file)) {
-        if (strncmp(line, name, strlen(name)) == 0) {
-            number = strtoull(line + strlen(name), NULL, 10);
-            break;
-        }
-    }
-    if (file) {
-        fclose(file);
-    }
-    return number;
-}
-
 /** @return false after printing an error if the states do not fit in the memory of this machine or container. */
 static bool check_memory(const wh_demo_options *options) {
-    uint64_t available = read_number("/proc/meminfo", "MemAvailable:") * 1024;
-    uint64_t limit = read_number("/sys/fs/cgroup/memory.max", ""); /* "max" reads as 0: no limit */
+    char text[64];
+    wh_read_field("/proc/meminfo", "MemAvailable:", text, sizeof(text));
+    uint64_t available = strtoull(text, NULL, 10) * 1024;
+    wh_read_field("/sys/fs/cgroup/memory.max", "", text, sizeof(text)); /* "max" reads as 0: no limit */
+    uint64_t limit = strtoull(text, NULL, 10);
     uint64_t ranks = (uint64_t)options->on_host;
     uint64_t needed = ranks * (options->size + RANK_OVERHEAD_MIB * MIB);
-    char advice[64] = "use fewer --ranks";
     available = limit && limit < available ? limit : available;
     if (available == 0 || needed <= available) {
         return true;
     }
-    if (available / ranks > (RANK_OVERHEAD_MIB + 1) * MIB) {
-        snprintf(advice, sizeof(advice), "use --size %" PRIu64 "M or less",
-                 available / ranks / MIB - RANK_OVERHEAD_MIB);
-    }
+    uint64_t fitting = available / ranks / MIB;
+    snprintf(text, sizeof(text), "use --size %" PRIu64 "M or less", fitting - RANK_OVERHEAD_MIB);
     wh_fail_command(&wh_command_demo, 0,
-                    "%d ranks with %.2f GiB each need %.2f GiB of memory, but only %.2f GiB are "
-                    "available; %s",
+                    "%d ranks with %.2f GiB each need %.2f GiB of memory, but only %.2f GiB are available; %s",
                     options->on_host, (double)options->size / GIB, (double)needed / GIB, (double)available / GIB,
-                    advice);
+                    fitting > RANK_OVERHEAD_MIB ? text : "use fewer --ranks");
     return false;
 }
 
-static int run(int argc, char **argv) {
-    wh_demo_options options = {.ranks = UNSET, .size = GIB, .lane = "auto", .kills = UNSET, .steps = UNSET};
-    int code;
-    if (!wh_options_parse(&wh_command_demo, argc, argv, &options, NULL, &code)) {
-        return code;
-    }
-    if (!complete(&options)) {
+static int run(void *context, const wh_operands *operands) {
+    wh_demo_options *options = context;
+    (void)operands;
+    if (!complete(options)) {
         return WH_EXIT_USAGE;
     }
-    if (!check_memory(&options)) {
+    if (!check_memory(options)) {
         return WH_EXIT_FAILED;
     }
-    return options.rank < 0 ? wh_demo_conduct(&options) : wh_demo_run_launched(&options);
+    return options->rank < 0 ? wh_demo_conduct(options) : wh_demo_run_launched(options);
 }
 
 /* ---- the timeline ---- */
@@ -184,7 +164,7 @@ void wh_timeline_begin(wh_timeline *timeline, const wh_demo_options *options) {
 }
 
 void wh_timeline_say(wh_timeline *timeline, wh_demo_tone tone, const char *format, ...) {
-    static const char *const tones[] = {"", "\033[2m", "\033[31m", "\033[32m"};
+    static const char *const tones[] = {"", "\033[31m", "\033[32m"};
     bool color = timeline->color && tone != WH_DEMO_PLAIN;
     va_list arguments;
     if (timeline->quiet) {

@@ -66,7 +66,6 @@ typedef enum wh_demo_kind {
     WH_DEMO_HEALED,  /**< It received the state of `step` from `peer`: all fields; the lane is in `text`. */
     WH_DEMO_LENT,    /**< It sent its state, and was held up for `seconds`. */
     WH_DEMO_STEPPED, /**< It finished `step`, with `digest`. */
-    WH_DEMO_LOG,     /**< The library logged `text`. */
     WH_DEMO_FAILED,  /**< It cannot continue: `text`. */
 } wh_demo_kind;
 
@@ -84,7 +83,7 @@ typedef struct wh_demo_message {
 
 /* ---- the timeline: demo.c ---- */
 
-typedef enum wh_demo_tone { WH_DEMO_PLAIN, WH_DEMO_DIM, WH_DEMO_BAD, WH_DEMO_GOOD } wh_demo_tone;
+typedef enum wh_demo_tone { WH_DEMO_PLAIN, WH_DEMO_BAD, WH_DEMO_GOOD } wh_demo_tone;
 
 /** What the demo prints: lines with a time, and a bar below them on a terminal. */
 typedef struct wh_timeline {

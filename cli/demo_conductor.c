@@ -2,8 +2,9 @@
  * The conductor of the demo: starts the ranks, sets their pace, kills them one by one, replaces them, and compares their
  * digests. It takes no part in the healing.
  *
- *  1. At most one rank is down or behind at any time.
- *  2. No rank is more than LEAD steps ahead of the slowest one that trains.
+ *  1. At most one rank is down, healing or behind at any time.
+ *  2. No rank is more than LEAD steps ahead of the slowest one that trains. While one is away, the others stop halfway
+ *     to the next kill.
  *  3. Ranks and the folder are gone when the command returns. If the conductor is killed, the kernel kills the ranks.
  *
  *     STARTING -> TRAINING: on_message (joined)      STARTING -> HEALING: on_message (a replacement joined)
@@ -27,14 +28,9 @@
 
 #define RESTART_SECONDS 0.5 /* from a rank's death to its replacement, as a fast scheduler would take */
 #define SILENCE_SECONDS 60  /* without a message from any rank: the demo hangs */
-#define QUIT_SECONDS 10     /* for a rank to leave the group */
+#define QUIT_SECONDS 10     /* for all ranks to leave the group */
 
-enum {
-    RUN_UP = 3,     /**< Steps from a rank's return to the next kill. */
-    LEAD = 2,       /**< See above. */
-    FRAME_MS = 100, /**< How often the bar is drawn. */
-    FOLDER_MAX = 512,
-};
+enum { LEAD = 2, FRAME_MS = 100, FOLDER_MAX = 512 };
 
 typedef enum seat_state { STARTING, HEALING, TRAINING, DOWN } seat_state;
 
@@ -43,14 +39,14 @@ typedef struct seat {
     seat_state state;
     pid_t pid; /**< 0: none. */
     int control;
-    int step;
-    int limit;         /**< Up to which step it may train. */
+    int64_t step;
+    int64_t limit;     /**< Up to which step it may train. */
     bool replaced;     /**< The process replaces one that was killed. */
     bool behind;       /**< It was healed and has not caught up yet. */
     double restart_at; /**< If it is down. */
 } seat;
 
-/** The digest after a step, of the rank that was first. */
+/** The first digest that was reported for a step. */
 typedef struct step_digest {
     bool known;
     int rank;
@@ -65,7 +61,6 @@ typedef struct conductor {
     seat seats[WH_DEMO_RANKS_MAX];
     step_digest *digests; /**< One per step. */
     int killed;
-    int returned; /**< Highest step of all ranks when one was healed last. */
     double heard; /**< When the last message came. */
     bool over;    /**< The demo failed or was interrupted. */
     int code;
@@ -139,7 +134,6 @@ static _Noreturn void become_rank(conductor *c, int rank, bool replaced, int con
 }
 
 static void start(conductor *c, int rank, bool replaced) {
-    seat *s = c->seats + rank;
     int ends[2];
     pid_t parent = getpid();
     if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) != 0) {
@@ -158,7 +152,7 @@ static void start(conductor *c, int rank, bool replaced) {
         fail(c, "cannot start a process: %s", strerror(errno));
         return;
     }
-    *s = (seat){.state = STARTING, .pid = pid, .control = ends[0], .step = s->step, .replaced = replaced};
+    c->seats[rank] = (seat){.state = STARTING, .pid = pid, .control = ends[0], .replaced = replaced};
 }
 
 /** Kills a rank's process. @return its exit status. */
@@ -178,7 +172,7 @@ static void kill_rank(conductor *c, int rank) {
     s->state = DOWN;
     s->restart_at = wh_clock() + RESTART_SECONDS;
     c->killed++;
-    wh_timeline_say(&c->timeline, WH_DEMO_BAD, "rank %d killed after step %d", rank, s->step);
+    wh_timeline_say(&c->timeline, WH_DEMO_BAD, "rank %d killed after step %" PRId64, rank, s->step);
 }
 
 /** Ends all ranks: they leave the group when their socket closes. After a failure they are killed. */
@@ -206,47 +200,39 @@ static void end_ranks(conductor *c) {
 
 /* ---- pace ---- */
 
-/** The lowest or highest step of the ranks that train, without `except`; -1 if there is none. */
-static int extreme_step(const conductor *c, bool highest, int except) {
-    int found = -1;
+/** The lowest step of the ranks that train, without `except`; -1 if there is none. */
+static int64_t lowest_step(const conductor *c, int except) {
+    int64_t found = -1;
     for (int i = 0; i < c->options->ranks; i++) {
-        int step = c->seats[i].step;
-        if (i != except && c->seats[i].state == TRAINING && (found < 0 || (highest ? step > found : step < found))) {
-            found = step;
+        const seat *s = c->seats + i;
+        if (i != except && s->state == TRAINING && (found < 0 || s->step < found)) {
+            found = s->step;
         }
     }
     return found;
 }
 
-/** True if all ranks train and none is behind. */
-static bool all_train(const conductor *c) {
-    bool all = true;
+/** @return a rank that does not train or is behind; -1 if there is none. */
+static int find_away(const conductor *c) {
     for (int i = 0; i < c->options->ranks; i++) {
-        all = all && c->seats[i].state == TRAINING && !c->seats[i].behind;
+        if (c->seats[i].state != TRAINING || c->seats[i].behind) {
+            return i;
+        }
     }
-    return all;
+    return -1;
 }
 
-/** Steps between a rank's return and the next kill, if there is room for them. */
-static int run_up(const conductor *c) {
-    int room = (int)(c->options->steps / (c->options->kills + 1));
-    return room < RUN_UP ? room : RUN_UP;
+/** The step of the next kill, or the last one. The kills are spread evenly over the run. */
+static int64_t next_stop(const conductor *c) {
+    return (c->killed + 1) * c->options->steps / (c->options->kills + 1);
 }
 
-/** The step after which the next rank is killed. Kills are spread evenly, but later if a rank was away for long. */
-static int next_kill(const conductor *c) {
-    int planned = (int)((c->killed + 1) * c->options->steps / (c->options->kills + 1));
-    int earliest = c->returned + run_up(c) - 1;
-    return planned > earliest ? planned : earliest;
-}
-
-/** Tells the ranks how far they may train. While one is away, the others leave enough steps for the remaining kills. */
+/** Tells the ranks how far they may train. */
 static void set_pace(conductor *c) {
-    int limit = extreme_step(c, false, -1) + LEAD;
-    int kills = (int)c->options->kills - c->killed;
-    int stop = (int)c->options->steps;
-    if (kills > 0) {
-        stop = all_train(c) ? next_kill(c) + 1 : stop - kills * run_up(c);
+    int64_t limit = lowest_step(c, -1) + LEAD;
+    int64_t stop = next_stop(c);
+    if (find_away(c) >= 0) { /* leave some steps that all do together */
+        stop = (c->killed * c->options->steps / (c->options->kills + 1) + stop + 1) / 2;
     }
     limit = limit < stop ? limit : stop;
     for (int i = 0; i < c->options->ranks; i++) {
@@ -261,27 +247,24 @@ static void set_pace(conductor *c) {
 
 /* ---- messages ---- */
 
-static void note_caught_up(conductor *c, int rank, int others) {
-    seat *s = c->seats + rank;
-    if (s->behind && s->step >= others) {
-        s->behind = false;
-        wh_timeline_say(&c->timeline, WH_DEMO_PLAIN, "rank %d has caught up at step %d", rank, s->step);
-    }
-}
-
 /** Notes the step of a rank. All ranks must have the same digest after it. */
 static void on_step(conductor *c, int rank, const wh_demo_message *m) {
+    seat *s = c->seats + rank;
     if (m->step < 0 || m->step > c->options->steps) {
         fail(c, "rank %d reports step %" PRId64 ", which does not exist", rank, m->step);
         return;
     }
     step_digest *first = c->digests + m->step;
-    c->seats[rank].step = (int)m->step;
     if (!first->known) {
         *first = (step_digest){true, rank, m->digest};
     } else if (memcmp(&first->digest, &m->digest, sizeof(m->digest)) != 0) {
         fail(c, "the digests differ: after step %" PRId64 " rank %d has %016" PRIx64 " and rank %d has %016" PRIx64,
              m->step, rank, m->digest.words[2], first->rank, first->digest.words[2]);
+    }
+    s->step = m->step;
+    if (s->behind && s->step >= lowest_step(c, rank)) {
+        s->behind = false;
+        wh_timeline_say(&c->timeline, WH_DEMO_PLAIN, "rank %d has caught up at step %" PRId64, rank, s->step);
     }
 }
 
@@ -297,10 +280,8 @@ static void on_message(conductor *c, int rank, const wh_demo_message *m) {
     case WH_DEMO_HEALED:
         s->state = TRAINING;
         s->behind = true;
-        on_step(c, rank, m);
-        c->returned = extreme_step(c, true, -1);
         wh_timeline_healed(&c->timeline, rank, m);
-        note_caught_up(c, rank, extreme_step(c, true, rank));
+        on_step(c, rank, m);
         break;
     case WH_DEMO_LENT:
         wh_timeline_say(&c->timeline, WH_DEMO_PLAIN, "rank %d continues at step %" PRId64 ", held up for %.2f s", rank,
@@ -308,10 +289,6 @@ static void on_message(conductor *c, int rank, const wh_demo_message *m) {
         break;
     case WH_DEMO_STEPPED:
         on_step(c, rank, m);
-        note_caught_up(c, rank, extreme_step(c, false, rank));
-        break;
-    case WH_DEMO_LOG:
-        wh_timeline_say(&c->timeline, WH_DEMO_DIM, "rank %d: %.*s", rank, WH_DEMO_TEXT_MAX, m->text);
         break;
     default:
         fail(c, "rank %d failed: %.*s", rank, WH_DEMO_TEXT_MAX, m->text);
@@ -337,9 +314,7 @@ static void listen_to(conductor *c, int rank) {
     }
 }
 
-/* ---- the show ---- */
-
-/** Waits for messages, but not longer than a frame, and handles them. */
+/** Waits for messages, but not longer than a frame of the bar, and handles them. */
 static void handle_messages(conductor *c) {
     struct pollfd ready[WH_DEMO_RANKS_MAX];
     int ranks = (int)c->options->ranks;
@@ -347,10 +322,6 @@ static void handle_messages(conductor *c) {
         ready[i] = (struct pollfd){.fd = c->seats[i].pid ? c->seats[i].control : -1, .events = POLLIN};
     }
     bool some = poll(ready, (nfds_t)ranks, FRAME_MS) > 0;
-    if (wh_interrupt_code()) {
-        fail(c, "interrupted by a signal: %s", strsignal(wh_interrupt_code() - 128));
-        c->code = wh_interrupt_code();
-    }
     for (int i = 0; i < ranks && some && !c->over; i++) {
         if (ready[i].revents) {
             listen_to(c, i);
@@ -358,44 +329,39 @@ static void handle_messages(conductor *c) {
     }
 }
 
+/* ---- the show ---- */
+
+/** Kills a rank, starts its replacement, or ends the show if it is time. @return false at the end. */
+static bool act(conductor *c) {
+    int away = find_away(c);
+    int64_t lowest = lowest_step(c, -1);
+    if (away >= 0 && c->seats[away].state == DOWN && wh_clock() >= c->seats[away].restart_at) {
+        start(c, away, true);
+    } else if (away < 0 && lowest == c->options->steps) {
+        return false;
+    } else if (away < 0 && lowest >= next_stop(c)) {
+        kill_rank(c, c->killed % (int)c->options->ranks);
+    }
+    if (wh_interrupt_code()) {
+        fail(c, "interrupted by a signal: %s", strsignal(wh_interrupt_code() - 128));
+        c->code = wh_interrupt_code();
+    } else if (wh_clock() - c->heard > SILENCE_SECONDS) {
+        fail(c, "no message from any rank for %d s; --verbose shows more", SILENCE_SECONDS);
+    } else if (ferror(stdout)) {
+        fail(c, "cannot write the output");
+    }
+    return true;
+}
+
 static void show_progress(conductor *c) {
     static const char *const notes[] = {"starts", "heals", "catches up", "is down"};
     char note[64] = "";
-    int lowest = extreme_step(c, false, -1);
-    for (int i = 0; i < c->options->ranks && !*note; i++) {
-        const seat *s = c->seats + i;
-        if (s->state != TRAINING || s->behind) {
-            snprintf(note, sizeof(note), "rank %d %s", i, notes[s->state]);
-        }
+    int away = find_away(c);
+    int64_t lowest = lowest_step(c, -1);
+    if (away >= 0) {
+        snprintf(note, sizeof(note), "rank %d %s", away, notes[c->seats[away].state]);
     }
     wh_timeline_progress(&c->timeline, lowest < 0 ? 0 : lowest, note);
-}
-
-/** Runs until all ranks are at the last step. */
-static void conduct(conductor *c) {
-    bool done = false;
-    c->heard = wh_clock();
-    while (!c->over && !done) {
-        handle_messages(c);
-        for (int i = 0; i < c->options->ranks && !c->over; i++) {
-            if (c->seats[i].state == DOWN && wh_clock() >= c->seats[i].restart_at) {
-                start(c, i, true);
-            }
-        }
-        int lowest = extreme_step(c, false, -1);
-        if (all_train(c) && c->killed < c->options->kills && lowest >= next_kill(c)) {
-            kill_rank(c, c->killed % (int)c->options->ranks);
-        }
-        done = all_train(c) && lowest == c->options->steps;
-        set_pace(c);
-        show_progress(c);
-        if (wh_clock() - c->heard > SILENCE_SECONDS) {
-            fail(c, "no message from any rank for %d s, at step %d; --verbose shows more", SILENCE_SECONDS, lowest);
-        }
-        if (ferror(stdout)) {
-            fail(c, "cannot write the output");
-        }
-    }
 }
 
 int wh_demo_conduct(const wh_demo_options *options) {
@@ -404,10 +370,10 @@ int wh_demo_conduct(const wh_demo_options *options) {
     c.options = options;
     c.digests = calloc((size_t)options->steps + 1, sizeof(*c.digests));
     wh_timeline_begin(&c.timeline, options);
+    wh_interrupt_catch();
     if (!c.digests) {
         fail(&c, "no memory for %d steps", (int)options->steps);
     }
-    wh_interrupt_catch();
     create_folder(&c);
     if (!c.over) {
         wh_timeline_say(&c.timeline, WH_DEMO_PLAIN, "%d ranks start, each with a state of %s", (int)options->ranks,
@@ -416,7 +382,12 @@ int wh_demo_conduct(const wh_demo_options *options) {
     for (int i = 0; i < options->ranks && !c.over; i++) {
         start(&c, i, false);
     }
-    conduct(&c);
+    c.heard = wh_clock();
+    while (!c.over && act(&c)) {
+        set_pace(&c);
+        show_progress(&c);
+        handle_messages(&c);
+    }
     end_ranks(&c);
     if (!c.over) {
         snprintf(text, sizeof(text), "%d kill%s and %d heal%s", c.killed, c.killed == 1 ? "" : "s", c.timeline.heals,

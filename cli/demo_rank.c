@@ -59,14 +59,13 @@ static void init_transfer(const demo_rank *r, wherry_transfer_options *options) 
     options->verify = r->options->verify ? WHERRY_VERIFY_ON : WHERRY_VERIFY_DEFAULT;
 }
 
-/** Sends the state. @return the status of the call; outcomes has one per rank. */
-static wherry_status lend(demo_rank *r, const int32_t *ranks, size_t count, wherry_outcome *outcomes) {
+static wherry_status lend(demo_rank *r, int32_t peer) {
     wherry_transfer_options options;
     wherry_value *state = NULL;
     init_transfer(r, &options);
     options.step = r->step;
     wherry_status status = wh_demo_model_state(r->model, r->step, &state, &r->error);
-    WH_THEN(status, wherry_checkpoint_send(r->transport, ranks, count, state, &options, outcomes, &r->error));
+    WH_THEN(status, wherry_checkpoint_send(r->transport, &peer, 1, state, &options, NULL, &r->error));
     wherry_value_destroy(state);
     return status;
 }
@@ -117,17 +116,6 @@ static void tell(const demo_rank *r, const wh_demo_message *message) {
     }
 }
 
-static void tell_text(const demo_rank *r, wh_demo_kind kind, const char *text) {
-    wh_demo_message message = {.kind = kind};
-    snprintf(message.text, sizeof(message.text), "%s", text);
-    tell(r, &message);
-}
-
-static void tell_log(void *context, wherry_log_level level, const char *line) {
-    (void)level;
-    tell_text(context, WH_DEMO_LOG, line);
-}
-
 /** Asks the living ranks for their state, the next one first, so that the load is spread. */
 static wherry_status heal_from_any(demo_rank *r) {
     wh_demo_message message;
@@ -143,26 +131,18 @@ static wherry_status heal_from_any(demo_rank *r) {
     return status;
 }
 
-/** Sends the state to the peers that ask for it. If one fails, it reports that itself, and this rank continues. */
+/** Sends the state to a peer that asks for it. If that fails, the peer reports it, and this rank continues. */
 static wherry_status serve(demo_rank *r) {
-    int32_t ranks[WH_DEMO_RANKS_MAX];
-    wherry_outcome outcomes[WH_DEMO_RANKS_MAX];
-    size_t count = wherry_transport_waiting(r->transport, ranks, WH_DEMO_RANKS_MAX);
+    int32_t peer;
     double begin = wh_clock();
-    if (count == 0) {
+    if (wherry_transport_waiting(r->transport, &peer, 1) == 0) {
         return WHERRY_OK;
     }
-    memset(outcomes, 0, sizeof(outcomes));
-    lend(r, ranks, count, outcomes);
-    for (size_t i = 0; i < count; i++) {
-        if (outcomes[i].status == WHERRY_OK) {
-            tell(r, &(wh_demo_message){.kind = WH_DEMO_LENT, .step = r->step, .seconds = wh_clock() - begin});
-        } else if (outcomes[i].status == WHERRY_CLOSED) {
-            r->error = outcomes[i].error;
-            return WHERRY_CLOSED;
-        }
+    wherry_status status = lend(r, peer);
+    if (status == WHERRY_OK) {
+        tell(r, &(wh_demo_message){.kind = WH_DEMO_LENT, .step = r->step, .seconds = wh_clock() - begin});
     }
-    return WHERRY_OK;
+    return status == WHERRY_CLOSED ? status : WHERRY_OK;
 }
 
 /** Trains until the conductor closes the socket. */
@@ -191,7 +171,6 @@ int wh_demo_run_rank(const wh_demo_options *options, int rank, bool rejoin, cons
     demo_rank r = {.options = options, .rank = rank, .control = control};
     char full[WH_DEMO_ADDRESS_MAX + 64];
     snprintf(full, sizeof(full), "%s?rank=%d&size=%d", address, rank, (int)options->ranks);
-    wherry_log_to(tell_log, &r);
     wh_set_log(&options->common, WHERRY_LOG_WARN);
     wherry_status status = join(&r, full);
     if (status == WHERRY_OK) {
@@ -200,7 +179,9 @@ int wh_demo_run_rank(const wh_demo_options *options, int rank, bool rejoin, cons
     }
     WH_THEN(status, train(&r));
     if (status != WHERRY_OK) {
-        tell_text(&r, WH_DEMO_FAILED, r.error.message);
+        wh_demo_message message = {.kind = WH_DEMO_FAILED};
+        snprintf(message.text, sizeof(message.text), "%s", r.error.message);
+        tell(&r, &message);
     }
     leave(&r);
     return status == WHERRY_OK ? WH_EXIT_OK : WH_EXIT_FAILED;
@@ -262,7 +243,7 @@ static wherry_status train_in_step(demo_rank *r, wh_demo_digest *digest_p, wh_ti
             wh_demo_model_spoil(r->model);
             status = heal(r, source, &report);
         } else if (loser >= 0 && source == options->rank) {
-            status = lend(r, &loser, 1, NULL);
+            status = lend(r, loser);
         }
         if (status != WHERRY_OK) {
             return status;

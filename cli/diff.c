@@ -21,7 +21,7 @@ static const wh_option options_taken[] = {
     {.name = NULL},
 };
 
-static int run(int argc, char **argv);
+static int run(void *context, const wh_operands *operands);
 
 const wh_command wh_command_diff = {
     .name = "diff",
@@ -37,6 +37,7 @@ const wh_command wh_command_diff = {
     .json = true,
     .examples = "wherry diff yesterday.safetensors today.safetensors\n"
                 "wherry diff -q a.safetensors b.wherry && echo equal\n",
+    WH_DEFAULTS(diff_options, .no_content = false),
     .run = run,
 };
 
@@ -166,21 +167,16 @@ static wherry_status compare_all(comparison *c, wh_leaves *one, wh_leaves *other
     return status;
 }
 
-static int run(int argc, char **argv) {
-    diff_options options = {.no_content = false};
-    wh_operands operands;
+static int run(void *context, const wh_operands *operands) {
+    const diff_options *options = context;
     wherry_error error;
-    int code;
-    if (!wh_options_parse(&wh_command_diff, argc, argv, &options, &operands, &code)) {
-        return code;
-    }
     wh_json json = {.out = stdout};
-    comparison c = {.options = &options, .json = options.common.json ? &json : NULL};
+    comparison c = {.options = options, .json = options->common.json ? &json : NULL};
     wherry_file *files[2] = {NULL, NULL};
     wh_leaves leaves[2] = {{0}, {0}};
     wherry_status status = WHERRY_OK;
     for (int i = 0; i < 2 && status == WHERRY_OK; i++) {
-        status = wherry_file_open(operands.items[i], NULL, files + i, &error);
+        status = wherry_file_open(operands->items[i], NULL, files + i, &error);
         WH_THEN(status, wh_leaves_list(leaves + i, wherry_file_state(files[i]), &error));
     }
     if (status == WHERRY_OK) {

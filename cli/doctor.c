@@ -45,7 +45,7 @@ static const wh_option options_taken[] = {
     {.name = NULL},
 };
 
-static int run(int argc, char **argv);
+static int run(void *context, const wh_operands *operands);
 
 const wh_command wh_command_doctor = {
     .name = "doctor",
@@ -61,6 +61,7 @@ const wh_command wh_command_doctor = {
                 "wherry doctor --json | jq .lane\n"
                 "# between two hosts, on each of them:\n"
                 "torchrun --nnodes 2 --nproc-per-node 1 --no-python wherry doctor --group env://\n",
+    WH_DEFAULTS(doctor_options, .group = NULL),
     .run = run,
 };
 
@@ -100,23 +101,6 @@ __attribute__((format(printf, 5, 6))) static void add(const char *area, const ch
     va_end(arguments);
 }
 
-/** Reads the rest of the first line that starts with name; "" matches any line. @return false if there is none. */
-static bool read_field(const char *path, const char *name, char *text, size_t size) {
-    char line[512];
-    bool found = false;
-    FILE *file = fopen(path, "re");
-    while (file && !found && fgets(line, sizeof(line), file)) {
-        found = strncmp(line, name, strlen(name)) == 0;
-    }
-    if (file) {
-        fclose(file);
-    }
-    const char *rest = found ? line + strlen(name) : "";
-    rest += strspn(rest, " \t");
-    snprintf(text, size, "%.*s", (int)strcspn(rest, "\n"), rest);
-    return found;
-}
-
 /* ---- the machine ---- */
 
 static void find_machine(void) {
@@ -137,10 +121,10 @@ static void find_permissions(void) {
     static const char *const modes[] = {"off", "strict", "filter"};
     char text[64];
     struct stat space;
-    bool capable = read_field("/proc/self/status", "CapEff:", text, sizeof(text)) &&
+    bool capable = wh_read_field("/proc/self/status", "CapEff:", text, sizeof(text)) &&
                    (strtoull(text, NULL, 16) >> CAP_SYS_PTRACE_BIT & 1);
     add(area, "CAP_SYS_PTRACE", FACT, NULL, "%s", capable ? "yes" : "no");
-    if (!read_field("/proc/sys/kernel/yama/ptrace_scope", "", text, sizeof(text))) {
+    if (!wh_read_field("/proc/sys/kernel/yama/ptrace_scope", "", text, sizeof(text))) {
         add(area, "Yama", GOOD, NULL, "not present");
     } else {
         int scope = (int)strtol(text, NULL, 10);
@@ -151,7 +135,7 @@ static void find_permissions(void) {
                          : "the lane cma needs a lower kernel.yama.ptrace_scope, which takes a reboot",
             "ptrace_scope %d%s", scope, scope == 1 ? " (the source permits its reader)" : "");
     }
-    if (read_field("/proc/self/status", "Seccomp:", text, sizeof(text))) {
+    if (wh_read_field("/proc/self/status", "Seccomp:", text, sizeof(text))) {
         unsigned mode = (unsigned)strtoul(text, NULL, 10);
         add(area, "seccomp", FACT, NULL, "%s", mode < 3 ? modes[mode] : text);
     }
@@ -169,7 +153,7 @@ static void find_permissions(void) {
 /** Reads the selected word of "always [madvise] never". */
 static bool read_choice(const char *path, char *word, size_t size) {
     char line[256];
-    read_field(path, "", line, sizeof(line));
+    wh_read_field(path, "", line, sizeof(line));
     const char *from = strchr(line, '[');
     if (!from) {
         return false;
@@ -227,9 +211,9 @@ static void find_interface(const struct ifaddrs *one) {
         return;
     }
     snprintf(path, sizeof(path), "/sys/class/net/%s/speed", one->ifa_name);
-    bool known = read_field(path, "", speed, sizeof(speed)) && strtol(speed, NULL, 10) > 0;
+    bool known = wh_read_field(path, "", speed, sizeof(speed)) && strtol(speed, NULL, 10) > 0;
     snprintf(path, sizeof(path), "/sys/class/net/%s/mtu", one->ifa_name);
-    read_field(path, "", mtu, sizeof(mtu));
+    wh_read_field(path, "", mtu, sizeof(mtu));
     add("network", one->ifa_name, FACT, NULL, "%s%s%s%s, MTU %s%s", address, known ? ", " : "", known ? speed : "",
         known ? " Mbit/s" : "", *mtu ? mtu : "unknown", one->ifa_flags & IFF_LOOPBACK ? " (loopback)" : "");
 }
@@ -441,16 +425,13 @@ static void print_json(const char *lane) {
     wh_json_close(&json, '}');
 }
 
-static int run(int argc, char **argv) {
+static int run(void *context, const wh_operands *operands) {
+    const doctor_options *options = context;
+    (void)operands;
     static wh_probe probe;
-    doctor_options options = {.group = NULL};
     wherry_error error;
-    int code;
-    if (!wh_options_parse(&wh_command_doctor, argc, argv, &options, NULL, &code)) {
-        return code;
-    }
     wh_interrupt_catch();
-    wh_set_log(&options.common, WHERRY_LOG_OFF);
+    wh_set_log(&options->common, WHERRY_LOG_OFF);
     find_machine();
     find_permissions();
     find_memory();
@@ -459,7 +440,7 @@ static int run(int argc, char **argv) {
         find_library(libraries + i);
     }
     find_settings();
-    probe.group = options.group;
+    probe.group = options->group;
     probe.bytes = PROBE_BYTES;
     wherry_status status = wh_probe_run(&probe, &error);
     if (wh_interrupt_code()) {
@@ -472,10 +453,10 @@ static int run(int argc, char **argv) {
         return WH_EXIT_OK;
     }
     find_lanes(&probe);
-    if (options.common.json) {
+    if (options->common.json) {
         print_json(used_lane(&probe));
     } else {
-        print_text(used_lane(&probe), options.common.quiet);
+        print_text(used_lane(&probe), options->common.quiet);
     }
     return count_problems() ? WH_EXIT_FAILED : WH_EXIT_OK;
 }

@@ -52,7 +52,7 @@ static const wh_option options_taken[] = {
     {.name = NULL},
 };
 
-static int run(int argc, char **argv);
+static int run(void *context, const wh_operands *operands);
 
 const wh_command wh_command_fetch = {
     .name = "fetch",
@@ -70,6 +70,7 @@ const wh_command wh_command_fetch = {
     .examples = "WHERRY_TOKEN=... wherry fetch tcp://127.0.0.1:41234 -o model.safetensors\n"
                 "wherry fetch tcp://trainer7:29700 --token-file token -o models/ --resume\n"
                 "wherry fetch tcp://trainer7:29700 --token-file token -o part.safetensors --only 'layers.0.*'\n",
+    WH_DEFAULTS(fetch_options, .output = "./", .timeout = 30),
     .run = run,
 };
 
@@ -444,30 +445,25 @@ static void print_text(const fetch *f) {
     printf("\n");
 }
 
-static int run(int argc, char **argv) {
-    fetch_options options = {.output = "./", .timeout = 30};
-    wh_operands operands;
+static int run(void *context, const wh_operands *operands) {
+    const fetch_options *options = context;
     wherry_error error;
-    int code;
-    if (!wh_options_parse(&wh_command_fetch, argc, argv, &options, &operands, &code)) {
-        return code;
-    }
-    const char *address = operands.items[0];
+    const char *address = operands->items[0];
     if (!wh_check_address(&wh_command_fetch, address)) {
         return WH_EXIT_USAGE;
     }
     wh_interrupt_catch();
-    wh_set_log(&options.common, WHERRY_LOG_ERROR);
-    fetch f = {.options = &options};
-    wherry_status status = fetch_files(&f, address, options.only ? WH_REQUEST_STATES : WH_REQUEST_BYTES, &error);
-    if (status != WHERRY_OK && f.needs_states && !options.only) {
+    wh_set_log(&options->common, WHERRY_LOG_ERROR);
+    fetch f = {.options = options};
+    wherry_status status = fetch_files(&f, address, options->only ? WH_REQUEST_STATES : WH_REQUEST_BYTES, &error);
+    if (status != WHERRY_OK && f.needs_states && !options->only) {
         end_fetch(&f);
-        f = (fetch){.options = &options};
+        f = (fetch){.options = options};
         status = fetch_files(&f, address, WH_REQUEST_STATES, &error);
     }
-    if (status == WHERRY_OK && options.common.json) {
+    if (status == WHERRY_OK && options->common.json) {
         print_json(&f);
-    } else if (status == WHERRY_OK && !options.common.quiet) {
+    } else if (status == WHERRY_OK && !options->common.quiet) {
         print_text(&f);
     }
     end_fetch(&f);

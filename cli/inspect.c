@@ -30,7 +30,7 @@ static const wh_option options_taken[] = {
     {.name = NULL},
 };
 
-static int run(int argc, char **argv);
+static int run(void *context, const wh_operands *operands);
 
 const wh_command wh_command_inspect = {
     .name = "inspect",
@@ -54,6 +54,7 @@ const wh_command wh_command_inspect = {
                 "wherry inspect --json model.safetensors.index.json | jq .bytes\n"
                 "wherry inspect --digest model.safetensors\n"
                 "wherry inspect tcp://127.0.0.1:41234 --token-file token\n",
+    WH_DEFAULTS(inspect_options, .timeout = 30),
     .run = run,
 };
 
@@ -312,25 +313,20 @@ static wherry_status inspect_server(const char *address, const inspect_options *
     return status;
 }
 
-static int run(int argc, char **argv) {
-    inspect_options options = {.timeout = 30};
-    wh_operands operands;
+static int run(void *context, const wh_operands *operands) {
+    const inspect_options *options = context;
     wherry_error error;
-    int code;
-    if (!wh_options_parse(&wh_command_inspect, argc, argv, &options, &operands, &code)) {
-        return code;
-    }
     wh_json json = {.out = stdout};
-    wh_json *out = options.common.json ? &json : NULL;
-    const char *what = operands.items[0];
+    wh_json *out = options->common.json ? &json : NULL;
+    const char *what = operands->items[0];
     bool address = wh_is_address(what);
     if (address && !wh_check_address(&wh_command_inspect, what)) {
         return WH_EXIT_USAGE;
     }
-    if (address && options.digest) {
+    if (address && options->digest) {
         return wh_fail_command(&wh_command_inspect, WH_EXIT_USAGE, "--digest needs a file, not an address");
     }
     wherry_status status =
-        address ? inspect_server(what, &options, out, &error) : inspect_file(what, &options, out, &error);
+        address ? inspect_server(what, options, out, &error) : inspect_file(what, options, out, &error);
     return wh_end_command(&wh_command_inspect, status, &error);
 }

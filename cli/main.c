@@ -85,7 +85,7 @@ wherry_status wh_fail_error(wherry_error *error, wherry_status status, const cha
     return status;
 }
 
-/* ---- signals and log ---- */
+/* ---- signals, log, /proc ---- */
 
 static volatile sig_atomic_t caught;
 
@@ -117,6 +117,22 @@ void wh_set_log(const wh_common *common, wherry_log_level normal) {
     } else if (!getenv("WHERRY_LOG")) {
         wherry_log_set_level(normal);
     }
+}
+
+bool wh_read_field(const char *path, const char *name, char *text, size_t size) {
+    char line[512];
+    bool found = false;
+    FILE *file = fopen(path, "re");
+    while (file && !found && fgets(line, sizeof(line), file)) {
+        found = strncmp(line, name, strlen(name)) == 0;
+    }
+    if (file) {
+        fclose(file);
+    }
+    const char *rest = found ? line + strlen(name) : "";
+    rest += strspn(rest, " \t");
+    snprintf(text, size, "%.*s", (int)strcspn(rest, "\n"), rest);
+    return found;
 }
 
 /* ---- main ---- */
@@ -156,7 +172,7 @@ static int run(int argc, char **argv, const wh_command **command_p) {
     }
     *command_p = wh_command_find(argv[1]);
     if (*command_p) {
-        return (*command_p)->run(argc - 1, argv + 1);
+        return wh_command_run(*command_p, argc - 1, argv + 1);
     }
     return wh_fail_command(NULL, WH_EXIT_USAGE, "unknown %s '%s'; `wherry --help` lists the commands",
                            argv[1][0] == '-' ? "option" : "command", argv[1]);

@@ -240,21 +240,28 @@ static void print_zsh(void) {
     puts("    esac\n}\n_wherry \"$@\"");
 }
 
-static int run(int argc, char **argv) {
-    const char *what = argc > 1 ? argv[1] : "";
-    const wh_command *command = argc > 2 ? wh_command_find(argv[2]) : NULL;
+static int run(void *options, const wh_operands *operands) {
+    const char *what = operands->items[0];
+    const wh_command *command = operands->count > 1 ? wh_command_find(operands->items[1]) : NULL;
+    (void)options;
     if (strcmp(what, "man") == 0 && command && command->summary) {
         print_command_page(command);
-    } else if (strcmp(what, "man") == 0 && argc == 2) {
+    } else if (strcmp(what, "man") == 0 && operands->count == 1) {
         print_main_page();
     } else if (strcmp(what, "bash") == 0) {
         print_bash();
     } else if (strcmp(what, "zsh") == 0) {
         print_zsh();
     } else {
-        return wh_fail_command(&wh_command_manual, WH_EXIT_USAGE, "takes man, man COMMAND, bash or zsh");
+        return wh_fail_command(&wh_command_manual, WH_EXIT_USAGE, "unexpected argument '%s'", what);
     }
     return WH_EXIT_OK;
 }
 
-const wh_command wh_command_manual = {.name = "manual", .operands = "", .text = "", .run = run};
+const wh_command wh_command_manual = {.name = "manual",
+                                      .operands = "man|bash|zsh [COMMAND]",
+                                      .least = 1,
+                                      .most = 2,
+                                      .text = "",
+                                      WH_DEFAULTS(wh_common, .quiet = false),
+                                      .run = run};

@@ -1,4 +1,4 @@
-/* Parses the options of a command and prints its --help. */
+/* Parses the options of a command, prints its --help and runs it. */
 #include <errno.h>
 #include <getopt.h>
 #include <stdlib.h>
@@ -7,7 +7,7 @@
 #include "command.h"
 #include "output.h"
 
-enum { OPTIONS_MAX = 40, LONG_ONLY = 256, WIDTH = 100, HELP_COLUMN = 22 };
+enum { OPTIONS_MAX = 40, OPTIONS_BYTES = 256, LONG_ONLY = 256, WIDTH = 100, HELP_COLUMN = 22 };
 
 const wh_option wh_common_options[] = {
     WH_OPTION(wh_common, quiet, FLAG, "quiet", 'q', NULL, "print only the result and errors"),
@@ -172,24 +172,10 @@ static void print_help(const wh_command *command) {
 
 /* ---- parsing ---- */
 
-static bool check_operands(const wh_command *command, const wh_operands *found) {
-    if (found->count > command->most && command->most >= 0) {
-        wh_fail_command(command, 0, "unexpected argument '%s'; see `wherry %s --help`", found->items[command->most],
-                        command->name);
-        return false;
-    }
-    if (found->count < command->least) {
-        wh_fail_command(command, 0, "missing argument: %s; see `wherry %s --help`", command->operands, command->name);
-        return false;
-    }
-    return true;
-}
-
-bool wh_options_parse(const wh_command *command, int argc, char **argv, void *options, wh_operands *operands,
-                      int *code_p) {
+/** @return false if the command is over, with *code_p: --help was printed, or an error. */
+static bool parse(const wh_command *command, int argc, char **argv, void *options, int *code_p) {
     struct option longs[OPTIONS_MAX + 1] = {{0}};
     char shorts[2 * OPTIONS_MAX + 1] = "";
-    char name[64]; /* as which getopt_long prints errors */
     const wh_option *option;
     int found;
     for (size_t i = 0, used = 0; (option = wh_option_at(command, i)); i++) {
@@ -202,8 +188,6 @@ bool wh_options_parse(const wh_command *command, int argc, char **argv, void *op
             used += (size_t)snprintf(shorts + used, sizeof(shorts) - used, "%c%s", option->letter, takes ? ":" : "");
         }
     }
-    snprintf(name, sizeof(name), "wherry %s", command->name);
-    argv[0] = name;
     *code_p = WH_EXIT_USAGE;
     while ((found = getopt_long(argc, argv, shorts, longs, NULL)) != -1) {
         if (found == '?') { /* getopt_long has printed what is wrong */
@@ -221,14 +205,34 @@ bool wh_options_parse(const wh_command *command, int argc, char **argv, void *op
             return false;
         }
     }
-    wh_operands left = {argc - optind, argv + optind};
-    const wh_common *common = options;
+    return true;
+}
+
+int wh_command_run(const wh_command *command, int argc, char **argv) {
+    _Alignas(max_align_t) char options[OPTIONS_BYTES] = {0};
+    const wh_common *common = (const void *)options;
+    char name[64]; /* as which getopt_long prints errors */
+    int code;
+    if (command->options_size > sizeof(options)) {
+        abort(); /* raise OPTIONS_BYTES */
+    }
+    memcpy(options, command->defaults, command->options_size);
+    snprintf(name, sizeof(name), "wherry %s", command->name);
+    argv[0] = name;
+    if (!parse(command, argc, argv, options, &code)) {
+        return code;
+    }
+    wh_operands operands = {argc - optind, argv + optind};
     if (common->quiet && common->verbose) {
-        wh_fail_command(command, 0, "--quiet and --verbose cannot be combined");
-        return false;
+        return wh_fail_command(command, WH_EXIT_USAGE, "--quiet and --verbose cannot be combined");
     }
-    if (operands) {
-        *operands = left;
+    if (operands.count > command->most && command->most >= 0) {
+        return wh_fail_command(command, WH_EXIT_USAGE, "unexpected argument '%s'; see `wherry %s --help`",
+                               operands.items[command->most], command->name);
     }
-    return check_operands(command, &left);
+    if (operands.count < command->least) {
+        return wh_fail_command(command, WH_EXIT_USAGE, "missing argument: %s; see `wherry %s --help`",
+                               command->operands, command->name);
+    }
+    return command->run(options, &operands);
 }

@@ -8,8 +8,8 @@
 #include <unistd.h>
 
 #include <wherry/group.h>
-#include <wherry/tensor.h>
 
+#include "bench.h"
 #include "command.h"
 #include "output.h"
 
@@ -18,7 +18,6 @@ enum {
     JOIN_MS = 60000,      /**< Ranks of a job start within this time. */
     TENSORS = 16,
     TAG_RESULT = 1,
-    PATTERN = 0x5a,
 };
 
 /** A process that takes part: rank 0 sends, rank 1 receives, others wait. */
@@ -26,45 +25,9 @@ typedef struct side {
     wh_probe *probe;
     wherry_group *group;
     wherry_transport *transport;
-    wherry_value *state;
+    bench_state state;
     int32_t rank;
 } side;
-
-/* ---- the state ---- */
-
-static wherry_status add_tensor(wherry_value *state, int number, uint64_t bytes, wherry_error *error) {
-    wherry_storage *storage;
-    wherry_value *tensor = NULL;
-    char name[32];
-    int64_t shape[] = {(int64_t)bytes};
-    snprintf(name, sizeof(name), "tensor%d", number);
-    wherry_status status = wherry_storage_allocate(bytes, wherry_device_cpu(), &storage, error);
-    if (status != WHERRY_OK) {
-        return status;
-    }
-    memset(wherry_storage_data(storage), PATTERN, bytes);
-    status = wherry_tensor_create(&(wherry_tensor){.storage = storage, .dtype = WHERRY_U8, .ndim = 1, .shape = shape},
-                                  &tensor, error);
-    wherry_storage_unref(storage);
-    WH_THEN(status, wherry_dict_put(state, name, tensor, error));
-    if (status != WHERRY_OK) {
-        wherry_value_destroy(tensor);
-    }
-    return status;
-}
-
-static wherry_status create_state(uint64_t bytes, wherry_value **state_p, wherry_error *error) {
-    wherry_status status = wherry_dict_create(state_p, error);
-    for (int i = 0; i < TENSORS; i++) {
-        WH_THEN(status, add_tensor(*state_p, i, bytes / TENSORS, error));
-    }
-    return status;
-}
-
-static wherry_status give_target(void *context, const wherry_value **target_p) {
-    *target_p = context;
-    return WHERRY_OK;
-}
 
 /* ---- one lane ---- */
 
@@ -91,8 +54,8 @@ static void receive_repeats(const side *s, wh_probe_lane *lane) {
     wherry_stats stats = {0};
     wherry_error error = {.message = ""};
     init_options(lane, &options);
-    options.target = give_target;
-    options.target_context = s->state;
+    options.target = bench_give_target;
+    options.target_context = s->state.value;
     options.stats = &stats;
     for (uint32_t i = 0; i <= s->probe->repeats && lane->status == WHERRY_OK; i++) {
         wherry_value *received;
@@ -122,7 +85,8 @@ static wherry_status send_repeats(const side *s, wh_probe_lane *lane, wherry_err
     wherry_status sent = WHERRY_OK;
     init_options(lane, &options);
     for (uint32_t i = 0; i <= s->probe->repeats; i++) {
-        WH_THEN(sent, wherry_checkpoint_send(s->transport, (int32_t[]){1}, 1, s->state, &options, &outcome, error));
+        WH_THEN(sent,
+                wherry_checkpoint_send(s->transport, (int32_t[]){1}, 1, s->state.value, &options, &outcome, error));
     }
     const wherry_skipped_lane *skipped = find_skipped(&outcome.stats, lane->name);
     wherry_status status = wherry_group_receive(s->group, 1, TAG_RESULT, wh_interrupted(NULL) ? 0 : TRANSFER_MS, &bytes,
@@ -161,11 +125,12 @@ static void list_lanes(side *s) {
 
 static wherry_status try_lanes(side *s, wherry_error *error) {
     wherry_status status = wherry_transport_create(s->group, NULL, &s->transport, error);
-    if (s->rank < 2) {
-        WH_THEN(status, create_state(s->probe->bytes, &s->state, error));
-    }
     if (status != WHERRY_OK) {
         return status;
+    }
+    if (s->rank < 2) {
+        s->state = bench_state_uniform(TENSORS, s->probe->bytes / TENSORS);
+        bench_state_fill(&s->state, s->rank == 0);
     }
     list_lanes(s);
     for (size_t i = 0; status == WHERRY_OK && i < s->probe->count && s->rank < 2; i++) {
@@ -196,7 +161,9 @@ static wherry_status join(side *s, const char *address, uint32_t wait_for, uint3
 static void leave(side *s) {
     wherry_transport_destroy(s->transport);
     wherry_group_leave(s->group);
-    wherry_value_destroy(s->state);
+    if (s->state.value) {
+        bench_state_destroy(&s->state);
+    }
 }
 
 /* ---- two processes on this machine ---- */
@@ -259,8 +226,6 @@ static wherry_status run_here(wh_probe *probe, wherry_error *error) {
     return status;
 }
 
-/* ---- */
-
 static wherry_status run_in_group(wh_probe *probe, wherry_error *error) {
     side s = {.probe = probe};
     wherry_status status = join(&s, probe->group, 0, 0, error);
@@ -279,17 +244,4 @@ wherry_status wh_probe_run(wh_probe *probe, wherry_error *error) {
     probe->count = 0;
     memset(probe->lanes, 0, sizeof(probe->lanes));
     return probe->group ? run_in_group(probe, error) : run_here(probe, error);
-}
-
-static int compare(const void *one, const void *other) {
-    double a = *(const double *)one;
-    double b = *(const double *)other;
-    return (a > b) - (a < b);
-}
-
-double wh_median(const double *seconds, uint32_t count) {
-    double sorted[WH_PROBE_REPEATS_MAX];
-    memcpy(sorted, seconds, count * sizeof(*sorted));
-    qsort(sorted, count, sizeof(*sorted), compare);
-    return count ? sorted[count / 2] : 0;
 }

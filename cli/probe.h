@@ -42,7 +42,4 @@ typedef struct wh_probe {
  */
 wherry_status wh_probe_run(wh_probe *probe, wherry_error *error);
 
-/** The median; 0 if count is 0. At most WH_PROBE_REPEATS_MAX figures. */
-double wh_median(const double *seconds, uint32_t count);
-
 #endif

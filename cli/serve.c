@@ -50,7 +50,7 @@ static const wh_option options_taken[] = {
     {.name = NULL},
 };
 
-static int run(int argc, char **argv);
+static int run(void *context, const wh_operands *operands);
 
 const wh_command wh_command_serve = {
     .name = "serve",
@@ -72,6 +72,7 @@ const wh_command wh_command_serve = {
                 "wherry serve --listen trainer7 --port 29700 model.safetensors.index.json\n"
                 "# for a script: the token in a file, the address as JSON\n"
                 "wherry serve --json --token-file token model.safetensors > address.json\n",
+    WH_DEFAULTS(serve_options, .listen = "127.0.0.1"),
     .run = run,
 };
 
@@ -282,29 +283,24 @@ static wherry_status print_address(const server *s, wherry_error *error) {
     return fflush(stdout) == 0 ? WHERRY_OK : wh_fail_error(error, WHERRY_SYSTEM, "cannot write the output");
 }
 
-static int run(int argc, char **argv) {
-    serve_options options = {.listen = "127.0.0.1"};
-    wh_operands operands;
+static int run(void *context, const wh_operands *operands) {
+    serve_options *options = context;
     wherry_error error;
     char bare[HOST_MAX];
-    int code;
-    if (!wh_options_parse(&wh_command_serve, argc, argv, &options, &operands, &code)) {
-        return code;
+    size_t length = strlen(options->listen);
+    if (length > 2 && length < HOST_MAX && *options->listen == '[' && options->listen[length - 1] == ']') {
+        snprintf(bare, sizeof(bare), "%.*s", (int)length - 2, options->listen + 1); /* [::1] */
+        options->listen = bare;
     }
-    size_t length = strlen(options.listen);
-    if (length > 2 && length < HOST_MAX && *options.listen == '[' && options.listen[length - 1] == ']') {
-        snprintf(bare, sizeof(bare), "%.*s", (int)length - 2, options.listen + 1); /* [::1] */
-        options.listen = bare;
-    }
-    if (reach_of(options.listen) == REACH_ANY) {
+    if (reach_of(options->listen) == REACH_ANY) {
         return wh_fail_command(&wh_command_serve, WH_EXIT_USAGE,
                                "--listen takes a name or address of this machine that others can connect to, not '%s'",
-                               options.listen);
+                               options->listen);
     }
-    server s = {.options = &options};
+    server s = {.options = options};
     wh_interrupt_catch();
-    wh_set_log(&options.common, WHERRY_LOG_ERROR);
-    wherry_status status = wh_file_set_open(&s.files, operands.items, (size_t)operands.count, &error);
+    wh_set_log(&options->common, WHERRY_LOG_ERROR);
+    wherry_status status = wh_file_set_open(&s.files, operands->items, (size_t)operands->count, &error);
     WH_THEN(status, create_token(&s, &error));
     WH_THEN(status, open_group(&s, &error));
     WH_THEN(status, write_token(&s, &error));
@@ -316,7 +312,7 @@ static int run(int argc, char **argv) {
     wherry_transport_destroy(s.transport);
     wherry_group_leave(s.group);
     if (s.wrote_token) {
-        unlink(options.token_file);
+        unlink(options->token_file);
     }
     wh_file_set_close(&s.files);
     return wh_interrupt_code() ? wh_interrupt_code() : wh_end_command(&wh_command_serve, status, &error);
