@@ -1,8 +1,10 @@
 /*
- * The kernel that copies many runs in one launch: a block of threads a run. scripts/make-kernel compiles it to cuda_copy_ptx.h, which the library embeds, and
- * the driver translates that for the device it has. Runs are 1 byte to 128 KiB long; the caller cuts longer ones.
+ * The kernel that copies many runs in one launch, one block of threads per run. scripts/make-kernel compiles it to
+ * cuda_copy_ptx.h, which the library embeds; the driver translates that for its device. A run has 1 byte to 128 KiB; the
+ * caller splits longer ones.
  *
- * 16 bytes a thread and four of them under way at once keep the memory of a large device busy; where the two sides do not lie alike, smaller words do.
+ * Each thread has four words of 16 bytes in flight, which keeps the memory of a large device busy. If source and target
+ * are not equally aligned, it uses smaller words.
  */
 #define COPY(type)                                                                                                     \
     static ulong copy_##type(ulong to, ulong from, ulong length, uint thread, uint threads) {                          \

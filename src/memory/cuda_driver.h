@@ -1,7 +1,9 @@
 /**
- * @file cuda_driver.h  Inside memory/: the calls of CUDA's driver that are used, found at run time, so that no CUDA is needed to build or to run.
+ * @file cuda_driver.h  The functions of the CUDA driver that are used. For src/memory/ only.
  *
- * The declarations are Wherry's own, of what the driver's binary interface has kept since CUDA 11.8: handles are pointers, device addresses are numbers.
+ * They are found at run time, so Wherry builds and runs without CUDA. The declarations are our own
+ * and follow the driver's binary interface, which is stable since CUDA 11.8: handles are pointers,
+ * device addresses are numbers.
  */
 #ifndef WH_MEMORY_CUDA_DRIVER_H
 #define WH_MEMORY_CUDA_DRIVER_H
@@ -17,17 +19,18 @@ typedef struct wh_cu_event_tag *wh_cu_event;
 typedef struct wh_cu_module_tag *wh_cu_module;
 typedef struct wh_cu_function_tag *wh_cu_function;
 
-/** Answers of the driver that mean something here; the others are only named. */
+/** Results of the driver that are handled here. Of others, the error gives the name. */
 enum {
     WH_CU_OK = 0,
     WH_CU_INVALID_VALUE = 1,
     WH_CU_OUT_OF_MEMORY = 2,
-    WH_CU_NOT_INITIALIZED = 3, /**< Also everything behind a fork. */
+    WH_CU_NOT_INITIALIZED = 3, /**< Also every call in a forked child. */
     WH_CU_NO_DEVICE = 100,
-    WH_CU_ECC_UNCORRECTABLE = 214, /**< These two cost the context, too. */
+    WH_CU_ECC_UNCORRECTABLE = 214, /**< This one and the next break the context too. */
     WH_CU_NVLINK_UNCORRECTABLE = 220,
     WH_CU_NOT_READY = 600,
-    WH_CU_BROKEN_FIRST = 700, /**< From here on, but for 701, 704, 705 and 711 to 713: the context is of no more use. */
+    /** From here on the context is broken, except 701, 704, 705 and 711 to 713. */
+    WH_CU_BROKEN_FIRST = 700,
     WH_CU_BROKEN_LAST = 719,
 };
 
@@ -36,7 +39,7 @@ enum {
     WH_CU_EVENT_NO_TIMING = 2,
     WH_CU_STREAM_NON_BLOCKING = 1,
     WH_CU_HOST_PORTABLE = 1,
-    WH_CU_MEMORY_DEVICE = 2, /**< Of WH_CU_POINTER_MEMORY_TYPE. */
+    WH_CU_MEMORY_DEVICE = 2, /**< A value of WH_CU_POINTER_MEMORY_TYPE. */
     WH_CU_POINTER_MEMORY_TYPE = 2,
     WH_CU_POINTER_DEVICE = 9,
     WH_CU_POINTER_LEGACY_IPC = 10,
@@ -55,14 +58,14 @@ typedef struct wh_cu_ipc_handle {
     char bytes[WH_CU_IPC_BYTES];
 } wh_cu_ipc_handle;
 
-/** Who may reach a mapping, and how. */
+/** Which device may access a mapping, and how. */
 typedef struct wh_cu_access {
     int location_type;
     int device;
     int flags;
 } wh_cu_access;
 
-/** X(MEMBER, SYMBOL, ARGUMENTS): every call that is used. All answer 0 or an error. */
+/** X(MEMBER, SYMBOL, ARGUMENTS): every function that is used. All return 0 or an error. */
 #define WH_CUDA_CALLS(X)                                                                                               \
     X(init, cuInit, (unsigned flags))                                                                                  \
     X(error_name, cuGetErrorName, (int result, const char **name))                                                     \
@@ -114,17 +117,22 @@ typedef struct wh_cuda_driver {
 #undef WH_X
 } wh_cuda_driver;
 
-/** The driver; NULL where there is none, with the reason in error. Found once a process. Any thread. */
+/**
+ * Loads the driver, once per process.
+ * @return NULL with the reason in error if there is none. Any thread.
+ */
 const wh_cuda_driver *wh_cuda_driver_find(wherry_error *error);
 
 /**
- * Fills an error with an answer of the driver.
- * @param doing  as in "cannot copy: ".
- * @return WHERRY_NO_MEMORY where the device has none left, else WHERRY_SYSTEM; the text says where the driver has given the context up.
+ * Fills an error with a result of the driver. The text says if the context is broken.
+ * @param doing  such as "cannot copy".
+ * @return WHERRY_NO_MEMORY if the device has none left, else WHERRY_SYSTEM.
  */
 wherry_status wh_cuda_fail(wherry_error *error, int result, const char *doing);
 
-/** Makes the primary context of a device current, which it stays until wh_cuda_leave: the caller's own comes back then. */
+/**
+ * Makes the primary context of a device current until wh_cuda_leave, which restores the caller's.
+ */
 wherry_status wh_cuda_enter(int32_t device, const wh_cuda_driver **driver_p, wherry_error *error);
 
 void wh_cuda_leave(const wh_cuda_driver *driver);

@@ -10,21 +10,20 @@
 #include "base/log.h"
 #include "memory/cuda_copy_ptx.h"
 #include "memory/cuda_driver.h"
-#include "memory/cuda_wait.h"
 
 enum {
     EVENTS = 64,            /**< Tickets that may be open at once. */
-    TABLES = 4,             /**< Lists of runs, each for one launch. */
-    TABLE_RUNS = 8192,      /**< In each. */
-    TILE_BYTES = 128 << 10, /**< What one block of threads copies. */
+    TABLES = 4,             /**< Lists of runs, one per launch. */
+    TABLE_RUNS = 8192,      /**< Runs per list. */
+    TILE_BYTES = 128 << 10, /**< Copied by one block of threads. */
     BLOCK_THREADS = 256,
-    LAUNCH_FROM = 4,           /**< Fewer runs than these are as fast by the driver's own copies. */
-    PINNED_RUN_MAX = 64 << 10, /**< Longer runs from or to the host are left to the device's copy engine. */
-    DEVICE_RUN_MAX = 8 << 20,  /**< Longer ones on devices are left to the driver, whose own copy is faster there. */
-    IDLE_MAX = 16,             /**< Queues that are kept for the next transfer, a device. */
+    LAUNCH_FROM = 4,           /**< With fewer runs, the driver's own copies are as fast. */
+    PINNED_RUN_MAX = 64 << 10, /**< Longer runs from or to the host go to the copy engine. */
+    DEVICE_RUN_MAX = 8 << 20,  /**< On devices, the driver's own copy is faster beyond this. */
+    IDLE_MAX = 16,             /**< Queues cached per device for the next transfer. */
 };
 
-/** As cuda_copy.cl has it. */
+/** As in cuda_copy.cl. */
 typedef struct tile {
     uint64_t from;
     uint64_t to;
@@ -39,14 +38,14 @@ typedef struct table {
 struct wh_cuda_queue {
     int32_t device;
     wh_cu_stream stream;
-    wh_cu_function kernel; /**< NULL: runs go one by one. */
-    pthread_mutex_t lock;  /**< For the following. */
+    wh_cu_function kernel; /**< NULL: runs are copied one by one. */
+    pthread_mutex_t lock;  /**< Guards the members below. */
     wh_cu_event events[EVENTS];
-    uint64_t issued; /**< Tickets. */
-    uint64_t passed; /**< This one has, and all before it. */
+    uint64_t issued; /**< The last ticket. */
+    uint64_t passed; /**< All tickets up to this one have passed. */
     table tables[TABLES];
-    uint32_t turn; /**< Which table is next. */
-    bool failed;   /**< Not to be kept. */
+    uint32_t turn; /**< The next table, modulo TABLES. */
+    bool failed;   /**< Must not be cached. */
     wh_cuda_queue *next;
 };
 
@@ -54,15 +53,18 @@ static pthread_mutex_t shared_lock = PTHREAD_MUTEX_INITIALIZER;
 static wh_cuda_queue *idle[WH_CUDA_DEVICES_MAX];
 static uint32_t idle_count[WH_CUDA_DEVICES_MAX];
 static wh_cu_function kernels[WH_CUDA_DEVICES_MAX];
-static bool tried[WH_CUDA_DEVICES_MAX];
+static bool kernel_tried[WH_CUDA_DEVICES_MAX];
 
-/* ---- making ---- */
+/* ---- creating ---- */
 
-/** The kernel for the device whose context is current; NULL where it cannot be had: then the driver's own copies do. */
+/**
+ * Loads the kernel for the device whose context is current.
+ * @return NULL: use the driver's own copies.
+ */
 static wh_cu_function find_kernel(const wh_cuda_driver *driver, int32_t device) {
     const char *wanted = getenv("WHERRY_CUDA_KERNEL");
     pthread_mutex_lock(&shared_lock);
-    if (!tried[device] && !(wanted && strcmp(wanted, "0") == 0)) {
+    if (!kernel_tried[device] && !(wanted && strcmp(wanted, "0") == 0)) {
         wh_cu_module module;
         int result = driver->module_load(&module, wh_cuda_copy_ptx);
         if (result == WH_CU_OK) {
@@ -71,11 +73,11 @@ static wh_cu_function find_kernel(const wh_cuda_driver *driver, int32_t device) 
         if (result != WH_CU_OK) {
             wherry_error error;
             kernels[device] = NULL;
-            wh_cuda_fail(&error, result, "the kernel that copies many small tensors at once does not load");
-            wh_log(WHERRY_LOG_WARN, "cuda:%d: %s: they are copied one by one, which is slower", (int)device,
+            wh_cuda_fail(&error, result, "cannot load the kernel that copies many small tensors at once");
+            wh_log(WHERRY_LOG_WARN, "cuda:%d: %s; they are copied one by one, which is slower", (int)device,
                    error.message);
         }
-        tried[device] = true;
+        kernel_tried[device] = true;
     }
     wh_cu_function kernel = kernels[device];
     pthread_mutex_unlock(&shared_lock);
@@ -139,7 +141,7 @@ wherry_status wh_cuda_queue_create(int32_t device, wh_cuda_queue **queue_p, wher
         if (result != WH_CU_OK) {
             destroy(queue);
             wh_cuda_leave(driver);
-            return wh_cuda_fail(error, result, "cannot make a queue for copies on a CUDA device");
+            return wh_cuda_fail(error, result, "cannot create a queue on a CUDA device");
         }
     }
     wh_cuda_leave(driver);
@@ -173,15 +175,15 @@ void wh_cuda_queue_destroy(wh_cuda_queue *queue) {
     }
 }
 
-/* ---- tickets, under the lock and in the context ---- */
+/* ---- tickets: with the lock held, in the device's context ---- */
 
 static wherry_status fail_copy(wh_cuda_queue *queue, int result, wherry_error *error) {
     queue->failed = true;
     return wh_cuda_fail(error, result, "a copy from, to or on a CUDA device failed");
 }
 
-static wherry_status ask(wh_cuda_queue *queue, const wh_cuda_driver *driver, uint64_t ticket, bool *passed_p,
-                         wherry_error *error) {
+static wherry_status poll_ticket(wh_cuda_queue *queue, const wh_cuda_driver *driver, uint64_t ticket, bool *passed_p,
+                                 wherry_error *error) {
     if (ticket > queue->passed) {
         int result = driver->event_query(queue->events[ticket % EVENTS]);
         if (result != WH_CU_OK && result != WH_CU_NOT_READY) {
@@ -193,16 +195,16 @@ static wherry_status ask(wh_cuda_queue *queue, const wh_cuda_driver *driver, uin
     return WHERRY_OK;
 }
 
-/** Waits for an old ticket, which is far behind what the device is busy with. */
+/** Waits for an old ticket. The device has much newer work, so it stays busy. */
 static wherry_status await_old(wh_cuda_queue *queue, const wh_cuda_driver *driver, uint64_t ticket,
                                wherry_error *error) {
-    wh_cuda_patience patience = {0};
+    wh_cuda_backoff backoff = {0};
     bool passed = false;
-    wherry_status status = ask(queue, driver, ticket, &passed, error);
+    wherry_status status = poll_ticket(queue, driver, ticket, &passed, error);
     while (status == WHERRY_OK && !passed) {
-        status = wh_cuda_nap(&patience, NULL, wh_deadline_never(), "copying", error);
+        status = wh_cuda_back_off(&backoff, NULL, wh_deadline_never(), "copying", error);
         if (status == WHERRY_OK) {
-            status = ask(queue, driver, ticket, &passed, error);
+            status = poll_ticket(queue, driver, ticket, &passed, error);
         }
     }
     return status;
@@ -211,7 +213,7 @@ static wherry_status await_old(wh_cuda_queue *queue, const wh_cuda_driver *drive
 static wherry_status mark(wh_cuda_queue *queue, const wh_cuda_driver *driver, uint64_t *ticket_p, wherry_error *error) {
     uint64_t ticket = queue->issued + 1;
     wherry_status status =
-        ticket > EVENTS ? await_old(queue, driver, ticket - EVENTS, error) : WHERRY_OK; /* whose event it takes over */
+        ticket > EVENTS ? await_old(queue, driver, ticket - EVENTS, error) : WHERRY_OK; /* its event is reused */
     if (status != WHERRY_OK) {
         return status;
     }
@@ -223,9 +225,9 @@ static wherry_status mark(wh_cuda_queue *queue, const wh_cuda_driver *driver, ui
     return WHERRY_OK;
 }
 
-/* ---- copying, under the lock and in the context ---- */
+/* ---- copying: with the lock held, in the device's context ---- */
 
-/** Tiles that are to be launched together. */
+/** Tiles of one launch. */
 typedef struct batch {
     table *table;
     unsigned count;
@@ -241,7 +243,7 @@ static wherry_status launch(wh_cuda_queue *queue, const wh_cuda_driver *driver, 
     return mark(queue, driver, &b->table->ticket, error);
 }
 
-/** Begins a list, when the launch that used its memory last is over. */
+/** Starts a list, once the last launch that used its memory is done. */
 static wherry_status begin_batch(wh_cuda_queue *queue, const wh_cuda_driver *driver, batch *b, wherry_error *error) {
     *b = (batch){queue->tables + queue->turn++ % TABLES, 0};
     return await_old(queue, driver, b->table->ticket, error);
@@ -267,7 +269,7 @@ static wherry_status add_run(wh_cuda_queue *queue, const wh_cuda_driver *driver,
     return status;
 }
 
-/** How many bytes from an address on lie in the allocation that it is in; all of them where that is not known. */
+/** Bytes from an address to the end of its allocation, at most `length`; `length` if unknown. */
 static size_t count_within(const wh_cuda_driver *driver, uint64_t address, size_t length) {
     uint64_t base = 0;
     size_t size = 0;
@@ -275,7 +277,7 @@ static size_t count_within(const wh_cuda_driver *driver, uint64_t address, size_
     return known ? wh_min(length, size - (size_t)(address - base)) : length;
 }
 
-/** Where a run goes over allocations that lie end to end: the driver copies within one alone. */
+/** Copies a run over adjacent allocations: the driver copies only inside one. */
 static int copy_in_parts(wh_cuda_queue *queue, const wh_cuda_driver *driver, const wh_cuda_run *run) {
     int result = WH_CU_OK;
     for (size_t done = 0, part; done < run->length && result == WH_CU_OK; done += part) {
@@ -297,10 +299,10 @@ static wherry_status copy_one(wh_cuda_queue *queue, const wh_cuda_driver *driver
     return result == WH_CU_OK ? WHERRY_OK : fail_copy(queue, result, error);
 }
 
-static wherry_status copy_all(wh_cuda_queue *queue, const wh_cuda_driver *driver, wh_cuda_way way,
+static wherry_status copy_all(wh_cuda_queue *queue, const wh_cuda_driver *driver, wh_cuda_run_kind kind,
                               const wh_cuda_run *runs, size_t count, wherry_error *error) {
-    bool launches = queue->kernel && way != WH_CUDA_WITH_PAGEABLE && count >= LAUNCH_FROM;
-    size_t longest = way == WH_CUDA_ON_DEVICES ? DEVICE_RUN_MAX : PINNED_RUN_MAX;
+    bool launches = queue->kernel && kind != WH_CUDA_WITH_PAGEABLE && count >= LAUNCH_FROM;
+    size_t longest = kind == WH_CUDA_ON_DEVICES ? DEVICE_RUN_MAX : PINNED_RUN_MAX;
     batch b = {0};
     wherry_status status = WHERRY_OK;
     for (size_t i = 0; i < count && status == WHERRY_OK; i++) {
@@ -313,7 +315,7 @@ static wherry_status copy_all(wh_cuda_queue *queue, const wh_cuda_driver *driver
     return status == WHERRY_OK && b.table && b.count ? launch(queue, driver, &b, error) : status;
 }
 
-/* ---- what others call ---- */
+/* ---- the interface ---- */
 
 static wherry_status enter(wh_cuda_queue *queue, const wh_cuda_driver **driver_p, wherry_error *error) {
     wherry_status status = wh_cuda_enter(queue->device, driver_p, error);
@@ -328,12 +330,12 @@ static void leave(wh_cuda_queue *queue, const wh_cuda_driver *driver) {
     wh_cuda_leave(driver);
 }
 
-wherry_status wh_cuda_queue_copy(wh_cuda_queue *queue, wh_cuda_way way, const wh_cuda_run *runs, size_t count,
+wherry_status wh_cuda_queue_copy(wh_cuda_queue *queue, wh_cuda_run_kind kind, const wh_cuda_run *runs, size_t count,
                                  wherry_error *error) {
     const wh_cuda_driver *driver;
     wherry_status status = enter(queue, &driver, error);
     if (status == WHERRY_OK) {
-        status = copy_all(queue, driver, way, runs, count, error);
+        status = copy_all(queue, driver, kind, runs, count, error);
         leave(queue, driver);
     }
     return status;
@@ -360,12 +362,12 @@ wherry_status wh_cuda_queue_mark(wh_cuda_queue *queue, uint64_t *ticket_p, wherr
     return status;
 }
 
-wherry_status wh_cuda_queue_lend(wh_cuda_queue *queue, wh_cuda_work work, void *context, int *answer_p,
-                                 wherry_error *error) {
+wherry_status wh_cuda_queue_with_stream(wh_cuda_queue *queue, wh_cuda_work work, void *context, int *result_p,
+                                        wherry_error *error) {
     const wh_cuda_driver *driver;
     wherry_status status = enter(queue, &driver, error);
     if (status == WHERRY_OK) {
-        *answer_p = work(context, queue->stream);
+        *result_p = work(context, queue->stream);
         leave(queue, driver);
     }
     return status;
@@ -375,19 +377,19 @@ wherry_status wh_cuda_queue_passed(wh_cuda_queue *queue, uint64_t ticket, bool *
     const wh_cuda_driver *driver;
     wherry_status status = enter(queue, &driver, error);
     if (status == WHERRY_OK) {
-        status = ask(queue, driver, ticket, passed_p, error);
+        status = poll_ticket(queue, driver, ticket, passed_p, error);
         leave(queue, driver);
     }
     return status;
 }
 
-static wherry_status await(wh_cuda_queue *queue, uint64_t ticket, bool awake, const wh_stop *stop, wh_deadline deadline,
+static wherry_status await(wh_cuda_queue *queue, uint64_t ticket, bool busy, const wh_stop *stop, wh_deadline deadline,
                            wherry_error *error) {
-    wh_cuda_patience patience = {.awake = awake};
+    wh_cuda_backoff backoff = {.busy = busy};
     bool passed = false;
     wherry_status status = wh_cuda_queue_passed(queue, ticket, &passed, error);
     while (status == WHERRY_OK && !passed) {
-        status = wh_cuda_nap(&patience, stop, deadline, "copying from or to a CUDA device", error);
+        status = wh_cuda_back_off(&backoff, stop, deadline, "copying from or to a CUDA device", error);
         if (status == WHERRY_OK) {
             status = wh_cuda_queue_passed(queue, ticket, &passed, error);
         }
@@ -400,7 +402,7 @@ wherry_status wh_cuda_queue_wait(wh_cuda_queue *queue, uint64_t ticket, const wh
     return await(queue, ticket, false, stop, deadline, error);
 }
 
-wherry_status wh_cuda_queue_wait_awake(wh_cuda_queue *queue, uint64_t ticket, const wh_stop *stop, wh_deadline deadline,
-                                       wherry_error *error) {
+wherry_status wh_cuda_queue_wait_busy(wh_cuda_queue *queue, uint64_t ticket, const wh_stop *stop, wh_deadline deadline,
+                                      wherry_error *error) {
     return await(queue, ticket, true, stop, deadline, error);
 }

@@ -12,7 +12,7 @@ _Static_assert((int)WH_CUDA_HANDLE_BYTES == (int)WH_CU_IPC_BYTES, "a handle of t
 
 enum { READ_WRITE = 3 };
 
-/** Fills an error with an answer of the driver, under a status of one's own. */
+/** wh_cuda_fail with another status. */
 static wherry_status refuse(wherry_error *error, wherry_status status, int result, const char *doing) {
     wherry_error reason;
     wh_cuda_fail(&reason, result, doing);
@@ -30,14 +30,14 @@ static wherry_status describe_plain(const wh_cuda_driver *driver, uint64_t addre
         result = driver->ipc_get(&handle, allocation->base);
     }
     if (result != WH_CU_OK) {
-        return refuse(error, WHERRY_UNSUPPORTED, result, "CUDA does not let other processes reach this memory");
+        return refuse(error, WHERRY_UNSUPPORTED, result, "CUDA cannot share this memory with other processes");
     }
     allocation->size = size;
     memcpy(allocation->handle, handle.bytes, sizeof(allocation->handle));
     return WHERRY_OK;
 }
 
-/** Whether this process can have no more file descriptors, which the driver does not say. */
+/** True if this process has no file descriptor left, which the driver does not report. */
 static bool lacks_descriptors(void) {
     int spare = open("/dev/null", O_RDONLY | O_CLOEXEC);
     bool none = spare < 0 && errno == EMFILE;
@@ -66,11 +66,10 @@ static wherry_status describe_mapped(const wh_cuda_driver *driver, uint64_t addr
         allocation->fd = -1;
         if (lacks_descriptors()) {
             return wh_fail_errno(error, WHERRY_UNSUPPORTED, EMFILE,
-                                 "no file descriptor is left for mapped memory (expandable segments); ulimit -n says "
-                                 "how many there are");
+                                 "no file descriptor left to share expandable segments; raise ulimit -n");
         }
         return refuse(error, WHERRY_UNSUPPORTED, result,
-                      "this memory was not allocated so that other processes may reach it");
+                      "this memory was not allocated for sharing with other processes");
     }
     fcntl(allocation->fd, F_SETFD, FD_CLOEXEC);
     allocation->size = size;
@@ -101,9 +100,9 @@ wherry_status wh_cuda_describe(const void *data, wh_cuda_allocation *allocation_
     return status;
 }
 
-/* ---- the others ---- */
+/* ---- the other process ---- */
 
-/** What the driver says of the size of an allocation, from an address in it on; 0: nothing. */
+/** The driver's size of an allocation, from an address in it to its end; 0: unknown. */
 static uint64_t size_behind(const wh_cuda_driver *driver, uint64_t address) {
     uint64_t base = 0;
     size_t size = 0;
@@ -122,20 +121,19 @@ static wherry_status open_plain(const wh_cuda_driver *driver, const wh_cuda_allo
     memcpy(handle.bytes, allocation->handle, sizeof(handle.bytes));
     int result = driver->ipc_open(&address, handle, WH_CU_IPC_LAZY_PEER);
     if (result != WH_CU_OK) {
-        return refuse(error, WHERRY_REFUSED, result, "CUDA does not open the other process's memory");
+        return refuse(error, WHERRY_REFUSED, result, "CUDA cannot open the other process's memory");
     }
     uint64_t size = size_behind(driver, address);
     if (size < allocation->size) {
         driver->ipc_close(address);
-        return wh_fail(error, WHERRY_OUT_OF_BOUNDS,
-                       "the other process's allocation has %llu bytes, and not %llu as it says",
+        return wh_fail(error, WHERRY_OUT_OF_BOUNDS, "the other process's allocation has %llu bytes, but it claims %llu",
                        (unsigned long long)size, (unsigned long long)allocation->size);
     }
     import->data = (void *)(uintptr_t)address;
     return WHERRY_OK;
 }
 
-/** Maps it at an address of its own, for reading; a driver that knows no such right gives more. */
+/** Maps memory for reading; for writing too if the driver does not support read-only access. */
 static int map(const wh_cuda_driver *driver, uint64_t address, uint64_t size, uint64_t handle, int32_t device) {
     wh_cu_access access = {WH_CU_LOCATION_DEVICE, device, WH_CU_ACCESS_READ};
     int result = driver->map(address, size, 0, handle, 0);
@@ -159,7 +157,7 @@ static wherry_status open_mapped(const wh_cuda_driver *driver, const wh_cuda_all
     uint64_t address = 0;
     int result = driver->handle_import(&handle, (void *)(intptr_t)allocation->fd, WH_CU_HANDLE_FD);
     if (result != WH_CU_OK) {
-        return refuse(error, WHERRY_REFUSED, result, "CUDA does not take the other process's memory over");
+        return refuse(error, WHERRY_REFUSED, result, "CUDA cannot import the other process's memory");
     }
     result = driver->address_reserve(&address, allocation->size, 0, 0, 0);
     if (result == WH_CU_OK) {
@@ -168,10 +166,10 @@ static wherry_status open_mapped(const wh_cuda_driver *driver, const wh_cuda_all
             driver->address_free(address, allocation->size);
         }
     }
-    driver->handle_release(handle); /* the mapping holds it */
+    driver->handle_release(handle); /* the mapping keeps a reference */
     import->data = (void *)(uintptr_t)address;
     return result == WH_CU_OK ? WHERRY_OK
-                              : refuse(error, WHERRY_REFUSED, result, "CUDA does not map the other process's memory");
+                              : refuse(error, WHERRY_REFUSED, result, "CUDA cannot map the other process's memory");
 }
 
 wherry_status wh_cuda_open(const wh_cuda_allocation *allocation, int32_t device, wh_cuda_import *import_p,

@@ -1,16 +1,21 @@
+#include "memory/memory.h"
+
 #include <errno.h>
+#include <fcntl.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <sys/mman.h>
 
 #include "base/alloc.h"
 #include "base/error.h"
 #include "memory/cuda.h"
-#include "memory/memory.h"
-#include "memory/pages.h"
 
-/* From the size of a huge page on memory is mapped, aligned to it, and asks for huge pages; below, it comes from the heap. */
+/*
+ * Memory of at least one huge page is mapped, aligned to it, and asks for huge pages. Less comes
+ * from the heap.
+ */
 
 static uint64_t round_up(uint64_t nbytes) {
     return (nbytes + WH_HUGE_PAGE - 1) / WH_HUGE_PAGE * WH_HUGE_PAGE;
@@ -24,20 +29,21 @@ static wherry_status allocate_mapped(uint64_t nbytes, void **data_p, wherry_erro
         return wh_fail_errno(error, WHERRY_NO_MEMORY, errno, "cannot map %llu bytes for a storage",
                              (unsigned long long)nbytes);
     }
-    uint64_t before = (WH_HUGE_PAGE - (uintptr_t)memory % WH_HUGE_PAGE) % WH_HUGE_PAGE;
-    if (before) {
-        munmap(memory, before);
+    uint64_t unaligned = (WH_HUGE_PAGE - (uintptr_t)memory % WH_HUGE_PAGE) % WH_HUGE_PAGE;
+    if (unaligned) {
+        munmap(memory, unaligned);
     }
-    munmap(memory + before + size, WH_HUGE_PAGE - before);
-    madvise(memory + before, size, MADV_HUGEPAGE);
-    *data_p = memory + before;
+    munmap(memory + unaligned + size, WH_HUGE_PAGE - unaligned);
+    madvise(memory + unaligned, size, MADV_HUGEPAGE);
+    *data_p = memory + unaligned;
     return WHERRY_OK;
 }
 
 static wherry_status allocate(uint64_t nbytes, wherry_device device, void **data_p, wherry_error *error) {
     (void)device;
     if (nbytes > INT64_MAX - 2 * WH_HUGE_PAGE) {
-        return wh_fail(error, WHERRY_NO_MEMORY, "no machine has %llu bytes for a storage", (unsigned long long)nbytes);
+        return wh_fail(error, WHERRY_NO_MEMORY, "a storage of %llu bytes exceeds the address space",
+                       (unsigned long long)nbytes);
     }
     if (nbytes >= WH_HUGE_PAGE) {
         return allocate_mapped(nbytes, data_p, error);
@@ -64,7 +70,8 @@ static wherry_status copy(void *to, const void *from, uint64_t nbytes, wherry_er
     return WHERRY_OK;
 }
 
-static const wh_memory_ops host = {"host", allocate, release, copy, copy};
+static const wh_memory_ops host = {
+    .name = "host", .allocate = allocate, .release = release, .write = copy, .read = copy};
 
 const wh_memory_ops *wh_memory_of(wherry_device_kind kind) {
     switch (kind) {
@@ -75,4 +82,57 @@ const wh_memory_ops *wh_memory_of(wherry_device_kind kind) {
     default:
         return NULL;
     }
+}
+
+/* ---- pages ---- */
+
+/* PAGEMAP_SCAN of <linux/fs.h>, which has it since Linux 6.7. */
+struct scan_region {
+    uint64_t start;
+    uint64_t end;
+    uint64_t categories;
+};
+
+struct scan {
+    uint64_t size;
+    uint64_t flags;
+    uint64_t start;
+    uint64_t end;
+    uint64_t walk_end;
+    uint64_t regions;
+    uint64_t region_count;
+    uint64_t max_pages;
+    uint64_t category_inverted;
+    uint64_t category_mask;
+    uint64_t category_anyof_mask;
+    uint64_t return_mask;
+};
+
+#define SCAN _IOWR('f', 16, struct scan)
+
+enum { IS_PRESENT = 1 << 3, IS_HUGE = 1 << 6 };
+
+int wh_pages_open(void) {
+    return open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC);
+}
+
+wh_pages wh_pages_of(int fd, const void *data, uint64_t nbytes) {
+    uint64_t middle = ((uint64_t)(uintptr_t)data + nbytes / 2) & ~(WH_HUGE_PAGE - 1);
+    if (middle < (uintptr_t)data || middle + WH_HUGE_PAGE > (uintptr_t)data + nbytes) {
+        return WH_PAGES_UNKNOWN;
+    }
+    struct scan_region found = {0};
+    struct scan scan = {
+        .size = sizeof(scan),
+        .start = middle,
+        .end = middle + WH_HUGE_PAGE,
+        .regions = (uintptr_t)&found,
+        .region_count = 1,
+        .category_mask = IS_PRESENT,
+        .return_mask = IS_PRESENT | IS_HUGE,
+    };
+    if (ioctl(fd, SCAN, &scan) < 1) {
+        return WH_PAGES_UNKNOWN;
+    }
+    return found.categories & IS_HUGE ? WH_PAGES_HUGE : WH_PAGES_SMALL;
 }

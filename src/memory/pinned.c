@@ -7,13 +7,13 @@
 #include "base/error.h"
 #include "memory/cuda_driver.h"
 
-enum { DEFAULT_MIB = 128, MOST_MIB = 1 << 20, KEPT_MAX = 1024 };
+enum { DEFAULT_MIB = 128, MOST_MIB = 1 << 20, CACHED_MAX = 1024 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static void *kept[KEPT_MAX]; /* Not in use, each of WH_PINNED_BLOCK bytes. */
-static int32_t home;         /* A device whose context pinned a block, and is there to release any. */
-static size_t kept_count;
-static size_t bytes; /* Pinned in all. */
+static void *cached[CACHED_MAX]; /* Not in use, of WH_PINNED_BLOCK bytes each. */
+static int32_t home;             /* A device whose context pinned a block; it can unpin any. */
+static size_t cached_count;
+static size_t bytes; /* Pinned in total. */
 
 static size_t most_bytes(void) {
     const char *text = getenv("WHERRY_PINNED_MIB");
@@ -21,7 +21,7 @@ static size_t most_bytes(void) {
     return (mib < MOST_MIB ? mib : MOST_MIB) << 20;
 }
 
-/** Some context must be current; the memory is every device's. */
+/** Pins a block for all devices. Needs the context of one of them. */
 static wherry_status pin(int32_t device, size_t size, void **block_p, wherry_error *error) {
     const wh_cuda_driver *driver;
     wherry_status status = wh_cuda_enter(device, &driver, error);
@@ -35,7 +35,7 @@ static wherry_status pin(int32_t device, size_t size, void **block_p, wherry_err
         home = device;
         pthread_mutex_unlock(&lock);
     }
-    return result == WH_CU_OK ? WHERRY_OK : wh_cuda_fail(error, result, "cannot pin memory of the host");
+    return result == WH_CU_OK ? WHERRY_OK : wh_cuda_fail(error, result, "cannot pin host memory");
 }
 
 static void unpin(void *block) {
@@ -49,14 +49,14 @@ static void unpin(void *block) {
     }
 }
 
-static size_t real_size(size_t size) {
+static size_t block_size(size_t size) {
     return size < WH_PINNED_BLOCK ? WH_PINNED_BLOCK : size;
 }
 
-/** One that is kept, or room for a new one. @return false: there is neither. */
+/** Takes a cached block, or reserves room for a new one. @return false if there is neither. */
 static bool claim(size_t size, void **block_p) {
     pthread_mutex_lock(&lock);
-    *block_p = size == WH_PINNED_BLOCK && kept_count ? kept[--kept_count] : NULL;
+    *block_p = size == WH_PINNED_BLOCK && cached_count ? cached[--cached_count] : NULL;
     bool fits = *block_p || bytes + size <= most_bytes();
     bytes += *block_p || !fits ? 0 : size;
     pthread_mutex_unlock(&lock);
@@ -64,15 +64,15 @@ static bool claim(size_t size, void **block_p) {
 }
 
 wherry_status wh_pinned_take(int32_t device, size_t size, void **block_p, wherry_error *error) {
-    size = real_size(size);
+    size = block_size(size);
     void *block = NULL;
     bool claimed = claim(size, &block);
     if (!claimed && size > WH_PINNED_BLOCK) {
-        wh_pinned_trim(); /* those that are kept are of no use for it */
+        wh_pinned_trim(); /* cached blocks are too small for it */
         claimed = claim(size, &block);
     }
     if (!claimed) {
-        return wh_fail(error, WHERRY_LIMIT, "all memory that may be pinned is in use; WHERRY_PINNED_MIB says how much");
+        return wh_fail(error, WHERRY_LIMIT, "all pinned memory is in use; WHERRY_PINNED_MIB raises the limit");
     }
     wherry_status status = block ? WHERRY_OK : pin(device, size, &block, error);
     if (status == WHERRY_OK) {
@@ -89,11 +89,11 @@ void wh_pinned_give(void *block, size_t size) {
     if (!block) {
         return;
     }
-    size = real_size(size);
+    size = block_size(size);
     pthread_mutex_lock(&lock);
-    bool keep = size == WH_PINNED_BLOCK && kept_count < KEPT_MAX;
+    bool keep = size == WH_PINNED_BLOCK && cached_count < CACHED_MAX;
     if (keep) {
-        kept[kept_count++] = block;
+        cached[cached_count++] = block;
     } else {
         bytes -= size;
     }
@@ -106,7 +106,7 @@ void wh_pinned_give(void *block, size_t size) {
 void wh_pinned_trim(void) {
     for (;;) {
         pthread_mutex_lock(&lock);
-        void *block = kept_count ? kept[--kept_count] : NULL;
+        void *block = cached_count ? cached[--cached_count] : NULL;
         bytes -= block ? WH_PINNED_BLOCK : 0;
         pthread_mutex_unlock(&lock);
         if (!block) {

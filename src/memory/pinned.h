@@ -1,7 +1,8 @@
 /**
- * @file pinned.h  Host memory that devices reach by themselves, in blocks that are kept for the next transfer: pinning 64 MiB takes 40 ms.
+ * @file pinned.h  Pinned host memory, which devices access directly, in blocks that are cached from
+ * transfer to transfer: pinning 64 MiB takes 40 ms.
  *
- * Any thread. Nothing blocks but for what the driver takes to pin and to release.
+ * Any thread. Blocks only as long as the driver takes to pin and to unpin.
  */
 #ifndef WH_MEMORY_PINNED_H
 #define WH_MEMORY_PINNED_H
@@ -11,21 +12,24 @@
 
 #include <wherry/base.h>
 
-/** Of this size are blocks kept; larger ones are made and released each time, and those that are kept give way to them. A chunk of 4 MiB fits. */
+/**
+ * Size of a cached block: a chunk of 4 MiB fits. A larger block is not cached; cached ones are
+ * freed if it needs the room.
+ */
 enum { WH_PINNED_BLOCK = (4 << 20) + 4096 };
 
 /**
- * A block of at least `size` bytes, which every device reaches.
- * @param device  that it is for: pinning needs a context, and none is made on a device that is not used.
- * @return WHERRY_OK; WHERRY_LIMIT where it would be more than WHERRY_PINNED_MIB (of the environment; default 128) that this process has in use;
- * WHERRY_NO_MEMORY, WHERRY_UNSUPPORTED, WHERRY_SYSTEM.
+ * Takes a block of at least `size` bytes, which every device can access.
+ * @param device  whose context pins it: no context is created on a device that is not in use.
+ * @return WHERRY_OK; WHERRY_LIMIT if the process would use more than WHERRY_PINNED_MIB
+ * (environment; default 128); WHERRY_NO_MEMORY, WHERRY_UNSUPPORTED, WHERRY_SYSTEM.
  */
 wherry_status wh_pinned_take(int32_t device, size_t size, void **block_p, wherry_error *error);
 
-/** Gives a block back, with the size that it was taken with. block may be NULL. */
+/** Returns a block. @param size  as it was taken. block may be NULL. */
 void wh_pinned_give(void *block, size_t size);
 
-/** Releases the blocks that nobody uses. */
+/** Frees the cached blocks. */
 void wh_pinned_trim(void);
 
 #endif

@@ -14,7 +14,6 @@
 #include "base/error.h"
 #include "memory/cuda.h"
 #include "memory/memory.h"
-#include "memory/pages.h"
 #include "range/digest.h"
 #include "state/path.h"
 #include "state/value.h"

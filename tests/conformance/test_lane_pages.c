@@ -4,7 +4,7 @@
 
 #include "conformance/hub_place.h"
 #include "conformance/transfer_world.h"
-#include "memory/pages.h"
+#include "memory/memory.h"
 
 enum { BYTES = 16 << 20 };
 

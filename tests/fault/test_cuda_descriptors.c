@@ -58,7 +58,7 @@ static void test_descriptors(void **state) {
     set_limit(STDERR_FILENO + 1); /* none is left */
     wh_source_share(&source, false);
     assert_int_equal(source.shared.count, 0);
-    assert_non_null(strstr(source.shared.reason.message, "no file descriptor is left"));
+    assert_non_null(strstr(source.shared.reason.message, "no file descriptor left"));
     set_limit(DESCRIPTORS_MAX);
     wh_source_destroy(&source);
     wherry_value_destroy(value);

@@ -193,7 +193,7 @@ static void test_a_context_that_breaks(void **state) {
     fake.break_context(ILLEGAL_ADDRESS);
     run_once(&s, calls, FERRY_MS);
     assert_int_equal(calls[0].status, WHERRY_SYSTEM);
-    assert_non_null(strstr(calls[0].error.message, "given up this process's context"));
+    assert_non_null(strstr(calls[0].error.message, "the CUDA context of this process is broken"));
     assert_true(calls[1].status != WHERRY_OK);
     fake.break_context(0);
     run_once(&s, calls, FERRY_MS);
@@ -324,7 +324,7 @@ static void test_why_it_is_not_shared(void **state) {
     setenv("FAKE_CUDA_NO_IPC", "1", 1);
     must_fail(WHERRY_UNSUPPORTED, error, wh_cuda_describe(wherry_storage_data(storage), &allocation, &error));
     unsetenv("FAKE_CUDA_NO_IPC");
-    assert_non_null(strstr(error.message, "does not let other processes reach this memory"));
+    assert_non_null(strstr(error.message, "cannot share this memory with other processes"));
     assert_non_null(strstr(error.message, "(801)"));
     wherry_storage_unref(storage);
 }

@@ -96,7 +96,7 @@ static void check_device(crowd_rank *self, const wherry_error *reason) {
         check(self, storage, 3);
         wherry_storage_unref(storage);
     } else {
-        crowd_check(self, strstr(error.message, "given up") && strstr(reason->message, "given up"),
+        crowd_check(self, strstr(error.message, "is broken") && strstr(reason->message, "is broken"),
                     "the device is of no more use, and nobody said so: %s; %s", error.message, reason->message);
     }
 }
@@ -427,7 +427,7 @@ static void check_refusal(crowd_rank *self, const wherry_value *state) {
     setenv("FAKE_CUDA_NO_IPC", "1", 1);
     crowd_check(self, wh_cuda_describe(data, &allocation, &error) == WHERRY_UNSUPPORTED, "it was described");
     unsetenv("FAKE_CUDA_NO_IPC");
-    crowd_check(self, strstr(error.message, "was not allocated so that") && strstr(error.message, "(801)"),
+    crowd_check(self, strstr(error.message, "was not allocated for sharing") && strstr(error.message, "(801)"),
                 "the reason is \"%s\"", error.message);
 }
 

@@ -49,7 +49,7 @@ static void test_refusals(void **state) {
 enum { RUNS = 20000, PIECE = 700 };
 
 /** Many runs, apart and in another order, on the device and to pinned memory; none writes a byte too many. */
-static void copy_many(wh_cuda_way way, size_t align) {
+static void copy_many(wh_cuda_run_kind way, size_t align) {
     size_t span = RUNS * PIECE;
     wherry_storage *from = build_device_storage(0, span, 3);
     void *pinned = NULL;
@@ -303,7 +303,7 @@ static void test_broken_contexts(void **state) {
         fake.break_context(answers[i]);
         must_fail(WHERRY_SYSTEM, error, wherry_storage_allocate(16, first, &storage, &error));
         fake.break_context(0);
-        assert_int_equal(strstr(error.message, "given up this process's context") != NULL, i < 4);
+        assert_int_equal(strstr(error.message, "the CUDA context of this process is broken") != NULL, i < 4);
     }
 }
 

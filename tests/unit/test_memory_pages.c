@@ -13,7 +13,7 @@
 
 #include <cmocka.h>
 
-#include "memory/pages.h"
+#include "memory/memory.h"
 
 enum { HUGE_PAGE = 2 << 20, ROOM = 4 * HUGE_PAGE };
 

@@ -76,7 +76,7 @@ static wherry_status bounce(pulling *p, size_t count, wherry_error *error) {
         status = wh_cuda_queue_mark(queue, &ticket, error);
     }
     if (status == WHERRY_OK) {
-        status = wh_cuda_queue_wait_awake(queue, ticket, site->stop, wh_site_patience(site), error);
+        status = wh_cuda_queue_wait_busy(queue, ticket, site->stop, wh_site_patience(site), error);
     }
     for (size_t i = 0; i < count && status == WHERRY_OK; i++) {
         memcpy(p->runs[BOUNCED][i].to, packed[i].to, packed[i].length);
@@ -195,7 +195,7 @@ static wherry_status begin(pulling *p, batch *b, wherry_error *error) {
 static wherry_status end_oldest(pulling *p, wherry_error *error) {
     batch *b = p->batches + p->oldest;
     const wh_lane_site *site = p->end->site;
-    wherry_status status = wh_cuda_queue_wait_awake(b->queue, b->ticket, site->stop, wh_site_patience(site), error);
+    wherry_status status = wh_cuda_queue_wait_busy(b->queue, b->ticket, site->stop, wh_site_patience(site), error);
     if (status != WHERRY_OK) {
         return wh_site_blame(site, status, error);
     }

@@ -4,7 +4,7 @@
 #include <limits.h>
 
 #include "base/error.h"
-#include "memory/cuda_wait.h"
+#include "memory/cuda.h"
 
 /** Blocks of threads that NCCL may have on the device: enough for a network, and its buffers, which it makes for each, stay few. */
 enum { BLOCKS = 8 };
@@ -30,7 +30,7 @@ wherry_status wh_nccl_begin(wh_nccl_comm *comm, wherry_error *error) {
     int answer = WH_NCCL_OK;
     wherry_status status = wh_cuda_queue_create(comm->pair.device, &comm->queue, error);
     if (status == WHERRY_OK) {
-        status = wh_cuda_queue_lend(comm->queue, make, comm, &answer, error);
+        status = wh_cuda_queue_with_stream(comm->queue, make, comm, &answer, error);
     }
     if (status == WHERRY_OK && answer != WH_NCCL_OK && answer != WH_NCCL_IN_PROGRESS) {
         status = wh_nccl_fail(error, answer, NULL, "cannot make a communicator");
@@ -50,13 +50,13 @@ static int ask(const wh_nccl_comm *comm) {
 
 wherry_status wh_nccl_await(const wh_nccl_comm *comm, const wh_stop *stop, wh_deadline deadline, const char *what,
                             wherry_error *error) {
-    wh_cuda_patience patience = {0};
+    wh_cuda_backoff backoff = {0};
     for (;;) {
         int result = ask(comm);
         if (result != WH_NCCL_IN_PROGRESS) {
             return result == WH_NCCL_OK ? WHERRY_OK : wh_nccl_fail(error, result, comm->handle, what);
         }
-        wherry_status status = wh_cuda_nap(&patience, stop, deadline, what, error);
+        wherry_status status = wh_cuda_back_off(&backoff, stop, deadline, what, error);
         if (status != WHERRY_OK) {
             return status;
         }
@@ -77,7 +77,7 @@ static int end(void *context, void *stream) {
 
 void wh_nccl_abort(wh_nccl_comm *comm) {
     int answer;
-    if (comm->handle && wh_cuda_queue_lend(comm->queue, end, comm->handle, &answer, NULL) != WHERRY_OK) {
+    if (comm->handle && wh_cuda_queue_with_stream(comm->queue, end, comm->handle, &answer, NULL) != WHERRY_OK) {
         end(comm->handle, NULL); /* the device is of no more use, but NCCL has threads to end */
     }
     comm->handle = NULL;

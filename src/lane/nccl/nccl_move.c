@@ -6,7 +6,7 @@
 #include "base/error.h"
 #include "lane/nccl/nccl_lane.h"
 #include "lane/site.h"
-#include "memory/cuda_wait.h"
+#include "memory/cuda.h"
 #include "memory/memory.h"
 
 /** Messages that are queued before the oldest is waited for. How long a wait goes on before NCCL is asked for faults, and how long one about the peer waits for a better reason. */
@@ -114,7 +114,7 @@ static wherry_status add_run(runs *list, const void *from, void *to, uint64_t le
     return WHERRY_OK;
 }
 
-static wherry_status copy(moving *m, runs *list, wh_cuda_way way, wherry_error *error) {
+static wherry_status copy(moving *m, runs *list, wh_cuda_run_kind way, wherry_error *error) {
     size_t count = list->count;
     list->count = 0;
     return count ? wh_cuda_queue_copy(m->comm->queue, way, list->items, count, error) : WHERRY_OK;
@@ -183,7 +183,8 @@ static int queue_receive(void *context, void *stream) {
 static wherry_status queue_message(moving *m, void *data, uint64_t bytes, wherry_error *error) {
     operation o = {m, data, bytes};
     int answer = WH_NCCL_OK;
-    wherry_status status = wh_cuda_queue_lend(m->comm->queue, m->sink ? queue_receive : queue_send, &o, &answer, error);
+    wherry_status status =
+        wh_cuda_queue_with_stream(m->comm->queue, m->sink ? queue_receive : queue_send, &o, &answer, error);
     if (status == WHERRY_OK && answer != WH_NCCL_OK && answer != WH_NCCL_IN_PROGRESS) {
         status = wh_nccl_fail(error, answer, m->comm->handle, m->sink ? "cannot receive" : "cannot send");
         return wh_site_blame(m->end->site, status, error);
@@ -319,9 +320,9 @@ static wherry_status move_round(moving *m, wherry_error *error) {
 
 /** NCCL knows only that the peer has given up. The conversation knows why, or will in a moment, and then requests the stop. */
 static void await_reason(const wh_lane_site *site) {
-    wh_cuda_patience patience = {0};
+    wh_cuda_backoff backoff = {0};
     wh_deadline soon = wh_deadline_earlier(site->deadline, wh_deadline_in_ms(REASON_MS));
-    while (wh_cuda_nap(&patience, site->stop, soon, "waiting", NULL) == WHERRY_OK) {
+    while (wh_cuda_back_off(&backoff, site->stop, soon, "waiting", NULL) == WHERRY_OK) {
     }
 }
 
