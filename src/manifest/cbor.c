@@ -134,15 +134,12 @@ wherry_status wh_read_fault(const wh_reader *reader, wherry_status status, const
     return status;
 }
 
-/** Bytes of the shortest head that says a number. */
+/** The length of the shortest head for a number. */
 static size_t head_size(uint64_t number) {
     return number < 24 ? 1 : number <= UINT8_MAX ? 2 : number <= UINT16_MAX ? 3 : number <= UINT32_MAX ? 5 : 9;
 }
 
-/**
- * The length that a string's head claims, where the string itself does not fit what is left; 0
- * where the head does not.
- */
+/** The length that the head of a truncated string claims; 0 if the head itself is truncated. */
 static uint64_t claimed_length(const wh_reader *reader) {
     const unsigned char *head = reader->bytes + reader->item;
     unsigned form = head[0] & 0x1F;
@@ -160,7 +157,7 @@ static uint64_t claimed_length(const wh_reader *reader) {
     return length;
 }
 
-/** What to say where the input ends within an item. */
+/** The error if the input ends within an item. */
 static wherry_status fault_at_end(const wh_reader *reader) {
     unsigned char major = reader->item < reader->size ? reader->bytes[reader->item] >> 5 : 0;
     bool string = major == 2 || major == 3;
@@ -181,18 +178,18 @@ wherry_status wh_read_any_item(wh_reader *reader, wh_item *item) {
         return fault_at_end(reader);
     }
     if (result.status != CBOR_DECODER_FINISHED) {
-        return wh_read_fault(reader, WHERRY_MALFORMED, "not CBOR");
+        return wh_read_fault(reader, WHERRY_MALFORMED, "invalid CBOR");
     }
     if (item->type == WH_ITEM_INDEFINITE) {
-        return wh_read_fault(reader, WHERRY_NOT_CANONICAL, "an indefinite length");
+        return wh_read_fault(reader, WHERRY_NOT_CANONICAL, "indefinite length");
     }
     bool string = item->type == WH_ITEM_BYTES || item->type == WH_ITEM_TEXT;
     size_t head = result.read - (string ? item->number : 0);
     if (item->type <= WH_ITEM_TAG && head != head_size(item->number)) {
-        return wh_read_fault(reader, WHERRY_NOT_CANONICAL, "not the shortest form");
+        return wh_read_fault(reader, WHERRY_NOT_CANONICAL, "number not in its shortest form");
     }
     if (item->type == WH_ITEM_OTHER) {
-        return wh_read_fault(reader, WHERRY_MALFORMED, "a type that does not occur in a manifest");
+        return wh_read_fault(reader, WHERRY_MALFORMED, "a type that manifests do not use");
     }
     if (string && item->number > reader->string_bytes) {
         return wh_read_fault(reader, WHERRY_LIMIT, "a string of %llu bytes; the limit is %llu",
@@ -205,7 +202,7 @@ wherry_status wh_read_any_item(wh_reader *reader, wh_item *item) {
 wherry_status wh_read_typed(wh_reader *reader, wh_item_type type, const char *wanted, wh_item *item) {
     wherry_status status = wh_read_item(reader, item);
     if (status == WHERRY_OK && item->type != type) {
-        return wh_read_fault(reader, WHERRY_MALFORMED, "another type where %s should be", wanted);
+        return wh_read_fault(reader, WHERRY_MALFORMED, "expected %s, but the item has another type", wanted);
     }
     return status;
 }
@@ -217,7 +214,8 @@ wherry_status wh_read_any_uint(wh_reader *reader, uint64_t most, const char *wan
         return status;
     }
     if (item.number > most) {
-        return wh_read_fault(reader, WHERRY_MALFORMED, "%llu is not %s", (unsigned long long)item.number, wanted);
+        return wh_read_fault(reader, WHERRY_MALFORMED, "%llu is out of range for %s", (unsigned long long)item.number,
+                             wanted);
     }
     *number_p = item.number;
     return WHERRY_OK;
@@ -232,7 +230,7 @@ wherry_status wh_read_int(wh_reader *reader, int64_t least, const char *wanted, 
     bool integer = item.type == WH_ITEM_UINT || item.type == WH_ITEM_NEGINT;
     int64_t number = item.type == WH_ITEM_NEGINT ? -1 - (int64_t)item.number : (int64_t)item.number;
     if (!integer || item.number > INT64_MAX || number < least) {
-        return wh_read_fault(reader, WHERRY_MALFORMED, "no number where %s should be, or one out of range", wanted);
+        return wh_read_fault(reader, WHERRY_MALFORMED, "%s is not an integer, or out of range", wanted);
     }
     *number_p = number;
     return WHERRY_OK;
@@ -245,7 +243,7 @@ wherry_status wh_read_array(wh_reader *reader, const char *wanted, uint64_t *cou
         return status;
     }
     if (item.number > wh_reader_left(reader)) {
-        return wh_read_fault(reader, WHERRY_TRUNCATED, "%s claims %llu items, but %zu bytes are left", wanted,
+        return wh_read_fault(reader, WHERRY_TRUNCATED, "%s claims %llu items, but only %zu bytes are left", wanted,
                              (unsigned long long)item.number, wh_reader_left(reader));
     }
     *count_p = item.number;
@@ -256,7 +254,7 @@ wherry_status wh_read_array_of(wh_reader *reader, uint64_t count, const char *wa
     uint64_t found = 0;
     wherry_status status = wh_read_array(reader, wanted, &found);
     if (status == WHERRY_OK && found != count) {
-        return wh_read_fault(reader, WHERRY_MALFORMED, "%s has %llu items instead of %llu", wanted,
+        return wh_read_fault(reader, WHERRY_MALFORMED, "%s has %llu items, expected %llu", wanted,
                              (unsigned long long)found, (unsigned long long)count);
     }
     return status;
@@ -269,8 +267,8 @@ wherry_status wh_read_uints(wh_reader *reader, uint32_t most, const char *wanted
         return status;
     }
     if (item.number > most) {
-        return wh_read_fault(reader, WHERRY_LIMIT, "%llu numbers in %s; at most %u", (unsigned long long)item.number,
-                             wanted, most);
+        return wh_read_fault(reader, WHERRY_LIMIT, "%llu numbers in %s; the maximum is %u",
+                             (unsigned long long)item.number, wanted, most);
     }
     if (item.number > wh_reader_left(reader)) {
         return wh_read_fault(reader, WHERRY_TRUNCATED, "the manifest ends within %s", wanted);
@@ -302,7 +300,7 @@ wherry_status wh_read_name(wh_reader *reader, const char *wanted, char **name_p)
         return status;
     }
     if (item.bytes && memchr(item.bytes, 0, item.number)) {
-        return wh_read_fault(reader, WHERRY_MALFORMED, "%s has a zero byte in it", wanted);
+        return wh_read_fault(reader, WHERRY_MALFORMED, "%s contains a zero byte", wanted);
     }
     char *name = wh_copy_text((const char *)item.bytes, item.number);
     if (!name) {
@@ -335,7 +333,8 @@ void wh_write_bool(wh_writer *writer, bool content) {
 
 unsigned char *wh_put_long_head(unsigned char *at, unsigned major, uint64_t number) {
     size_t size = cbor_encode_uint(number, at, WH_HEAD_MAX);
-    *at = (unsigned char)(*at | major << 5); /* an integer's head, made that of another type */
+    /* turns the head of an integer into that of another type */
+    *at = (unsigned char)(*at | major << 5);
     return at + size;
 }
 

@@ -15,7 +15,7 @@
 
 #include "base/bytes.h"
 
-/** Types of items, as CBOR numbers them; null is one of the simple values. */
+/** Major types of CBOR. Null is a simple value. */
 enum {
     WH_MAJOR_UINT = 0,
     WH_MAJOR_NEGINT = 1,
@@ -30,16 +30,16 @@ enum { WH_SIMPLE_NULL = 22 };
 enum { WH_TAG_POSITIVE = 2, WH_TAG_NEGATIVE = 3 };
 
 typedef enum wh_item_type {
-    WH_ITEM_UINT = WH_MAJOR_UINT,     /**< number */
-    WH_ITEM_NEGINT = WH_MAJOR_NEGINT, /**< -1 - number */
-    WH_ITEM_BYTES = WH_MAJOR_BYTES,   /**< bytes, number of them */
-    WH_ITEM_TEXT = WH_MAJOR_TEXT,     /**< bytes, number of them; not yet checked to be UTF-8 */
-    WH_ITEM_ARRAY = WH_MAJOR_ARRAY,   /**< number of items, which follow */
-    WH_ITEM_TAG,                      /**< number, of the item that follows */
-    WH_ITEM_BOOL,                     /**< number 0 or 1 */
+    WH_ITEM_UINT = WH_MAJOR_UINT,     /**< `number` */
+    WH_ITEM_NEGINT = WH_MAJOR_NEGINT, /**< -1 - `number` */
+    WH_ITEM_BYTES = WH_MAJOR_BYTES,   /**< `bytes`, `number` of them */
+    WH_ITEM_TEXT = WH_MAJOR_TEXT,     /**< `bytes`, `number` of them; not yet checked for UTF-8 */
+    WH_ITEM_ARRAY = WH_MAJOR_ARRAY,   /**< `number` items follow */
+    WH_ITEM_TAG,                      /**< `number`, the tag of the next item */
+    WH_ITEM_BOOL,                     /**< `number` is 0 or 1 */
     WH_ITEM_NULL,
-    WH_ITEM_OTHER,      /**< Any other type: never handed out. */
-    WH_ITEM_INDEFINITE, /**< An indefinite length: never handed out. */
+    WH_ITEM_OTHER,      /**< Any other type; never returned. */
+    WH_ITEM_INDEFINITE, /**< An indefinite length; never returned. */
 } wh_item_type;
 
 typedef struct wh_item {
@@ -51,23 +51,22 @@ typedef struct wh_item {
 typedef struct wh_reader {
     const unsigned char *bytes;
     size_t size;
-    size_t at;             /**< The next item. */
-    size_t item;           /**< The offset of the item read last. */
-    uint64_t string_bytes; /**< The longest string that is accepted. */
+    size_t at;             /**< The offset of the next item. */
+    size_t item;           /**< The offset of the last item. */
+    uint64_t string_bytes; /**< The maximum length of a string. */
     wherry_error *error;
 } wh_reader;
 
-/** Bytes that are left. */
+/** Bytes left. */
 static inline size_t wh_reader_left(const wh_reader *reader) {
     return reader->size - reader->at;
 }
 
 /**
- * Reads the head of the next item without a call, as nearly all heads of a manifest can be read;
- * nothing is taken.
- * @param major_p  the type, as CBOR numbers it: 0 to 7.
- * @return its bytes; 0 where it is not in its shortest form, or not all there: wh_read_any_item
- * says what is wrong.
+ * Reads the head of the next item inline, without taking it. This works for nearly all heads.
+ * @param major_p  the major type, 0 to 7.
+ * @return its length; 0 if it is not in its shortest form, or truncated. Then wh_read_any_item
+ * reports the fault.
  */
 static inline size_t wh_peek_head(const wh_reader *reader, unsigned *major_p, uint64_t *number_p) {
     const unsigned char *head = reader->bytes + reader->at;
@@ -93,10 +92,10 @@ static inline size_t wh_peek_head(const wh_reader *reader, unsigned *major_p, ui
     return 0;
 }
 
-/** Reads any item, by way of libcbor. */
+/** Reads any item, with libcbor. */
 wherry_status wh_read_any_item(wh_reader *reader, wh_item *item);
 
-/** Reads the head of the next item, and all of a string. */
+/** Reads the next item. For an array or a tag, this is only its head. */
 static inline wherry_status wh_read_item(wh_reader *reader, wh_item *item) {
     unsigned major;
     uint64_t number;
@@ -116,13 +115,16 @@ static inline wherry_status wh_read_item(wh_reader *reader, wh_item *item) {
     return WHERRY_OK;
 }
 
-/** Fails at the item read last. */
+/** Fails at the offset of the last item. */
 wherry_status wh_read_fault(const wh_reader *reader, wherry_status status, const char *format, ...) WHERRY_PRINTF(3, 4);
 
-/** An item of a type, or WHERRY_MALFORMED with what was wanted. */
+/**
+ * Reads an item of a type. Any other type is WHERRY_MALFORMED; `wanted` describes the item in the
+ * message.
+ */
 wherry_status wh_read_typed(wh_reader *reader, wh_item_type type, const char *wanted, wh_item *item);
 
-/** An integer from 0 to most; a larger one is WHERRY_MALFORMED. */
+/** Reads an integer from 0 to `most`. A larger one is WHERRY_MALFORMED. */
 wherry_status wh_read_any_uint(wh_reader *reader, uint64_t most, const char *wanted, uint64_t *number_p);
 
 static inline wherry_status wh_read_uint(wh_reader *reader, uint64_t most, const char *wanted, uint64_t *number_p) {
@@ -138,25 +140,25 @@ static inline wherry_status wh_read_uint(wh_reader *reader, uint64_t most, const
     return WHERRY_OK;
 }
 
-/** An integer that fits int64_t and is at least `least`. */
+/** Reads an integer that fits int64_t and is at least `least`. */
 wherry_status wh_read_int(wh_reader *reader, int64_t least, const char *wanted, int64_t *number_p);
 
-/** The head of an array; its items, at a byte each, must fit what is left. */
+/** Reads the head of an array. Each item takes at least one of the bytes left. */
 wherry_status wh_read_array(wh_reader *reader, const char *wanted, uint64_t *count_p);
 
-/** The head of an array of so many items. */
+/** Reads the head of an array with exactly `count` items. */
 wherry_status wh_read_array_of(wh_reader *reader, uint64_t count, const char *wanted);
 
-/** An array of at most `most` integers, each from 0 on; one that is longer is WHERRY_LIMIT. */
+/** Reads an array of at most `most` integers, each at least 0. A longer one is WHERRY_LIMIT. */
 wherry_status wh_read_uints(wh_reader *reader, uint32_t most, const char *wanted, int64_t *numbers, uint32_t *count_p);
 
-/** Text that is UTF-8. */
+/** Reads a text and checks that it is UTF-8. */
 wherry_status wh_read_text(wh_reader *reader, const char *wanted, wh_item *item);
 
-/** Text that is UTF-8 without zero bytes, as a copy that the caller releases by wh_free. */
+/** Reads a text without zero bytes and copies it. The caller frees the copy with wh_free. */
 wherry_status wh_read_name(wh_reader *reader, const char *wanted, char **name_p);
 
-/** Starts as {0}. After a failed allocation it stays failed, and writing does nothing. */
+/** Starts as {0}. After a failed allocation it stays failed, and all writes do nothing. */
 typedef struct wh_writer {
     unsigned char *bytes;
     size_t size;
@@ -164,20 +166,20 @@ typedef struct wh_writer {
     bool failed;
 } wh_writer;
 
-/** Makes room for so many bytes in all, in the hope that no more are needed. */
+/** Reserves room for the expected total size. */
 void wh_writer_reserve(wh_writer *writer, size_t size);
 
-/** The longest head of an item: a byte and eight more. */
+/** The maximum length of a head: one byte and eight more. */
 enum { WH_HEAD_MAX = 9 };
 
-/** A head that is not short, by way of libcbor. @return behind it. */
+/** Writes a head of any length, with libcbor. @return the end of the head. */
 unsigned char *wh_put_long_head(unsigned char *at, unsigned major, uint64_t number);
 
 /**
- * Writes the head of an item where there is room for WH_HEAD_MAX bytes; `major` is its type, as
- * CBOR numbers it. Whoever writes many takes room for all of them, so that nothing but this is done
- * for each: nearly all are short.
- * @return behind it.
+ * Writes the head of an item; there is room for WH_HEAD_MAX bytes. To write many heads, reserve
+ * room for all of them once. Then nothing else is done per head, and nearly all heads are short.
+ * @param major  the major type.
+ * @return the end of the head.
  */
 static inline unsigned char *wh_put_head(unsigned char *at, unsigned major, uint64_t number) {
     if (number < 24) {
@@ -210,7 +212,7 @@ static inline unsigned char *wh_put_null(unsigned char *at) {
     return wh_put_head(at, WH_MAJOR_SIMPLE, WH_SIMPLE_NULL);
 }
 
-/** An array of integers; it takes count + 1 heads. */
+/** Writes an array of integers: count + 1 heads. */
 static inline unsigned char *wh_put_ints(unsigned char *at, const int64_t *numbers, size_t count) {
     at = wh_put_array(at, count);
     for (size_t i = 0; i < count; i++) {
@@ -219,12 +221,12 @@ static inline unsigned char *wh_put_ints(unsigned char *at, const int64_t *numbe
     return at;
 }
 
-/** Room for so many bytes, or NULL. */
+/** Returns room for `more` bytes at the end; NULL if out of memory. */
 unsigned char *wh_writer_room(wh_writer *writer, size_t more);
 
 /**
- * All before `at`, which lies in the room that was taken last, is written. at may be NULL: nothing
- * is.
+ * Ends a write to the room of wh_writer_room: everything before `at` is written. Does nothing if at
+ * is NULL.
  */
 static inline void wh_writer_take(wh_writer *writer, const unsigned char *at) {
     writer->size = at ? (size_t)(at - writer->bytes) : writer->size;
@@ -251,12 +253,12 @@ static inline void wh_write_null(wh_writer *writer) {
 void wh_write_bool(wh_writer *writer, bool content);
 void wh_write_tag(wh_writer *writer, uint64_t tag);
 void wh_write_bytes(wh_writer *writer, const void *bytes, size_t size);
-/** What another writer wrote. */
+/** Appends items that another writer has written. */
 void wh_write_items(wh_writer *writer, const void *items, size_t size);
 
 void wh_write_text(wh_writer *writer, const char *text, size_t size);
 
-/** An array of integers. */
+/** Writes an array of integers. */
 void wh_write_ints(wh_writer *writer, const int64_t *numbers, size_t count);
 
 #endif

@@ -1,3 +1,12 @@
+/*
+ * From bytes to a prepared state: the manifest as a whole, its storages with their extents, and its
+ * meshes.
+ *
+ * 1. Every byte is hostile. Each count is compared with the limits and with the bytes left before
+ *    memory is allocated.
+ * 2. Only the canonical form is accepted.
+ * 3. Each error has the offset of the first bad item.
+ */
 #include "manifest/decode.h"
 
 #include <string.h>
@@ -11,8 +20,8 @@
 #include "state/tensor.h"
 
 /**
- * Values take about this many bytes of memory for each byte of the manifest; a storage takes at
- * least so many bytes of it.
+ * VALUE_BYTES: memory that values take per byte of the manifest, estimated. STORAGE_BYTES: minimum
+ * length of a storage in the manifest.
  */
 enum { VALUE_BYTES = 5, STORAGE_BYTES = 5 };
 
@@ -59,10 +68,10 @@ wherry_status wh_decode_device(wh_decoder *decoder, wherry_device *device_p) {
     int64_t index = 0;
     wherry_status status = wh_decode_device_kind(decoder, &kind);
     if (status == WHERRY_OK) {
-        status = wh_read_int(&decoder->in, -1, "the number of a device", &index);
+        status = wh_read_int(&decoder->in, -1, "the index of a device", &index);
     }
     if (status == WHERRY_OK && index > INT32_MAX) {
-        return wh_read_fault(&decoder->in, WHERRY_MALFORMED, "the number of a device is too large");
+        return wh_read_fault(&decoder->in, WHERRY_MALFORMED, "the index of a device is too large");
     }
     if (status == WHERRY_OK) {
         *device_p = (wherry_device){kind, (int32_t)index};
@@ -71,8 +80,8 @@ wherry_status wh_decode_device(wh_decoder *decoder, wherry_device *device_p) {
 }
 
 /**
- * Reads the levels of an extent, and checks them from the innermost outwards; *span_p becomes what
- * they span.
+ * Reads the levels of an extent and checks them from the innermost outwards. *span_p becomes their
+ * span.
  */
 static wherry_status read_levels(wh_decoder *d, wh_extent *extent, uint64_t *span_p) {
     int64_t numbers[2 * WHERRY_NDIM_MAX];
@@ -82,14 +91,15 @@ static wherry_status read_levels(wh_decoder *d, wh_extent *extent, uint64_t *spa
         return status;
     }
     if (count == 0 || count % 2) {
-        return wh_read_fault(&d->in, WHERRY_MALFORMED, "an extent's levels are not pairs of a count and a stride");
+        return wh_read_fault(&d->in, WHERRY_MALFORMED, "the levels of an extent are not pairs of a count and a stride");
     }
     extent->level_count = count / 2;
     uint64_t span = extent->length;
     for (uint32_t i = extent->level_count; i-- > 0;) {
         wherry_level level = {(uint64_t)numbers[2 * (size_t)i], (uint64_t)numbers[2 * (size_t)i + 1]};
         if (level.count < 2 || level.stride < span) {
-            return wh_read_fault(&d->in, WHERRY_MALFORMED, "an extent's level has a count below 2 or overlaps itself");
+            return wh_read_fault(&d->in, WHERRY_MALFORMED,
+                                 "a level of an extent has a count below 2 or overlaps itself");
         }
         if (!wh_add_product(level.count - 1, level.stride, &span)) {
             return wh_read_fault(&d->in, WHERRY_OUT_OF_BOUNDS, "an extent reaches beyond 2^63 bytes");
@@ -104,7 +114,7 @@ static wherry_status read_extent(wh_decoder *d, uint64_t nbytes, wh_extent *exte
     uint64_t items = 0;
     wherry_status status = wh_read_array(&d->in, "an extent", &items);
     if (status == WHERRY_OK && items != 2 && items != 3) {
-        return wh_read_fault(&d->in, WHERRY_MALFORMED, "an extent has 2 or 3 items");
+        return wh_read_fault(&d->in, WHERRY_MALFORMED, "an extent needs 2 or 3 items");
     }
     if (status == WHERRY_OK) {
         status = wh_read_uint(&d->in, INT64_MAX, "the offset of an extent", &extent->offset);
@@ -124,13 +134,14 @@ static wherry_status read_extent(wh_decoder *d, uint64_t nbytes, wh_extent *exte
         status = read_levels(d, extent, &end);
     }
     if (status == WHERRY_OK && (!wh_add(end, extent->offset, &end) || end > nbytes)) {
-        return wh_read_fault(&d->in, WHERRY_OUT_OF_BOUNDS, "an extent ends at byte %llu of a storage of %llu",
-                             (unsigned long long)end, (unsigned long long)nbytes);
+        return wh_read_fault(&d->in, WHERRY_OUT_OF_BOUNDS,
+                             "an extent ends at byte %llu, but its storage has %llu bytes", (unsigned long long)end,
+                             (unsigned long long)nbytes);
     }
     return status;
 }
 
-/** Adds an extent to the space, which may not become longer than the limits allow. */
+/** Adds an extent to the space, if the limits allow the sum of all extents. */
 static wherry_status add_extent(wh_decoder *d, const wherry_extent *extent) {
     wh_space *space = &d->prepared->space;
     wherry_extent kept = *extent;
@@ -167,14 +178,20 @@ static wherry_status read_extents(wh_decoder *d, uint64_t nbytes) {
     if (item.type == WH_ITEM_NULL) {
         wherry_extent whole = {0, nbytes, NULL, 0};
         return nbytes ? add_extent(d, &whole)
-                      : wh_read_fault(&d->in, WHERRY_NOT_CANONICAL, "null for the extents of an empty storage");
+                      : wh_read_fault(&d->in, WHERRY_NOT_CANONICAL,
+                                      "null as the extents of an empty storage; expected an empty array");
     }
     if (item.type != WH_ITEM_ARRAY || item.number > wh_reader_left(&d->in)) {
-        return wh_read_fault(&d->in, item.type == WH_ITEM_ARRAY ? WHERRY_TRUNCATED : WHERRY_MALFORMED,
-                             "the extents of a storage are neither null nor an array that fits");
+        return wh_read_fault(
+            &d->in, item.type == WH_ITEM_ARRAY ? WHERRY_TRUNCATED : WHERRY_MALFORMED,
+            "the extents of a storage are neither null nor an array, or the manifest ends within them");
     }
     uint64_t before = 0;
-    uint64_t behind = 0; /* the last extent without levels, and one more */
+    /*
+     * one byte after the end of the last contiguous extent: a contiguous extent that begins before
+     * would be part of that one
+     */
+    uint64_t behind = 0;
     for (uint64_t i = 0; i < item.number && status == WHERRY_OK; i++) {
         wh_extent extent;
         status = read_extent(d, nbytes, &extent);
@@ -184,10 +201,11 @@ static wherry_status read_extents(wh_decoder *d, uint64_t nbytes) {
         if (status == WHERRY_OK) {
             wherry_extent borrowed = wh_extent_borrow(&extent);
             if (wh_extents_are_whole(&borrowed, item.number, nbytes)) {
-                return wh_read_fault(&d->in, WHERRY_NOT_CANONICAL, "one extent of all bytes is written as null");
+                return wh_read_fault(&d->in, WHERRY_NOT_CANONICAL,
+                                     "one extent that covers the whole storage; expected null");
             }
             if (extent.level_count == 0 && extent.offset < behind) {
-                return wh_read_fault(&d->in, WHERRY_NOT_CANONICAL, "two extents that are one");
+                return wh_read_fault(&d->in, WHERRY_NOT_CANONICAL, "two adjacent or overlapping extents; expected one");
             }
             before = extent.offset;
             behind = extent.level_count ? behind : extent.offset + extent.length + 1;
@@ -226,10 +244,7 @@ static wherry_status read_storage(wh_decoder *d) {
                                                      : wh_fail_memory(d->in.error, "the storages of a manifest");
 }
 
-/**
- * Reads the numbers and names of a mesh and makes it. `numbers` has room for the ranks, names for
- * the names.
- */
+/** Reads the ranks and names of a mesh and creates it. `ranks` and `names` have room for them. */
 static wherry_status make_mesh(wh_decoder *d, wherry_mesh_info *info, int64_t *ranks, uint64_t count, char **names,
                                wherry_mesh **mesh_p) {
     wherry_status status = WHERRY_OK;
@@ -246,10 +261,10 @@ static wherry_status make_mesh(wh_decoder *d, wherry_mesh_info *info, int64_t *r
         (item.type != WH_ITEM_ARRAY || item.number > wh_reader_left(&d->in) || item.number != info->ndim)) {
         bool cut = item.type == WH_ITEM_ARRAY && item.number > wh_reader_left(&d->in);
         return wh_read_fault(&d->in, cut ? WHERRY_TRUNCATED : WHERRY_MALFORMED,
-                             "the names of a mesh's dimensions are neither null nor one for each");
+                             "the dimension names of a mesh are neither null nor one per dimension");
     }
     for (uint32_t i = 0; i < info->ndim && item.type == WH_ITEM_ARRAY && status == WHERRY_OK; i++) {
-        status = wh_read_name(&d->in, "the name of a mesh's dimension", names + i);
+        status = wh_read_name(&d->in, "the name of a mesh dimension", names + i);
     }
     if (status != WHERRY_OK) {
         return status;
@@ -272,13 +287,13 @@ static wherry_status read_mesh(wh_decoder *d, wherry_mesh **mesh_p) {
         status = wh_read_uints(&d->in, WHERRY_NDIM_MAX, "the sizes of a mesh", shape, &info.ndim);
     }
     if (status == WHERRY_OK && (info.ndim == 0 || !wh_mesh_count(info.ndim, shape, &count))) {
-        return wh_read_fault(&d->in, WHERRY_MALFORMED, "a mesh without sizes, or with one below 1");
+        return wh_read_fault(&d->in, WHERRY_MALFORMED, "a mesh without sizes, or with a size below 1");
     }
     if (status == WHERRY_OK) {
         status = wh_read_array(&d->in, "the ranks of a mesh", &ranks);
     }
     if (status == WHERRY_OK && ranks != count) {
-        return wh_read_fault(&d->in, WHERRY_MALFORMED, "a mesh has %llu ranks for %llu places",
+        return wh_read_fault(&d->in, WHERRY_MALFORMED, "a mesh has %llu ranks for %llu positions",
                              (unsigned long long)ranks, (unsigned long long)count);
     }
     if (status != WHERRY_OK) {
@@ -306,7 +321,7 @@ static wherry_status read_meshes(wh_decoder *d, uint64_t count) {
         }
         uint64_t hash = wh_mesh_hash(mesh);
         if (wh_index_find(&seen, hash, wh_prepared_has_mesh, d->prepared, mesh) != WH_INDEX_NONE) {
-            status = wh_read_fault(&d->in, WHERRY_NOT_CANONICAL, "the same mesh twice");
+            status = wh_read_fault(&d->in, WHERRY_NOT_CANONICAL, "a mesh occurs twice");
         } else if (!wh_prepared_add_mesh(d->prepared, mesh) || !wh_index_add(&seen, hash, i)) {
             status = wh_fail_memory(d->in.error, "the meshes of a manifest");
         }
@@ -316,26 +331,29 @@ static wherry_status read_meshes(wh_decoder *d, uint64_t count) {
     return status;
 }
 
-/** The text and the version come first, so that other versions may have another number of items. */
+/**
+ * Reads the magic and the version, which come first so that other versions may have another number
+ * of items.
+ */
 static wherry_status read_opening(wh_decoder *d) {
     wh_item head;
     wh_item item;
     wherry_status status = wh_read_typed(&d->in, WH_ITEM_ARRAY, "the manifest", &head);
     if (status == WHERRY_OK) {
-        status = wh_read_text(&d->in, "the word wherry", &item);
+        status = wh_read_text(&d->in, "the text 'wherry'", &item);
     }
     if (status != WHERRY_OK) {
         return status;
     }
     if (item.number != strlen(WH_MANIFEST_MAGIC) || memcmp(item.bytes, WH_MANIFEST_MAGIC, item.number) != 0) {
-        return wh_read_fault(&d->in, WHERRY_MALFORMED, "not a manifest of Wherry's");
+        return wh_read_fault(&d->in, WHERRY_MALFORMED, "not a Wherry manifest");
     }
     status = wh_read_item(&d->in, &item);
     if (status != WHERRY_OK) {
         return status;
     }
     if (item.type != WH_ITEM_UINT && item.type != WH_ITEM_NEGINT) {
-        return wh_read_fault(&d->in, WHERRY_MALFORMED, "another type where the version should be");
+        return wh_read_fault(&d->in, WHERRY_MALFORMED, "expected the version, but the item has another type");
     }
     if (item.type == WH_ITEM_NEGINT || item.number != WHERRY_MANIFEST_VERSION) {
         return wh_read_fault(&d->in, WHERRY_BAD_VERSION, "format version %s%llu; this library reads %d",
@@ -344,8 +362,9 @@ static wherry_status read_opening(wh_decoder *d) {
     }
     if (head.number != WH_MANIFEST_ITEMS) {
         bool cut = head.number > wh_reader_left(&d->in) + 2;
-        return wh_read_fault(&d->in, cut ? WHERRY_TRUNCATED : WHERRY_MALFORMED, "a manifest has %d items, not %llu",
-                             WH_MANIFEST_ITEMS, (unsigned long long)head.number);
+        return wh_read_fault(&d->in, cut ? WHERRY_TRUNCATED : WHERRY_MALFORMED,
+                             "a manifest has %d items; this one has %llu", WH_MANIFEST_ITEMS,
+                             (unsigned long long)head.number);
     }
     return WHERRY_OK;
 }
@@ -356,7 +375,8 @@ static wherry_status read_tables(wh_decoder *d) {
     uint64_t count = 0;
     wherry_status status = wh_read_uint(&d->in, INT64_MAX, "the size of a chunk", &chunk_bytes);
     if (status == WHERRY_OK && !wh_chunk_bytes_valid(chunk_bytes)) {
-        return wh_read_fault(&d->in, WHERRY_MALFORMED, "chunks of %llu bytes", (unsigned long long)chunk_bytes);
+        return wh_read_fault(&d->in, WHERRY_MALFORMED, "invalid chunk size of %llu bytes",
+                             (unsigned long long)chunk_bytes);
     }
     prepared->space.chunk_bytes = chunk_bytes;
     if (status == WHERRY_OK) {
@@ -399,7 +419,7 @@ static wherry_status read_manifest(wh_decoder *d) {
     d->prepared->owns_state = true;
     d->in.item = d->in.at;
     if (d->next_storage < d->prepared->storage_count || d->next_mesh < d->prepared->mesh_count) {
-        return wh_read_fault(&d->in, WHERRY_NOT_CANONICAL, "a storage or a mesh that no tensor names");
+        return wh_read_fault(&d->in, WHERRY_NOT_CANONICAL, "a storage or a mesh that no tensor uses");
     }
     if (d->in.at < d->in.size) {
         return wh_read_fault(&d->in, WHERRY_TRAILING_BYTES, "%zu bytes follow the manifest", d->in.size - d->in.at);
@@ -414,14 +434,14 @@ wherry_status wherry_manifest_decode(const void *bytes, size_t size, const wherr
     if (!wh_options_take(&d.limits, sizeof(d.limits), limits) || d.limits.depth > WHERRY_DEPTH_MAX ||
         d.limits.total_bytes > INT64_MAX) {
         return wh_fail(error, WHERRY_INVALID_ARGUMENT,
-                       "fill the limits by wherry_limits_init; depth is at most %d, total_bytes at most 2^63-1",
+                       "initialize the limits with wherry_limits_init; depth is at most %d, total_bytes at most 2^63-1",
                        WHERRY_DEPTH_MAX);
     }
     if (!bytes || !prepared_p) {
         return wh_fail(error, WHERRY_INVALID_ARGUMENT, "bytes and prepared_p must not be NULL");
     }
     if (size > d.limits.manifest_bytes) {
-        return wh_fail(error, WHERRY_LIMIT, "a manifest of %zu bytes; the limit is %llu", size,
+        return wh_fail(error, WHERRY_LIMIT, "the manifest has %zu bytes; the limit is %llu", size,
                        (unsigned long long)d.limits.manifest_bytes);
     }
     d.in.string_bytes = d.limits.string_bytes;

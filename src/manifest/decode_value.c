@@ -1,3 +1,4 @@
+/* The tree of a manifest: tensors, DTensors, ShardedTensors, scalars, containers and objects. */
 #include "manifest/decode.h"
 
 #include <string.h>
@@ -8,6 +9,134 @@
 #include "base/error.h"
 #include "manifest/manifest.h"
 #include "range/copy.h"
+
+/* Tensors */
+
+static wherry_status read_reference(wh_decoder *decoder, size_t count, size_t *next, const char *wanted,
+                                    size_t *number_p) {
+    uint64_t number = 0;
+    wherry_status status = wh_read_uint(&decoder->in, INT64_MAX, wanted, &number);
+    if (status != WHERRY_OK) {
+        return status;
+    }
+    if (number >= count) {
+        return wh_read_fault(&decoder->in, WHERRY_OUT_OF_BOUNDS, "%s is %llu, but there are only %zu", wanted,
+                             (unsigned long long)number, count);
+    }
+    if (number > *next) {
+        return wh_read_fault(&decoder->in, WHERRY_NOT_CANONICAL,
+                             "%s is %llu, but new ones must come in order, and the next is %zu", wanted,
+                             (unsigned long long)number, *next);
+    }
+    *next += number == *next;
+    *number_p = number;
+    return WHERRY_OK;
+}
+
+static wherry_status read_dtype(wh_decoder *decoder, wherry_dtype *dtype_p) {
+    uint64_t number = 0;
+    wherry_status status = wh_read_uint(&decoder->in, INT64_MAX, "a dtype", &number);
+    if (status != WHERRY_OK) {
+        return status;
+    }
+    if (number > INT32_MAX || !wherry_dtype_describe((wherry_dtype)number)) {
+        return wh_read_fault(&decoder->in, WHERRY_MALFORMED, "unknown dtype %llu", (unsigned long long)number);
+    }
+    *dtype_p = (wherry_dtype)number;
+    return WHERRY_OK;
+}
+
+static wherry_status check_sizes(const wh_decoder *decoder, wherry_dtype dtype, uint32_t ndim, const int64_t *shape) {
+    uint64_t bytes = wherry_dtype_describe(dtype)->bytes;
+    for (uint32_t d = 0; d < ndim; d++) {
+        if (shape[d] > 1 && !wh_mul(bytes, (uint64_t)shape[d], &bytes)) {
+            return wh_read_fault(&decoder->in, WHERRY_OUT_OF_BOUNDS, "a shape of more than 2^63 bytes");
+        }
+    }
+    return WHERRY_OK;
+}
+
+static wherry_status read_strides(wh_decoder *decoder, uint32_t ndim, const int64_t *shape, int64_t *strides) {
+    int64_t contiguous[WHERRY_NDIM_MAX];
+    wh_item item;
+    size_t begin = decoder->in.at;
+    wherry_status status = wh_read_item(&decoder->in, &item);
+    if (status != WHERRY_OK) {
+        return status;
+    }
+    bool fits = wh_contiguous_strides(ndim, shape, contiguous);
+    if (item.type == WH_ITEM_NULL) {
+        if (!fits) {
+            return wh_read_fault(&decoder->in, WHERRY_OUT_OF_BOUNDS, "a shape of more than 2^63 elements");
+        }
+        memcpy(strides, contiguous, ndim * sizeof(*strides));
+        return WHERRY_OK;
+    }
+    uint32_t count = 0;
+    decoder->in.at = begin;
+    status = wh_read_uints(&decoder->in, WHERRY_NDIM_MAX, "strides", strides, &count);
+    if (status != WHERRY_OK) {
+        return status;
+    }
+    if (count != ndim) {
+        return wh_read_fault(&decoder->in, WHERRY_MALFORMED, "%u strides for %u sizes", count, ndim);
+    }
+    if (fits && memcmp(strides, contiguous, ndim * sizeof(*strides)) == 0) {
+        return wh_read_fault(&decoder->in, WHERRY_NOT_CANONICAL, "strides of a contiguous tensor; expected null");
+    }
+    return WHERRY_OK;
+}
+
+/** Reads a tensor after its kind. */
+static wherry_status read_tensor(wh_decoder *d, wherry_value **value_p) {
+    int64_t shape[WHERRY_NDIM_MAX];
+    int64_t strides[WHERRY_NDIM_MAX];
+    wherry_tensor tensor = {.shape = shape, .strides = strides};
+    size_t storage = 0;
+    uint64_t number = 0;
+    wherry_status status =
+        read_reference(d, d->prepared->storage_count, &d->next_storage, "the number of a storage", &storage);
+    if (status == WHERRY_OK) {
+        status = read_dtype(d, &tensor.dtype);
+    }
+    if (status == WHERRY_OK) {
+        status = wh_read_uint(&d->in, WHERRY_TENSOR_FLAGS, "the flags of a tensor", &number);
+        tensor.flags = (uint32_t)number;
+    }
+    if (status == WHERRY_OK) {
+        status = wh_read_uint(&d->in, INT64_MAX, "the offset of a tensor", &number);
+        tensor.offset = (int64_t)number;
+    }
+    if (status == WHERRY_OK) {
+        status = wh_read_uints(&d->in, WHERRY_NDIM_MAX, "the sizes of a tensor", shape, &tensor.ndim);
+    }
+    if (status == WHERRY_OK) {
+        status = read_strides(d, tensor.ndim, shape, strides);
+    }
+    if (status != WHERRY_OK) {
+        return status;
+    }
+    tensor.storage = d->prepared->storages[storage];
+    if (!wh_prepared_add_tensor(d->prepared, &tensor, storage)) {
+        return wh_fail_memory(d->in.error, "a tensor");
+    }
+    return wh_decode_created(d, wh_tensor_build(&d->pool, &tensor, WHERRY_OUT_OF_BOUNDS, value_p, d->in.error));
+}
+
+static wherry_status read_local(wh_decoder *decoder, wherry_value **value_p) {
+    uint64_t kind = 0;
+    wherry_status status = wh_read_array_of(&decoder->in, WH_TENSOR_ITEMS, "a tensor");
+    if (status == WHERRY_OK) {
+        status = wh_read_uint(&decoder->in, INT64_MAX, "the kind of a tensor", &kind);
+    }
+    if (status == WHERRY_OK && kind != WHERRY_KIND_TENSOR) {
+        return wh_read_fault(&decoder->in, WHERRY_MALFORMED, "expected a tensor, but the kind is %llu",
+                             (unsigned long long)kind);
+    }
+    return status == WHERRY_OK ? read_tensor(decoder, value_p) : status;
+}
+
+/* DTensor */
 
 static wherry_status read_placement(wh_decoder *d, wherry_placement *placement, char **text_p) {
     static const uint8_t items[] = {
@@ -54,10 +183,10 @@ static wherry_status read_placements(wh_decoder *d, const wherry_mesh *mesh, whe
     return status;
 }
 
-/** Everything of a DTensor behind its placements. */
+/** Reads a DTensor after its placements. */
 static wherry_status read_global(wh_decoder *d, wherry_dtensor *dtensor, int64_t *shape, int64_t *strides) {
     uint64_t flags = 0;
-    wherry_status status = wh_decode_dtype(d, &dtensor->dtype);
+    wherry_status status = read_dtype(d, &dtensor->dtype);
     if (status == WHERRY_OK) {
         status = wh_read_uint(&d->in, WHERRY_TENSOR_REQUIRES_GRAD, "the flags of a DTensor", &flags);
         dtensor->flags = (uint32_t)flags;
@@ -66,23 +195,24 @@ static wherry_status read_global(wh_decoder *d, wherry_dtensor *dtensor, int64_t
         status = wh_read_uints(&d->in, WHERRY_NDIM_MAX, "the sizes of a DTensor", shape, &dtensor->ndim);
     }
     if (status == WHERRY_OK) {
-        status = wh_decode_check_sizes(d, dtensor->dtype, dtensor->ndim, shape);
+        status = check_sizes(d, dtensor->dtype, dtensor->ndim, shape);
     }
     for (uint32_t i = 0; status == WHERRY_OK && i < wherry_mesh_get(dtensor->mesh)->ndim; i++) {
         const wherry_placement *placement = dtensor->placements + i;
         bool shard = placement->kind == WHERRY_SHARD || placement->kind == WHERRY_STRIDED_SHARD;
         if (shard && placement->dim >= dtensor->ndim) {
-            return wh_read_fault(&d->in, WHERRY_OUT_OF_BOUNDS, "a placement shards dimension %u of %u", placement->dim,
+            return wh_read_fault(&d->in, WHERRY_OUT_OF_BOUNDS,
+                                 "a placement shards dimension %u of a tensor with %u dimensions", placement->dim,
                                  dtensor->ndim);
         }
     }
     if (status == WHERRY_OK) {
-        status = wh_decode_strides(d, dtensor->ndim, shape, strides);
+        status = read_strides(d, dtensor->ndim, shape, strides);
     }
-    return status == WHERRY_OK ? wh_decode_tensor(d, &dtensor->local) : status;
+    return status == WHERRY_OK ? read_local(d, &dtensor->local) : status;
 }
 
-wherry_status wh_decode_dtensor(wh_decoder *decoder, wherry_value **value_p) {
+static wherry_status read_dtensor(wh_decoder *decoder, wherry_value **value_p) {
     int64_t shape[WHERRY_NDIM_MAX];
     int64_t strides[WHERRY_NDIM_MAX];
     wherry_placement placements[WHERRY_NDIM_MAX];
@@ -90,7 +220,7 @@ wherry_status wh_decode_dtensor(wh_decoder *decoder, wherry_value **value_p) {
     wherry_dtensor dtensor = {.placements = placements, .shape = shape, .strides = strides};
     size_t mesh = 0;
     wherry_status status =
-        wh_decode_reference(decoder, decoder->prepared->mesh_count, &decoder->next_mesh, "the number of a mesh", &mesh);
+        read_reference(decoder, decoder->prepared->mesh_count, &decoder->next_mesh, "the number of a mesh", &mesh);
     if (status == WHERRY_OK && !wh_prepared_add_dtensor(decoder->prepared, mesh)) {
         status = wh_fail_memory(decoder->in.error, "a DTensor");
     }
@@ -113,12 +243,14 @@ wherry_status wh_decode_dtensor(wh_decoder *decoder, wherry_value **value_p) {
     return status;
 }
 
+/* ShardedTensor */
+
 static wherry_status read_place(wh_decoder *d, wherry_shard_place *place) {
     wherry_status status = wh_read_int(&d->in, -1, "the rank of a place", &place->rank);
     return status == WHERRY_OK ? wh_decode_device(d, &place->device) : status;
 }
 
-/** The box and the place of a shard; numbers has room for the box. */
+/** Reads the box and the place of a shard. `numbers` has room for the box. */
 static wherry_status read_info(wh_decoder *d, uint32_t ndim, const int64_t *shape, int64_t *numbers,
                                wherry_shard_info *info) {
     wh_box box = {.ndim = ndim};
@@ -135,7 +267,7 @@ static wherry_status read_info(wh_decoder *d, uint32_t ndim, const int64_t *shap
         return wh_read_fault(&d->in, WHERRY_MALFORMED, "%u sizes for %u dimensions", sizes, ndim);
     }
     if (status == WHERRY_OK && !wh_box_within(&box, shape)) {
-        return wh_read_fault(&d->in, WHERRY_OUT_OF_BOUNDS, "a shard lies outside its tensor");
+        return wh_read_fault(&d->in, WHERRY_OUT_OF_BOUNDS, "a shard is outside its global tensor");
     }
     if (status != WHERRY_OK) {
         return status;
@@ -148,8 +280,8 @@ static wherry_status read_info(wh_decoder *d, uint32_t ndim, const int64_t *shap
 }
 
 /**
- * Reads the head of an array whose items hold a box each, so that at least 2 * ndim bytes must be
- * left for each.
+ * Reads the head of an array with one box per item. Each box takes at least 2 * ndim bytes of what
+ * is left.
  */
 static wherry_status read_box_count(wh_decoder *d, uint32_t ndim, const char *wanted, uint32_t *count_p) {
     uint64_t count = 0;
@@ -158,14 +290,14 @@ static wherry_status read_box_count(wh_decoder *d, uint32_t ndim, const char *wa
         return status;
     }
     if (count > UINT32_MAX || count * (2 * ndim + 1) > wh_reader_left(&d->in)) {
-        return wh_read_fault(&d->in, WHERRY_TRUNCATED, "%s claim %llu boxes, but %zu bytes are left", wanted,
+        return wh_read_fault(&d->in, WHERRY_TRUNCATED, "%s claim %llu boxes, but only %zu bytes are left", wanted,
                              (unsigned long long)count, wh_reader_left(&d->in));
     }
     *count_p = (uint32_t)count;
     return WHERRY_OK;
 }
 
-/** An array of infos; *infos_p and *numbers_p are the caller's to release, also on failure. */
+/** Reads an array of infos. The caller frees *infos_p and *numbers_p, also on failure. */
 static wherry_status read_infos(wh_decoder *d, const wherry_sharded *sharded, const char *wanted, uint32_t *count_p,
                                 wherry_shard_info **infos_p, int64_t **numbers_p) {
     wherry_status status = read_box_count(d, sharded->ndim, wanted, count_p);
@@ -188,8 +320,8 @@ static wherry_status read_infos(wh_decoder *d, const wherry_sharded *sharded, co
 }
 
 /**
- * What a ShardedTensor is read into; all of it is released in the end, the local tensors only where
- * they were not taken.
+ * The parts of a ShardedTensor while it is read. All of it is freed at the end, but the tensors
+ * only on failure.
  */
 typedef struct sharded_parts {
     wherry_sharded sharded;
@@ -223,7 +355,7 @@ static wherry_status read_shards(wh_decoder *d, sharded_parts *parts) {
             status = read_info(d, ndim, parts->shape, parts->shard_numbers + 2 * (size_t)i * ndim, &shard->info);
         }
         if (status == WHERRY_OK) {
-            status = wh_decode_tensor(d, &shard->tensor);
+            status = read_local(d, &shard->tensor);
         }
         parts->sharded.shard_count += status == WHERRY_OK;
     }
@@ -264,7 +396,7 @@ static wherry_status read_sharding(wh_decoder *d, sharded_parts *parts) {
         return status;
     }
     if (item.type != WH_ITEM_ARRAY || item.number == 0) {
-        return wh_read_fault(&d->in, WHERRY_MALFORMED, "a sharding is null or an array");
+        return wh_read_fault(&d->in, WHERRY_MALFORMED, "a sharding is neither null nor an array");
     }
     if (item.number > wh_reader_left(&d->in)) {
         return wh_read_fault(&d->in, WHERRY_TRUNCATED, "the manifest ends within a sharding");
@@ -287,11 +419,11 @@ static wherry_status read_sharding(wh_decoder *d, sharded_parts *parts) {
     return status;
 }
 
-static wherry_status read_sharded(wh_decoder *d, sharded_parts *parts) {
+static wherry_status read_sharded_fields(wh_decoder *d, sharded_parts *parts) {
     wherry_sharded *sharded = &parts->sharded;
     uint64_t flags = 0;
     uint64_t format = 0;
-    wherry_status status = wh_decode_dtype(d, &sharded->dtype);
+    wherry_status status = read_dtype(d, &sharded->dtype);
     if (status == WHERRY_OK) {
         status = wh_read_uint(&d->in, WH_SHARDED_FLAGS, "the flags of a sharded tensor", &flags);
     }
@@ -302,7 +434,7 @@ static wherry_status read_sharded(wh_decoder *d, sharded_parts *parts) {
         status = wh_read_uints(&d->in, WHERRY_NDIM_MAX, "the sizes of a sharded tensor", parts->shape, &sharded->ndim);
     }
     if (status == WHERRY_OK) {
-        status = wh_decode_check_sizes(d, sharded->dtype, sharded->ndim, parts->shape);
+        status = check_sizes(d, sharded->dtype, sharded->ndim, parts->shape);
     }
     sharded->shape = parts->shape;
     sharded->requires_grad = flags & WH_SHARDED_REQUIRES_GRAD;
@@ -318,9 +450,9 @@ static wherry_status read_sharded(wh_decoder *d, sharded_parts *parts) {
     return status == WHERRY_OK ? read_sharding(d, parts) : status;
 }
 
-wherry_status wh_decode_sharded(wh_decoder *decoder, wherry_value **value_p) {
+static wherry_status read_sharded(wh_decoder *decoder, wherry_value **value_p) {
     sharded_parts parts = {0};
-    wherry_status status = read_sharded(decoder, &parts);
+    wherry_status status = read_sharded_fields(decoder, &parts);
     if (status == WHERRY_OK) {
         status = wh_decode_created(decoder, wherry_sharded_create(&parts.sharded, value_p, decoder->in.error));
     }
@@ -337,134 +469,13 @@ wherry_status wh_decode_sharded(wh_decoder *decoder, wherry_value **value_p) {
     return status;
 }
 
+/* The tree */
+
 /**
- * Room that is made on the word of a dict's head in any case, and bytes that an entry has at least.
+ * RESERVE_MAX: entries for which a dict may always reserve memory. ENTRY_BYTES: minimum length of
+ * an entry.
  */
 enum { RESERVE_MAX = 256, ENTRY_BYTES = 2 };
-
-wherry_status wh_decode_reference(wh_decoder *decoder, size_t count, size_t *next, const char *wanted,
-                                  size_t *number_p) {
-    uint64_t number = 0;
-    wherry_status status = wh_read_uint(&decoder->in, INT64_MAX, wanted, &number);
-    if (status != WHERRY_OK) {
-        return status;
-    }
-    if (number >= count) {
-        return wh_read_fault(&decoder->in, WHERRY_OUT_OF_BOUNDS, "%s %llu of %zu", wanted, (unsigned long long)number,
-                             count);
-    }
-    if (number > *next) {
-        return wh_read_fault(&decoder->in, WHERRY_NOT_CANONICAL, "%s %llu is named before %zu", wanted,
-                             (unsigned long long)number, *next);
-    }
-    *next += number == *next;
-    *number_p = number;
-    return WHERRY_OK;
-}
-
-wherry_status wh_decode_dtype(wh_decoder *decoder, wherry_dtype *dtype_p) {
-    uint64_t number = 0;
-    wherry_status status = wh_read_uint(&decoder->in, INT64_MAX, "a dtype", &number);
-    if (status != WHERRY_OK) {
-        return status;
-    }
-    if (number > INT32_MAX || !wherry_dtype_describe((wherry_dtype)number)) {
-        return wh_read_fault(&decoder->in, WHERRY_MALFORMED, "dtype %llu is not known", (unsigned long long)number);
-    }
-    *dtype_p = (wherry_dtype)number;
-    return WHERRY_OK;
-}
-
-wherry_status wh_decode_check_sizes(const wh_decoder *decoder, wherry_dtype dtype, uint32_t ndim,
-                                    const int64_t *shape) {
-    uint64_t bytes = wherry_dtype_describe(dtype)->bytes;
-    for (uint32_t d = 0; d < ndim; d++) {
-        if (shape[d] > 1 && !wh_mul(bytes, (uint64_t)shape[d], &bytes)) {
-            return wh_read_fault(&decoder->in, WHERRY_OUT_OF_BOUNDS, "sizes that multiply to more than 2^63 bytes");
-        }
-    }
-    return WHERRY_OK;
-}
-
-wherry_status wh_decode_strides(wh_decoder *decoder, uint32_t ndim, const int64_t *shape, int64_t *strides) {
-    int64_t contiguous[WHERRY_NDIM_MAX];
-    wh_item item;
-    size_t begin = decoder->in.at;
-    wherry_status status = wh_read_item(&decoder->in, &item);
-    if (status != WHERRY_OK) {
-        return status;
-    }
-    bool fits = wh_contiguous_strides(ndim, shape, contiguous);
-    if (item.type == WH_ITEM_NULL) {
-        if (!fits) {
-            return wh_read_fault(&decoder->in, WHERRY_OUT_OF_BOUNDS, "sizes that multiply to more than 2^63 elements");
-        }
-        memcpy(strides, contiguous, ndim * sizeof(*strides));
-        return WHERRY_OK;
-    }
-    uint32_t count = 0;
-    decoder->in.at = begin;
-    status = wh_read_uints(&decoder->in, WHERRY_NDIM_MAX, "strides", strides, &count);
-    if (status != WHERRY_OK) {
-        return status;
-    }
-    if (count != ndim) {
-        return wh_read_fault(&decoder->in, WHERRY_MALFORMED, "%u strides for %u sizes", count, ndim);
-    }
-    if (fits && memcmp(strides, contiguous, ndim * sizeof(*strides)) == 0) {
-        return wh_read_fault(&decoder->in, WHERRY_NOT_CANONICAL, "contiguous strides are written as null");
-    }
-    return WHERRY_OK;
-}
-
-/** What follows the kind of a tensor. */
-static wherry_status read_tensor(wh_decoder *d, wherry_value **value_p) {
-    int64_t shape[WHERRY_NDIM_MAX];
-    int64_t strides[WHERRY_NDIM_MAX];
-    wherry_tensor tensor = {.shape = shape, .strides = strides};
-    size_t storage = 0;
-    uint64_t number = 0;
-    wherry_status status =
-        wh_decode_reference(d, d->prepared->storage_count, &d->next_storage, "the number of a storage", &storage);
-    if (status == WHERRY_OK) {
-        status = wh_decode_dtype(d, &tensor.dtype);
-    }
-    if (status == WHERRY_OK) {
-        status = wh_read_uint(&d->in, WHERRY_TENSOR_FLAGS, "the flags of a tensor", &number);
-        tensor.flags = (uint32_t)number;
-    }
-    if (status == WHERRY_OK) {
-        status = wh_read_uint(&d->in, INT64_MAX, "the offset of a tensor", &number);
-        tensor.offset = (int64_t)number;
-    }
-    if (status == WHERRY_OK) {
-        status = wh_read_uints(&d->in, WHERRY_NDIM_MAX, "the sizes of a tensor", shape, &tensor.ndim);
-    }
-    if (status == WHERRY_OK) {
-        status = wh_decode_strides(d, tensor.ndim, shape, strides);
-    }
-    if (status != WHERRY_OK) {
-        return status;
-    }
-    tensor.storage = d->prepared->storages[storage];
-    if (!wh_prepared_add_tensor(d->prepared, &tensor, storage)) {
-        return wh_fail_memory(d->in.error, "a tensor");
-    }
-    return wh_decode_created(d, wh_tensor_build(&d->pool, &tensor, WHERRY_OUT_OF_BOUNDS, value_p, d->in.error));
-}
-
-wherry_status wh_decode_tensor(wh_decoder *decoder, wherry_value **value_p) {
-    uint64_t kind = 0;
-    wherry_status status = wh_read_array_of(&decoder->in, WH_TENSOR_ITEMS, "a tensor");
-    if (status == WHERRY_OK) {
-        status = wh_read_uint(&decoder->in, INT64_MAX, "the kind of a tensor", &kind);
-    }
-    if (status == WHERRY_OK && kind != WHERRY_KIND_TENSOR) {
-        return wh_read_fault(&decoder->in, WHERRY_MALFORMED, "kind %llu where a tensor should be",
-                             (unsigned long long)kind);
-    }
-    return status == WHERRY_OK ? read_tensor(decoder, value_p) : status;
-}
 
 static wherry_status read_doubles(wh_decoder *d, wherry_kind kind, wherry_value **value_p) {
     wh_item item;
@@ -484,26 +495,26 @@ static wherry_status read_doubles(wh_decoder *d, wherry_kind kind, wherry_value 
     return wherry_complex_create(real, wh_bits_double(wh_load_be64(item.bytes + 8)), value_p, d->in.error);
 }
 
-/** n of tag 2 is itself; n of tag 3 stands for -1-n, whose magnitude is n+1. */
+/** Tag 2 is the integer n. Tag 3 is -1-n, so its magnitude is n+1. */
 static wherry_status read_bigint(wh_decoder *d, uint64_t tag, wherry_value **value_p) {
     if (tag != WH_TAG_POSITIVE && tag != WH_TAG_NEGATIVE) {
-        return wh_read_fault(&d->in, WHERRY_MALFORMED, "tag %llu", (unsigned long long)tag);
+        return wh_read_fault(&d->in, WHERRY_MALFORMED, "unknown tag %llu", (unsigned long long)tag);
     }
     wh_item item;
-    wherry_status status = wh_read_typed(&d->in, WH_ITEM_BYTES, "a large integer", &item);
+    wherry_status status = wh_read_typed(&d->in, WH_ITEM_BYTES, "a big integer", &item);
     if (status != WHERRY_OK) {
         return status;
     }
     bool small = item.number < 8 || (item.number == 8 && item.bytes[0] < 0x80);
     if (small || item.bytes[0] == 0) {
-        return wh_read_fault(&d->in, WHERRY_NOT_CANONICAL, "a large integer that is small, or has a leading zero");
+        return wh_read_fault(&d->in, WHERRY_NOT_CANONICAL, "a big integer that fits int64, or has a leading zero");
     }
     if (tag == WH_TAG_POSITIVE) {
         return wherry_bigint_create(false, item.bytes, item.number, value_p, d->in.error);
     }
     uint8_t *magnitude = wh_alloc(item.number + 1);
     if (!magnitude) {
-        return wh_fail_memory(d->in.error, "a large integer");
+        return wh_fail_memory(d->in.error, "a big integer");
     }
     magnitude[0] = 0;
     memcpy(magnitude + 1, item.bytes, item.number);
@@ -541,12 +552,13 @@ static wherry_status read_entry(wh_decoder *d, uint32_t depth, wherry_value *dic
     }
     if (!wh_value_is_scalar(key)) {
         d->in.item = begin;
-        status = wh_read_fault(&d->in, WHERRY_MALFORMED, "a %s as the key of a dict", wherry_kind_name(key->kind));
+        status = wh_read_fault(&d->in, WHERRY_MALFORMED, "the key of a dict is a %s, not a scalar",
+                               wherry_kind_name(key->kind));
     }
     uint64_t hash = 0;
     if (status == WHERRY_OK && wh_dict_has(dict, key, &hash)) {
         d->in.item = begin;
-        status = wh_read_fault(&d->in, WHERRY_REPEATED_KEY, "a dict has the same key twice");
+        status = wh_read_fault(&d->in, WHERRY_REPEATED_KEY, "a key occurs twice in a dict");
     }
     if (status == WHERRY_OK) {
         status = wh_decode_value(d, depth, &item);
@@ -564,8 +576,8 @@ static wherry_status read_entry(wh_decoder *d, uint32_t depth, wherry_value *dic
 }
 
 /**
- * Makes room for the entries of a dict. Heads within each other may each claim all that is left,
- * but only once in all is it believed.
+ * Reserves memory for the entries of a dict. Nested dicts may each claim all bytes that are left,
+ * so each byte of the manifest counts for only one claim.
  */
 static bool reserve_entries(wh_decoder *d, wh_dict *dict, uint64_t count) {
     bool believed = count <= (d->in.size - d->claimed) / ENTRY_BYTES;
@@ -573,7 +585,7 @@ static bool reserve_entries(wh_decoder *d, wh_dict *dict, uint64_t count) {
     return wh_dict_reserve(dict, believed ? count : RESERVE_MAX);
 }
 
-/** The items of a list, tuple or dict, of which the array that is being read still has `count`. */
+/** Reads the items of a list, tuple or dict. `count` items of its array are left. */
 static wherry_status read_container(wh_decoder *d, uint32_t depth, wherry_kind kind, uint64_t count,
                                     wherry_value **value_p) {
     wherry_value *value;
@@ -604,7 +616,7 @@ static wherry_status read_object(wh_decoder *d, uint32_t depth, wherry_value **v
     wherry_value *payload = NULL;
     wherry_status status = wh_read_name(&d->in, "the type of an object", &name);
     if (status == WHERRY_OK && !*name) {
-        status = wh_read_fault(&d->in, WHERRY_MALFORMED, "an object without the name of its type");
+        status = wh_read_fault(&d->in, WHERRY_MALFORMED, "an object without a type name");
     }
     if (status == WHERRY_OK) {
         status = wh_decode_value(d, depth, &payload);
@@ -620,8 +632,8 @@ static wherry_status read_object(wh_decoder *d, uint32_t depth, wherry_value **v
 }
 
 /**
- * Checks the number of items that follow a kind. A dict has an even one, a list any, the others a
- * fixed one.
+ * Checks the number of items after a kind: even for a dict, any for a list or tuple, fixed for the
+ * others.
  */
 static wherry_status check_count(wh_decoder *d, wherry_kind kind, uint64_t count) {
     bool list = kind == WHERRY_KIND_LIST || kind == WHERRY_KIND_TUPLE;
@@ -630,7 +642,7 @@ static wherry_status check_count(wh_decoder *d, wherry_kind kind, uint64_t count
         return wh_read_fault(&d->in, WHERRY_LIMIT, "more than %llu values", (unsigned long long)d->limits.values);
     }
     if (count > wh_reader_left(&d->in)) {
-        return wh_read_fault(&d->in, WHERRY_TRUNCATED, "a %s claims %llu items, but %zu bytes are left",
+        return wh_read_fault(&d->in, WHERRY_TRUNCATED, "a %s claims %llu items, but only %zu bytes are left",
                              wherry_kind_name(kind), (unsigned long long)count, wh_reader_left(&d->in));
     }
     static const uint8_t items[] = {
@@ -642,17 +654,17 @@ static wherry_status check_count(wh_decoder *d, wherry_kind kind, uint64_t count
         [WHERRY_KIND_SHARDED] = WH_SHARDED_ITEMS - 1,
     };
     if (dict ? count % 2 != 0 : !list && count != items[kind]) {
-        return wh_read_fault(&d->in, WHERRY_MALFORMED, "a %s with %llu items", wherry_kind_name(kind),
-                             (unsigned long long)count);
+        return wh_read_fault(&d->in, WHERRY_MALFORMED, "a %s has %llu items, which is not allowed",
+                             wherry_kind_name(kind), (unsigned long long)count);
     }
     return WHERRY_OK;
 }
 
-/** A value that is written as an array; its head has been read. */
+/** Reads a value that is encoded as an array, after the head of the array. */
 static wherry_status read_compound(wh_decoder *d, uint32_t depth, uint64_t count, wherry_value **value_p) {
     uint64_t number = 0;
     if (count == 0) {
-        return wh_read_fault(&d->in, WHERRY_MALFORMED, "an empty array where a value should be");
+        return wh_read_fault(&d->in, WHERRY_MALFORMED, "expected a value, but the array is empty");
     }
     wherry_status status = wh_read_uint(&d->in, INT64_MAX, "the kind of a value", &number);
     if (status != WHERRY_OK) {
@@ -661,7 +673,7 @@ static wherry_status read_compound(wh_decoder *d, uint32_t depth, uint64_t count
     bool known = number == WHERRY_KIND_FLOAT || number == WHERRY_KIND_COMPLEX ||
                  (number >= WHERRY_KIND_LIST && number <= WHERRY_KIND_SHARDED);
     if (!known) {
-        return wh_read_fault(&d->in, WHERRY_MALFORMED, "kind %llu is not known here", (unsigned long long)number);
+        return wh_read_fault(&d->in, WHERRY_MALFORMED, "unknown kind %llu", (unsigned long long)number);
     }
     wherry_kind kind = (wherry_kind)number;
     status = check_count(d, kind, count - 1);
@@ -680,9 +692,9 @@ static wherry_status read_compound(wh_decoder *d, uint32_t depth, uint64_t count
     case WHERRY_KIND_TENSOR:
         return read_tensor(d, value_p);
     case WHERRY_KIND_DTENSOR:
-        return wh_decode_dtensor(d, value_p);
+        return read_dtensor(d, value_p);
     case WHERRY_KIND_SHARDED:
-        return wh_decode_sharded(d, value_p);
+        return read_sharded(d, value_p);
     default:
         return read_container(d, depth + 1, kind, count - 1, value_p);
     }
@@ -690,7 +702,8 @@ static wherry_status read_compound(wh_decoder *d, uint32_t depth, uint64_t count
 
 static wherry_status read_integer(wh_decoder *d, const wh_item *item, wherry_value **value_p) {
     if (item->number > INT64_MAX) {
-        return wh_read_fault(&d->in, WHERRY_MALFORMED, "an integer beyond 63 bits is written with a tag");
+        return wh_read_fault(&d->in, WHERRY_MALFORMED,
+                             "an integer of more than 63 bits; expected a tagged big integer");
     }
     int64_t number = item->type == WH_ITEM_NEGINT ? -1 - (int64_t)item->number : (int64_t)item->number;
     return wherry_int_create(number, value_p, d->in.error);
@@ -725,6 +738,6 @@ wherry_status wh_decode_value(wh_decoder *decoder, uint32_t depth, wherry_value 
     case WH_ITEM_ARRAY:
         return read_compound(decoder, depth, item.number, value_p);
     default:
-        return wh_read_fault(&decoder->in, WHERRY_MALFORMED, "no value");
+        return wh_read_fault(&decoder->in, WHERRY_MALFORMED, "expected a value");
     }
 }

@@ -1,3 +1,11 @@
+/*
+ * From a prepared state to bytes. The functions follow docs/wire-format.md from its first line to
+ * its last.
+ *
+ * 1. The same prepared state always gives the same bytes.
+ * 2. Tensors and DTensors are written in the order of the walk, so the next entry of `places` and
+ *    `mesh_places` belongs to the next one.
+ */
 #include "manifest/manifest.h"
 
 #include <string.h>
@@ -12,7 +20,7 @@
 #include "state/prepare.h"
 
 /**
- * What a manifest takes about, so that it rarely has to grow: whatever there is, a storage, a
+ * Estimates of the size of a manifest, so that it rarely has to grow: for all, per storage, per
  * tensor with its name.
  */
 enum { BYTES = 4096, BYTES_PER_STORAGE = 12, BYTES_PER_TENSOR = 60 };
@@ -20,7 +28,7 @@ enum { BYTES = 4096, BYTES_PER_STORAGE = 12, BYTES_PER_TENSOR = 60 };
 typedef struct encoder {
     wh_writer out;
     const wherry_prepared *prepared;
-    wh_preparing *preparing; /**< NULL: the state was prepared before. */
+    wh_preparing *preparing; /**< NULL: the state is already prepared. */
     size_t tensor;           /**< The number of the next tensor. */
     size_t dtensor;          /**< The number of the next DTensor. */
 } encoder;
@@ -88,7 +96,7 @@ static void write_mesh(wh_writer *out, const wherry_mesh_info *mesh) {
     }
 }
 
-/** Heads that shape and strides take at most. */
+/** The maximum number of heads of a shape with its strides. */
 static size_t heads_of_shape(uint32_t ndim) {
     return 2 * ((size_t)ndim + 1);
 }
@@ -152,7 +160,7 @@ static void write_place(wh_writer *out, const wherry_shard_place *place) {
     write_device(out, place->device);
 }
 
-/** The items of an info, and of a shard but for its tensor. */
+/** Writes an info, or a shard without its tensor. */
 static void write_info(wh_writer *out, const wherry_shard_info *info, uint32_t ndim) {
     wh_write_ints(out, info->offsets, ndim);
     wh_write_ints(out, info->sizes, ndim);
@@ -214,7 +222,7 @@ static void write_doubles(wh_writer *out, wherry_kind kind, const double *number
     wh_write_bytes(out, bytes, 8 * count);
 }
 
-/** Tag 2 for n, tag 3 for -1-n; in the latter the magnitude is one less. */
+/** Tag 2 is the integer n, tag 3 is -1-n. So for tag 3 the magnitude is reduced by one. */
 static void write_bigint(wh_writer *out, const wh_text *text) {
     wh_write_tag(out, text->negative ? WH_TAG_NEGATIVE : WH_TAG_POSITIVE);
     if (!text->negative) {
@@ -254,15 +262,15 @@ static void write_container(encoder *e, const wherry_value *value) {
 }
 
 /**
- * Prepares a leaf that is to be written, where that was not done before. @return false where there
- * is no memory.
+ * Prepares a leaf before it is written, unless the state is already prepared. @return false if out
+ * of memory.
  */
 static bool meet(encoder *e, const wherry_value *leaf) {
     e->out.failed = e->out.failed || (e->preparing && !wh_preparing_leaf(e->preparing, (wherry_value *)leaf));
     return !e->out.failed;
 }
 
-/** A leaf that is or has tensors. */
+/** Writes a TENSOR, DTENSOR or SHARDED leaf. */
 static void write_tensors(encoder *e, const wherry_value *leaf) {
     if (!meet(e, leaf)) {
         return;
@@ -322,7 +330,7 @@ static void write_value(encoder *e, const wherry_value *value) {
     }
 }
 
-/** All that comes before the tree. */
+/** Writes everything before the tree. */
 static void write_head(wh_writer *out, const wherry_prepared *prepared) {
     wh_write_array(out, WH_MANIFEST_ITEMS);
     write_string(out, WH_MANIFEST_MAGIC);
@@ -339,7 +347,6 @@ static void write_head(wh_writer *out, const wherry_prepared *prepared) {
     }
 }
 
-/** Hands the bytes over. */
 static wherry_status hand_over(wh_writer *out, void **bytes_p, size_t *size_p, wherry_error *error) {
     if (out->failed) {
         wh_free(out->bytes);
@@ -353,8 +360,9 @@ static wherry_status hand_over(wh_writer *out, void **bytes_p, size_t *size_p, w
 wherry_status wherry_manifest_encode(const wherry_prepared *prepared, void **bytes_p, size_t *size_p,
                                      wherry_error *error) {
     if (!prepared || !prepared->state || prepared->adopted || !bytes_p || !size_p) {
-        return wh_fail(error, WHERRY_INVALID_ARGUMENT,
-                       "encoding needs a prepared state that still has its state, and not one planned in place");
+        return wh_fail(
+            error, WHERRY_INVALID_ARGUMENT,
+            "the state was taken out of the prepared state, or a plan in place was made from it; encode before that");
     }
     encoder e = {.prepared = prepared};
     wh_writer_reserve(&e.out,
@@ -365,8 +373,8 @@ wherry_status wherry_manifest_encode(const wherry_prepared *prepared, void **byt
 }
 
 /**
- * The storages are known when the tree was walked, and come before it: what was written of that is
- * put behind them.
+ * The storages come before the tree, but are known only after the walk over it. So the tree is
+ * written to a buffer first.
  */
 wherry_status wh_manifest_prepare(const wherry_value *state, const wherry_prepare_options *options,
                                   wherry_prepared **prepared_p, void **bytes_p, size_t *size_p, wherry_error *error) {
@@ -398,8 +406,8 @@ wherry_status wh_manifest_prepare(const wherry_value *state, const wherry_prepar
 }
 
 /**
- * Where the rank stands: behind the head of the array, the magic, the version and the size of a
- * chunk.
+ * Finds the item with the rank: after the head of the array, the magic, the version and the chunk
+ * size.
  */
 static void find_rank(const void *manifest, size_t size, size_t *begin_p, size_t *end_p) {
     enum { BEFORE = 4 };

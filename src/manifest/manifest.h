@@ -1,5 +1,5 @@
 /**
- * @file manifest.h  The numbers of docs/wire-format.md, and writing a manifest; see
+ * @file manifest.h  The numbers of docs/wire-format.md, and how a source writes a manifest; see
  * wherry/expert.h.
  */
 #ifndef WH_MANIFEST_MANIFEST_H
@@ -10,7 +10,7 @@
 
 #define WH_MANIFEST_MAGIC "wherry"
 
-/** How many items each array has. */
+/** Number of items per array. */
 enum {
     WH_MANIFEST_ITEMS = 7,
     WH_STORAGE_ITEMS = 4,
@@ -22,30 +22,34 @@ enum {
     WH_PLACE_ITEMS = 3,
 };
 
+/** Bits of the flags of a ShardedTensor. */
 enum { WH_SHARDED_REQUIRES_GRAD = 1, WH_SHARDED_PIN_MEMORY = 2, WH_SHARDED_FLAGS = 3 };
 
-/** Whether the extents are one run of all bytes, which is written as null. */
+/**
+ * True if the extents are one run of all bytes of the storage. The manifest has null instead of
+ * such extents.
+ */
 static inline bool wh_extents_are_whole(const wherry_extent *extents, size_t count, uint64_t nbytes) {
     return count == 1 && extents->level_count == 0 && extents->offset == 0 && extents->length == nbytes;
 }
 
 /**
- * As wherry_prepare and then wherry_manifest_encode, both of which walk the state: values lie all
- * over memory, and whoever comes to them waits.
+ * wherry_prepare and wherry_manifest_encode in one walk over the state. Each value is a cache miss,
+ * so one walk takes half the time.
  * @param state       not NULL.
  * @param prepared_p  belongs to the caller: wherry_prepared_destroy.
  * @param bytes_p     belongs to the caller: wherry_free.
- * @return WHERRY_OK, or an error of either.
+ * @return WHERRY_OK, or an error of either function.
  */
 wherry_status wh_manifest_prepare(const wherry_value *state, const wherry_prepare_options *options,
                                   wherry_prepared **prepared_p, void **bytes_p, size_t *size_p, wherry_error *error);
 
 /**
- * States whose manifests have the same fingerprint have the same storages, the same tensors in
- * them, the same chunks and the same plain values: a manifest is canonical. The rank that wrote it
- * counts only where there are DTensors, for which it says which box is local.
- * @param manifest  what wherry_manifest_encode wrote of the prepared state.
- * @return false where there is no memory.
+ * The fingerprint of a manifest. Manifests are canonical, so states with the same fingerprint have
+ * the same storages, tensors, chunks and plain values. The rank that wrote the manifest counts only
+ * if there are DTensors, because it decides which of their boxes is local.
+ * @param manifest  from wherry_manifest_encode for this prepared state.
+ * @return false if out of memory.
  */
 bool wh_manifest_fingerprint(const wherry_prepared *prepared, const void *manifest, size_t size,
                              wh_digest *fingerprint);

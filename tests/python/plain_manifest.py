@@ -101,7 +101,7 @@ class _Reader:
             self.at += size
             return start, major, argument
         if info == 31 and BYTES <= major <= MAP:
-            raise ManifestError(NOT_CANONICAL, start, "an indefinite length")
+            raise ManifestError(NOT_CANONICAL, start, "indefinite length")
         raise ManifestError(MALFORMED, start, "not the head of a CBOR item")
 
     def expect(self, wanted: int, what: str) -> Tup[int, int]:
@@ -217,7 +217,7 @@ class _Decoder(_Reader):
         return self.uint("the kind of a device", len(DEVICES) - 1)
 
     def device(self) -> Tup[int, int]:
-        return self.device_kind(), self.integer("the number of a device", -1, 2**31 - 1)
+        return self.device_kind(), self.integer("the index of a device", -1, 2**31 - 1)
 
     def storage(self) -> Storage:
         self.array("a storage", (4,))
@@ -239,7 +239,7 @@ class _Decoder(_Reader):
                 extents.append(self.extent(nbytes, extents[-1].offset if extents else 0))
                 whole = [extent for extent in extents if not extent.levels][-2:]
                 if not extents[-1].levels and len(whole) == 2 and whole[1].offset <= whole[0].offset + whole[0].length:
-                    raise ManifestError(NOT_CANONICAL, start, "two extents that are one")
+                    raise ManifestError(NOT_CANONICAL, start, "two adjacent or overlapping extents; expected one")
             if extents == [Extent(0, nbytes)]:
                 raise ManifestError(NOT_CANONICAL, at, "one extent of the whole storage is written as null")
         return Storage(nbytes, device, extents)
@@ -346,7 +346,7 @@ class _Decoder(_Reader):
         content = self.content(*self.expect(BYTES, "a big integer"), "a big integer")
         number = int.from_bytes(content, "big")
         if number <= INT_MAX or content[0] == 0:
-            raise ManifestError(NOT_CANONICAL, start, "a big integer that fits 64 bits, or has a leading zero")
+            raise ManifestError(NOT_CANONICAL, start, "a big integer that fits int64, or has a leading zero")
         return number if tag == 2 else -1 - number
 
     def key(self, depth: int, seen: set) -> Any:
@@ -389,7 +389,7 @@ class _Decoder(_Reader):
             return contiguous_strides(sizes)
         strides = self.uints("the strides of a tensor", len(sizes))
         if strides == contiguous_strides(sizes):
-            raise ManifestError(NOT_CANONICAL, start, "contiguous strides are written as null")
+            raise ManifestError(NOT_CANONICAL, start, "strides of a contiguous tensor; expected null")
         return strides
 
     def tensor(self) -> Tensor:
