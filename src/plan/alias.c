@@ -1,7 +1,9 @@
 /*
- * Targets that overlap. Two targets may write the same bytes only where the sources are the same
- * bytes in the same places: then whichever is written last makes no difference. Whether targets
- * overlap is decided by addresses, since different storages may be over the same memory.
+ * Overlapping targets.
+ *
+ * Two targets may write the same bytes only if their sources are the same bytes at the same places.
+ * Then it does not matter which is written last. Whether targets overlap is decided by address,
+ * because different storages may be over the same memory.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -14,9 +16,9 @@
 
 enum { ALIAS_WORK = 1 << 26 };
 
-/** The bytes that a target covers, by address. */
+/** The memory of a target. */
 typedef struct footprint {
-    wh_stretch bytes; /**< First, since by_begin looks at that alone. */
+    wh_stretch bytes; /**< Must be first: by_begin compares it. */
     const wh_match *match;
 } footprint;
 
@@ -27,8 +29,8 @@ static int by_begin(const void *one, const void *other) {
 }
 
 /**
- * What a target covers, normal unless the result is false, which says that it covers bytes more
- * than once.
+ * The bytes that a target covers, by address. @return false if it may cover a byte more than once;
+ * then the extent may not be normal.
  */
 static bool extent_of_target(const wherry_tensor *tensor, wh_extent *extent) {
     wh_view view = wh_tensor_view(tensor);
@@ -49,7 +51,9 @@ static bool extent_of_target(const wherry_tensor *tensor, wh_extent *extent) {
     return wh_extent_normalize(extent, 0) == 0 && once;
 }
 
-/** Whether a source and its target have the same strides wherever there are steps to take. */
+/**
+ * True if a source and its target have the same strides in all dimensions of more than one element.
+ */
 static bool same_layout(const wh_match *match) {
     const wherry_tensor *from = match->source->as.tensor;
     const wherry_tensor *to = match->target->as.tensor;
@@ -61,7 +65,7 @@ static bool same_layout(const wh_match *match) {
     return true;
 }
 
-/** How far the target lies from the source, in bytes, modulo 2^64. */
+/** The distance from the source to the target in bytes, modulo 2^64. */
 static uint64_t distance(const wh_match *match) {
     const wherry_tensor *from = match->source->as.tensor;
     const wherry_tensor *to = match->target->as.tensor;
@@ -69,7 +73,7 @@ static uint64_t distance(const wh_match *match) {
     return (uintptr_t)wherry_storage_data(to->storage) + ((uint64_t)to->offset - (uint64_t)from->offset) * item;
 }
 
-/** Whether two tensors are the same view, but for what lies under it. */
+/** True if two tensors are the same view, apart from their storages. */
 static bool same_view(const wherry_tensor *a, const wherry_tensor *b) {
     size_t array = a->ndim * sizeof(*a->shape);
     return a->dtype == b->dtype && a->ndim == b->ndim && a->offset == b->offset &&
@@ -77,8 +81,8 @@ static bool same_view(const wherry_tensor *a, const wherry_tensor *b) {
 }
 
 /**
- * Whether both sources are one view and both targets are one view: tied weights, whatever the
- * strides of the two sides.
+ * True if both sources are the same view and both targets are the same view: tied weights. The
+ * strides of the two sides may differ.
  */
 static bool tied_on_both_sides(const wh_match *a, const wh_match *b) {
     const wherry_tensor *a_to = a->target->as.tensor;
@@ -88,8 +92,8 @@ static bool tied_on_both_sides(const wh_match *a, const wh_match *b) {
 }
 
 /**
- * Whether each byte that both targets have is the same byte of the source for both, as far as that
- * can be told at a glance.
+ * True if it is easy to see that each byte that both targets have comes from the same byte of the
+ * source.
  */
 static bool sources_alias_alike(const wh_match *a, const wh_match *b) {
     bool moved_as_one = same_layout(a) && same_layout(b) && distance(a) == distance(b);
@@ -127,10 +131,10 @@ static wherry_status check_self(const wh_match *match, wherry_error *error) {
         return WHERRY_OK;
     }
     return wh_mismatch(match->source, match->target, error,
-                       "elements of the target may share memory, but those of the source do not in the same way");
+                       "elements of the target may overlap, but those of the source do not overlap in the same way");
 }
 
-/** Compares each footprint with those before it that reach into it. */
+/** Compares each footprint with the earlier ones that reach into it. */
 static wherry_status check_pairs(const footprint *prints, size_t count, wherry_error *error) {
     int64_t work = ALIAS_WORK;
     size_t first = 0;
@@ -150,7 +154,8 @@ static wherry_status check_pairs(const footprint *prints, size_t count, wherry_e
         reach = prints[i].bytes.end > reach ? prints[i].bytes.end : reach;
     }
     return work > 0 ? WHERRY_OK
-                    : wh_fail(error, WHERRY_UNSUPPORTED, "too many targets lie across each other to check them all");
+                    : wh_fail(error, WHERRY_UNSUPPORTED,
+                              "too many targets overlap to check them all; give them separate memory");
 }
 
 wherry_status wh_plan_check_aliases(const wh_matches *matches, wherry_error *error) {
@@ -185,7 +190,7 @@ wherry_status wh_plan_check_aliases(const wh_matches *matches, wherry_error *err
     return status;
 }
 
-/** Behind the last of those from `first` on that ascend. */
+/** The end of the ascending run that begins at `first`. */
 static size_t end_of_run(const wh_stretch *stretches, size_t first, size_t count) {
     size_t end = first;
     do {
@@ -194,7 +199,7 @@ static size_t end_of_run(const wh_stretch *stretches, size_t first, size_t count
     return end < count ? end : count;
 }
 
-/** Merges each two runs that ascend into one. @return how many there are then. */
+/** Merges pairs of ascending runs. @return the number of runs left. */
 static size_t merge_runs(const wh_stretch *from, wh_stretch *to, size_t count) {
     size_t runs = 0;
     for (size_t begin = 0; begin < count; runs++) {
@@ -209,10 +214,10 @@ static size_t merge_runs(const wh_stretch *from, wh_stretch *to, size_t count) {
 }
 
 /*
- * What an allocator gives ascends but for a few leaps: then merging takes a fraction of the time of
- * sorting.
+ * The addresses from an allocator are a few ascending runs. Merging those is several times as fast
+ * as sorting.
  */
-bool wh_stretches_are_apart(wh_stretch *stretches, size_t count) {
+bool wh_stretches_are_disjoint(wh_stretch *stretches, size_t count) {
     wh_stretch *sorted = stretches;
     wh_stretch *spare = NULL;
     bool apart = true;
@@ -233,12 +238,12 @@ bool wh_stretches_are_apart(wh_stretch *stretches, size_t count) {
     return apart;
 }
 
-/** What a target's tensors cover, as it is collected. */
+/** The memory of the tensors of a target, while it is collected. */
 typedef struct scan {
     wh_stretch *stretches;
     size_t count;
     size_t capacity;
-    bool once; /**< None covers a byte twice. */
+    bool once; /**< No tensor covers a byte twice. */
 } scan;
 
 static bool scan_leaf(void *context, wherry_value *leaf) {
@@ -260,9 +265,9 @@ static bool scan_leaf(void *context, wherry_value *leaf) {
     return s->once;
 }
 
-bool wh_targets_are_apart(const wherry_value *target) {
+bool wh_targets_are_disjoint(const wherry_value *target) {
     scan s = {.once = true};
-    bool apart = wh_visit_tensor_leaves(target, scan_leaf, &s) && wh_stretches_are_apart(s.stretches, s.count);
+    bool apart = wh_visit_tensor_leaves(target, scan_leaf, &s) && wh_stretches_are_disjoint(s.stretches, s.count);
     wh_free(s.stretches);
     return apart;
 }

@@ -1,3 +1,7 @@
+/*
+ * Receiving into new storages. Each is as large as the source's storage, and each element stays at
+ * its offset.
+ */
 #include "plan/plan.h"
 
 #include "base/alloc.h"
@@ -19,26 +23,26 @@ static wherry_status allocate(const wherry_plan *plan, const wherry_storage *fro
     wherry_storage *storage = NULL;
     wherry_status status = options->allocate(options->context, nbytes, device, &storage);
     if (status != WHERRY_OK) {
-        return wh_fail(error, status, "the allocate function refused %llu bytes: %s", (unsigned long long)nbytes,
+        return wh_fail(error, status, "the allocate function failed for %llu bytes: %s", (unsigned long long)nbytes,
                        wherry_status_text(status));
     }
     if (!storage || wh_storage_is_bare(storage) || wherry_storage_nbytes(storage) < nbytes) {
         wherry_storage_unref(storage);
-        return wh_fail(error, WHERRY_INVALID_ARGUMENT, "the allocate function gave less than the %llu bytes asked for",
-                       (unsigned long long)nbytes);
+        return wh_fail(error, WHERRY_INVALID_ARGUMENT,
+                       "the allocate function returned less than the requested %llu bytes", (unsigned long long)nbytes);
     }
     if (!wh_memory_of(wherry_storage_device(storage).kind)) {
         char text[WHERRY_DEVICE_TEXT_MAX];
         wherry_device_text(wherry_storage_device(storage), text);
         wherry_storage_unref(storage);
         return wh_fail(error, WHERRY_UNSUPPORTED,
-                       "the allocate function gave memory on %s, which cannot be written here", text);
+                       "the allocate function returned memory on %s, which this process cannot write", text);
     }
     *storage_p = storage;
     return WHERRY_OK;
 }
 
-/** The moves that fill one storage: what its views cover, to the byte. */
+/** Adds the moves that fill one storage: exactly the bytes that its views cover. */
 static wherry_status fill(wherry_plan *plan, size_t storage, wherry_storage *to, wh_region *region,
                           const wherry_value *about, wherry_error *error) {
     wherry_status status = WHERRY_OK;
@@ -55,8 +59,8 @@ static wherry_status fill(wherry_plan *plan, size_t storage, wherry_storage *to,
 }
 
 /**
- * A view that interleaves is copied as it is: writing it out as extents could take memory out of
- * all proportion to the manifest. Its elements may overlap, but not without end.
+ * A view that interleaves is copied element by element, because its extents could take far more
+ * memory than the manifest. Its elements may overlap, but only to a limit.
  */
 static wherry_status fill_interleaved(wherry_plan *plan, size_t storage, wherry_storage *to, const wh_view *view,
                                       const wherry_value *about, wherry_error *error) {
@@ -64,7 +68,7 @@ static wherry_status fill_interleaved(wherry_plan *plan, size_t storage, wherry_
     wh_copy_between_views(view, view, &copy);
     wh_copy borrowed = wh_copy_borrow(&copy);
     if (wh_copy_bytes(&borrowed) / WH_PLAN_OVERLAP > wh_copy_from_span(&borrowed)) {
-        wherry_status status = wh_fail(error, WHERRY_LIMIT, "the elements of this tensor overlap each other too often");
+        wherry_status status = wh_fail(error, WHERRY_LIMIT, "the elements of this tensor overlap too often");
         wh_fail_value(error, about);
         return status;
     }
@@ -72,8 +76,8 @@ static wherry_status fill_interleaved(wherry_plan *plan, size_t storage, wherry_
 }
 
 /**
- * The first of a storage's tensors, from number `at` of the grouping on, that is received anew;
- * NULL: there is none.
+ * The next tensor of a storage that is received into new memory, from place *at of the grouping on.
+ * NULL if there is none.
  */
 static const wherry_value *next_tensor(const wh_fresh *fresh, const wh_grouping *groups, size_t storage, size_t *at) {
     while (*at < groups->starts[storage + 1]) {
@@ -109,7 +113,7 @@ static wherry_status fill_storage(wherry_plan *plan, const wh_fresh *fresh, cons
     return status;
 }
 
-/** A storage for each of the source's that one of the tensors is over. */
+/** Allocates a storage for each storage of the source that has such a tensor. */
 static wherry_status allocate_all(wherry_plan *plan, wh_fresh *fresh, const wh_grouping *groups, wherry_error *error) {
     wherry_status status = WHERRY_OK;
     for (size_t s = 0; s < plan->prepared->storage_count && status == WHERRY_OK; s++) {
@@ -166,112 +170,4 @@ void wh_fresh_adopt(const wh_fresh *fresh, const wherry_prepared *prepared) {
             wh_plan_bind(fresh->tensors[i]->as.tensor, fresh->storages[prepared->places[i]]);
         }
     }
-}
-
-/** The bytes of a storage, which has one contiguous tensor, that are written. */
-static wh_stretch stretch_of(const wherry_prepared *prepared, size_t storage) {
-    const wherry_extent *extent = prepared->space.extents + prepared->space.firsts[storage];
-    uint64_t begin = (uintptr_t)prepared->holdings[storage].memory + extent->offset;
-    return (wh_stretch){begin, begin + extent->length};
-}
-
-/**
- * Whether no two storages share bytes that are written. false also where there is no memory to
- * tell.
- */
-static bool are_apart(const wherry_prepared *prepared) {
-    uint64_t end = 0;
-    size_t ascending = 0;
-    for (wh_stretch next; ascending < prepared->storage_count; ascending++, end = next.end) {
-        next = stretch_of(prepared, ascending);
-        if (next.begin < end) {
-            break;
-        }
-    }
-    if (ascending == prepared->storage_count) {
-        return true; /* nearly always */
-    }
-    wh_stretch *stretches = wh_alloc_array(prepared->storage_count, sizeof(*stretches));
-    for (size_t s = 0; s < prepared->storage_count && stretches; s++) {
-        stretches[s] = stretch_of(prepared, s);
-    }
-    bool apart = stretches && wh_stretches_are_apart(stretches, prepared->storage_count);
-    wh_free(stretches);
-    return apart;
-}
-
-/** Adds all storages, each of which has one contiguous tensor. */
-static void add_all_solid(wherry_plan *plan) {
-    const wherry_prepared *prepared = plan->prepared;
-    const wh_space *space = &prepared->space;
-    for (size_t s = 0; s < prepared->storage_count; s++) {
-        const wherry_extent *extent = space->extents + space->firsts[s];
-        uint64_t begin = space->begins[space->firsts[s]];
-        plan->moves[s] = (wh_move){{.from = begin, .to = extent->offset, .length = extent->length},
-                                   begin + extent->length,
-                                   prepared->storages[s],
-                                   prepared->holdings[s].memory};
-    }
-    plan->move_count = prepared->storage_count;
-    plan->census = prepared->census;
-}
-
-static bool list_leaf(void *context, wherry_value *leaf) {
-    wh_matches *matches = context;
-    for (size_t i = 0; i < wh_value_tensor_count(leaf); i++) {
-        wherry_value *tensor = wh_value_tensor_at(leaf, i);
-        matches->items[matches->count++] = (wh_match){tensor, tensor, 0};
-    }
-    return true;
-}
-
-/** Adds tensors of any form, each by itself. */
-static wherry_status add_all(wherry_plan *plan, wherry_error *error) {
-    const wherry_prepared *prepared = plan->prepared;
-    wh_matches matches = {0};
-    if (!WH_RESERVE(matches.items, matches.capacity, prepared->tensor_count)) {
-        return wh_fail_memory(error, "a plan");
-    }
-    wh_visit_tensor_leaves(prepared->state, list_leaf, &matches);
-    for (size_t i = 0; i < matches.count; i++) {
-        matches.items[i].storage = prepared->places[i];
-    }
-    wherry_status status = wh_plan_check_aliases(&matches, error);
-    for (size_t i = 0; i < matches.count && status == WHERRY_OK; i++) {
-        status = wh_plan_add_match(plan, matches.items + i, error);
-    }
-    wh_free(matches.items);
-    return status;
-}
-
-wherry_status wh_plan_same(const wherry_prepared *prepared, wherry_plan **plan_p, wherry_error *error) {
-    wherry_plan *plan = wh_alloc_zeroed(1, sizeof(*plan));
-    if (!plan) {
-        return wh_fail_memory(error, "a plan");
-    }
-    plan->prepared = (wherry_prepared *)prepared;
-    plan->kept = prepared->storages;
-    plan->kept_count = prepared->storage_count;
-    plan->borrowed = true;
-    wherry_plan_options_init(&plan->options);
-    plan->options.rank = prepared->rank;
-    plan->work = WH_PLAN_WORK + prepared->tensor_count * WH_PLAN_WORK_PER_TENSOR;
-    plan->tensor_count = prepared->tensor_count;
-    wherry_status status = WHERRY_OK;
-    if (!WH_RESERVE(plan->moves, plan->move_capacity, prepared->tensor_count)) {
-        status = wh_fail_memory(error, "a plan");
-    } else if (prepared->solid && are_apart(prepared)) {
-        add_all_solid(plan);
-    } else {
-        status = add_all(plan, error);
-    }
-    if (status == WHERRY_OK && !wh_plan_finish_moves(plan)) {
-        status = wh_fail_memory(error, "a plan");
-    }
-    if (status != WHERRY_OK) {
-        wherry_plan_destroy(plan);
-        return status;
-    }
-    *plan_p = plan;
-    return WHERRY_OK;
 }

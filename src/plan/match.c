@@ -1,3 +1,7 @@
+/*
+ * Matching: both trees are walked together, so that each leaf of the source meets the leaf of the
+ * target at its path.
+ */
 #include "plan/plan.h"
 
 #include <stdio.h>
@@ -24,16 +28,18 @@ wherry_status wh_mismatch(const wherry_value *source, const wherry_value *target
     wh_value_path_append(&path, source);
     wh_describe_leaf(&text, source);
     wh_string_append(&text, "; the target has ", 17);
+    const char *quote = path.size ? "'" : "";
     wh_describe_leaf(&text, target);
-    wh_fail(error, WHERRY_MISMATCH, "%s at '%.150s': the source has %s", what, path.bytes ? path.bytes : "",
-            text.failed || !text.bytes ? "(no memory to say more)" : text.bytes);
+    wh_fail(error, WHERRY_MISMATCH, "%s at %s%.150s%s: the source has %s", what, quote,
+            path.size ? path.bytes : "the root", quote,
+            text.failed || !text.bytes ? "(out of memory for the details)" : text.bytes);
     wh_fail_value(error, source);
     wh_free(text.bytes);
     wh_free(path.bytes);
     return WHERRY_MISMATCH;
 }
 
-/** What a tensor must have in common with its source, and whether it can be written at all. */
+/** Checks that a target has the same layout as its source, and that its memory can be written. */
 static wherry_status check_tensor(const wherry_plan *plan, const wherry_value *source, const wherry_value *target,
                                   wherry_error *error) {
     const wherry_tensor *from = source->as.tensor;
@@ -56,7 +62,7 @@ static wherry_status check_tensor(const wherry_plan *plan, const wherry_value *s
     if (!wh_memory_of(device.kind) || wh_storage_is_bare(to->storage)) {
         char text[WHERRY_DEVICE_TEXT_MAX];
         wherry_status status = wh_fail(error, WHERRY_UNSUPPORTED,
-                                       "the target's memory on %s cannot be written by this build, or is not there",
+                                       "the target is on %s, which this process cannot write, or it has no memory",
                                        wherry_device_text(device, text));
         wh_fail_value(error, target);
         return status;
@@ -64,8 +70,8 @@ static wherry_status check_tensor(const wherry_plan *plan, const wherry_value *s
     return WHERRY_OK;
 }
 
-wherry_status wh_match_tensor(wherry_plan *plan, wherry_value *source, const wherry_value *target, size_t number,
-                              wh_matches *matches, wherry_error *error) {
+static wherry_status match_tensor(wherry_plan *plan, wherry_value *source, const wherry_value *target, size_t number,
+                                  wh_matches *matches, wherry_error *error) {
     wherry_status status = check_tensor(plan, source, target, error);
     if (status != WHERRY_OK) {
         return status;
@@ -77,151 +83,7 @@ wherry_status wh_match_tensor(wherry_plan *plan, wherry_value *source, const whe
     return wh_plan_add_match(plan, matches->items + matches->count++, error);
 }
 
-static bool add_path(wh_paths *paths, const wherry_value *leaf) {
-    wh_string text = {0};
-    wh_value_path_append(&text, leaf);
-    char *path = wh_string_take(&text);
-    if (!path || !WH_GROW(paths->items, paths->capacity, paths->count)) {
-        wh_free(path);
-        return false;
-    }
-    paths->items[paths->count++] = path;
-    return true;
-}
-
-/** Notes all leaves below a value of one side that the other side lacks. */
-static wherry_status add_lonely(walk *w, wherry_value *value, bool of_source) {
-    wherry_value *inside = (wherry_value *)wh_value_inside(value);
-    size_t count = wh_child_count(inside);
-    wherry_status status = WHERRY_OK;
-    for (size_t i = 0; i < count && status == WHERRY_OK; i++) {
-        wherry_step step;
-        status = add_lonely(w, wh_child_at(inside, i, &step), of_source);
-    }
-    if (count) {
-        return status;
-    }
-    bool ok = add_path(of_source ? &w->plan->extra : &w->plan->missing, inside);
-    wh_matches *m = w->matches;
-    if (ok && of_source && inside->kind >= WHERRY_KIND_TENSOR) {
-        ok = WH_GROW(m->unmatched, m->unmatched_capacity, m->unmatched_count);
-        if (ok) {
-            m->unmatched[m->unmatched_count++] = (wh_unmatched){inside, m->next_tensor};
-        }
-        m->next_tensor += wh_value_tensor_count(inside);
-    }
-    return ok ? WHERRY_OK : wh_fail_memory(w->error, "matching a state");
-}
-
-/**
- * What stands in the target where a step leads; the same place is tried first, then the key is
- * looked up.
- */
-static wherry_value *counterpart(const wherry_value *target, size_t index, const wherry_step *step) {
-    if (!step->key) {
-        return wherry_sequence_at(target, index);
-    }
-    const wherry_value *key = wherry_dict_key_at(target, index);
-    return key && wh_scalar_equal(key, step->key) ? wherry_dict_at(target, index) : wherry_dict_find(target, step->key);
-}
-
-static bool is_container(const wherry_value *value) {
-    return value->kind >= WHERRY_KIND_LIST && value->kind <= WHERRY_KIND_DICT;
-}
-
-static wherry_status match(walk *w, wherry_value *source, const wherry_value *target);
-
-static wherry_status match_children(walk *w, wherry_value *source, const wherry_value *target) {
-    size_t count = wh_child_count(source);
-    size_t found = 0;
-    wherry_status status = WHERRY_OK;
-    for (size_t i = 0; i < count && status == WHERRY_OK; i++) {
-        wherry_step step;
-        wherry_value *child = wh_child_at(source, i, &step);
-        wh_child_ahead(target, i);
-        const wherry_value *other = counterpart(target, i, &step);
-        found += other != NULL;
-        status = other ? match(w, child, other) : add_lonely(w, child, true);
-    }
-    for (size_t i = 0; found < wh_child_count(target) && i < wh_child_count(target) && status == WHERRY_OK; i++) {
-        wherry_step step;
-        wherry_value *child = wh_child_at(target, i, &step);
-        if (!counterpart(source, i, &step)) {
-            status = add_lonely(w, child, false);
-        }
-    }
-    return status;
-}
-
-static wherry_status match(walk *w, wherry_value *source, const wherry_value *target) {
-    source = (wherry_value *)wh_value_inside(source);
-    target = wh_value_inside(target);
-    if (is_container(source) && is_container(target)) {
-        bool same_steps = (source->kind == WHERRY_KIND_DICT) == (target->kind == WHERRY_KIND_DICT);
-        bool takes_any =
-            wh_child_count(target) == 0 && (wh_child_count(source) == 0 || w->plan->options.flags & WHERRY_PLAN_NEW);
-        return same_steps || takes_any ? match_children(w, source, target)
-                                       : wh_mismatch(source, target, w->error, "the kinds of container differ");
-    }
-    if (wh_value_is_scalar(source) && wh_value_is_scalar(target)) {
-        return WHERRY_OK;
-    }
-    if (target->kind == WHERRY_KIND_NONE && w->plan->options.flags & WHERRY_PLAN_NEW) {
-        return add_lonely(w, source, true); /* a place that is kept free for it */
-    }
-    if (source->kind != target->kind) {
-        return wh_mismatch(source, target, w->error, "the kinds differ");
-    }
-    size_t first = w->matches->next_tensor;
-    w->matches->next_tensor += wh_value_tensor_count(source);
-    switch (wherry_value_kind(source)) {
-    case WHERRY_KIND_TENSOR:
-        return wh_match_tensor(w->plan, source, target, first, w->matches, w->error);
-    case WHERRY_KIND_DTENSOR:
-        return wh_match_dtensor(w->plan, source, target, w->matches, w->error);
-    default:
-        return wh_match_sharded(w->plan, source, target, w->matches, w->error);
-    }
-}
-
-static void append_some(wh_string *text, const wh_paths *paths, const char *what) {
-    enum { SHOWN = 3 };
-    wh_string_format(text, "%zu %s", paths->count, what);
-    for (size_t i = 0; i < paths->count && i < SHOWN; i++) {
-        wh_string_format(text, "%s'%.60s'", i ? ", " : ": ", paths->items[i]);
-    }
-    wh_string_format(text, "%s", paths->count > SHOWN ? "..." : "");
-}
-
-/**
- * In strict mode nothing may be missing or extra; where new memory is made, only nothing missing.
- */
-static wherry_status check_complete(const wherry_plan *plan, wherry_error *error) {
-    bool anew = plan->options.flags & WHERRY_PLAN_NEW;
-    if (plan->options.flags & WHERRY_PLAN_PARTIAL || plan->missing.count + (anew ? 0 : plan->extra.count) == 0) {
-        return WHERRY_OK;
-    }
-    wh_string text = {0};
-    append_some(&text, &plan->missing, "paths of the target that the source lacks");
-    if (!anew) {
-        wh_string_append(&text, "; ", 2);
-        append_some(&text, &plan->extra, "paths of the source that the target lacks");
-    }
-    wh_fail(error, WHERRY_MISMATCH, "%s; receive in partial mode to take what both have%s",
-            text.failed ? "the paths differ" : text.bytes,
-            anew || plan->missing.count ? "" : ", or let new memory be made for the rest");
-    if (error) {
-        wh_fail_path(error, plan->missing.count ? plan->missing.items[0] : plan->extra.items[0]);
-    }
-    wh_free(text.bytes);
-    return WHERRY_MISMATCH;
-}
-
-wherry_status wh_plan_match(wherry_plan *plan, const wherry_value *target, wh_matches *matches, wherry_error *error) {
-    walk w = {plan, matches, error};
-    wherry_status status = match(&w, (wherry_value *)plan->prepared->state, target);
-    return status == WHERRY_OK ? check_complete(plan, error) : status;
-}
+/* DTensor and ShardedTensor: the local tensors must be the same boxes on both sides */
 
 typedef struct box_list {
     wh_part *parts;
@@ -239,8 +101,7 @@ static int add_part(void *context, const wh_part *part) {
 }
 
 /**
- * Whether the local tensors of two DTensors are the same boxes; where that cannot be known, it is
- * not held against them.
+ * Sets *same_p to whether two local tensors are the same boxes. Unknown boxes count as the same.
  */
 static wherry_status same_boxes(const wherry_value *source, int64_t source_rank, const wherry_value *target,
                                 int64_t target_rank, bool *same_p, wherry_error *error) {
@@ -267,8 +128,8 @@ static bool same_sizes(uint32_t a_ndim, const int64_t *a, uint32_t b_ndim, const
     return a_ndim == b_ndim && (a_ndim == 0 || memcmp(a, b, a_ndim * sizeof(*a)) == 0);
 }
 
-wherry_status wh_match_dtensor(wherry_plan *plan, wherry_value *source, const wherry_value *target, wh_matches *matches,
-                               wherry_error *error) {
+static wherry_status match_dtensor(wherry_plan *plan, wherry_value *source, const wherry_value *target,
+                                   wh_matches *matches, wherry_error *error) {
     const wherry_dtensor *from = source->as.dtensor;
     const wherry_dtensor *to = target->as.dtensor;
     size_t number = matches->next_tensor - 1;
@@ -285,15 +146,15 @@ wherry_status wh_match_dtensor(wherry_plan *plan, wherry_value *source, const wh
             return status;
         }
         if (!same) {
-            return wh_mismatch(source, target, error, "the local parts are different boxes of the global tensor");
+            return wh_mismatch(source, target, error, "the local tensors are different boxes of the global tensor");
         }
     }
-    return wh_match_tensor(plan, from->local, to->local, number, matches, error);
+    return match_tensor(plan, from->local, to->local, number, matches, error);
 }
 
 /**
- * The target's shard that is the same box as shard number `number` of the source, and no other's
- * yet; the same number is tried first.
+ * The target's shard with the same box as shard `number` of the source, not used before. The same
+ * number is tried first.
  */
 static const wherry_shard *find_shard(const wherry_sharded *from, uint32_t number, const wherry_sharded *to,
                                       bool any_box, bool *used) {
@@ -313,8 +174,8 @@ static const wherry_shard *find_shard(const wherry_sharded *from, uint32_t numbe
     return NULL;
 }
 
-wherry_status wh_match_sharded(wherry_plan *plan, wherry_value *source, const wherry_value *target, wh_matches *matches,
-                               wherry_error *error) {
+static wherry_status match_sharded(wherry_plan *plan, wherry_value *source, const wherry_value *target,
+                                   wh_matches *matches, wherry_error *error) {
     const wherry_sharded *from = source->as.sharded;
     const wherry_sharded *to = target->as.sharded;
     bool any_box = plan->options.flags & WHERRY_PLAN_ANY_BOX;
@@ -333,13 +194,165 @@ wherry_status wh_match_sharded(wherry_plan *plan, wherry_value *source, const wh
     for (uint32_t i = 0; i < from->shard_count && status == WHERRY_OK; i++) {
         const wherry_shard *shard = find_shard(from, i, to, any_box, used);
         if (shard) {
-            status = wh_match_tensor(plan, from->shards[i].tensor, shard->tensor, first + i, matches, error);
+            status = match_tensor(plan, from->shards[i].tensor, shard->tensor, first + i, matches, error);
         } else {
             char what[64];
-            snprintf(what, sizeof(what), "local shard %u of the source has no box like it", i);
+            snprintf(what, sizeof(what), "the target has no shard with the box of local shard %u", i);
             status = wh_mismatch(source, target, error, what);
         }
     }
     wh_free(used);
     return status;
+}
+
+/* The trees */
+
+static bool add_path(wh_paths *paths, const wherry_value *leaf) {
+    wh_string text = {0};
+    wh_value_path_append(&text, leaf);
+    char *path = wh_string_take(&text);
+    if (!path || !WH_GROW(paths->items, paths->capacity, paths->count)) {
+        wh_free(path);
+        return false;
+    }
+    paths->items[paths->count++] = path;
+    return true;
+}
+
+/** Records all leaves below a value that the other side lacks. */
+static wherry_status add_unmatched(walk *w, wherry_value *value, bool of_source) {
+    wherry_value *inside = (wherry_value *)wh_value_inside(value);
+    size_t count = wh_child_count(inside);
+    wherry_status status = WHERRY_OK;
+    for (size_t i = 0; i < count && status == WHERRY_OK; i++) {
+        wherry_step step;
+        status = add_unmatched(w, wh_child_at(inside, i, &step), of_source);
+    }
+    if (count) {
+        return status;
+    }
+    bool ok = add_path(of_source ? &w->plan->extra : &w->plan->missing, inside);
+    wh_matches *m = w->matches;
+    if (ok && of_source && inside->kind >= WHERRY_KIND_TENSOR) {
+        ok = WH_GROW(m->unmatched, m->unmatched_capacity, m->unmatched_count);
+        if (ok) {
+            m->unmatched[m->unmatched_count++] = (wh_unmatched){inside, m->next_tensor};
+        }
+        m->next_tensor += wh_value_tensor_count(inside);
+    }
+    return ok ? WHERRY_OK : wh_fail_memory(w->error, "matching a state");
+}
+
+/**
+ * The target's value for a step of the source. The same index is tried first, then the key is
+ * looked up.
+ */
+static wherry_value *counterpart(const wherry_value *target, size_t index, const wherry_step *step) {
+    if (!step->key) {
+        return wherry_sequence_at(target, index);
+    }
+    const wherry_value *key = wherry_dict_key_at(target, index);
+    return key && wh_scalar_equal(key, step->key) ? wherry_dict_at(target, index) : wherry_dict_find(target, step->key);
+}
+
+static bool is_container(const wherry_value *value) {
+    return value->kind >= WHERRY_KIND_LIST && value->kind <= WHERRY_KIND_DICT;
+}
+
+static wherry_status match(walk *w, wherry_value *source, const wherry_value *target);
+
+static wherry_status match_children(walk *w, wherry_value *source, const wherry_value *target) {
+    size_t count = wh_child_count(source);
+    size_t found = 0;
+    wherry_status status = WHERRY_OK;
+    for (size_t i = 0; i < count && status == WHERRY_OK; i++) {
+        wherry_step step;
+        wherry_value *child = wh_child_at(source, i, &step);
+        wh_child_ahead(target, i);
+        const wherry_value *other = counterpart(target, i, &step);
+        found += other != NULL;
+        status = other ? match(w, child, other) : add_unmatched(w, child, true);
+    }
+    for (size_t i = 0; found < wh_child_count(target) && i < wh_child_count(target) && status == WHERRY_OK; i++) {
+        wherry_step step;
+        wherry_value *child = wh_child_at(target, i, &step);
+        if (!counterpart(source, i, &step)) {
+            status = add_unmatched(w, child, false);
+        }
+    }
+    return status;
+}
+
+static wherry_status match(walk *w, wherry_value *source, const wherry_value *target) {
+    source = (wherry_value *)wh_value_inside(source);
+    target = wh_value_inside(target);
+    if (is_container(source) && is_container(target)) {
+        bool same_steps = (source->kind == WHERRY_KIND_DICT) == (target->kind == WHERRY_KIND_DICT);
+        bool takes_any =
+            wh_child_count(target) == 0 && (wh_child_count(source) == 0 || w->plan->options.flags & WHERRY_PLAN_NEW);
+        return same_steps || takes_any ? match_children(w, source, target)
+                                       : wh_mismatch(source, target, w->error, "the kinds of containers differ");
+    }
+    if (wh_value_is_scalar(source) && wh_value_is_scalar(target)) {
+        return WHERRY_OK;
+    }
+    if (target->kind == WHERRY_KIND_NONE && w->plan->options.flags & WHERRY_PLAN_NEW) {
+        return add_unmatched(w, source, true); /* a none in the target is a placeholder */
+    }
+    if (source->kind != target->kind) {
+        return wh_mismatch(source, target, w->error, "the kinds differ");
+    }
+    size_t first = w->matches->next_tensor;
+    w->matches->next_tensor += wh_value_tensor_count(source);
+    switch (wherry_value_kind(source)) {
+    case WHERRY_KIND_TENSOR:
+        return match_tensor(w->plan, source, target, first, w->matches, w->error);
+    case WHERRY_KIND_DTENSOR:
+        return match_dtensor(w->plan, source, target, w->matches, w->error);
+    default:
+        return match_sharded(w->plan, source, target, w->matches, w->error);
+    }
+}
+
+/** Appends how many paths there are, and the first of them. */
+static void append_some(wh_string *text, const wh_paths *paths, const char *what) {
+    enum { SHOWN = 3 };
+    if (!paths->count) {
+        return;
+    }
+    wh_string_format(text, "%s%s (%zu):", text->size ? "; " : "", what, paths->count);
+    for (size_t i = 0; i < paths->count && i < SHOWN; i++) {
+        wh_string_format(text, "%s '%.60s'", i ? "," : "", paths->items[i]);
+    }
+    wh_string_format(text, "%s", paths->count > SHOWN ? ", ..." : "");
+}
+
+/**
+ * In strict mode nothing may be missing or extra. With WHERRY_PLAN_NEW, only missing leaves are an
+ * error.
+ */
+static wherry_status check_complete(const wherry_plan *plan, wherry_error *error) {
+    bool anew = plan->options.flags & WHERRY_PLAN_NEW;
+    if (plan->options.flags & WHERRY_PLAN_PARTIAL || plan->missing.count + (anew ? 0 : plan->extra.count) == 0) {
+        return WHERRY_OK;
+    }
+    wh_string text = {0};
+    append_some(&text, &plan->missing, "missing in the source");
+    if (!anew) {
+        append_some(&text, &plan->extra, "missing in the target");
+    }
+    wh_fail(error, WHERRY_MISMATCH, "%s; use partial mode to receive what both have%s",
+            text.failed ? "the paths differ" : text.bytes,
+            anew || plan->missing.count ? "" : ", or let the receiver allocate new memory for the rest");
+    if (error) {
+        wh_fail_path(error, plan->missing.count ? plan->missing.items[0] : plan->extra.items[0]);
+    }
+    wh_free(text.bytes);
+    return WHERRY_MISMATCH;
+}
+
+wherry_status wh_plan_match(wherry_plan *plan, const wherry_value *target, wh_matches *matches, wherry_error *error) {
+    walk w = {plan, matches, error};
+    wherry_status status = match(&w, (wherry_value *)plan->prepared->state, target);
+    return status == WHERRY_OK ? check_complete(plan, error) : status;
 }

@@ -1,3 +1,13 @@
+/*
+ * Plans: which chunks to ask for, and where their bytes go.
+ *
+ * 1. All checks come before the first change: a plan exists only if every chunk can be placed.
+ * 2. Moves are sorted by their first position. reach[i] is the largest end of moves 0 to i, so a
+ *    binary search finds the first move of a chunk.
+ * 3. `wanted` has exactly the chunks that some move reads. `indirect` is the subset that a lane
+ *    cannot read straight into place.
+ * 4. Only elements of received tensors are ever written.
+ */
 #include "plan/plan.h"
 
 #include <stdlib.h>
@@ -13,8 +23,8 @@
 #include "state/sharded.h"
 
 /**
- * A move counts as so much work: one tensor may be cut into many, which take memory that the
- * manifest does not account for.
+ * The work that a move costs. One tensor may become many moves, whose memory the size of the
+ * manifest does not limit.
  */
 enum { MOVE_WORK = 32 };
 
@@ -44,8 +54,8 @@ static bool append(wherry_plan *plan, const wh_copy *copy, wherry_storage *stora
 }
 
 /**
- * Grows the last move by one that continues it, so that many small views of one storage become one
- * move.
+ * Extends the last move if the copy continues it, so that many small views of one storage become
+ * one move.
  */
 static bool extend_last(wherry_plan *plan, const wh_copy *copy, wherry_storage *storage) {
     wh_move *last = plan->move_count ? plan->moves + plan->move_count - 1 : NULL;
@@ -58,7 +68,7 @@ static bool extend_last(wherry_plan *plan, const wh_copy *copy, wherry_storage *
     return true;
 }
 
-/** Adds a copy whose `from` is positions, cut so that no move skips a whole chunk. */
+/** Adds a copy from positions of the space. It is split so that no move skips a whole chunk. */
 static bool add_located(void *context, const wh_copy *copy) {
     adding *a = context;
     if (copy->level_count && copy->levels[0].from_step > 2 * a->plan->prepared->space.chunk_bytes) {
@@ -92,10 +102,11 @@ wherry_status wh_plan_add_copy(wherry_plan *plan, size_t from, const wh_copy *co
         return wh_fail_memory(error, "the copies of a plan");
     case WH_LOCATE_UNCOVERED:
         status = wh_fail(error, WHERRY_OUT_OF_BOUNDS,
-                         "the manifest does not offer all bytes of this tensor; ask another source");
+                         "the manifest does not have all bytes of this tensor; use another source");
         break;
     case WH_LOCATE_EXHAUSTED:
-        status = wh_fail(error, WHERRY_LIMIT, "the manifest's extents are too many and too tangled to plan with");
+        status =
+            wh_fail(error, WHERRY_LIMIT, "the extents of the manifest are too many, or overlap too much, to plan with");
         break;
     }
     wh_fail_value(error, about);
@@ -122,7 +133,7 @@ static int by_position(const void *one, const void *other) {
                                : 0;
 }
 
-/** Sorts, and keeps each of several equal moves once: tied weights received into tied weights. */
+/** Sorts the moves and drops duplicates, which tied weights received into tied weights give. */
 static void sort_moves(wherry_plan *plan) {
     bool sorted = true;
     for (size_t i = 1; i < plan->move_count && sorted; i++) {
@@ -148,7 +159,7 @@ static uint64_t saturating_sum(uint64_t a, uint64_t b) {
     return __builtin_add_overflow(a, b, &sum) ? UINT64_MAX : sum;
 }
 
-uint64_t wh_plan_moved_bytes(const wherry_plan *plan) {
+static uint64_t moved_bytes(const wherry_plan *plan) {
     uint64_t bytes = 0;
     for (size_t i = 0; i < plan->move_count; i++) {
         bytes = saturating_sum(bytes, wh_copy_bytes(&plan->moves[i].copy));
@@ -156,7 +167,7 @@ uint64_t wh_plan_moved_bytes(const wherry_plan *plan) {
     return bytes;
 }
 
-bool wh_plan_finish_moves(wherry_plan *plan) {
+static bool finish_moves(wherry_plan *plan) {
     const wh_space *space = &plan->prepared->space;
     sort_moves(plan);
     plan->reach = wh_alloc_array(plan->move_count, sizeof(*plan->reach));
@@ -165,7 +176,7 @@ bool wh_plan_finish_moves(wherry_plan *plan) {
     }
     uint64_t reach = 0;
     uint64_t first = 0;
-    uint64_t behind = 0; /* all chunks that are wanted so far */
+    uint64_t behind = 0; /* end of the chunks wanted so far */
     uint64_t chunk_end = wh_space_chunk_begin(space, 1);
     for (size_t i = 0; i < plan->move_count; i++) {
         const wh_move *move = plan->moves + i;
@@ -177,10 +188,10 @@ bool wh_plan_finish_moves(wherry_plan *plan) {
         bool ok = last < behind || wh_chunk_set_add(&plan->wanted, first, last);
         behind = wh_max(behind, last + 1);
         if (move->copy.level_count) {
-            ok = ok && wh_chunk_set_add(&plan->tangled, first, last);
+            ok = ok && wh_chunk_set_add(&plan->indirect, first, last);
         } else if (move->copy.from < reach) {
             uint64_t shared = move->end < reach ? move->end : reach;
-            ok = ok && wh_chunk_set_add(&plan->tangled, first, wh_space_chunk_of(space, shared - 1));
+            ok = ok && wh_chunk_set_add(&plan->indirect, first, wh_space_chunk_of(space, shared - 1));
         }
         if (!ok) {
             return false;
@@ -191,6 +202,8 @@ bool wh_plan_finish_moves(wherry_plan *plan) {
     }
     return true;
 }
+
+/* Creating a plan: first everything that can fail, then the changes that cannot */
 
 void wherry_plan_options_init(wherry_plan_options *options) {
     *options = (wherry_plan_options){.struct_size = sizeof(*options), .device = wherry_device_cpu(), .rank = -1};
@@ -226,7 +239,7 @@ wherry_status wh_plan_add_match(wherry_plan *plan, const wh_match *match, wherry
                : wh_fail_memory(error, "a plan");
 }
 
-/** Shards live with the receiver from now on. */
+/** Updates the places of the shards: they are on the receiving rank and device. */
 static void rename_places(const wherry_plan *plan, wherry_value *leaf) {
     wherry_sharded *sharded = leaf->as.sharded;
     for (uint32_t i = 0; i < sharded->shard_count; i++) {
@@ -263,7 +276,7 @@ static void adopt_targets(const wh_matches *matches) {
     }
 }
 
-/** Makes the source's tensors without a target none. */
+/** Replaces the source's tensors without a target by none. */
 static void drop_unmatched(const wh_matches *matches) {
     for (size_t i = 0; i < matches->unmatched_count; i++) {
         wherry_value *leaf = matches->unmatched[i].leaf;
@@ -279,8 +292,8 @@ static void drop_unmatched(const wh_matches *matches) {
 }
 
 /**
- * A byte of the space may be copied into new memory many times over, because tensors cross each
- * other, but not without end.
+ * Tensors that overlap make the plan copy the same byte of the space several times. This limits how
+ * often.
  */
 static wherry_status check_overlap(const wherry_plan *plan, uint64_t in_place, wherry_error *error) {
     uint64_t anew = plan->bytes > in_place ? plan->bytes - in_place : 0;
@@ -288,33 +301,36 @@ static wherry_status check_overlap(const wherry_plan *plan, uint64_t in_place, w
         return WHERRY_OK;
     }
     return wh_fail(error, WHERRY_LIMIT,
-                   "the manifest's tensors cross each other so often that %llu bytes would "
-                   "be copied for the %llu that it offers",
+                   "the tensors of the manifest overlap so much that %llu bytes would "
+                   "be copied for the %llu bytes that it has",
                    (unsigned long long)anew, (unsigned long long)plan->prepared->space.bytes);
 }
 
-/** Adds what is received anew, which may be nothing, and ends the moves. */
+/** Adds the moves into new memory, if any, and finishes the moves. */
 static wherry_status complete(wherry_plan *plan, wh_fresh *fresh, wherry_error *error) {
-    uint64_t in_place = fresh->count ? wh_plan_moved_bytes(plan) : 0;
+    uint64_t in_place = fresh->count ? moved_bytes(plan) : 0;
     wherry_status status = fresh->count ? wh_plan_fresh(plan, fresh, error) : WHERRY_OK;
-    if (status == WHERRY_OK && !wh_plan_finish_moves(plan)) {
+    if (status == WHERRY_OK && !finish_moves(plan)) {
         status = wh_fail_memory(error, "a plan");
     }
     return status == WHERRY_OK && fresh->count ? check_overlap(plan, in_place, error) : status;
 }
 
-/** Matches the targets; what has none and is to be received all the same is listed. */
-static wherry_status match_targets(wherry_plan *plan, const wherry_value *target, bool apart, wh_matches *matches,
+/**
+ * Matches the target. Tensors without a target that are received into new memory are added to
+ * `fresh`.
+ */
+static wherry_status match_targets(wherry_plan *plan, const wherry_value *target, bool disjoint, wh_matches *matches,
                                    wh_fresh *fresh, wherry_error *error) {
     size_t count =
-        /* room for nearly always all, since growing touches new memory again and again */
+        /* Reserve room for all tensors: growing would touch new memory again and again. */
         plan->prepared->tensor_count;
     if (!WH_RESERVE(matches->items, matches->capacity, count) || !WH_RESERVE(plan->moves, plan->move_capacity, count) ||
         !WH_RESERVE(plan->kept, plan->kept_capacity, count)) {
         return wh_fail_memory(error, "a plan");
     }
     wherry_status status = wh_plan_match(plan, target, matches, error);
-    if (status == WHERRY_OK && !apart) {
+    if (status == WHERRY_OK && !disjoint) {
         status = wh_plan_check_aliases(matches, error);
     }
     if (status == WHERRY_OK && matches->unmatched_count && plan->options.flags & WHERRY_PLAN_NEW) {
@@ -328,10 +344,10 @@ static wherry_status match_targets(wherry_plan *plan, const wherry_value *target
     return status;
 }
 
-static wherry_status plan_in_place(wherry_plan *plan, const wherry_value *target, bool apart, wherry_error *error) {
+static wherry_status plan_in_place(wherry_plan *plan, const wherry_value *target, bool disjoint, wherry_error *error) {
     wh_matches matches = {0};
     wh_fresh fresh = {0};
-    wherry_status status = match_targets(plan, target, apart, &matches, &fresh, error);
+    wherry_status status = match_targets(plan, target, disjoint, &matches, &fresh, error);
     if (status == WHERRY_OK) {
         status = complete(plan, &fresh, error);
     }
@@ -351,7 +367,7 @@ static wherry_status plan_in_place(wherry_plan *plan, const wherry_value *target
     return status;
 }
 
-/** All leaves of the source, as they are met. */
+/** Collects all leaves of the source. */
 typedef struct listing {
     wh_fresh *fresh;
     size_t next;
@@ -387,12 +403,13 @@ static wherry_status check_arguments(const wherry_prepared *prepared, wherry_pla
                                      wherry_error *error) {
     wherry_plan_options_init(chosen);
     if (!prepared || !plan_p || !prepared->state || !prepared->owns_state) {
-        return wh_fail(error, WHERRY_INVALID_ARGUMENT, "a plan is made of what wherry_manifest_decode gave");
+        return wh_fail(error, WHERRY_INVALID_ARGUMENT, "a plan needs a prepared state from wherry_manifest_decode");
     }
     if (!wh_options_take(chosen, sizeof(*chosen), options) || chosen->flags & ~(uint32_t)WHERRY_PLAN_FLAGS ||
         chosen->rank < -1) {
-        return wh_fail(error, WHERRY_INVALID_ARGUMENT,
-                       "fill the options by wherry_plan_options_init; flags must be known, and a rank is -1 or more");
+        return wh_fail(
+            error, WHERRY_INVALID_ARGUMENT,
+            "initialize the options with wherry_plan_options_init; flags must be known, and rank must be at least -1");
     }
     return WHERRY_OK;
 }
@@ -402,7 +419,7 @@ wherry_status wherry_plan_create(wherry_prepared *prepared, const wherry_value *
     return wh_plan_create(prepared, target, false, options, plan_p, error);
 }
 
-wherry_status wh_plan_create(wherry_prepared *prepared, const wherry_value *target, bool apart,
+wherry_status wh_plan_create(wherry_prepared *prepared, const wherry_value *target, bool disjoint,
                              const wherry_plan_options *options, wherry_plan **plan_p, wherry_error *error) {
     wherry_plan_options chosen;
     wherry_status status = check_arguments(prepared, plan_p, options, &chosen, error);
@@ -416,7 +433,7 @@ wherry_status wh_plan_create(wherry_prepared *prepared, const wherry_value *targ
     plan->prepared = prepared;
     plan->options = chosen;
     plan->work = WH_PLAN_WORK + prepared->tensor_count * WH_PLAN_WORK_PER_TENSOR;
-    status = target ? plan_in_place(plan, target, apart, error) : plan_fresh(plan, error);
+    status = target ? plan_in_place(plan, target, disjoint, error) : plan_fresh(plan, error);
     if (status != WHERRY_OK) {
         plan->prepared = NULL;
         wherry_plan_destroy(plan);
@@ -428,6 +445,119 @@ wherry_status wh_plan_create(wherry_prepared *prepared, const wherry_value *targ
     *plan_p = plan;
     return WHERRY_OK;
 }
+
+/*
+ * A plan for equal states. Every tensor goes to the place where it is in the target. Nothing is
+ * matched, because both sides have the same fingerprint. The only check is that tensors which share
+ * memory here share it at the source, too.
+ */
+
+/** The bytes that are written in a storage with one contiguous tensor. */
+static wh_stretch stretch_of(const wherry_prepared *prepared, size_t storage) {
+    const wherry_extent *extent = prepared->space.extents + prepared->space.firsts[storage];
+    uint64_t begin = (uintptr_t)prepared->holdings[storage].memory + extent->offset;
+    return (wh_stretch){begin, begin + extent->length};
+}
+
+/** True if no two storages overlap in the bytes that are written. Also false if out of memory. */
+static bool are_disjoint(const wherry_prepared *prepared) {
+    uint64_t end = 0;
+    size_t ascending = 0;
+    for (wh_stretch next; ascending < prepared->storage_count; ascending++, end = next.end) {
+        next = stretch_of(prepared, ascending);
+        if (next.begin < end) {
+            break;
+        }
+    }
+    if (ascending == prepared->storage_count) {
+        return true; /* nearly always */
+    }
+    wh_stretch *stretches = wh_alloc_array(prepared->storage_count, sizeof(*stretches));
+    for (size_t s = 0; s < prepared->storage_count && stretches; s++) {
+        stretches[s] = stretch_of(prepared, s);
+    }
+    bool disjoint = stretches && wh_stretches_are_disjoint(stretches, prepared->storage_count);
+    wh_free(stretches);
+    return disjoint;
+}
+
+/** Adds one move per storage. Each storage has one contiguous tensor. */
+static void add_all_solid(wherry_plan *plan) {
+    const wherry_prepared *prepared = plan->prepared;
+    const wh_space *space = &prepared->space;
+    for (size_t s = 0; s < prepared->storage_count; s++) {
+        const wherry_extent *extent = space->extents + space->firsts[s];
+        uint64_t begin = space->begins[space->firsts[s]];
+        plan->moves[s] = (wh_move){{.from = begin, .to = extent->offset, .length = extent->length},
+                                   begin + extent->length,
+                                   prepared->storages[s],
+                                   prepared->holdings[s].memory};
+    }
+    plan->move_count = prepared->storage_count;
+    plan->census = prepared->census;
+}
+
+static bool list_match(void *context, wherry_value *leaf) {
+    wh_matches *matches = context;
+    for (size_t i = 0; i < wh_value_tensor_count(leaf); i++) {
+        wherry_value *tensor = wh_value_tensor_at(leaf, i);
+        matches->items[matches->count++] = (wh_match){tensor, tensor, 0};
+    }
+    return true;
+}
+
+/** Adds tensors of any layout, one by one. */
+static wherry_status add_all(wherry_plan *plan, wherry_error *error) {
+    const wherry_prepared *prepared = plan->prepared;
+    wh_matches matches = {0};
+    if (!WH_RESERVE(matches.items, matches.capacity, prepared->tensor_count)) {
+        return wh_fail_memory(error, "a plan");
+    }
+    wh_visit_tensor_leaves(prepared->state, list_match, &matches);
+    for (size_t i = 0; i < matches.count; i++) {
+        matches.items[i].storage = prepared->places[i];
+    }
+    wherry_status status = wh_plan_check_aliases(&matches, error);
+    for (size_t i = 0; i < matches.count && status == WHERRY_OK; i++) {
+        status = wh_plan_add_match(plan, matches.items + i, error);
+    }
+    wh_free(matches.items);
+    return status;
+}
+
+wherry_status wh_plan_same(const wherry_prepared *prepared, wherry_plan **plan_p, wherry_error *error) {
+    wherry_plan *plan = wh_alloc_zeroed(1, sizeof(*plan));
+    if (!plan) {
+        return wh_fail_memory(error, "a plan");
+    }
+    plan->prepared = (wherry_prepared *)prepared;
+    plan->kept = prepared->storages;
+    plan->kept_count = prepared->storage_count;
+    plan->borrowed = true;
+    wherry_plan_options_init(&plan->options);
+    plan->options.rank = prepared->rank;
+    plan->work = WH_PLAN_WORK + prepared->tensor_count * WH_PLAN_WORK_PER_TENSOR;
+    plan->tensor_count = prepared->tensor_count;
+    wherry_status status = WHERRY_OK;
+    if (!WH_RESERVE(plan->moves, plan->move_capacity, prepared->tensor_count)) {
+        status = wh_fail_memory(error, "a plan");
+    } else if (prepared->solid && are_disjoint(prepared)) {
+        add_all_solid(plan);
+    } else {
+        status = add_all(plan, error);
+    }
+    if (status == WHERRY_OK && !finish_moves(plan)) {
+        status = wh_fail_memory(error, "a plan");
+    }
+    if (status != WHERRY_OK) {
+        wherry_plan_destroy(plan);
+        return status;
+    }
+    *plan_p = plan;
+    return WHERRY_OK;
+}
+
+/* Using a plan: its figures, its chunks, and placing their bytes */
 
 static void destroy_paths(wh_paths *paths) {
     for (size_t i = 0; i < paths->count; i++) {
@@ -449,7 +579,7 @@ void wherry_plan_destroy(wherry_plan *plan) {
     wh_free(plan->moves);
     wh_free(plan->reach);
     wh_chunk_set_destroy(&plan->wanted);
-    wh_chunk_set_destroy(&plan->tangled);
+    wh_chunk_set_destroy(&plan->indirect);
     destroy_paths(&plan->missing);
     destroy_paths(&plan->extra);
     if (!plan->borrowed) {
@@ -465,7 +595,8 @@ const wherry_prepared *wherry_plan_prepared(const wherry_plan *plan) {
 
 wherry_status wherry_plan_take_state(wherry_plan *plan, wherry_value **state_p, wherry_error *error) {
     if (!plan || !state_p || plan->state_taken) {
-        return wh_fail(error, WHERRY_INVALID_ARGUMENT, "the state can be taken out of a plan once");
+        return wh_fail(error, WHERRY_INVALID_ARGUMENT,
+                       "the state was already taken out of the plan, or an argument is NULL");
     }
     *state_p = (wherry_value *)plan->prepared->state;
     plan->prepared->state = NULL;
@@ -487,7 +618,7 @@ void wherry_plan_summarize(const wherry_plan *plan, wherry_plan_summary *summary
         .missing = plan->missing.count,
         .extra = plan->extra.count,
         .chunks = plan->wanted.total,
-        .direct = plan->wanted.total - plan->tangled.total,
+        .direct = plan->wanted.total - plan->indirect.total,
     };
     const wh_space *space = &plan->prepared->space;
     for (size_t i = 0; i < plan->wanted.count; i++) {
@@ -507,7 +638,7 @@ const char *wherry_plan_extra(const wherry_plan *plan, size_t index) {
 }
 
 bool wherry_plan_chunk_is_direct(const wherry_plan *plan, uint64_t chunk) {
-    return wh_chunk_set_has(&plan->wanted, chunk) && !wh_chunk_set_has(&plan->tangled, chunk);
+    return wh_chunk_set_has(&plan->wanted, chunk) && !wh_chunk_set_has(&plan->indirect, chunk);
 }
 
 typedef struct visit {
@@ -531,7 +662,7 @@ static int visit_runs(void *context, const wh_copy_runs *runs) {
     return v->fn(v->context, &copy);
 }
 
-/** The first move that reaches behind a position. */
+/** The first move that reads at or after a position. */
 static size_t first_move(const wherry_plan *plan, uint64_t position) {
     size_t low = 0;
     size_t high = plan->move_count;
@@ -575,7 +706,8 @@ static int place_copy(void *context, const wherry_copy *copy) {
     const wh_memory_ops *memory = wh_memory_of(wherry_storage_device(copy->storage).kind);
     char *to = copy->memory;
     if (!memory) {
-        p->status = wh_fail(p->error, WHERRY_UNSUPPORTED, "a chunk goes to memory that cannot be written here");
+        p->status =
+            wh_fail(p->error, WHERRY_UNSUPPORTED, "the destination of a chunk cannot be written by this process");
         return 1;
     }
     for (uint64_t i = 0; i < copy->count && p->status == WHERRY_OK; i++) {
@@ -589,7 +721,8 @@ wherry_status wherry_plan_place(const wherry_plan *plan, uint64_t chunk, const v
     uint64_t begin = wh_space_chunk_begin(&plan->prepared->space, chunk);
     uint64_t length = wh_space_chunk_begin(&plan->prepared->space, chunk + 1) - begin;
     if (!bytes || !wh_chunk_set_has(&plan->wanted, chunk) || size != length) {
-        return wh_fail(error, WHERRY_INVALID_ARGUMENT, "chunk %llu has %llu bytes, or the plan does not ask for it",
+        return wh_fail(error, WHERRY_INVALID_ARGUMENT,
+                       "the plan does not ask for chunk %llu, or its length is not %llu bytes",
                        (unsigned long long)chunk, (unsigned long long)length);
     }
     placing p = {bytes, WHERRY_OK, error};

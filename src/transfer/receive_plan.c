@@ -102,7 +102,7 @@ static wherry_status plan_anew(wh_receive *receive, const wherry_value *target, 
             "state_p is NULL, and what is received into new memory would be lost: give it, or a target without "
             "WHERRY_RECV_NEW");
     }
-    bool apart = receive->apart || ((options->accept || receive->known) && target && wh_targets_are_apart(target));
+    bool apart = receive->apart || ((options->accept || receive->known) && target && wh_targets_are_disjoint(target));
     wherry_plan_options plan_options;
     wherry_plan_options_init(&plan_options);
     plan_options.flags = plan_flags(options->flags);
@@ -182,7 +182,7 @@ static wherry_status plan_ahead(wh_receive *receive, const wherry_value *target,
     if (receive->known) {
         return wh_plan_same(receive->as_source.prepared, &receive->same_plan, error);
     }
-    receive->apart = target && wh_targets_are_apart(target);
+    receive->apart = target && wh_targets_are_disjoint(target);
     return WHERRY_OK;
 }
 

@@ -206,16 +206,17 @@ static void test_what_is_refused_all_the_same(void **state) {
     refused(build_dict("w", build_int(1), NULL), build_dict("w", floats(1, 2, 1), NULL), anew, "the kinds differ");
     refused(build_dict("w", floats(1, 2, 1), NULL), build_dict("w", build_dict(NULL), NULL), anew, "the kinds differ");
     refused(build_list(floats(1, 2, 1), NULL), build_dict("a", build_int(1), NULL), anew,
-            "the kinds of container differ");
-    refused(build_list(NULL), build_dict("a", build_int(1), NULL), anew, "the kinds of container differ");
+            "the kinds of containers differ");
+    refused(build_list(NULL), build_dict("a", build_int(1), NULL), anew, "the kinds of containers differ");
     refused(build_dict("w", floats(1, 2, 1), "n", floats(1, 1, 1), NULL), build_dict("w", floats(2, 1, 1), NULL), anew,
             "the shapes differ");
     refused(build_dict("n", floats(1, 2, 1), NULL), build_dict("w", floats(1, 2, 1), NULL), anew,
-            "1 paths of the target that the source lacks: 'w'; receive in partial mode to take what both have");
+            "missing in the source (1): 'w'; use partial mode to receive what both have");
     assert_null(strstr(error.message, "of the source"));
-    refused(build_dict("w", floats(1, 2, 1), NULL), build_dict(NULL), 0, "let new memory be made for the rest");
+    refused(build_dict("w", floats(1, 2, 1), NULL), build_dict(NULL), 0,
+            "let the receiver allocate new memory for the rest");
     refused(build_dict("l", build_list(floats(1, 2, 1), NULL), NULL), build_dict("l", build_dict(NULL), NULL),
-            WHERRY_PLAN_PARTIAL, "the kinds of container differ");
+            WHERRY_PLAN_PARTIAL, "the kinds of containers differ");
 }
 
 /** With both flags: what the source lacks is left alone, what the target lacks is made. */
