@@ -300,8 +300,10 @@ def _fetch(
             if isinstance(error, Closed) and not deadline.passed:
                 continue
             if isinstance(error, Timeout):
-                took = f"timed out after {deadline.seconds:g} s, and the replica has not served this step"
-                error.message = f"{took}: {error.message}"
+                error.message = (
+                    f"timed out after {deadline.seconds:g} s, and the replica has not served this "
+                    f"step: {error.message}"
+                )
             error.message += f" (rank {_SOURCE} is the replica, rank {slot} this process)"
             raise
 

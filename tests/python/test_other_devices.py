@@ -12,7 +12,7 @@ import torch.distributed as dist
 import wherry
 from torch_states import assert_same
 from wherry import _core
-from wherry.torch import PGTransport, _staging, transport
+from wherry.torch import PGTransport, _staging, pg_transport
 from wherry.torch._codec import TorchCodec
 
 
@@ -207,7 +207,7 @@ class DeviceCodec(TorchCodec):
 def forced_body():
     dist.init_process_group("gloo")
     rank = dist.get_rank()
-    transport.TorchCodec = DeviceCodec
+    pg_transport.TorchCodec = DeviceCodec
     base = torch.arange(1000.0) if rank == 0 else torch.full((1000,), -1.0)
     state = {"a": DeviceTensor(base[100:200]), "b": DeviceTensor(base[300:]), "step": rank}
     with PGTransport(dist.group.WORLD, 30, "cpu", lambda: state) as over:

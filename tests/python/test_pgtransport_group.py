@@ -17,8 +17,8 @@ import wherry
 from torch_states import assert_same, plain_state
 from wherry import _core
 from wherry.torch import PGTransport
-from wherry.torch._pg import is_gloo
-from wherry.torch._table import _PIECE, Operation
+from wherry.torch._process_group import is_gloo
+from wherry.torch._pg_session import _PIECE_BYTES, Operation
 
 
 def start():
@@ -96,7 +96,7 @@ def test_in_place(verify):
 def pieces_body():
     """Blocks of one piece, of several, and with a rest of a few bytes; more of them than wait at once."""
     rank, _ = start()
-    sizes = [_PIECE - 1, _PIECE, _PIECE + 1, (64 << 20) + 3, *[64 << 10] * 40]
+    sizes = [_PIECE_BYTES - 1, _PIECE_BYTES, _PIECE_BYTES + 1, (64 << 20) + 3, *[64 << 10] * 40]
     state = {f"t{i}": torch.arange(size, dtype=torch.int32).to(torch.uint8) + i for i, size in enumerate(sizes)}
     target = {name: torch.zeros_like(tensor) for name, tensor in state.items()}
     transport = transport_over_group(state_dict=lambda: target)
@@ -136,7 +136,7 @@ def test_what_is_given_up_begins_no_more_pieces():
         time.sleep(0.001)
     assert not operation.done(0)
     operation.end()
-    assert operation.done(0) and operation.trouble
+    assert operation.done(0) and operation.error
     pieces[1].gate.set()
     waiter.join(10)
     assert not waiter.is_alive() and begun == pieces[:2]
@@ -298,7 +298,7 @@ PAIR = """
     import ctypes, os, signal, sys, threading, time
     from datetime import timedelta
     import torch, torch.distributed as dist, wherry
-    from wherry.torch import _table
+    from wherry.torch import _pg_session
     store, pgs = dist.HashStore(), {}
     def make(rank):
         pgs[rank] = dist.ProcessGroupGloo(store, rank, 2, timedelta(seconds=20))
@@ -324,7 +324,7 @@ def test_a_wait_that_nothing_wakes_does_not_abort_the_exit():
                 libc.sleep(3)
         sys.slow = Slow()
         tensor = torch.zeros(8)
-        operation = _table.Operation([pgs[1].recv([tensor], 0, 1)], tensor, 0, timedelta(seconds=2))
+        operation = _pg_session.Operation([pgs[1].recv([tensor], 0, 1)], tensor, 0, timedelta(seconds=2))
         operation.end = lambda: None
         threading.Thread(target=operation.wait, daemon=True).start()
         time.sleep(0.2)
@@ -339,7 +339,7 @@ def test_a_wait_with_much_time_left_is_ended_at_exit():
     began = time.monotonic()
     code, output, errors = run("""
         tensor = torch.zeros(8)
-        operation = _table.Operation([pgs[1].recv([tensor], 0, 1)], tensor, 0, timedelta(seconds=50))
+        operation = _pg_session.Operation([pgs[1].recv([tensor], 0, 1)], tensor, 0, timedelta(seconds=50))
         threading.Thread(target=operation.wait, daemon=True).start()
         time.sleep(0.2)
         print("done")

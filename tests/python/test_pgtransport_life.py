@@ -12,7 +12,7 @@ import torch.distributed as dist
 import wherry
 from torch_states import exchange, finish, plain_state, start
 from wherry._transfer import Deadline
-from wherry.torch import PGTransport, _way_harbour
+from wherry.torch import PGTransport, _rendezvous
 
 
 def transports_body():
@@ -69,7 +69,7 @@ def nothing_left_body(how):
     launch.settles(before)  # nothing is opened before it is needed
     exchange(rank, 0, 1, one)
     exchange(rank, 1, 0, two)
-    assert one._holder.way is two._holder.way
+    assert one._current.rendezvous is two._current.rendezvous
     dist.barrier()
     assert launch.held() != before
     if how == "close":
@@ -121,7 +121,7 @@ def test_a_group_that_was_destroyed_and_made_again(closed):
 
 
 def fork_body():
-    """A fork makes harbours of its own, and its parent's go on."""
+    """A fork opens its own listeners, and its parent's go on."""
     rank, _ = start()
     transport = PGTransport(dist.group.WORLD, 20, "cpu")
     exchange(rank, 0, 1, transport)
@@ -218,8 +218,8 @@ def test_several_threads_receive_from_one_source():
         job.run(several_threads_body)
 
 
-def test_a_transport_that_is_collected_while_another_opens_the_harbour(monkeypatch):
-    """Its finalizer runs in the thread that is inside the way which both use."""
+def test_a_transport_that_is_collected_while_another_opens_the_listener(monkeypatch):
+    """Its finalizer runs in the thread that is inside the rendezvous that both use."""
     pg = dist.ProcessGroup(dist.HashStore(), 0, 2)
 
     class Trainer:
@@ -231,22 +231,22 @@ def test_a_transport_that_is_collected_while_another_opens_the_harbour(monkeypat
 
     def opened(*arguments):
         gc.collect()
-        return harbour(*arguments)
+        return listener(*arguments)
 
-    harbour = _way_harbour.Listener
-    monkeypatch.setattr(_way_harbour, "Listener", opened)
+    listener = _rendezvous.Listener
+    monkeypatch.setattr(_rendezvous, "Listener", opened)
     with PGTransport(pg, 5, "cpu") as transport:
         trainer = Trainer()
-        way = trainer.transport._find_way()
-        assert transport._find_way() is way
+        rendezvous = trainer.transport._find_rendezvous()
+        assert transport._find_rendezvous() is rendezvous
         del trainer
         failures = []
 
         def serve():
             try:
-                with way.serving([1], Deadline(5)):
+                with rendezvous.for_sending([1], Deadline(5)):
                     pass
-                with way._lock:  # in there too, as an allocation may have it
+                with rendezvous._lock:  # in there too, as an allocation may have it
                     gc.collect()
             except BaseException as error:
                 failures.append(error)
@@ -255,22 +255,22 @@ def test_a_transport_that_is_collected_while_another_opens_the_harbour(monkeypat
         thread.start()
         thread.join(10)
         assert not thread.is_alive() and not failures
-        assert way._users == 1 and way.usable
+        assert rendezvous._users == 1 and rendezvous.usable
 
 
-def test_a_finalizer_inside_the_lock_of_its_way():
+def test_a_finalizer_inside_the_lock_of_its_rendezvous():
     pg = dist.ProcessGroup(dist.HashStore(), 0, 2)
     with PGTransport(pg, 5, "cpu") as kept:
-        way = kept._find_way()
+        rendezvous = kept._find_rendezvous()
         other = PGTransport(pg, 5, "cpu")
-        assert other._find_way() is way
+        assert other._find_rendezvous() is rendezvous
 
         def drop():
             nonlocal other
-            with way._lock:
+            with rendezvous._lock:
                 other = None
 
         thread = threading.Thread(target=drop, daemon=True)
         thread.start()
         thread.join(5)
-        assert not thread.is_alive() and way._users == 1
+        assert not thread.is_alive() and rendezvous._users == 1

@@ -13,7 +13,8 @@ import wherry
 from torch_states import Hidden, assert_same, exchange, finish, plain_state, start
 from wherry import _rendezvous
 from wherry._rendezvous import Ticket
-from wherry.torch import PGTransport, _meeting, _pg
+from wherry.torch import PGTransport, _process_group
+from wherry.torch._rendezvous import AddressRendezvous
 
 
 # ---- who takes part ----
@@ -59,7 +60,7 @@ def test_ranks_that_take_no_part_have_nothing_to_do():
         job.run(only_two_body)
 
 
-# ---- ways to meet ----
+# ---- where the ranks meet ----
 
 
 def free_port():
@@ -72,7 +73,7 @@ def no_store_body(port):
     """A group whose store cannot be found: the error says what to do, and that works."""
     rank, _ = start()
     pg = Hidden(dist.group.WORLD)
-    assert _pg.store_of(_pg.unwrap(pg)) is None
+    assert _process_group.store_of(_process_group.unwrap(pg)) is None
     with PGTransport(pg, 20, "cpu") as transport, pytest.raises(wherry.InvalidArgument, match="has no store .*: pass address="):
         transport.send_checkpoint([1], {}) if rank == 0 else transport.recv_checkpoint(0)
     with PGTransport(pg, 20, "cpu", address=f"tcp://127.0.0.1:{port}") as transport:
@@ -92,7 +93,7 @@ def address_body(folder):
     pair = dist.new_group([1, 2])
     with PGTransport(dist.group.WORLD, 20, "cpu", address=f"unix://{folder}/all") as transport:
         exchange(rank, 0, 2, transport)
-        assert rank == 1 or isinstance(transport._holder.way, _meeting.AddressWay)
+        assert rank == 1 or isinstance(transport._current.rendezvous, AddressRendezvous)
         if rank in (1, 2):
             with PGTransport(pair, 20, "cpu", address=f"unix://{folder}/all2") as other:
                 exchange(rank - 1, 1, 0, other)
@@ -112,7 +113,7 @@ def rendezvous_body():
     rank, _ = start()
     with PGTransport(dist.group.WORLD, 20, "cpu") as transport:
         exchange(rank, 0, 1, transport)
-        assert isinstance(transport._holder.way, _meeting.AddressWay)
+        assert isinstance(transport._current.rendezvous, AddressRendezvous)
         dist.barrier()
     finish()
 
@@ -212,7 +213,7 @@ class Elsewhere:
     """A group that no launcher knows."""
 
 
-@pytest.mark.parametrize("master, local, ways, expected, on_one, warned", [
+@pytest.mark.parametrize("master, local, routes, expected, on_one, warned", [
     ("127.0.0.1", None, {}, "127.0.0.1", True, False),
     ("node7", None, {"node7": "10.0.0.7"}, "10.0.0.7", False, False),
     ("node7", None, {"node7": "127.0.1.1", "192.0.2.1": "10.0.0.8"}, "10.0.0.8", False, False),
@@ -221,15 +222,15 @@ class Elsewhere:
     ("", None, {"192.0.2.1": "10.0.0.8"}, "127.0.0.1", True, False),
     ("", "1", {"192.0.2.1": "10.0.0.8"}, "10.0.0.8", False, False),
 ])
-def test_the_address_for_the_other_ranks(monkeypatch, caplog, master, local, ways, expected, on_one, warned):
-    monkeypatch.setattr(_rendezvous, "address_towards", ways.get)
+def test_the_address_for_the_other_ranks(monkeypatch, caplog, master, local, routes, expected, on_one, warned):
+    monkeypatch.setattr(_rendezvous, "address_towards", routes.get)
     for name, value in {"MASTER_ADDR": master, "LOCAL_WORLD_SIZE": local, "WORLD_SIZE": local and "2", "WHERRY_INTERFACE": None}.items():
         monkeypatch.delenv(name, raising=False) if value is None else monkeypatch.setenv(name, value)
-    assert _pg.host_for(Elsewhere(), None) == expected and _pg.on_one_host(Elsewhere()) == on_one
+    assert _process_group.host_for(Elsewhere(), None) == expected and _process_group.on_one_host(Elsewhere()) == on_one
     assert ("MASTER_ADDR" in caplog.text and "WHERRY_INTERFACE" in caplog.text) == warned and len(caplog.messages) == warned
 
 
-def test_an_interface_that_is_named_goes_before_the_way(monkeypatch):
+def test_a_named_interface_goes_before_the_route(monkeypatch):
     monkeypatch.setattr(_rendezvous, "address_towards", {"node7": "10.0.0.7"}.get)
     monkeypatch.setattr(_rendezvous, "_interface_address", {"ib0": "10.9.0.1"}.get)
     for interface, expected in (("ib0", "10.9.0.1"), ("ib9", "10.0.0.7")):
@@ -241,33 +242,33 @@ def test_the_address_of_an_interface():
     assert _rendezvous._interface_address("lo") == "127.0.0.1" and _rendezvous._interface_address("no such one") is None
 
 
-# ---- cards ----
+# ---- tickets ----
 
 
-def test_cards():
-    card = Ticket("tcp://[fe80::1%eth0]:4123", 4096, 0, bytes(range(32)))
-    assert Ticket.read(card.text()) == card
-    assert Ticket.read(card._replace(secret=None).text()) == card._replace(secret=None)
-    good = card.text()
+def test_tickets():
+    ticket = Ticket("tcp://[fe80::1%eth0]:4123", 4096, 0, bytes(range(32)))
+    assert Ticket.read(ticket.text()) == ticket
+    assert Ticket.read(ticket._replace(secret=None).text()) == ticket._replace(secret=None)
+    good = ticket.text()
     for bad in ("", good + " ", good[:-1], good.replace("-1 ", "-2 "), good.replace("4096 0", "4 4"), good.replace("tcp", "udp"),
                 good.replace(" 4096", " 99999999"), "x" * 5000, good.replace(":4123", ":4123?rank=1"), good.upper(), good + "\n"):
         with pytest.raises(wherry.Malformed) as caught:
             Ticket.read(bad)
-        assert card.secret.hex() not in str(caught.value)
+        assert ticket.secret.hex() not in str(caught.value)
 
 
-def wrong_card_body():
-    """A card that lies is no way in; the right one, when it comes, is."""
+def wrong_ticket_body():
+    """A ticket that lies gets nobody in; the right one does, when it comes."""
     rank, _ = start()
-    store = _pg.store_of(dist.group.WORLD)
+    store = _process_group.store_of(dist.group.WORLD)
     with PGTransport(dist.group.WORLD, 20, "cpu") as transport:
         if rank == 0:
-            harbour = _rendezvous.Listener("127.0.0.1", 0, 2)
+            listener = _rendezvous.Listener("127.0.0.1", 0, 2)
             for lie, expected in [
-                (harbour.ticket._replace(secret=bytes(32)).text(), wherry.BadSecret),
-                (harbour.ticket._replace(address="tcp://127.0.0.1:9").text(), wherry.Timeout),
+                (listener.ticket._replace(secret=bytes(32)).text(), wherry.BadSecret),
+                (listener.ticket._replace(address="tcp://127.0.0.1:9").text(), wherry.Timeout),
                 ("nonsense", wherry.Malformed),
-                (harbour.ticket._replace(size=3).text(), wherry.Error),
+                (listener.ticket._replace(size=3).text(), wherry.Error),
             ]:
                 store.set("wherry/1", lie)
                 began = time.monotonic()
@@ -276,7 +277,7 @@ def wrong_card_body():
                 assert caught.value.rank == 1 and 0.4 < time.monotonic() - began < 3
             launch.say("lied")
             assert_same(plain_state(1), transport.recv_checkpoint(1))
-            harbour.connection.close()
+            listener.connection.close()
         else:
             launch.wait_for("lied")
             time.sleep(0.3)  # the other side is looking by now, and finds what is there
@@ -284,13 +285,13 @@ def wrong_card_body():
     finish()
 
 
-def test_a_wrong_card_is_refused():
+def test_a_wrong_ticket_is_refused():
     with launch.job(2) as job:
-        job.run(wrong_card_body)
+        job.run(wrong_ticket_body)
 
 
 def restarted_source_body(life):
-    """The source's second life brings another card; the receiver, which has the first one's, finds it."""
+    """The source's second life brings another ticket; the receiver, which has the first one's, finds it."""
     rank = launch.rank()
     store = dist.PrefixStore("pg", dist.TCPStore("127.0.0.1", int(os.environ["MASTER_PORT"]), is_master=False))
     pg = dist.ProcessGroup(store, rank, 2)

@@ -354,7 +354,7 @@ def test_sharded_that_is_refused(world):
     named.metadata().shards_metadata[0].placement = torch.distributed._remote_device("trainer/cpu")
     more = sharded()["chunks"]
     more.local_shards()[0].tensor = nn.Parameter(more.local_shards()[0].tensor)
-    for value, text in ((named, "name of a worker"), (more, "not a plain tensor")):
+    for value, text in ((named, "which names a worker"), (more, "not a plain tensor")):
         with pytest.raises(Unsupported, match=text) as caught:
             core.build({"s": value}, TorchCodec())
         assert caught.value.path == "s"

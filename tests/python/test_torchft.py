@@ -314,7 +314,7 @@ def test_receivers_that_take_the_same_place(make, monkeypatch):
         assert first.result(10) == second.result(10) == {"a": 1}
 
 
-# ---- its card ----
+# ---- its ticket ----
 
 
 def test_a_target_is_a_function(make):
@@ -324,16 +324,16 @@ def test_a_target_is_a_function(make):
 
 def test_metadata(make):
     source = make()
-    card = Ticket.read(source.metadata())
-    assert source.metadata() == source.metadata() and card.rank == 0 and card.size == 4096
+    ticket = Ticket.read(source.metadata())
+    assert source.metadata() == source.metadata() and ticket.rank == 0 and ticket.size == 4096
     receiver = make()
     for wrong in ("", "http://host:1234/checkpoint/", source.metadata() + "0"):
         with pytest.raises(wherry.Malformed):
             receiver.recv_checkpoint(0, wrong, 1, LIMIT)
     with pytest.raises(wherry.InvalidArgument, match="another kind"):
-        receiver.recv_checkpoint(0, card._replace(rank=3).text(), 1, LIMIT)
+        receiver.recv_checkpoint(0, ticket._replace(rank=3).text(), 1, LIMIT)
     with pytest.raises(wherry.BadSecret):
-        receiver.recv_checkpoint(0, card._replace(secret=bytes(32)).text(), 1, timedelta(seconds=0.5))
+        receiver.recv_checkpoint(0, ticket._replace(secret=bytes(32)).text(), 1, timedelta(seconds=0.5))
 
 
 @pytest.mark.parametrize("how", ["WHERRY_SECRET", "WHERRY_SECRET_FILE"])
@@ -357,7 +357,7 @@ def test_metadata_has_no_secret_where_the_environment_has_one(make, monkeypatch,
         make().recv_checkpoint(2, metadata, 1, 0.5)
 
 
-def test_a_card_with_a_secret_goes_before_the_environment(make, monkeypatch):
+def test_a_ticket_with_a_secret_goes_before_the_environment(make, monkeypatch):
     source = make()
     source.send_checkpoint([1], 1, {"a": 1}, LIMIT)
     metadata = source.metadata()

@@ -1,8 +1,8 @@
-"""Checkpoints between the ranks of a process group of torch.
+"""Checkpoints between the ranks of a torch process group.
 
-    from wherry.torch import PGTransport    # instead of torch.distributed.checkpoint._pg_transport
+from wherry.torch import PGTransport    # instead of torch.distributed.checkpoint._pg_transport
 """
 
-from wherry.torch.transport import PGTransport
+from wherry.torch.pg_transport import PGTransport
 
 __all__ = ["PGTransport"]

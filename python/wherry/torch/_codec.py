@@ -363,7 +363,8 @@ def _torch_dtype(code: int) -> torch.dtype:
     dtype = _BY_CODE.get(code)
     if dtype is None:
         raise Unsupported(
-            f"tensors of {_CODE_NAMES.get(code, code)} cannot be made here: update torch, or send another dtype"
+            f"torch cannot make tensors of {_CODE_NAMES.get(code, code)} here: update torch, or "
+            "send another dtype"
         )
     return dtype
 

@@ -150,8 +150,8 @@ class Meshes:
         if not self._warned:
             self._warned = True
             logger.warning(
-                "this process has no device mesh like that of the received DTensors (shape %s, dimensions %s), so they get one "
-                "that cannot communicate: pass device_mesh=",
+                "this process has no device mesh like that of the received DTensors (shape %s, "
+                "dimensions %s), so they get one that cannot communicate: pass device_mesh=",
                 list(node.shape),
                 node.dim_names,
             )
@@ -177,12 +177,14 @@ def encode_dtensor(value: Any, dtypes: dict[Any, int], refuse: Refuse) -> Any:
     if type(local) is not torch.Tensor:
         return refuse(
             value,
-            f"its local part is of the type {type(local).__name__}: redistribute it, or wait for its part, first",
+            f"its local part is a {type(local).__name__}: redistribute it, or wait for its local "
+            "part, first",
         )
     if local.is_meta:
         return refuse(
             value,
-            "it has no memory, being on the device meta: give it some first, with module.to_empty(device='cpu'), say",
+            "it has no memory, because it is on the device meta: give it some first, for example "
+            "with module.to_empty(device='cpu')",
         )
     if meta is None:
         return refuse(
@@ -193,16 +195,13 @@ def encode_dtensor(value: Any, dtypes: dict[Any, int], refuse: Refuse) -> Any:
     if None in placements:
         return refuse(
             value,
-            f"its placements are {spec.placements}, and only Replicate, Shard and Partial travel: redistribute it first",
+            f"its placements are {spec.placements}, and only Replicate, Shard and Partial can be "
+            "sent: redistribute it first",
         )
-    # Only where one dimension is cut more than once may the order of the cuts be another than that
-    # of the mesh.
-    if sum(
-        placement.kind in (_nodes.SHARD, _nodes.STRIDED_SHARD) for placement in placements
-    ) > 1 and not _is_usual(spec):
-        return refuse(
-            value, "it is cut in another order than that of its mesh: redistribute it first"
-        )
+    # The order of cuts can differ from that of the mesh only if there is more than one.
+    cuts = sum(one.kind in (_nodes.SHARD, _nodes.STRIDED_SHARD) for one in placements)
+    if cuts > 1 and not _cut_in_mesh_order(spec):
+        return refuse(value, "it is cut in another order than its mesh: redistribute it first")
     flags = _nodes.TENSOR_REQUIRES_GRAD if value.requires_grad else 0
     mesh = describe_mesh(spec.mesh)
     if mesh.dim_names == POINT:
@@ -213,7 +212,7 @@ def encode_dtensor(value: Any, dtypes: dict[Any, int], refuse: Refuse) -> Any:
     return parameter(value, node)
 
 
-def _is_usual(spec: Any) -> bool:
+def _cut_in_mesh_order(spec: Any) -> bool:
     return bool(DTensorSpec(spec.mesh, spec.placements, tensor_meta=spec.tensor_meta) == spec)
 
 
@@ -241,7 +240,7 @@ def _make_placement(node: Placement) -> Any:
 
 
 def make_dtensor(node: DTensor, dtype: torch.dtype, meshes: Meshes) -> Any:
-    """A DTensor over a mesh of this process; rank: this process, where torch does not know."""
+    """A DTensor over a mesh of this process."""
     mesh = meshes.find(node.mesh)
     try:
         meta = TensorMeta(torch.Size(node.shape), tuple(node.strides), dtype)
@@ -250,7 +249,8 @@ def make_dtensor(node: DTensor, dtype: torch.dtype, meshes: Meshes) -> Any:
         )
         spec = DTensorSpec(mesh, placements, tensor_meta=meta)
         requires_grad = bool(node.flags & _nodes.TENSOR_REQUIRES_GRAD)
-        return TorchDTensor(node.local, spec, requires_grad=requires_grad)  # type: ignore[no-untyped-call, unused-ignore]
+        make: Any = TorchDTensor
+        return make(node.local, spec, requires_grad=requires_grad)
     except Exception as error:
         raise Malformed(f"torch cannot make the DTensor that was sent: {error}") from error
 
@@ -266,8 +266,8 @@ _FORMATS = {
 _MEMORY_FORMATS = {number: memory_format for memory_format, number in _FORMATS.items()}
 
 
-class _CannotSay(Exception):
-    """Why a ShardedTensor cannot be described."""
+class _CannotDescribe(Exception):
+    """A ShardedTensor cannot be described; the text says why."""
 
 
 def encode_sharded(value: Any, dtypes: dict[Any, int], refuse: Refuse) -> Any:
@@ -278,7 +278,8 @@ def encode_sharded(value: Any, dtypes: dict[Any, int], refuse: Refuse) -> Any:
     if any(type(shard.tensor) is not torch.Tensor or shard.tensor.is_meta for shard in shards):
         return refuse(
             value,
-            "a local shard is not a plain tensor with memory: make the shards of tensor.detach(), not on the device meta",
+            "a local shard is not a plain tensor with memory: make the shards of "
+            "tensor.detach(), not on the device meta",
         )
     try:
         return Sharded(
@@ -292,16 +293,17 @@ def encode_sharded(value: Any, dtypes: dict[Any, int], refuse: Refuse) -> Any:
             tuple([_describe_box(shard) for shard in metadata.shards_metadata]),
             _describe_sharding(value.sharding_spec()),
         )
-    except _CannotSay as reason:
+    except _CannotDescribe as reason:
         return refuse(value, str(reason))
 
 
 def _describe_place(placement: Any) -> Place:
     if placement is None:
-        raise _CannotSay("a shard has no placement: give it one, such as 'rank:0/cpu'")
+        raise _CannotDescribe("a shard has no placement: give it one, such as 'rank:0/cpu'")
     if placement.worker_name() is not None:
-        raise _CannotSay(
-            f"a shard is placed at {placement}, by the name of a worker: use ranks, such as 'rank:0/cpu'"
+        raise _CannotDescribe(
+            f"a shard is placed at {placement}, which names a worker: use ranks, such as "
+            "'rank:0/cpu'"
         )
     rank = placement.rank()
     return Place(-1 if rank is None else rank, str(placement.device()))
@@ -328,8 +330,9 @@ def _describe_sharding(spec: Any) -> Sharding:
             (),
             tuple([_describe_box(shard) for shard in spec.shards]),
         )
-    raise _CannotSay(
-        f"its sharding is a {type(spec).__name__}, and only ChunkShardingSpec and EnumerableShardingSpec travel"
+    raise _CannotDescribe(
+        f"its sharding is a {type(spec).__name__}, and only ChunkShardingSpec and "
+        "EnumerableShardingSpec can be sent"
     )
 
 
@@ -344,8 +347,7 @@ def _make_box(box: Box) -> ShardMetadata:
 def _make_sharding(node: Sharding, shards: list[ShardMetadata]) -> Any:
     if node.kind == _nodes.SHARDING_CHUNK:
         return ChunkShardingSpec(node.dim, [_make_place(place) for place in node.places])
-    # Not by its constructor: that compares every shard with every other, and a sender decides how
-    # many there are.
+    # The constructor compares every shard with every other, and the sender chooses their number.
     spec = EnumerableShardingSpec.__new__(EnumerableShardingSpec)
     spec.shards = (
         [_make_box(box) for box in node.boxes]
@@ -356,11 +358,11 @@ def _make_sharding(node: Sharding, shards: list[ShardMetadata]) -> Any:
 
 
 def make_sharded(node: Sharded, dtype: torch.dtype, rank: int | None) -> Any:
-    """A ShardedTensor whose local shards are at this process; rank: as they name it.
+    """A ShardedTensor whose local shards are on `rank`, this process.
 
-    Its constructors want a process group, as many local shards as the metadata gives this rank, and
-    pinned memory where that was pinned. What was received from another rank may lack each of these,
-    so that it is put together here.
+    Torch's constructors require a process group, as many local shards as the metadata gives this
+    rank, and pinned memory if the sender's was pinned. A received ShardedTensor may lack each of
+    these, so its parts are set here.
     """
     if rank is None and dist.is_initialized():
         rank = dist.get_rank()
@@ -371,7 +373,8 @@ def make_sharded(node: Sharded, dtype: torch.dtype, rank: int | None) -> Any:
         properties = TensorProperties(
             dtype, torch.strided, node.requires_grad, memory_format, node.pin_memory
         )
-        made: Any = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined, unused-ignore]
+        tensor_class: Any = torch.Tensor
+        made: Any = tensor_class._make_wrapper_subclass(
             ShardedTensor,
             torch.Size(node.shape),
             dtype=dtype,

@@ -1,4 +1,7 @@
-"""Tensors that are more than plain ones: subclasses, wrappers of other tensors, sparse ones. And those that cannot travel."""
+"""Tensors that the core does not read: subclasses, wrappers of other tensors, sparse tensors.
+
+Also the reasons why some tensors cannot be sent.
+"""
 
 from __future__ import annotations
 
@@ -28,12 +31,13 @@ _NO_DISPATCH = torch.Tensor.__torch_dispatch__
 
 
 def tensor_encoder(cls: Any, refuse: Refuse) -> Encoder:
-    """For a subclass of torch.Tensor, and for a plain one that the core does not read by itself."""
+    """For a subclass of torch.Tensor, and for a plain tensor that the core could not read."""
     if cls is torch.Tensor or cls is nn.Parameter:
         return lambda value: _encode_unusual(value, refuse)
     if issubclass(cls, UninitializedTensorMixin):
         return lambda value: refuse(
-            value, "it has no shape and no memory yet: run the module once, or initialize it, before sending"
+            value,
+            "it has no shape and no memory yet: run the module once, or initialize it, first",
         )
     if _is_fake(cls):
         return _refuse_fake
@@ -41,7 +45,9 @@ def tensor_encoder(cls: Any, refuse: Refuse) -> Encoder:
         return _subclass_encoder(cls, refuse)
     if _is_wrapper(cls):
         return _wrapper_encoder(cls, refuse)
-    return lambda value: refuse(value, "torch cannot take it apart: send the tensors that it is made of")
+    return lambda value: refuse(
+        value, "torch cannot take it apart: send the tensors that it is made of"
+    )
 
 
 def _is_fake(cls: type) -> bool:
@@ -58,25 +64,27 @@ def _is_plain(cls: Any) -> bool:
 
 
 def _is_wrapper(cls: Any) -> bool:
-    # Those of torch itself have rules of their own, or stand for something that lives in one process only.
+    # Torch's own wrappers have rules of their own, or exist in one process only.
     if cls.__module__.startswith("torch.") and not cls.__module__.startswith("torch.testing."):
         return False
-    return callable(getattr(cls, "__tensor_flatten__", None)) and callable(getattr(cls, "__tensor_unflatten__", None))
+    return callable(getattr(cls, "__tensor_flatten__", None)) and callable(
+        getattr(cls, "__tensor_unflatten__", None)
+    )
 
 
 def parameter(value: torch.Tensor, node: Any) -> Any:
-    """The node of a tensor that may be a parameter of another type than nn.Parameter."""
+    """The node, marked as a parameter if the tensor is one."""
     return Object("torch.Parameter", node) if isinstance(value, nn.Parameter) else node
 
 
 def as_plain(value: torch.Tensor) -> torch.Tensor:
-    """The same memory as a torch.Tensor, without its history."""
+    """The same memory as a plain torch.Tensor, detached."""
     with torch._C.DisableTorchFunctionSubclass():
         plain = value.detach().as_subclass(torch.Tensor)
         return plain.requires_grad_() if value.requires_grad else plain
 
 
-# Subclasses that add nothing but a name, methods and attributes.
+# ---- subclasses that add only a name, methods and attributes ----
 
 
 def _subclass_encoder(cls: type, refuse: Refuse) -> Encoder:
@@ -87,14 +95,19 @@ def _subclass_encoder(cls: type, refuse: Refuse) -> Encoder:
     def encode(value: Any) -> Any:
         if value.layout is not torch.strided:
             return refuse(
-                value, f"it is a subclass with the layout {value.layout}: send value.as_subclass(torch.Tensor)"
+                value,
+                f"it is a subclass with the layout {value.layout}: send "
+                "value.as_subclass(torch.Tensor)",
             )
         try:
             attributes = attributes_json(_types.attributes_of(value), cls)
         except TypeError as error:
             return refuse(value, f"{error}: delete it, or send value.as_subclass(torch.Tensor)")
         return Object(
-            _types.format_type_name("torch.subclass", **{"class": class_name, "attributes": attributes}), as_plain(value)
+            _types.format_type_name(
+                "torch.subclass", **{"class": class_name, "attributes": attributes}
+            ),
+            as_plain(value),
         )
 
     return encode
@@ -105,7 +118,8 @@ def _subclass_decoder(arguments: dict[str, Any]) -> Decoder:
     cls: Any = _types.find_class(arguments.get("class"), torch.Tensor, "subclass of torch.Tensor")
     if not _is_plain(cls):
         raise Malformed(
-            f"{_types.full_name(cls)} is no plain subclass of torch.Tensor here; both sides must run the same version of the program"
+            f"{_types.full_name(cls)} is not a plain subclass of torch.Tensor here; both sides "
+            "must run the same version of the program"
         )
     attributes_from(arguments)
 
@@ -120,7 +134,7 @@ def _subclass_decoder(arguments: dict[str, Any]) -> Decoder:
     return decode
 
 
-# Wrappers: they say themselves which tensors they are made of, and how they are made of them again.
+# ---- wrappers: classes with __tensor_flatten__ and __tensor_unflatten__ ----
 
 
 def _wrapper_encoder(cls: Any, refuse: Refuse) -> Encoder:
@@ -130,7 +144,9 @@ def _wrapper_encoder(cls: Any, refuse: Refuse) -> Encoder:
 
     def encode(value: Any) -> Any:
         names, context = value.__tensor_flatten__()
-        type_name = _types.format_type_name("torch.wrapper", **{"class": class_name, "requires_grad": value.requires_grad or None})
+        type_name = _types.format_type_name(
+            "torch.wrapper", **{"class": class_name, "requires_grad": value.requires_grad or None}
+        )
         payload = {
             "tensors": {name: getattr(value, name) for name in names},
             "context": context,
@@ -147,13 +163,17 @@ def _wrapper_decoder(arguments: dict[str, Any]) -> Decoder:
     cls: Any = _types.find_class(arguments.get("class"), torch.Tensor, "subclass of torch.Tensor")
     if not _is_wrapper(cls):
         raise Malformed(
-            f"{_types.full_name(cls)} wraps no tensors here; both sides must run the same version of the program"
+            f"{_types.full_name(cls)} does not wrap tensors here; both sides must run the same "
+            "version of the program"
         )
     requires_grad = arguments.get("requires_grad", False) is True
 
     def decode(payload: Any) -> Any:
         if expect(payload, dict).keys() != {"tensors", "context", "size", "stride"}:
-            raise Malformed("a wrapper is sent as tensors, context, size and stride; the sender is broken or hostile")
+            raise Malformed(
+                "a wrapper is sent as tensors, context, size and stride; the sender is broken or "
+                "hostile"
+            )
         tensors = expect(payload["tensors"], dict)
         if any(item is None for item in tensors.values()):
             return None
@@ -164,14 +184,15 @@ def _wrapper_decoder(arguments: dict[str, Any]) -> Decoder:
         made = cls.__tensor_unflatten__(tensors, payload["context"], size, stride)
         if not isinstance(made, cls):
             raise Malformed(
-                f"{_types.full_name(cls)} made a {_types.full_name(type(made))} of what was sent; both sides must run the same version"
+                f"{_types.full_name(cls)} made a {_types.full_name(type(made))} of its parts; both "
+                "sides must run the same version of the program"
             )
         return made.requires_grad_() if requires_grad and made.is_leaf else made
 
     return decode
 
 
-# Sparse tensors, and those that cannot travel.
+# ---- sparse tensors, and tensors that cannot be sent ----
 
 _COMPRESSED: dict[Any, tuple[str, str, str]] = {
     torch.sparse_csr: ("torch.sparse_csr", "crow_indices", "col_indices"),
@@ -195,24 +216,42 @@ def _why_not(value: Any) -> str | None:
     if value.is_nested:
         return "it is nested: send list(value.unbind())"
     if value.device.type == "meta":
-        return "it has no memory, being on the device meta: give it some first, with module.to_empty(device='cpu'), say"
+        return (
+            "it has no memory, because it is on the device meta: give it some first, for example "
+            "with module.to_empty(device='cpu')"
+        )
     if value.is_quantized:
-        return "it is quantized: send value.dequantize(), or value.int_repr() and its scale and zero point"
+        return (
+            "it is quantized: send value.dequantize(), or value.int_repr() and its scale and "
+            "zero point"
+        )
     if value.layout is torch.sparse_coo or value.layout in _COMPRESSED:
         return None
     if value.layout is not torch.strided:
-        return f"it has the layout {value.layout}, which nobody else reads: send value.to_dense()"
-    return f"its memory, {value.dtype} on {value.device}, cannot be read: send value.cpu(), or value.clone()"
+        return f"it has the layout {value.layout}, which only torch reads: send value.to_dense()"
+    return (
+        f"its memory, {value.dtype} on {value.device}, cannot be read: send value.cpu(), or "
+        "value.clone()"
+    )
 
 
 def _encode_sparse(value: Any) -> Object:
-    arguments: dict[str, object] = {"requires_grad": value.requires_grad or None, "size": list(value.shape)}
+    arguments: dict[str, object] = {
+        "requires_grad": value.requires_grad or None,
+        "size": list(value.shape),
+    }
     with torch.no_grad():
         if value.layout is torch.sparse_coo:
-            name = _types.format_type_name("torch.sparse_coo", coalesced=value.is_coalesced() or None, **arguments)
+            name = _types.format_type_name(
+                "torch.sparse_coo", coalesced=value.is_coalesced() or None, **arguments
+            )
             return Object(name, {"indices": value._indices(), "values": value._values()})
         kind, outer, inner = _COMPRESSED[value.layout]
-        parts = {outer: getattr(value, outer)(), inner: getattr(value, inner)(), "values": value.values().detach()}
+        parts = {
+            outer: getattr(value, outer)(),
+            inner: getattr(value, inner)(),
+            "values": value.values().detach(),
+        }
         return Object(_types.format_type_name(kind, **arguments), parts)
 
 
@@ -229,12 +268,18 @@ def _sparse_decoder(name: str) -> Callable[[dict[str, Any]], Decoder]:
             parts = expect(payload, dict)
             if any(item is None for item in parts.values()):
                 return None
-            first, second, values = (expect(parts[part], torch.Tensor) for part in (outer, inner, "values"))
+            first, second, values = (
+                expect(parts[part], torch.Tensor) for part in (outer, inner, "values")
+            )
             # Indices from elsewhere are checked: operators of torch trust them.
             if layout is torch.sparse_coo:
-                made = torch.sparse_coo_tensor(first, values, size, is_coalesced=coalesced, check_invariants=True)
+                made = torch.sparse_coo_tensor(
+                    first, values, size, is_coalesced=coalesced, check_invariants=True
+                )
             else:
-                made = torch.sparse_compressed_tensor(first, second, values, size, layout=layout, check_invariants=True)
+                made = torch.sparse_compressed_tensor(
+                    first, second, values, size, layout=layout, check_invariants=True
+                )
             return made.requires_grad_() if requires_grad else made
 
         return decode
@@ -252,7 +297,8 @@ def _parameter_decoder(arguments: dict[str, Any]) -> Decoder:
             raise Malformed("a parameter is made of a tensor; the sender is broken or hostile")
         if type(payload) is torch.Tensor:
             return nn.Parameter(payload, payload.requires_grad)
-        # What nn.Parameter does for other types, without an operator: those of DTensor answer with a mesh from a cache.
+        # What nn.Parameter does for other types, without an operator: those of DTensor answer with
+        # a mesh from a cache.
         payload._is_param = True
         return payload
 

@@ -1,7 +1,9 @@
-"""The names of ``torch.distributed.checkpoint._pg_transport``, for programs and test suites that were written for that module.
+"""The names of ``torch.distributed.checkpoint._pg_transport``, for programs and test suites that
+were written for that module.
 
-``PGTransport`` is Wherry's. The functions give what the reference's give, from what Wherry itself reads of a state: the tensors and
-storages of ``wherry._core.build``. Wherry's transport needs none of them; the wire has a format of its own.
+``PGTransport`` is Wherry's. The functions give what the reference's give, from what Wherry itself
+reads of a state: the tensors and storages of ``wherry._core.build``. Wherry's transport needs none
+of them; the wire has a format of its own.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from torch.utils._pytree import KeyPath, TreeSpec, tree_flatten_with_path
 
 from wherry import _core
 from wherry.torch._codec import DTYPES, TorchCodec
-from wherry.torch.transport import PGTransport
+from wherry.torch.pg_transport import PGTransport
 
 __all__ = [
     "PGTransport",
@@ -72,7 +74,9 @@ class _ShardedTensorMeta:
 
 @dataclass
 class _StateDictMeta:
-    """A state without the bytes of its tensors: its tree, the path of each leaf, and the leaves, tensors among them as above."""
+    """A state without the bytes of its tensors: its tree, the path of each leaf, and the leaves,
+    tensors among them as above.
+    """
 
     treespec: TreeSpec
     paths: list[KeyPath]
@@ -88,33 +92,46 @@ def _timeit(name: str) -> Generator[None, None, None]:
 
 
 def _read(values: list[Any]) -> Iterator[tuple[_TensorMeta, int]]:
-    """What the core reads of tensors: of each its layout, and the address of its storage, in order, a shard each."""
+    """What the core reads of tensors: of each its layout, and the address of its storage, in order,
+    a shard each.
+    """
     state = _core.build(values, TorchCodec())
     storages = state.storages()
     for _, dtype, shape, strides, offset, number, _ in state.tensors():
         address, nbytes, _ = storages[number]
-        yield _TensorMeta(torch.Size(shape), _BY_CODE[dtype], offset, tuple(strides), nbytes), address
+        yield (
+            _TensorMeta(torch.Size(shape), _BY_CODE[dtype], offset, tuple(strides), nbytes),
+            address,
+        )
 
 
 def _plain(tensor: torch.Tensor) -> torch.Tensor:
     if type(tensor) is not torch.Tensor:
         raise AssertionError(f"only a torch.Tensor can be cast, not a {type(tensor)}")
     if tensor.layout is not torch.strided:
-        raise NotImplementedError(f"a tensor of the layout {tensor.layout} has no storage that could be cast")
+        raise NotImplementedError(
+            f"a tensor of the layout {tensor.layout} has no storage that could be cast"
+        )
     return tensor
 
 
-def _whole(tensor: torch.Tensor, meta: _TensorMeta, address: int, dtype: torch.dtype) -> torch.Tensor:
+def _whole(
+    tensor: torch.Tensor, meta: _TensorMeta, address: int, dtype: torch.dtype
+) -> torch.Tensor:
     """The storage of a tensor as a line of elements of another type."""
     storage = tensor.untyped_storage()
     if storage.data_ptr() != address or meta.nbytes % dtype.itemsize:
-        raise AssertionError(f"a storage of {meta.nbytes} bytes at {address:#x} cannot be read as {dtype}")
+        raise AssertionError(
+            f"a storage of {meta.nbytes} bytes at {address:#x} cannot be read as {dtype}"
+        )
     count = meta.nbytes // dtype.itemsize
     return torch.empty(0, dtype=dtype, device=tensor.device).set_(storage, 0, (count,), (1,))
 
 
 def _cast_tensor(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """The whole storage of a tensor, whatever part of it that is, as a line of elements of another type. No bytes are copied."""
+    """The whole storage of a tensor, whatever part of it that is, as a line of elements of another
+    type. No bytes are copied.
+    """
     ((meta, address),) = _read([_plain(tensor)])
     return _whole(tensor, meta, address, dtype)
 
@@ -134,12 +151,19 @@ def _parts(leaf: object) -> list[torch.Tensor]:
     return [leaf] if isinstance(leaf, torch.Tensor) else []
 
 
-def _prepare_state_dict(state_dict: object, device: torch.device) -> tuple[_StateDictMeta, list[torch.Tensor]]:
-    """What describes a state, and the bytes of its tensors, in the order of the leaves. device: as the reference, not used."""
+def _prepare_state_dict(
+    state_dict: object, device: torch.device
+) -> tuple[_StateDictMeta, list[torch.Tensor]]:
+    """What describes a state, and the bytes of its tensors, in the order of the leaves.
+
+    device: as the reference, not used.
+    """
     leaves, treespec = tree_flatten_with_path(state_dict)
     parts = [_plain(part) for _, leaf in leaves for part in _parts(leaf)]
     read = list(_read(list(parts)))
-    tensors = [_whole(part, meta, address, torch.uint8) for part, (meta, address) in zip(parts, read)]
+    tensors = [
+        _whole(part, meta, address, torch.uint8) for part, (meta, address) in zip(parts, read)
+    ]
     metas = iter([meta for meta, _ in read])
     described: list[object | _TensorMeta | _DTensorMeta | _ShardedTensorMeta] = []
     for _, leaf in leaves:
@@ -148,7 +172,9 @@ def _prepare_state_dict(state_dict: object, device: torch.device) -> tuple[_Stat
             described.append(_DTensorMeta(own[0], leaf._spec))
         elif isinstance(leaf, ShardedTensor):
             described.append(
-                _ShardedTensorMeta(own, [shard.metadata for shard in leaf.local_shards()], leaf.metadata())
+                _ShardedTensorMeta(
+                    own, [shard.metadata for shard in leaf.local_shards()], leaf.metadata()
+                )
             )
         else:
             described.append(own[0] if own else leaf)

@@ -1,0 +1,195 @@
+"""What Wherry needs to know of a torch process group: its backend, its store, its ranks, its hosts."""
+
+from __future__ import annotations
+
+import os
+import socket
+import weakref
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import FileStore, HashStore, PrefixStore, Store, TCPStore
+from torch.distributed import distributed_c10d
+
+from wherry._rendezvous import address_for_others, is_loopback
+from wherry.errors import Closed, InvalidArgument
+
+#: Attributes in which wrappers keep their process group.
+_INNER_NAMES = ("parent", "_pg", "pg", "_process_group", "process_group", "_wrapped")
+
+#: Wrappers of wrappers exist. More levels than this mean a cycle.
+_MAX_DEPTH = 8
+
+
+def unwrap(pg: Any) -> Any:
+    """The process group inside wrappers such as torchft's, which may hold another one each time.
+
+    A wrapper's own rank() and store are those of an empty group, so they are never used.
+    """
+    if pg is None:
+        pg = distributed_c10d._get_default_group()
+    for _ in range(_MAX_DEPTH):
+        inner = _inside(pg)
+        if inner is None:
+            _check_rank(pg)
+            return pg
+        pg = inner
+    raise InvalidArgument(f"a {type(pg).__name__} wraps itself: pass the process group inside")
+
+
+def _inside(pg: Any) -> Any:
+    for name in _INNER_NAMES:
+        try:
+            inner = getattr(pg, name, None)
+        except AssertionError as error:  # torchft raises it if there is no group yet
+            raise InvalidArgument(f"the process group cannot be used yet: {error}") from error
+        if inner is None or inner is pg:
+            continue
+        if all(hasattr(inner, one) for one in ("rank", "size", "send", "recv")):
+            return inner
+    return None
+
+
+def _check_rank(pg: Any) -> None:
+    """Refuses a class that knows its size but not its rank, such as torchft's for groups in another
+    process.
+    """
+    base, own = dist.ProcessGroup, type(pg)
+    if not isinstance(pg, base) or own.rank is not base.rank or own.size is base.size:
+        return
+    if base.size(pg) != pg.size():
+        raise InvalidArgument(
+            f"a {own.__name__} does not tell which rank this process has: pass a process group "
+            "that does, or, with torchft, use wherry.torchft.Transport"
+        )
+
+
+def is_registered(pg: Any) -> bool:
+    """True if torch made the group, and has not destroyed it."""
+    try:
+        return pg in distributed_c10d._world.pg_map
+    except TypeError:  # it cannot be hashed
+        return False
+
+
+def store_of(pg: Any) -> Store | None:
+    """The store that the ranks of a group share, or None."""
+    found: Store | None = None
+    if hasattr(pg, "get_group_store"):
+        try:
+            found = pg.get_group_store()
+        except RuntimeError:
+            found = None
+    if found is None and is_registered(pg):
+        found = distributed_c10d._world.pg_map[pg][1]
+    return found
+
+
+def backend_of(pg: Any) -> str:
+    """The name of the backend that carries tensors in host memory: "gloo"."""
+    try:
+        return str(pg._get_backend(torch.device("cpu")).name()).lower()
+    except (AttributeError, RuntimeError):
+        pass
+    try:
+        return str(pg.name()).lower()
+    except (AttributeError, RuntimeError):
+        return type(pg).__name__
+
+
+def is_gloo(pg: Any) -> bool:
+    """True if the group can carry a transfer.
+
+    Only gloo keeps messages with different tags apart, and stops using memory that was given up.
+    """
+    return backend_of(pg) == "gloo"
+
+
+def global_ranks(pg: Any) -> tuple[list[int], int]:
+    """The rank in the whole job of each member of a group, and the size of the job."""
+    size = pg.size()
+    if dist.is_initialized() and is_registered(pg):
+        return list(dist.get_process_group_ranks(pg)), dist.get_world_size()
+    return list(range(size)), size
+
+
+def own_rank(pg: Any) -> int:
+    """The rank of this process in the whole job, as meshes and shard placements name it."""
+    return dist.get_rank() if dist.is_initialized() else int(pg.rank())
+
+
+class Condition:
+    """Why a group can carry nothing any more, for all its users.
+
+    A timeout inside a group breaks it.
+    """
+
+    def __init__(self) -> None:
+        self.broken = ""
+
+    def check(self) -> None:
+        """Raises Closed if the group is broken."""
+        if self.broken:
+            raise Closed(
+                f"this process group cannot be used any more, make it again: {self.broken}"
+            )
+
+
+_conditions: weakref.WeakKeyDictionary[Any, Condition] = weakref.WeakKeyDictionary()
+
+
+def condition_of(pg: Any) -> Condition:
+    """The condition of a group, shared by all its users."""
+    try:
+        return _conditions.setdefault(pg, Condition())
+    except TypeError:  # it cannot be hashed or weakly referenced
+        return Condition()
+
+
+def host_for(pg: Any, store: Store | None) -> str:
+    """The address at which the other ranks of the group reach this process.
+
+    It is loopback if all ranks are on one host, as far as is known. Otherwise it is the address of
+    this host on the route to the store's host.
+    """
+    known = _store_host(pg, store)
+    if known is None:
+        return "127.0.0.1"
+    return address_for_others(
+        known,
+        "set MASTER_ADDR to an address that all hosts reach, or WHERRY_INTERFACE to an interface",
+    )
+
+
+def on_one_host(pg: Any) -> bool:
+    """True if all ranks of the group are on this host, as far as is known."""
+    return _store_host(pg, store_of(pg)) is None
+
+
+def _store_host(pg: Any, store: Store | None) -> str | None:
+    """A host that all ranks know, or None if all of them are on this one."""
+    base = store
+    while isinstance(base, PrefixStore):
+        base = base.underlying_store
+    here, everywhere = os.environ.get("LOCAL_WORLD_SIZE"), os.environ.get("WORLD_SIZE")
+    if isinstance(base, HashStore):
+        return None
+    # What the launcher says is true only of groups that torch made of the launcher's ranks.
+    if (
+        here is not None
+        and here == everywhere
+        and is_registered(pg)
+        and str(dist.get_world_size()) == everywhere
+    ):
+        return None
+    several = here is not None and everywhere is not None and here != everywhere
+    if isinstance(base, TCPStore):
+        known = base.host
+    elif isinstance(base, FileStore) and not several:
+        return None
+    else:
+        known = os.environ.get("MASTER_ADDR", "")
+    if not known:
+        return socket.gethostname() if several else None
+    return None if is_loopback(known) else known
