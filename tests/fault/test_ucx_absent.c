@@ -9,7 +9,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "lane/ucx/ucx_internal.h"
+#include "lane/ucx/ucx.h"
 #include "support/build.h"
 #include "support/ferry_processes.h"
 
@@ -108,7 +108,7 @@ static void test_absent(void **state) {
          WHERRY_OK,
          "stream",
          "UCX 1.14.1 is too old; 1.15 or newer is needed"},
-        {"no libucp at all", {NULL, "libm.so.6"}, "ucx,stream", WHERRY_OK, "stream", "not a libucp"},
+        {"no libucp at all", {NULL, "libm.so.6"}, "ucx,stream", WHERRY_OK, "stream", "not a usable libucp"},
     };
     for (size_t i = 0; i < sizeof(scenes) / sizeof(*scenes); i++) {
         run(scenes + i);
@@ -153,7 +153,7 @@ static int load_and_compare(void) {
     static const int numbers[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGHUP, SIGUSR1};
     struct sigaction before[6];
     struct sigaction after;
-    wh_ucx_station *station;
+    wh_ucx_link *link;
     wherry_error error;
     char *const *environment = environ;
     size_t variables = 0;
@@ -164,7 +164,7 @@ static int load_and_compare(void) {
     while (environ[variables]) {
         variables++;
     }
-    if (wh_ucx_station_take(NULL, true, &station, &error) != WHERRY_OK) {
+    if (wh_ucx_link_take(NULL, true, &link, &error) != WHERRY_OK) {
         return 1;
     }
     for (int i = 0; i < 6; i++) {
@@ -176,7 +176,7 @@ static int load_and_compare(void) {
     if (environ != environment || environ[variables] || (variables && !environ[variables - 1])) {
         return 9;
     }
-    wh_ucx_station_give(station);
+    wh_ucx_link_give(link);
     return 0;
 }
 
@@ -186,11 +186,11 @@ static void test_loading_leaves_the_process_as_it_was(void **state) {
 }
 
 static int take_one(void) {
-    wh_ucx_station *station;
+    wh_ucx_link *link;
     wherry_error error;
-    wherry_status status = wh_ucx_station_take(NULL, true, &station, &error);
+    wherry_status status = wh_ucx_link_take(NULL, true, &link, &error);
     if (status == WHERRY_OK) {
-        wh_ucx_station_give(station);
+        wh_ucx_link_give(link);
     }
     return status == WHERRY_OK ? 0 : status == WHERRY_UNSUPPORTED && strstr(error.message, "forked") ? 10 : 1;
 }
@@ -210,13 +210,13 @@ static int fork_at_rest(void) {
 }
 
 static int fork_at_work(void) {
-    wh_ucx_station *station;
+    wh_ucx_link *link;
     wherry_error error;
-    if (wh_ucx_station_take(NULL, true, &station, &error) != WHERRY_OK) {
+    if (wh_ucx_link_take(NULL, true, &link, &error) != WHERRY_OK) {
         return 1;
     }
     int got = take_in_a_child();
-    wh_ucx_station_give(station);
+    wh_ucx_link_give(link);
     return got == 10 ? take_one() : 2;
 }
 

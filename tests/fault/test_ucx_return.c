@@ -9,7 +9,7 @@
 #include <unistd.h>
 
 #include "base/point.h"
-#include "lane/ucx/ucx_internal.h"
+#include "lane/ucx/ucx.h"
 #include "support/build.h"
 #include "support/ferry_processes.h"
 
@@ -165,12 +165,12 @@ static void test_no_answer(void **state) {
 static atomic_int made;
 
 static void count_made(const char *point) {
-    made += strcmp(point, "ucx makes a station") == 0;
+    made += strcmp(point, "ucx creates a link") == 0;
 }
 
 /** Its workers hear of the end later than its conversation does. */
 static void be_late(const char *point) {
-    if (strcmp(point, "ucx source said the end") == 0) {
+    if (strcmp(point, "ucx source sent END") == 0) {
         usleep(LATE_MS * 1000);
     }
     count_made(point);
@@ -185,7 +185,7 @@ static void be_late_source(crowd_rank *self) {
     for (int i = 0; i < TIMES; i++) {
         crowd_must(self, send_state(self, "ucx", &outcome, &error), error);
     }
-    crowd_check(self, first > 0 && made == first, "%d stations were made for the first, %d later", first, made - first);
+    crowd_check(self, first > 0 && made == first, "%d links were created for the first, %d later", first, made - first);
     wh_point_hook = NULL;
 }
 
@@ -208,21 +208,21 @@ static void test_connections_are_kept(void **state) {
 
 enum { HEARD_MS = 5000, A_MOMENT_MS = 200 };
 
-static void take_turns(wh_ucx_station *station, const wh_stop *stop, int64_t milliseconds) {
+static void take_turns(wh_ucx_link *link, const wh_stop *stop, int64_t milliseconds) {
     wh_deadline until = wh_deadline_in_ms(milliseconds);
-    while (station->lost == UCS_OK && !wh_deadline_passed(until)) {
-        wh_ucx_turn(station, stop);
+    while (link->lost == UCS_OK && !wh_deadline_passed(until)) {
+        wh_ucx_link_progress(link, stop);
     }
 }
 
 static void be_silent(const wh_stop *stop, int out) {
-    wh_ucx_station *station;
+    wh_ucx_link *link;
     wherry_error error;
-    if (wh_ucx_station_take(NULL, true, &station, &error) != WHERRY_OK ||
-        write(out, station->card, WH_UCX_ID_BYTES + station->address_size) <= 0) {
+    if (wh_ucx_link_take(NULL, true, &link, &error) != WHERRY_OK ||
+        write(out, link->hello, WH_UCX_ID_BYTES + link->address_size) <= 0) {
         _exit(1);
     }
-    take_turns(station, stop, CROWD_MS);
+    take_turns(link, stop, CROWD_MS);
     _exit(1);
 }
 
@@ -241,18 +241,18 @@ static void test_death_is_heard(void **state) {
     }
     uint8_t there[PIPE_BUF]; /* comes in one piece */
     assert_true(read(ends[0], there, sizeof(there)) > WH_UCX_ID_BYTES);
-    wh_ucx_station *station;
+    wh_ucx_link *link;
     wh_ucx_operation operation;
-    must(wh_ucx_station_take(there, true, &station, &error));
-    must(wh_ucx_station_connect(station, there, there + WH_UCX_ID_BYTES, RECEIVER, &error));
-    wh_ucx_send(station, &operation, header, NULL, 0, false);
-    take_turns(station, &stop, A_MOMENT_MS);
-    assert_true(operation.done && station->lost == UCS_OK);
+    must(wh_ucx_link_take(there, true, &link, &error));
+    must(wh_ucx_link_connect(link, there, there + WH_UCX_ID_BYTES, RECEIVER, &error));
+    wh_ucx_send(link, &operation, header, NULL, 0, false);
+    take_turns(link, &stop, A_MOMENT_MS);
+    assert_true(operation.done && link->lost == UCS_OK);
     kill(child, SIGKILL);
     assert_int_equal(waitpid(child, NULL, 0), child);
-    take_turns(station, &stop, HEARD_MS);
-    assert_int_not_equal(station->lost, UCS_OK);
-    wh_ucx_station_give(station);
+    take_turns(link, &stop, HEARD_MS);
+    assert_int_not_equal(link->lost, UCS_OK);
+    wh_ucx_link_give(link);
     wh_stop_destroy(&stop);
     close(ends[0]);
     close(ends[1]);
@@ -273,13 +273,13 @@ static wherry_stats transfer_once(crowd_rank *self) {
 
 /** A child has nothing of what its parent has kept, and UCX works there. */
 static int be_child(void) {
-    wh_ucx_station *station;
+    wh_ucx_link *link;
     wherry_error error;
     made = 0;
-    if (wh_ucx_station_take(NULL, true, &station, &error) != WHERRY_OK || made != 1) {
+    if (wh_ucx_link_take(NULL, true, &link, &error) != WHERRY_OK || made != 1) {
         return 1;
     }
-    wh_ucx_station_give(station);
+    wh_ucx_link_give(link);
     return 0;
 }
 
@@ -296,7 +296,7 @@ static void be_forking(crowd_rank *self) {
     waitpid(child, &result, 0);
     crowd_check(self, result == 0, "the child ended with %d", result);
     transfer_once(self);
-    crowd_check(self, first > 0 && made == 2 * first, "%d stations were made for the first, %d later", first,
+    crowd_check(self, first > 0 && made == 2 * first, "%d links were created for the first, %d later", first,
                 made - first);
     wh_point_hook = NULL;
 }
@@ -318,7 +318,7 @@ static void test_forks_between_transfers(void **state) {
 /** What the user of each side sets. UCX's own default is 64k. */
 static const struct {
     const char *of[RANKS];
-    int made; /**< How often stations have been made up to here: once for long segments, once for others. */
+    int made; /**< How often links have been made up to here: once for long segments, once for others. */
 } users[] = {
     {{NULL, "64k"}, 1}, {{"64k", NULL}, 1}, {{NULL, NULL}, 2}, {{"64k", "64k"}, 2}, {{NULL, NULL}, 2},
 };
@@ -335,7 +335,7 @@ static void be_user(crowd_rank *self) {
         }
         transfer_once(self);
         first = first ? first : made;
-        crowd_check(self, made == users[i].made * first, "user %zu: %d stations, of %d", i, made, first);
+        crowd_check(self, made == users[i].made * first, "user %zu: %d links, of %d", i, made, first);
     }
     wh_point_hook = NULL;
 }

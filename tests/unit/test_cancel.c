@@ -5,8 +5,8 @@
 #include <pthread.h>
 #include <unistd.h>
 
-#include "support/local_group.h"
 #include "support/counting_allocator.h"
+#include "support/local_group.h"
 #include "transfer/cancel.h"
 
 enum { CALLS = 3, LONG_MS = 20000 };

@@ -7,10 +7,10 @@
 
 #include "api/group_handle.h"
 #include "base/bytes.h"
-#include "support/local_group.h"
 #include "support/asleep.h"
 #include "support/build.h"
 #include "support/counting_allocator.h"
+#include "support/local_group.h"
 #include "support/table_hub.h"
 
 enum { RANKS = 3, SOON_MS = 10000 };

@@ -8,10 +8,10 @@
 
 #include "base/bytes.h"
 #include "base/error.h"
-#include "support/local_group.h"
 #include "lane/lanes.h"
 #include "support/build.h"
 #include "support/counting_allocator.h"
+#include "support/local_group.h"
 
 enum { CHUNK = 4 << 20, CHUNKS = 12, OUTSTANDING = 8, LONG_MS = 20000, SHORT_MS = 100, CHANNELS = 8 };
 #define TAG (WH_TAG_CONVERSATION | 6)

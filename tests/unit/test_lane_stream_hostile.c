@@ -8,9 +8,9 @@
 
 #include "base/alloc.h"
 #include "base/bytes.h"
-#include "support/local_group.h"
 #include "lane/lanes.h"
 #include "support/build.h"
+#include "support/local_group.h"
 
 enum {
     HEADER = 64,

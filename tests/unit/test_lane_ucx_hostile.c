@@ -7,7 +7,7 @@
 #include "conformance/hub_place.h"
 #include "conformance/lane_trial.h"
 #include "lane/lanes.h"
-#include "lane/ucx/ucx_internal.h"
+#include "lane/ucx/ucx.h"
 #include "support/build.h"
 
 enum { MESSAGES = 8, CHUNKS = 4, CHUNK_BYTES = 5000, SEED = 1, LONG_MS = 20000, SHORT_MS = 300 };
@@ -41,9 +41,9 @@ typedef struct script {
 } script;
 
 static const script scripts[] = {
-    {"what it should", WHERRY_OK, "", false, {HELLO, WHOLE(0), WHOLE(1), WHOLE(2), WHOLE(3), END(4)}},
+    {"as it should be", WHERRY_OK, "", false, {HELLO, WHOLE(0), WHOLE(1), WHOLE(2), WHOLE(3), END(4)}},
     {"chunks in another order", WHERRY_OK, "", false, {HELLO, WHOLE(2), WHOLE(1), WHOLE(3), WHOLE(0), END(4)}},
-    {"what is of another transfer goes nowhere",
+    {"messages of another transfer are ignored",
      WHERRY_OK,
      "",
      false,
@@ -55,28 +55,32 @@ static const script scripts[] = {
       WHOLE(3),
       {.kind = WH_UCX_END, .eager = true, .foreign = 9},
       END(4)}},
-    {"a piece and no greeting", WHERRY_MALFORMED, "before it was welcome", false, {WHOLE(0)}},
-    {"two greetings", WHERRY_MALFORMED, "greeting", false, {HELLO, HELLO}},
+    {"a piece and no HELLO",
+     WHERRY_MALFORMED,
+     "a piece before HELLO, after END, or without rendezvous",
+     false,
+     {WHOLE(0)}},
+    {"two HELLOs", WHERRY_MALFORMED, "a malformed or second HELLO", false, {HELLO, HELLO}},
     {"bytes without rendezvous",
      WHERRY_MALFORMED,
-     "before it was welcome",
+     "a piece before HELLO, after END, or without rendezvous",
      false,
      {HELLO, {.kind = WH_UCX_PIECE, .bytes = CHUNK_BYTES, .size = CHUNK_BYTES, .eager = true}}},
     {"a chunk that is not awaited", WHERRY_MALFORMED, "not", false, {HELLO, WHOLE(CHUNKS)}},
     {"a chunk twice", WHERRY_MALFORMED, "not", false, {HELLO, WHOLE(1), WHOLE(1)}},
     {"a chunk of another length",
      WHERRY_MALFORMED,
-     "another length",
+     "a wrong length of a chunk",
      false,
      {HELLO, {.kind = WH_UCX_PIECE, .bytes = CHUNK_BYTES + 1, .size = CHUNK_BYTES}}},
-    {"a chunk that does not begin",
+    {"a chunk that begins in the middle",
      WHERRY_MALFORMED,
-     "out of turn",
+     "out of order",
      false,
      {HELLO, {.kind = WH_UCX_PIECE, .bytes = CHUNK_BYTES, .offset = 1, .size = 1}}},
-    {"a piece over the end",
+    {"a piece beyond the end of the chunk",
      WHERRY_MALFORMED,
-     "too long",
+     "empty or too long",
      false,
      {HELLO, {.kind = WH_UCX_PIECE, .bytes = CHUNK_BYTES, .size = CHUNK_BYTES + 1}}},
     {"two chunks at once",
@@ -85,19 +89,19 @@ static const script scripts[] = {
      false,
      {HELLO, {.kind = WH_UCX_PIECE, .bytes = CHUNK_BYTES, .size = 9}, WHOLE(1)}},
     {"a chunk without its digest", WHERRY_MALFORMED, "without its digest", true, {HELLO, WHOLE(0)}},
-    {"a welcome", WHERRY_MALFORMED, "out of turn", false, {HELLO, {.kind = WH_UCX_WELCOME, .eager = true}}},
-    {"two ends", WHERRY_MALFORMED, "out of turn", false, {HELLO, END(4), END(4)}},
-    {"a piece after the end", WHERRY_MALFORMED, "after the end", false, {HELLO, END(4), WHOLE(0)}},
-    {"an end too early", WHERRY_TIMED_OUT, "timed out", false, {HELLO, WHOLE(0), END(2)}},
-    {"more than the end says", WHERRY_MALFORMED, "more chunks", false, {HELLO, WHOLE(0), WHOLE(1), END(1)}},
-    {"a kind that there is not",
+    {"a WELCOME", WHERRY_MALFORMED, "out of order", false, {HELLO, {.kind = WH_UCX_WELCOME, .eager = true}}},
+    {"two ENDs", WHERRY_MALFORMED, "out of order", false, {HELLO, END(4), END(4)}},
+    {"a piece after END", WHERRY_MALFORMED, "after END", false, {HELLO, END(4), WHOLE(0)}},
+    {"END too early", WHERRY_TIMED_OUT, "timed out", false, {HELLO, WHOLE(0), END(2)}},
+    {"more than END says", WHERRY_MALFORMED, "more chunks", false, {HELLO, WHOLE(0), WHOLE(1), END(1)}},
+    {"an unknown kind",
      WHERRY_MALFORMED,
-     "a kind that there is not",
+     "a message of an unknown kind",
      false,
      {HELLO, {.kind = WH_UCX_END, .eager = true, .flip = 0x40}}},
-    {"bits that mean nothing",
+    {"unknown bits",
      WHERRY_MALFORMED,
-     "mean nothing",
+     "a header with unknown bits",
      false,
      {HELLO, {.kind = WH_UCX_END, .eager = true, .garble = 0x80}}},
 };
@@ -150,7 +154,7 @@ static void close_stage(stage *s) {
 }
 
 /** Says a script to a receiver until that one has ended. */
-static void say(wh_ucx_station *station, const stage *s, const wh_ucx_request *request, const line *lines) {
+static void say(wh_ucx_link *link, const stage *s, const wh_ucx_request *request, const line *lines) {
     static uint8_t data[CHUNK_BYTES + 1];
     uint8_t headers[MESSAGES][WH_UCX_HEADER_BYTES];
     wh_ucx_operation operations[MESSAGES];
@@ -163,30 +167,30 @@ static void say(wh_ucx_station *station, const stage *s, const wh_ucx_request *r
         headers[i][0] ^= one->flip;
         headers[i][1] ^= one->garble;
         headers[i][8] ^= one->foreign;
-        wh_ucx_send(station, operations + i, headers[i], hello ? station->card : data,
-                    hello ? WH_UCX_ID_BYTES + station->address_size : one->size, !one->eager);
+        wh_ucx_send(link, operations + i, headers[i], hello ? link->hello : data,
+                    hello ? WH_UCX_ID_BYTES + link->address_size : one->size, !one->eager);
     }
     while (!atomic_load(&s->over)) {
-        wh_ucx_turn(station, &s->trial.source.stop);
+        wh_ucx_link_progress(link, &s->trial.source.stop);
     }
-    wh_ucx_station_disconnect(station);
+    wh_ucx_link_disconnect(link);
 }
 
 static void play(const script *what) {
     stage s;
     wh_string bytes = {0};
     wh_ucx_request request;
-    wh_ucx_station *station;
+    wh_ucx_link *link;
     wherry_error error;
     pthread_t thread;
     open_stage(&s, what->verify, what->expected == WHERRY_TIMED_OUT ? SHORT_MS : LONG_MS, &bytes);
     must(wh_ucx_request_read(bytes.bytes, bytes.size, 1, &request, &error));
-    must(wh_ucx_station_take(request.addresses[0].id, request.long_segments, &station, &error));
-    must(wh_ucx_station_connect(station, request.addresses[0].id, request.addresses[0].bytes, 1, &error));
+    must(wh_ucx_link_take(request.addresses[0].id, request.long_segments, &link, &error));
+    must(wh_ucx_link_connect(link, request.addresses[0].id, request.addresses[0].bytes, 1, &error));
     assert_int_equal(pthread_create(&thread, NULL, pull, &s), 0);
-    say(station, &s, &request, what->lines);
+    say(link, &s, &request, what->lines);
     pthread_join(thread, NULL);
-    wh_ucx_station_give(station);
+    wh_ucx_link_give(link);
     if (s.status != what->expected || (s.status != WHERRY_OK && !strstr(s.trial.receiver.error.message, what->text))) {
         fail_msg("%s: %s: %s", what->name, wherry_status_name(s.status), s.trial.receiver.error.message);
     }
@@ -210,16 +214,16 @@ static void test_too_many_pieces(void **state) {
     uint8_t header[WH_UCX_HEADER_BYTES];
     open_stage(&s, false, LONG_MS, &bytes);
     wh_ucx_end *end = (void *)s.trial.receiver.end;
-    uint8_t card[WH_UCX_ID_BYTES + 9] = {0};
+    uint8_t hello[WH_UCX_ID_BYTES + 9] = {0};
     wh_ucx_header_write(header, end->token, &(wh_ucx_header){.kind = WH_UCX_HELLO});
-    assert_false(wh_ucx_pull_message(end->workers, header, sizeof(header), card, sizeof(card), false));
+    assert_false(wh_ucx_receiver_message(end->workers, header, sizeof(header), hello, sizeof(hello), false));
     wh_ucx_header_write(header, end->token, &(wh_ucx_header){.kind = WH_UCX_PIECE, .bytes = CHUNK_BYTES});
     for (int i = 0; i < WH_UCX_QUEUE; i++) {
-        assert_true(wh_ucx_pull_message(end->workers, header, sizeof(header), card, 1, true));
-        assert_null(end->workers->pull->wrong);
+        assert_true(wh_ucx_receiver_message(end->workers, header, sizeof(header), hello, 1, true));
+        assert_null(end->workers->receiver->wrong);
     }
-    assert_false(wh_ucx_pull_message(end->workers, header, sizeof(header), card, 1, true));
-    assert_non_null(strstr(end->workers->pull->wrong, "more pieces"));
+    assert_false(wh_ucx_receiver_message(end->workers, header, sizeof(header), hello, 1, true));
+    assert_non_null(strstr(end->workers->receiver->wrong, "too many pieces"));
     wh_free(bytes.bytes);
     close_stage(&s);
 }
@@ -263,21 +267,21 @@ static void test_limit(void **state) {
     must(wh_stop_init(&stop, &error));
     wh_lane_site site = {.peer = 1, .stop = &stop, .deadline = wh_deadline_never(), .no_progress_ms = LIMIT_MS};
     wh_ucx_end end = {.site = &site};
-    wh_ucx_station station = {.lost = UCS_OK};
-    wh_ucx_worker worker = {.end = &end, .station = &station};
+    wh_ucx_link link = {.lost = UCS_OK};
+    wh_ucx_worker worker = {.end = &end, .link = &link};
     for (int i = 0; i < 3; i++) {
-        wh_ucx_got_on(&worker);
-        must(wh_ucx_must_end(&worker, &error));
-        wh_ucx_got_on(&worker);
+        wh_ucx_note_progress(&worker);
+        must(wh_ucx_check(&worker, &error));
+        wh_ucx_note_progress(&worker);
         usleep(2 * LIMIT_MS * 1000);
-        must(wh_ucx_must_end(&worker, &error)); /* this process may not have run: it looks first */
+        must(wh_ucx_check(&worker, &error)); /* this process may not have run: it looks first */
     }
-    usleep(2 * WH_UCX_LAST_MS * 1000);
-    must_fail(WHERRY_TIMED_OUT, error, wh_ucx_must_end(&worker, &error));
-    wh_ucx_got_on(&worker);
+    usleep(2 * WH_UCX_LAST_LOOK_MS * 1000);
+    must_fail(WHERRY_TIMED_OUT, error, wh_ucx_check(&worker, &error));
+    wh_ucx_note_progress(&worker);
     site.deadline = wh_deadline_in_ms(0);
     usleep(2 * LIMIT_MS * 1000);
-    must_fail(WHERRY_TIMED_OUT, error, wh_ucx_must_end(&worker, &error)); /* that of the transfer is not put off */
+    must_fail(WHERRY_TIMED_OUT, error, wh_ucx_check(&worker, &error)); /* that of the transfer is not put off */
     wh_stop_destroy(&stop);
 }
 

@@ -1,4 +1,44 @@
-/* The lane `ucx`: what both sides agree on before pieces travel, and what they have in common. */
+/*
+ * The lane `ucx`: moves chunks over whatever UCX finds between two hosts.
+ *
+ * A chunk travels in pieces of up to 2 MiB. Runs of 64 KiB and more are pieces of their own, sent
+ * from the tensor and received in place. Shorter runs are packed together at the source and
+ * unpacked at the receiver.
+ *
+ *     source                                    receiver
+ *     offer    ---------- OFFER ------------>   probe: creates links
+ *     accept   <--------- PLAN: request ------
+ *     push     ---------- HELLO ------------>   pull: answer
+ *              <--------- WELCOME ------------
+ *              ---------- PIECE ... --------->  fetches each one when a slot is free
+ *              ---------- END --------------->
+ *              <--------- ENDED --------------
+ *
+ * Invariants:
+ * 1. Nothing that the source says is trusted: the sink decides which chunks are awaited and how
+ *    long they are.
+ * 2. Pieces are begun, and end, in the order of their announcement, and so do chunks. A digest
+ *    covers the pieces in that order.
+ * 3. A worker has at most WH_UCX_SLOTS pieces in flight. At most PACKED_MAX of them are packed.
+ * 4. No piece is sent before WELCOME. So a lane that is refused because nobody answers has moved
+ *    nothing.
+ * 5. A round that fails disconnects its link: when push or pull has returned, UCX touches no
+ *    tensor.
+ *
+ * A source's end (wh_ucx_meeting), for all its workers together:
+ *
+ *     CALLING -> MET       meet: the first WELCOME
+ *     CALLING -> REFUSED   meet: the first worker that is not answered. The lane is refused
+ *
+ * A receiver's worker, per round:
+ *
+ *     waiting -> answered  answer: HELLO has come (first round only)
+ *     answered -> ended    wh_ucx_receiver_message: END has come
+ *     ended -> over        send_ended: all chunks have landed
+ */
+#include "lane/ucx/ucx.h"
+
+#include <stdio.h>
 #include <string.h>
 #include <sys/random.h>
 
@@ -6,62 +46,706 @@
 #include "base/checked.h"
 #include "base/error.h"
 #include "base/log.h"
+#include "base/point.h"
 #include "lane/lanes.h"
 #include "lane/site.h"
-#include "lane/ucx/ucx_internal.h"
+
+enum {
+    DIRECT_BYTES = 64 << 10, /**< Runs of at least this length are not packed. */
+    /** The longest packed piece. Each costs UCX several messages, whatever its length. */
+    PACKED_BYTES = 1 << 20,
+    /** More packed pieces would not be in the cache any more when they are sent. */
+    PACKED_MAX = 3,
+    HUGE_PAGE_BYTES = 2 << 20 /**< The kernel copies faster from huge pages. */
+};
+
+uint32_t wh_ucx_meet_ms = 5000;
+
+/* ---- both sides ---- */
+
+static uint8_t *scratch_begin(const wh_ucx_link *link) {
+    return link->scratch + (size_t)(-(uintptr_t)link->scratch & (HUGE_PAGE_BYTES - 1));
+}
+
+/**
+ * Takes WH_UCX_PART bytes, the first that are free: later ones may not be in the cache. There are
+ * as many as slots.
+ */
+static uint8_t *take_scratch(wh_ucx_link *link) {
+    if (!WH_RESERVE(link->scratch, link->scratch_bytes, (size_t)WH_UCX_SLOTS * WH_UCX_PART + HUGE_PAGE_BYTES)) {
+        return NULL;
+    }
+    unsigned part = (unsigned)__builtin_ctz(~link->scratch_used);
+    link->scratch_used |= 1U << part;
+    return scratch_begin(link) + (size_t)part * WH_UCX_PART;
+}
+
+static void give_scratch(wh_ucx_link *link, const uint8_t *part) {
+    link->scratch_used &= ~(1U << (size_t)(part - scratch_begin(link)) / WH_UCX_PART);
+}
+
+void wh_ucx_note_progress(wh_ucx_worker *worker) {
+    worker->patience = wh_site_patience(worker->end->site);
+    worker->overdue = false;
+}
+
+/**
+ * The limit may have passed while this process was stopped, so what has come since then is read
+ * first.
+ */
+static bool is_given_up(wh_ucx_worker *worker) {
+    if (!wh_deadline_passed(worker->patience)) {
+        return false;
+    }
+    bool looked = worker->overdue;
+    worker->overdue = true;
+    worker->patience = wh_deadline_earlier(worker->end->site->deadline, wh_deadline_in_ms(WH_UCX_LAST_LOOK_MS));
+    return looked || wh_deadline_passed(worker->patience);
+}
+
+static wherry_status fail_lost(const wh_ucx_worker *worker, ucs_status_t why, wherry_error *error) {
+    const wh_lane_site *site = worker->end->site;
+    return wh_site_blame(site,
+                         wh_fail(error, WHERRY_PEER_LOST, "UCX has lost rank %d: %s", (int)site->peer,
+                                 worker->link->ucx->ucs_status_string(why)),
+                         error);
+}
+
+wherry_status wh_ucx_check(wh_ucx_worker *worker, wherry_error *error) {
+    const wh_lane_site *site = worker->end->site;
+    if (wh_stop_requested(site->stop)) {
+        return wh_site_cancelled(error);
+    }
+    if (worker->link->lost != UCS_OK) {
+        return fail_lost(worker, worker->link->lost, error);
+    }
+    return is_given_up(worker) ? wh_site_timed_out(site, error) : WHERRY_OK;
+}
+
+/** Lets UCX work once. @return as wh_ucx_check. */
+static wherry_status progress(wh_ucx_worker *worker, wherry_error *error) {
+    wh_ucx_link_progress(worker->link, worker->end->site->stop);
+    return wh_ucx_check(worker, error);
+}
+
+static wherry_status begin_round(wh_ucx_worker *worker, bool verify, wherry_error *error) {
+    wh_ucx_note_progress(worker);
+    worker->link->scratch_used = 0;
+    if (verify && !worker->digester) {
+        worker->digester = wh_digester_create();
+    }
+    return verify && !worker->digester ? wh_fail_memory(error, "a digest") : WHERRY_OK;
+}
+
+/**
+ * Notes and logs, once, which transports UCX has chosen. They are known when the peer has answered.
+ */
+static void note_transports(wh_ucx_worker *worker) {
+    wh_ucx_end *end = worker->end;
+    if (worker == end->workers && !end->detail[0]) {
+        const char *transports = wh_ucx_link_transports(worker->link);
+        snprintf(end->detail, sizeof(end->detail), "UCX %s over %s", worker->link->ucx->ucp_get_version_string(),
+                 transports[0] ? transports : "unknown transports");
+        wh_log(WHERRY_LOG_INFO, "ucx: %s rank %d: %s, workers: %u", end->is_source ? "to" : "from",
+               (int)end->site->peer, end->detail, (unsigned)end->base.workers);
+    }
+}
+
+/** Ends a worker's share of a round. @return status. */
+static wherry_status end_share(wh_ucx_worker *worker, wherry_status status) {
+    worker->link->clean = status == WHERRY_OK;
+    if (status != WHERRY_OK) {
+        wh_ucx_link_disconnect(worker->link);
+    }
+    wh_ucx_leave();
+    return status;
+}
+
+/* ---- source: pieces ---- */
+
+/** A message for a source: wh_ucx_message_fn. */
+static bool source_message(void *context, const void *header, size_t header_size, void *data, size_t size,
+                           bool rendezvous) {
+    wh_ucx_worker *worker = context;
+    wh_ucx_header message;
+    (void)data, (void)size, (void)rendezvous;
+    if (!wh_ucx_header_read(header, header_size, worker->end->token, &message)) {
+        worker->source->met = worker->source->met || message.kind == WH_UCX_WELCOME;
+        worker->source->ended = worker->source->ended || message.kind == WH_UCX_ENDED;
+        wh_ucx_note_progress(worker);
+    }
+    return false;
+}
+
+/** @return the length of the next piece. *direct_p: it is one run, and need not be packed. */
+static size_t measure_piece(const wh_run_cursor *cursor, bool *direct_p) {
+    size_t first = wh_run_cursor_left(cursor);
+    *direct_p = true;
+    if (first >= DIRECT_BYTES) {
+        return (size_t)wh_min(first, WH_UCX_PIECE_MAX);
+    }
+    size_t bytes = first;
+    for (const struct iovec *at = cursor->at + 1; at < cursor->end && at->iov_len < DIRECT_BYTES; at++) {
+        if (bytes + at->iov_len > PACKED_BYTES) {
+            break;
+        }
+        *direct_p = false;
+        bytes += at->iov_len;
+    }
+    return bytes;
+}
+
+/**
+ * Sends the next piece of the chunk. Leaves the slot free if enough packed pieces are in flight.
+ */
+static wherry_status send_piece(wh_ucx_worker *worker, wh_ucx_outgoing *slot, bool verify, wherry_error *error) {
+    wh_ucx_source *source = worker->source;
+    bool direct;
+    size_t bytes = measure_piece(&source->cursor, &direct);
+    const void *from = (const char *)source->cursor.at->iov_base + source->cursor.skip;
+    slot->packed = NULL;
+    if (direct) {
+        wh_run_cursor_advance(&source->cursor, bytes);
+    } else if (__builtin_popcount(worker->link->scratch_used) == PACKED_MAX) {
+        return WHERRY_OK;
+    } else {
+        from = slot->packed = take_scratch(worker->link);
+        if (!from) {
+            return wh_fail_memory(error, "a piece");
+        }
+        wh_run_cursor_pack(&source->cursor, slot->packed, bytes);
+    }
+    wh_ucx_header header = {
+        .kind = WH_UCX_PIECE, .chunk = source->chunk, .bytes = source->segments.bytes, .offset = source->offset};
+    source->offset += bytes;
+    if (verify) { /* before it is sent, so that the copy finds it in the cache */
+        wh_digester_add(worker->digester, from, bytes);
+        if (source->offset == source->segments.bytes) {
+            header.flags = WH_UCX_DIGEST;
+            header.digest = wh_digester_end(worker->digester);
+        }
+    }
+    wh_ucx_header_write(slot->header, worker->end->token, &header);
+    slot->chunk = source->chunk;
+    slot->bytes = bytes;
+    wh_ucx_send(worker->link, &slot->operation, slot->header, from, bytes, true);
+    return WHERRY_OK;
+}
+
+/**
+ * Takes the next chunk if the last one was sent. @return false if there is none, or on an error:
+ * *status_p.
+ */
+static bool has_piece(wh_ucx_worker *worker, const wh_feed *feed, wherry_status *status_p, wherry_error *error) {
+    wh_ucx_source *source = worker->source;
+    while (source->offset == source->segments.bytes) {
+        if (!feed->next(feed->context, &source->chunk)) {
+            return false;
+        }
+        *status_p = feed->gather(feed->context, source->chunk, &source->segments, error);
+        if (*status_p != WHERRY_OK) {
+            return false;
+        }
+        source->cursor = wh_run_cursor_at(&source->segments);
+        source->offset = 0;
+        source->chunks += source->segments.bytes != 0;
+        if (feed->verify) {
+            wh_digester_begin(worker->digester);
+        }
+    }
+    return true;
+}
+
+/** Fills free slots. *more_p becomes false when there are no more chunks. */
+static wherry_status send_pieces(wh_ucx_worker *worker, const wh_feed *feed, bool *more_p, wherry_error *error) {
+    wherry_status status = WHERRY_OK;
+    bool sent = true;
+    for (wh_ucx_outgoing *slot = worker->source->slots;
+         slot < worker->source->slots + WH_UCX_SLOTS && *more_p && sent && status == WHERRY_OK; slot++) {
+        if (!slot->bytes) {
+            *more_p = has_piece(worker, feed, &status, error);
+            status = *more_p ? send_piece(worker, slot, feed->verify, error) : status;
+            sent = slot->bytes;
+        }
+    }
+    return status;
+}
+
+/** @return true if no byte of a chunk remains to be read. */
+static bool is_read(const wh_ucx_source *source, uint64_t chunk) {
+    bool read = source->chunk != chunk || source->offset == source->segments.bytes;
+    for (size_t i = 0; i < WH_UCX_SLOTS; i++) {
+        read = read && !(source->slots[i].bytes && source->slots[i].chunk == chunk);
+    }
+    return read;
+}
+
+/** Frees the slots of pieces that have been sent. @param used_p  how many are in use. */
+static wherry_status collect_sent(wh_ucx_worker *worker, const wh_feed *feed, size_t *used_p, wherry_error *error) {
+    size_t used = 0;
+    for (wh_ucx_outgoing *slot = worker->source->slots; slot < worker->source->slots + WH_UCX_SLOTS; slot++) {
+        if (slot->bytes && slot->operation.done) {
+            if (slot->operation.status != UCS_OK) {
+                return fail_lost(worker, slot->operation.status, error);
+            }
+            feed->moved(feed->context, slot->bytes);
+            slot->bytes = 0;
+            if (slot->packed) {
+                give_scratch(worker->link, slot->packed);
+            }
+            if (is_read(worker->source, slot->chunk)) {
+                wh_feed_done(feed, slot->chunk);
+            }
+            wh_ucx_note_progress(worker);
+        }
+        used += slot->bytes != 0;
+    }
+    *used_p = used;
+    return WHERRY_OK;
+}
+
+/* ---- source: a round ---- */
+
+/**
+ * Moves the end out of CALLING. The first worker decides. @return true if the state is now the
+ * wanted one.
+ */
+static bool settle_meeting(wh_ucx_end *end, wh_ucx_meeting wanted) {
+    int state = WH_UCX_CALLING;
+    return atomic_compare_exchange_strong(&end->meeting, &state, wanted) || state == (int)wanted;
+}
+
+/**
+ * A worker was not answered. Refuses the lane if no other worker was. @param why  of UCX; UCS_OK:
+ * it took too long.
+ */
+static wherry_status fail_meeting(const wh_ucx_worker *worker, ucs_status_t why, wherry_error *error) {
+    const wh_lane_site *site = worker->end->site;
+    if (!settle_meeting(worker->end, WH_UCX_REFUSED)) {
+        return why == UCS_OK ? wh_site_timed_out(site, error) : fail_lost(worker, why, error);
+    }
+    return why == UCS_OK
+               ? wh_fail(error, WHERRY_REFUSED,
+                         "rank %d did not answer over UCX within %u ms; check UCX_NET_DEVICES and the firewall",
+                         (int)site->peer, (unsigned)wh_ucx_meet_ms)
+               : wh_fail(error, WHERRY_REFUSED,
+                         "UCX does not reach rank %d: %s; check UCX_NET_DEVICES and the firewall", (int)site->peer,
+                         worker->link->ucx->ucs_status_string(why));
+}
+
+/** Sends HELLO, by which the receiver finds its way back, and waits for WELCOME. */
+static wherry_status meet(wh_ucx_worker *worker, wherry_error *error) {
+    wh_deadline limit = wh_deadline_in_ms(wh_ucx_meet_ms);
+    bool looked = false; /* as in is_given_up */
+    wh_ucx_link_greet(worker->link, WH_UCX_HELLO, worker->end->token);
+    while (!worker->source->met) {
+        wherry_status status = progress(worker, error);
+        if (worker->source->met) {
+            break;
+        }
+        if (status == WHERRY_PEER_LOST) {
+            return fail_meeting(worker, worker->link->lost, error);
+        }
+        if (status != WHERRY_OK) {
+            return status;
+        }
+        if (wh_deadline_passed(limit)) {
+            if (looked) {
+                return fail_meeting(worker, UCS_OK, error);
+            }
+            looked = true;
+            limit = wh_deadline_in_ms(WH_UCX_LAST_LOOK_MS);
+        }
+    }
+    wh_ucx_note_progress(worker);
+    return settle_meeting(worker->end, WH_UCX_MET)
+               ? WHERRY_OK
+               : wh_fail(error, WHERRY_REFUSED, "UCX does not reach rank %d", (int)worker->end->site->peer);
+}
+
+static wherry_status send_chunks(wh_ucx_worker *worker, const wh_feed *feed, wherry_error *error) {
+    wherry_status status = WHERRY_OK;
+    bool more = true;
+    size_t used = 1;
+    while (status == WHERRY_OK && (more || used)) {
+        status = send_pieces(worker, feed, &more, error);
+        if (status == WHERRY_OK) {
+            status = progress(worker, error);
+        }
+        if (status == WHERRY_OK) {
+            status = collect_sent(worker, feed, &used, error);
+        }
+    }
+    /* A feed that was stopped has no more chunks either, but that does not end the round. */
+    return status == WHERRY_OK && wh_stop_requested(worker->end->site->stop) ? wh_site_cancelled(error) : status;
+}
+
+/**
+ * A receiver that has everything may be gone before its ENDED arrives: whether it succeeded is not
+ * this side's to say.
+ */
+static wherry_status send_end(wh_ucx_worker *worker, wherry_error *error) {
+    wh_ucx_outgoing *slot = worker->source->slots;
+    wherry_status status = WHERRY_OK;
+    note_transports(worker);
+    wh_ucx_header_write(slot->header, worker->end->token,
+                        &(wh_ucx_header){.kind = WH_UCX_END, .chunk = worker->source->chunks});
+    wh_ucx_send(worker->link, &slot->operation, slot->header, NULL, 0, false);
+    wh_point("ucx source sent END");
+    while (status == WHERRY_OK && !worker->source->ended) {
+        status = progress(worker, error);
+    }
+    return status == WHERRY_PEER_LOST ? WHERRY_OK : status;
+}
+
+static wherry_status ucx_push(wh_lane_end *base, uint32_t number, const wh_feed *feed, wherry_error *error) {
+    wh_ucx_worker *worker = ((wh_ucx_end *)(void *)base)->workers + number;
+    wherry_status status = begin_round(worker, feed->verify, error);
+    if (status != WHERRY_OK) {
+        return status;
+    }
+    if (!worker->link->peer) {
+        return fail_lost(worker, UCS_ERR_NOT_CONNECTED, error);
+    }
+    wh_ucx_enter();
+    worker->source->chunks = 0;
+    worker->source->ended = false;
+    if (!worker->source->met) {
+        status = meet(worker, error);
+    }
+    if (status == WHERRY_OK) {
+        status = send_chunks(worker, feed, error);
+    }
+    if (status == WHERRY_OK) {
+        status = send_end(worker, error);
+    }
+    return end_share(worker, status);
+}
+
+/* ---- receiver: messages ---- */
+
+/** @return what is wrong with it, or NULL. */
+static const char *take_hello(wh_ucx_receiver *receiver, const void *data, size_t size, bool rendezvous) {
+    if (receiver->hello || rendezvous || size <= WH_UCX_ID_BYTES || size > WH_LANE_OFFER_MAX) {
+        return "a malformed or second HELLO";
+    }
+    receiver->hello = (uint8_t *)wh_copy_text(data, size);
+    return receiver->hello ? NULL : "a HELLO for which there is no memory";
+}
+
+/** @return what is wrong with it, or NULL. */
+static const char *take_piece(wh_ucx_receiver *receiver, const wh_ucx_header *header, void *data, size_t size,
+                              bool rendezvous) {
+    if (!receiver->hello || !rendezvous || receiver->ended) {
+        return "a piece before HELLO, after END, or without rendezvous";
+    }
+    if (receiver->queue_count == WH_UCX_QUEUE) {
+        return "too many pieces at once";
+    }
+    receiver->queue[(receiver->queue_first + receiver->queue_count++) % WH_UCX_QUEUE] =
+        (wh_ucx_announced){*header, data, size};
+    return NULL;
+}
+
+bool wh_ucx_receiver_message(void *context, const void *header, size_t header_size, void *data, size_t size,
+                             bool rendezvous) {
+    wh_ucx_worker *worker = context;
+    wh_ucx_receiver *receiver = worker->receiver;
+    wh_ucx_header message;
+    const char *wrong = wh_ucx_header_read(header, header_size, worker->end->token, &message);
+    bool kept = false;
+    if (wrong && !*wrong) {
+        return false; /* left over from another transfer */
+    }
+    if (!wrong && message.kind == WH_UCX_HELLO) {
+        wrong = take_hello(receiver, data, size, rendezvous);
+    } else if (!wrong && message.kind == WH_UCX_PIECE) {
+        wrong = take_piece(receiver, &message, data, size, rendezvous);
+        kept = !wrong;
+    } else if (!wrong && message.kind == WH_UCX_END && !receiver->ended) {
+        receiver->ended = true;
+        receiver->chunks = message.chunk;
+    } else if (!wrong) {
+        wrong = "a message out of order";
+    }
+    receiver->wrong = receiver->wrong ? receiver->wrong : wrong;
+    return kept;
+}
+
+static wherry_status fail_malformed(const wh_ucx_worker *worker, const char *what, wherry_error *error) {
+    const wh_lane_site *site = worker->end->site;
+    return wh_site_blame(site, wh_fail(error, WHERRY_MALFORMED, "rank %d has sent %s over UCX", (int)site->peer, what),
+                         error);
+}
+
+/* ---- receiver: pieces ---- */
+
+static wh_ucx_arriving *arriving_at(wh_ucx_receiver *receiver, size_t number) {
+    return receiver->arriving + (receiver->arriving_first + number) % (WH_UCX_SLOTS + 1);
+}
+
+/** @return the chunk that was opened last; NULL if none is arriving. */
+static wh_ucx_arriving *last_arriving(wh_ucx_receiver *receiver) {
+    return receiver->arriving_count ? arriving_at(receiver, receiver->arriving_count - 1) : NULL;
+}
+
+/** There is room: every chunk before it has a piece in a slot, and one slot is free. */
+static wherry_status open_chunk(wh_ucx_worker *worker, const wh_sink *sink, uint64_t chunk, wherry_error *error) {
+    wh_ucx_receiver *receiver = worker->receiver;
+    wh_ucx_arriving *arriving = arriving_at(receiver, receiver->arriving_count);
+    wherry_status status = sink->open(sink->context, chunk, &arriving->landing, error);
+    if (status != WHERRY_OK) {
+        return wh_site_blame(worker->end->site, status, error);
+    }
+    arriving->begun = arriving->landed = 0;
+    receiver->arriving_count++;
+    receiver->cursor = wh_run_cursor_at(&arriving->landing.segments);
+    return WHERRY_OK;
+}
+
+/** Checks that a piece is the next one of its chunk. Opens the chunk if it is the first. */
+static wherry_status check_piece(wh_ucx_worker *worker, const wh_sink *sink, const wh_ucx_announced *piece,
+                                 wherry_error *error) {
+    const wh_ucx_arriving *last = last_arriving(worker->receiver);
+    if (!last || last->begun == last->landing.segments.bytes) {
+        wherry_status status = open_chunk(worker, sink, piece->header.chunk, error);
+        if (status != WHERRY_OK) {
+            return status;
+        }
+        last = last_arriving(worker->receiver);
+    }
+    const char *wrong =
+        last->landing.chunk == piece->header.chunk
+            ? wh_ucx_piece_check(&piece->header, piece->bytes, last->begun, last->landing.segments.bytes, sink->verify)
+            : "a piece of another chunk before the last one was complete";
+    return wrong ? fail_malformed(worker, wrong, error) : WHERRY_OK;
+}
+
+/** Begins the oldest announced piece. A slot is free. */
+static wherry_status begin_piece(wh_ucx_worker *worker, const wh_sink *sink, wherry_error *error) {
+    wh_ucx_receiver *receiver = worker->receiver;
+    const wh_ucx_announced *piece = receiver->queue + receiver->queue_first;
+    wherry_status status = check_piece(worker, sink, piece, error);
+    if (status != WHERRY_OK) {
+        return status;
+    }
+    wh_run_cursor *cursor = &receiver->cursor;
+    wh_ucx_incoming *slot = receiver->slots + (receiver->slot_first + receiver->slot_count) % WH_UCX_SLOTS;
+    slot->chunk = last_arriving(receiver);
+    slot->cursor = *cursor;
+    slot->bytes = piece->bytes;
+    slot->digest = piece->header.digest;
+    slot->direct = cursor->at->iov_base && wh_run_cursor_left(cursor) >= piece->bytes;
+    slot->to = slot->direct ? wh_run_cursor_here(cursor) : take_scratch(worker->link);
+    if (!slot->to) {
+        return wh_fail_memory(error, "a piece");
+    }
+    wh_run_cursor_advance(cursor, piece->bytes);
+    slot->chunk->begun += piece->bytes;
+    receiver->queue_first = (receiver->queue_first + 1) % WH_UCX_QUEUE;
+    receiver->queue_count--;
+    receiver->slot_count++;
+    wh_ucx_receive(worker->link, &slot->operation, piece->data, slot->to, piece->bytes);
+    return WHERRY_OK;
+}
+
+/** Ends the oldest piece, whose operation is done, and its chunk if it was the last one. */
+static wherry_status end_piece(wh_ucx_worker *worker, const wh_sink *sink, wherry_error *error) {
+    wh_ucx_receiver *receiver = worker->receiver;
+    wh_ucx_incoming *slot = receiver->slots + receiver->slot_first;
+    wh_ucx_arriving *chunk = slot->chunk;
+    if (slot->operation.status != UCS_OK) {
+        return fail_lost(worker, slot->operation.status, error);
+    }
+    if (sink->verify) {
+        if (!chunk->landed) {
+            wh_digester_begin(worker->digester);
+        }
+        wh_digester_add(worker->digester, slot->to, slot->bytes);
+    }
+    if (!slot->direct) {
+        wh_run_cursor_unpack(&slot->cursor, slot->to, slot->bytes);
+        give_scratch(worker->link, slot->to);
+    }
+    receiver->slot_first = (receiver->slot_first + 1) % WH_UCX_SLOTS;
+    receiver->slot_count--;
+    chunk->landed += slot->bytes;
+    sink->moved(sink->context, slot->bytes);
+    wh_ucx_note_progress(worker);
+    if (chunk->landed < chunk->landing.segments.bytes) {
+        return WHERRY_OK;
+    }
+    wh_digest digest;
+    if (sink->verify) {
+        digest = wh_digester_end(worker->digester);
+    }
+    receiver->arriving_first = (receiver->arriving_first + 1) % (WH_UCX_SLOTS + 1);
+    receiver->arriving_count--;
+    receiver->closed++;
+    return sink->close(sink->context, &chunk->landing, sink->verify ? &digest : NULL,
+                       sink->verify ? &slot->digest : NULL, error);
+}
+
+/** Begins announced pieces while slots are free, and ends those that have come. */
+static wherry_status move_pieces(wh_ucx_worker *worker, const wh_sink *sink, wherry_error *error) {
+    wh_ucx_receiver *receiver = worker->receiver;
+    wherry_status status = WHERRY_OK;
+    while (status == WHERRY_OK && receiver->queue_count && receiver->slot_count < WH_UCX_SLOTS) {
+        status = begin_piece(worker, sink, error);
+    }
+    while (status == WHERRY_OK && receiver->slot_count && receiver->slots[receiver->slot_first].operation.done) {
+        status = end_piece(worker, sink, error);
+        if (status == WHERRY_OK && receiver->queue_count) {
+            status = begin_piece(worker, sink, error);
+        }
+    }
+    return status;
+}
+
+/* ---- receiver: a round ---- */
+
+/** Answers HELLO, at the address that it brought. From here on UCX notices the source's death. */
+static wherry_status answer(wh_ucx_worker *worker, wherry_error *error) {
+    wh_ucx_receiver *receiver = worker->receiver;
+    wherry_status status = wh_ucx_link_connect(worker->link, receiver->hello, receiver->hello + WH_UCX_ID_BYTES,
+                                               worker->end->site->peer, error);
+    if (status == WHERRY_OK) {
+        receiver->answered = true;
+        wh_ucx_link_greet(worker->link, WH_UCX_WELCOME, worker->end->token);
+        wh_ucx_note_progress(worker);
+    }
+    return status;
+}
+
+static bool has_all(const wh_ucx_receiver *receiver) {
+    return receiver->ended && receiver->closed >= receiver->chunks && !receiver->slot_count && !receiver->queue_count &&
+           !receiver->arriving_count;
+}
+
+static wherry_status receive_chunks(wh_ucx_worker *worker, const wh_sink *sink, wherry_error *error) {
+    wh_ucx_receiver *receiver = worker->receiver;
+    wherry_status status = WHERRY_OK;
+    while (status == WHERRY_OK && !has_all(receiver)) {
+        wh_ucx_link_progress(worker->link, worker->end->site->stop);
+        if (worker->link->lost != UCS_OK && !receiver->answered) {
+            wh_ucx_link_disconnect(worker->link); /* that was the peer of an earlier transfer */
+        }
+        status = wh_ucx_check(worker, error);
+        if (status == WHERRY_OK && receiver->wrong) {
+            status = fail_malformed(worker, receiver->wrong, error);
+        }
+        if (status == WHERRY_OK && receiver->hello && !receiver->answered) {
+            status = answer(worker, error);
+        }
+        if (status == WHERRY_OK && receiver->answered) {
+            status = move_pieces(worker, sink, error);
+        }
+    }
+    return status == WHERRY_OK && receiver->closed != receiver->chunks
+               ? fail_malformed(worker, "more chunks than its END says", error)
+               : status;
+}
+
+static wherry_status send_ended(wh_ucx_worker *worker, wherry_error *error) {
+    wh_ucx_receiver *receiver = worker->receiver;
+    wherry_status status = WHERRY_OK;
+    note_transports(worker);
+    receiver->ended = false;
+    wh_ucx_header_write(receiver->ended_header, worker->end->token, &(wh_ucx_header){.kind = WH_UCX_ENDED});
+    wh_ucx_send(worker->link, &receiver->ending, receiver->ended_header, NULL, 0, false);
+    while (status == WHERRY_OK && !receiver->ending.done) {
+        status = progress(worker, error);
+    }
+    return status;
+}
+
+static void drop_queue(wh_ucx_worker *worker) {
+    wh_ucx_receiver *receiver = worker->receiver;
+    for (; receiver->queue_count; receiver->queue_count--) {
+        worker->link->ucx->ucp_am_data_release(worker->link->worker, receiver->queue[receiver->queue_first].data);
+        receiver->queue_first = (receiver->queue_first + 1) % WH_UCX_QUEUE;
+    }
+}
+
+static wherry_status ucx_pull(wh_lane_end *base, uint32_t number, const wh_sink *sink, wherry_error *error) {
+    wh_ucx_worker *worker = ((wh_ucx_end *)(void *)base)->workers + number;
+    wherry_status status = begin_round(worker, sink->verify, error);
+    if (status != WHERRY_OK) {
+        return status;
+    }
+    wh_ucx_enter();
+    worker->receiver->closed = 0;
+    status = receive_chunks(worker, sink, error);
+    if (status == WHERRY_OK) {
+        status = send_ended(worker, error);
+    }
+    if (status != WHERRY_OK) {
+        drop_queue(worker);
+    }
+    return end_share(worker, status);
+}
 
 /* ---- ends ---- */
 
+static void destroy_receiver(wh_ucx_receiver *receiver) {
+    for (size_t i = 0; receiver && i < WH_UCX_SLOTS + 1; i++) {
+        wh_landing_destroy(&receiver->arriving[i].landing);
+    }
+    wh_free(receiver ? receiver->hello : NULL);
+    wh_free(receiver);
+}
+
 static void ucx_close(wh_lane_end *base) {
     wh_ucx_end *end = (void *)base;
-    if (!end) {
-        return;
-    }
-    for (uint32_t i = 0; i < WH_UCX_WORKERS_MAX; i++) {
+    for (uint32_t i = 0; end && i < WH_UCX_WORKERS_MAX; i++) {
         wh_ucx_worker *worker = end->workers + i;
-        wh_ucx_station_give(worker->station);
+        wh_ucx_link_give(worker->link);
         wh_digester_destroy(worker->digester);
-        if (end->pushes) {
-            wh_ucx_pusher_destroy(worker->push);
-        } else {
-            wh_ucx_puller_destroy(worker->pull);
+        if (!end->is_source) {
+            destroy_receiver(worker->receiver);
+        } else if (worker->source) {
+            wh_segments_destroy(&worker->source->segments);
+            wh_free(worker->source);
         }
     }
     wh_free(end);
 }
 
-static bool new_side(wh_ucx_worker *worker, bool pushes) {
-    if (pushes) {
-        worker->push = wh_alloc_zeroed(1, sizeof(*worker->push));
-        return worker->push;
+static wherry_status open_worker(wh_ucx_worker *worker, const uint8_t *peer_id, bool long_segments,
+                                 wherry_error *error) {
+    if (peer_id) {
+        worker->source = wh_alloc_zeroed(1, sizeof(*worker->source));
+    } else {
+        worker->receiver = wh_alloc_zeroed(1, sizeof(*worker->receiver));
     }
-    worker->pull = wh_alloc_zeroed(1, sizeof(*worker->pull));
-    return worker->pull;
+    if (peer_id ? !worker->source : !worker->receiver) {
+        return wh_fail_memory(error, "a lane");
+    }
+    wherry_status status = wh_ucx_link_take(peer_id, long_segments, &worker->link, error);
+    if (status == WHERRY_OK) {
+        worker->link->message = peer_id ? source_message : wh_ucx_receiver_message;
+        worker->link->message_context = worker;
+    }
+    return status;
 }
 
-/** @param request  SOURCE: the receiver's, which says whom each worker is to talk to. RECEIVER: it has no addresses. */
-static wherry_status new_end(const wh_lane_site *site, const wh_ucx_request *request, wh_ucx_end **end_p,
-                             wherry_error *error) {
-    bool pushes = request->addresses[0].id;
+/**
+ * @param request  SOURCE: the receiver's, with the address of each worker. RECEIVER: it has no
+ *                 addresses.
+ */
+static wherry_status open_end(const wh_lane_site *site, const wh_ucx_request *request, wh_ucx_end **end_p,
+                              wherry_error *error) {
     wh_ucx_end *end = wh_alloc_zeroed(1, sizeof(*end));
     wherry_status status = WHERRY_OK;
     if (!end) {
-        wh_fail_memory(error, "a lane");
-        return WHERRY_NO_MEMORY;
+        return wh_fail_memory(error, "a lane");
     }
     end->base.workers = request->workers;
     end->site = site;
-    end->pushes = pushes;
+    end->is_source = request->addresses[0].id;
     for (uint32_t i = 0; i < request->workers && status == WHERRY_OK; i++) {
-        wh_ucx_worker *worker = end->workers + i;
-        worker->end = end;
-        status = new_side(worker, pushes)
-                     ? wh_ucx_station_take(request->addresses[i].id, request->long_segments, &worker->station, error)
-                     : wh_fail_memory(error, "a lane");
-        if (status == WHERRY_OK) {
-            worker->station->message = pushes ? wh_ucx_push_message : wh_ucx_pull_message;
-            worker->station->message_context = worker;
-        }
+        end->workers[i].end = end;
+        status = open_worker(end->workers + i, request->addresses[i].id, request->long_segments, error);
     }
     if (status != WHERRY_OK) {
         ucx_close(&end->base);
@@ -71,67 +755,61 @@ static wherry_status new_end(const wh_lane_site *site, const wh_ucx_request *req
     return WHERRY_OK;
 }
 
-static wh_ucx_offer offer_here(const wh_lane_site *site) {
+static wh_ucx_offer own_offer(const wh_lane_site *site) {
     return (wh_ucx_offer){.workers = (uint32_t)wh_min(site->threads, WH_UCX_WORKERS_MAX),
                           .long_segments = wh_ucx_may_use_long_segments()};
 }
 
-/** What a receiver wants of an offer. */
-static wh_ucx_request wanted_of(const wh_lane_site *site, const wh_ucx_offer *there) {
-    wh_ucx_offer here = offer_here(site);
-    wh_ucx_request wanted = {.workers = (uint32_t)wh_min(here.workers, there->workers),
-                             .long_segments = here.long_segments && there->long_segments};
-    return wanted;
-}
-
-/** UCX is loaded when a receiver asks for it, not before: most never do. */
+/** Does not load UCX: most receivers never ask for it. */
 static wherry_status ucx_offer(const wh_lane_site *site, wh_string *offer, wherry_error *error) {
-    wh_ucx_offer here = offer_here(site);
-    wh_ucx_offer_write(&here, offer);
+    wh_ucx_offer own = own_offer(site);
+    wh_ucx_offer_write(&own, offer);
     return offer->failed ? wh_fail_memory(error, "the offer of a lane") : WHERRY_OK;
 }
 
-/** Whether the source is there is found out when it calls, which it does at once: it then refuses the lane where nobody answers. */
-static wherry_status write_request(wh_ucx_end *end, wh_string *request, wherry_error *error) {
-    wh_ucx_request message = {.workers = end->base.workers, .long_segments = end->workers[0].station->long_segments};
-    memcpy(message.token, end->token, sizeof(message.token));
-    for (uint32_t i = 0; i < end->base.workers; i++) {
-        const wh_ucx_station *station = end->workers[i].station;
-        message.addresses[i] = (wh_ucx_address){station->id, station->address, station->address_size};
+static wherry_status write_request(wh_ucx_end *end, wh_string *bytes, wherry_error *error) {
+    wh_ucx_request request = {.workers = end->base.workers, .long_segments = end->workers[0].link->long_segments};
+    if (getrandom(end->token, sizeof(end->token), 0) != sizeof(end->token)) {
+        return wh_fail(error, WHERRY_SYSTEM, "the system has no random numbers");
     }
-    uint32_t workers = wh_ucx_request_write(&message, request);
-    if (request->failed) {
+    memcpy(request.token, end->token, sizeof(request.token));
+    for (uint32_t i = 0; i < end->base.workers; i++) {
+        const wh_ucx_link *link = end->workers[i].link;
+        request.addresses[i] = (wh_ucx_address){link->id, link->address, link->address_size};
+    }
+    uint32_t workers = wh_ucx_request_write(&request, bytes);
+    if (bytes->failed) {
         return wh_fail_memory(error, "the request of a lane");
     }
     if (!workers) {
-        return wh_fail(
-            error, WHERRY_UNSUPPORTED,
-            "an address of UCX takes %zu bytes here, which is too much: name fewer devices in UCX_NET_DEVICES",
-            message.addresses[0].size);
+        return wh_fail(error, WHERRY_UNSUPPORTED,
+                       "an address of UCX has %zu bytes, which is too long; name fewer devices in UCX_NET_DEVICES",
+                       request.addresses[0].size);
     }
     end->base.workers = workers;
     return WHERRY_OK;
 }
 
+/**
+ * Does not reach out to the source. That happens in `push`, and if nobody answers, the source
+ * refuses the lane.
+ */
 static wherry_status ucx_probe(const wh_lane_site *site, const void *offer, size_t size, wh_string *request,
                                bool *assist_p, wh_lane_end **end_p, wherry_error *error) {
-    wh_ucx_offer there;
+    wh_ucx_offer own = own_offer(site);
+    wh_ucx_offer peer;
     wh_ucx_end *end;
     *assist_p = false;
-    wherry_status status = wh_ucx_offer_read(offer, size, site->peer, &there, error);
+    wherry_status status = wh_ucx_offer_read(offer, size, site->peer, &peer, error);
     if (status == WHERRY_OK) {
-        wh_ucx_request wanted = wanted_of(site, &there);
-        status = new_end(site, &wanted, &end, error);
+        wh_ucx_request wanted = {.workers = (uint32_t)wh_min(own.workers, peer.workers),
+                                 .long_segments = own.long_segments && peer.long_segments};
+        status = open_end(site, &wanted, &end, error);
     }
     if (status != WHERRY_OK) {
         return status;
     }
-    if (getrandom(end->token, sizeof(end->token), 0) != sizeof(end->token)) {
-        status = wh_fail(error, WHERRY_SYSTEM, "the system gives no random numbers");
-    }
-    if (status == WHERRY_OK) {
-        status = write_request(end, request, error);
-    }
+    status = write_request(end, request, error);
     if (status != WHERRY_OK) {
         ucx_close(&end->base);
         return status;
@@ -140,29 +818,29 @@ static wherry_status ucx_probe(const wh_lane_site *site, const void *offer, size
     return WHERRY_OK;
 }
 
-static wherry_status ucx_accept(const wh_lane_site *site, const void *request, size_t size, bool *ready_p,
+static wherry_status ucx_accept(const wh_lane_site *site, const void *bytes, size_t size, bool *ready_p,
                                 wh_lane_end **end_p, wherry_error *error) {
-    wh_ucx_request message;
+    wh_ucx_offer own = own_offer(site);
+    wh_ucx_request request;
     wh_ucx_end *end;
-    wherry_status status = wh_ucx_request_read(request, size, site->peer, &message, error);
+    wherry_status status = wh_ucx_request_read(bytes, size, site->peer, &request, error);
     if (status != WHERRY_OK) {
         return status;
     }
-    wh_ucx_offer here = offer_here(site);
-    if (message.workers > here.workers || (message.long_segments && !here.long_segments)) {
-        return wh_fail(error, WHERRY_MALFORMED, "rank %d asked for %u workers of the lane ucx%s, and %u%s were offered",
-                       (int)site->peer, (unsigned)message.workers, message.long_segments ? " with long segments" : "",
-                       (unsigned)here.workers, here.long_segments ? " with long segments" : "");
+    if (request.workers > own.workers || (request.long_segments && !own.long_segments)) {
+        return wh_fail(error, WHERRY_MALFORMED, "rank %d asked for %u workers%s over UCX, but %u%s were offered",
+                       (int)site->peer, (unsigned)request.workers, request.long_segments ? " with long segments" : "",
+                       (unsigned)own.workers, own.long_segments ? " with long segments" : "");
     }
-    status = new_end(site, &message, &end, error);
+    status = open_end(site, &request, &end, error);
     if (status != WHERRY_OK) {
         return status;
     }
-    memcpy(end->token, message.token, sizeof(end->token));
+    memcpy(end->token, request.token, sizeof(end->token));
     wh_ucx_enter();
-    for (uint32_t i = 0; i < message.workers && status == WHERRY_OK; i++) {
-        status = wh_ucx_station_connect(end->workers[i].station, message.addresses[i].id, message.addresses[i].bytes,
-                                        site->peer, error);
+    for (uint32_t i = 0; i < request.workers && status == WHERRY_OK; i++) {
+        const wh_ucx_address *address = request.addresses + i;
+        status = wh_ucx_link_connect(end->workers[i].link, address->id, address->bytes, site->peer, error);
     }
     wh_ucx_leave();
     if (status != WHERRY_OK) {
@@ -176,97 +854,18 @@ static wherry_status ucx_accept(const wh_lane_site *site, const void *request, s
 
 static void ucx_describe(const wh_lane_end *base, wh_string *text) {
     const wh_ucx_end *end = (const void *)base;
-    wh_string_format(text, "%s", end->chosen);
-}
-
-/* ---- rounds ---- */
-
-/** On huge pages, where there are some: what reads memory through the kernel is quicker then. */
-enum { HUGE_PAGE = 2 << 20 };
-
-static uint8_t *first_part(const wh_ucx_station *station) {
-    return station->scratch + (size_t)(-(uintptr_t)station->scratch & (HUGE_PAGE - 1));
-}
-
-uint8_t *wh_ucx_scratch_take(wh_ucx_worker *worker) {
-    wh_ucx_station *station = worker->station;
-    if (!WH_RESERVE(station->scratch, station->scratch_bytes, (size_t)WH_UCX_SLOTS * WH_UCX_PART + HUGE_PAGE)) {
-        return NULL;
-    }
-    unsigned part = (unsigned)__builtin_ctz(~station->scratch_used); /* there are as many as slots */
-    station->scratch_used |= 1U << part;
-    return first_part(station) + (size_t)part * WH_UCX_PART;
-}
-
-void wh_ucx_scratch_give(wh_ucx_worker *worker, const uint8_t *part) {
-    wh_ucx_station *station = worker->station;
-    station->scratch_used &= ~(1U << (size_t)(part - first_part(station)) / WH_UCX_PART);
-}
-
-void wh_ucx_got_on(wh_ucx_worker *worker) {
-    worker->patience = wh_site_patience(worker->end->site);
-    worker->overdue = false;
-}
-
-/** A limit may have passed while this process did not run: what the peer has sent by then is looked at first. */
-static bool is_given_up(wh_ucx_worker *worker) {
-    if (!wh_deadline_passed(worker->patience)) {
-        return false;
-    }
-    bool last = worker->overdue;
-    worker->overdue = true;
-    worker->patience = wh_deadline_earlier(worker->end->site->deadline, wh_deadline_in_ms(WH_UCX_LAST_MS));
-    return last || wh_deadline_passed(worker->patience);
-}
-
-wherry_status wh_ucx_begin_round(wh_ucx_worker *worker, bool verify, wherry_error *error) {
-    wh_ucx_got_on(worker);
-    worker->station->scratch_used = 0;
-    if (verify && !worker->digester) {
-        worker->digester = wh_digester_create();
-    }
-    return verify && !worker->digester ? wh_fail_memory(error, "a digest") : WHERRY_OK;
-}
-
-wherry_status wh_ucx_fail_lost(const wh_ucx_worker *worker, ucs_status_t why, wherry_error *error) {
-    const wh_lane_site *site = worker->end->site;
-    return wh_site_blame(site,
-                         wh_fail(error, WHERRY_PEER_LOST, "UCX has lost rank %d: %s", (int)site->peer,
-                                 worker->station->ucx->ucs_status_string(why)),
-                         error);
-}
-
-wherry_status wh_ucx_must_end(wh_ucx_worker *worker, wherry_error *error) {
-    const wh_lane_site *site = worker->end->site;
-    if (wh_stop_requested(site->stop)) {
-        return wh_site_cancelled(error);
-    }
-    if (worker->station->lost != UCS_OK) {
-        return wh_ucx_fail_lost(worker, worker->station->lost, error);
-    }
-    return is_given_up(worker) ? wh_site_timed_out(site, error) : WHERRY_OK;
-}
-
-void wh_ucx_note_chosen(wh_ucx_worker *worker) {
-    wh_ucx_end *end = worker->end;
-    if (worker == end->workers && !end->chosen[0]) {
-        const char *ways = wh_ucx_station_ways(worker->station);
-        snprintf(end->chosen, sizeof(end->chosen), "UCX %s over %s", worker->station->ucx->ucp_get_version_string(),
-                 ways[0] ? ways : "what it does not tell");
-        wh_log(WHERRY_LOG_INFO, "ucx: %s rank %d: %s, workers: %u", end->pushes ? "to" : "from", (int)end->site->peer,
-               end->chosen, (unsigned)end->base.workers);
-    }
+    wh_string_format(text, "%s", end->detail);
 }
 
 const wh_lane_ops wh_lane_ucx = {
     .name = "ucx",
     .traits = WH_LANE_NETWORK | WH_LANE_DIGESTS | WH_LANE_STAGES,
-    .finish_ms = 200,
+    .finish_ms = 200, /* ENDED keeps the connection usable */
     .offer = ucx_offer,
     .probe = ucx_probe,
     .accept = ucx_accept,
-    .pull = wh_ucx_pull,
-    .push = wh_ucx_push,
+    .pull = ucx_pull,
+    .push = ucx_push,
     .describe = ucx_describe,
     .close = ucx_close,
 };

@@ -16,7 +16,7 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static wh_ucx_library loaded;
 static bool is_loaded;
 
-/* ---- its log ---- */
+/* ---- UCX's log ---- */
 
 enum { LINE_MAX = 512, STOP = 0, CONTINUE = 1, LEVEL_ERROR = 1, LEVEL_WARN = 2 };
 
@@ -31,8 +31,9 @@ void wh_ucx_leave(void) {
 }
 
 /**
- * As ucs/debug/log_def.h has it from 1.9 on, which not every package of the headers contains. What other users of the same UCX say is not ours to take. UCX
- * calls an error what a lane expects, such as a peer that is gone: the transfer says what came of it.
+ * A handler as declared in ucs/debug/log_def.h, which not every package of headers contains. Lines
+ * of other users of the same UCX pass through. UCX reports as errors what the lane expects, such as
+ * a dead peer, so they are logged as information only.
  */
 static int take_line(const char *file, unsigned line, const char *function, int level, const void *config,
                      const char *format, va_list arguments) {
@@ -50,7 +51,7 @@ static int take_line(const char *file, unsigned line, const char *function, int 
     return STOP;
 }
 
-static void listen_to_log(void *handle) {
+static void install_log_handler(void *handle) {
     void (*push)(int (*)(const char *, unsigned, const char *, int, const void *, const char *, va_list));
     *(void **)&push = dlsym(handle, "ucs_log_push_handler");
     if (push) {
@@ -58,9 +59,12 @@ static void listen_to_log(void *handle) {
     }
 }
 
-/* ---- its signals ---- */
+/* ---- signals ---- */
 
-/** UCX takes over SIGSEGV, SIGHUP and others as it is loaded. They are the program's, unless it has said what UCX shall do with them. */
+/**
+ * The program's signal handlers. UCX replaces those of SIGSEGV, SIGHUP and others when it is
+ * loaded.
+ */
 typedef struct signals {
     struct sigaction before[_NSIG];
     bool kept[_NSIG];
@@ -72,7 +76,9 @@ static void remember_signals(signals *all) {
     }
 }
 
-/** Another thread may have set a handler of its own meanwhile: only those that lie in UCX are taken back. */
+/**
+ * Restores only what is now a handler inside UCX: another thread may have set its own meanwhile.
+ */
 static void restore_signals(const signals *all) {
     for (int number = 1; number < _NSIG; number++) {
         struct sigaction now;
@@ -96,7 +102,7 @@ static void *open_file(const char *name, bool *foreign_p) {
     if (handle) {
         return handle;
     }
-    static signals all; /* under the lock, and large */
+    static signals all; /* static because it is large; `lock` is held */
     remember_signals(&all);
     handle = dlopen(name, RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
     if (handle && !getenv("UCX_HANDLE_ERRORS") && !getenv("UCX_ERROR_SIGNALS")) {
@@ -116,17 +122,20 @@ static wherry_status find_functions(void *handle, const char *name, wh_ucx_libra
         unsigned major;
         unsigned release;
         library->ucp_get_version(&major, &library->minor, &release);
-        if (major != WH_UCX_MAJOR || library->minor < WH_UCX_MINOR) {
+        if (major > WH_UCX_MAJOR) {
+            return wh_fail(error, WHERRY_UNSUPPORTED, "UCX %u.%u.%u is not supported; a version %d.x is needed", major,
+                           library->minor, release, WH_UCX_MAJOR);
+        }
+        if (major < WH_UCX_MAJOR || library->minor < WH_UCX_MINOR) {
             return wh_fail(error, WHERRY_UNSUPPORTED, "UCX %u.%u.%u is too old; %d.%d or newer is needed: %s", major,
                            library->minor, release, WH_UCX_MAJOR, WH_UCX_MINOR,
-                           library->foreign
-                               ? "this program has loaded it already, perhaps for MPI; put a newer one first in "
-                                 "LD_LIBRARY_PATH"
-                               : "install it, or set WHERRY_UCX_LIBRARY to its libucp.so.0");
+                           library->foreign ? "the program has loaded it already, perhaps for MPI; put a newer one "
+                                              "first in LD_LIBRARY_PATH"
+                                            : "install it, or set WHERRY_UCX_LIBRARY to its libucp.so.0");
         }
     }
     return missing
-               ? wh_fail(error, WHERRY_UNSUPPORTED, "%s is not a libucp that can be used: it has no %s", name, missing)
+               ? wh_fail(error, WHERRY_UNSUPPORTED, "%s is not a usable libucp: it has no function %s", name, missing)
                : WHERRY_OK;
 }
 
@@ -138,7 +147,7 @@ static wherry_status load(wherry_error *error) {
     if (!handle) {
         const char *reason = dlerror();
         return wh_fail(error, WHERRY_UNSUPPORTED,
-                       "UCX cannot be loaded: %s; install it (libucx0, ucx), or name its libucp in WHERRY_UCX_LIBRARY",
+                       "UCX cannot be loaded: %s; install it, or set WHERRY_UCX_LIBRARY to its libucp.so.0",
                        reason ? reason : name);
     }
     wherry_status status = find_functions(handle, library.foreign ? default_name : name, &library, error);
@@ -146,9 +155,9 @@ static wherry_status load(wherry_error *error) {
         dlclose(handle);
         return status;
     }
-    listen_to_log(handle);
+    install_log_handler(handle);
     wh_log(WHERRY_LOG_DEBUG, "ucx: UCX %s%s", library.ucp_get_version_string(),
-           library.foreign ? ", which was in the process already" : "");
+           library.foreign ? ", which the program had loaded already" : "");
     loaded = library;
     return WHERRY_OK;
 }

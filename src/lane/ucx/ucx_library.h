@@ -7,7 +7,7 @@
 
 #include <wherry/base.h>
 
-/** The functions that the lane calls. All are in every version from WH_UCX_MAJOR.WH_UCX_MINOR on. */
+/** The functions that the lane calls. */
 #define WH_UCX_FUNCTIONS(X)                                                                                            \
     X(ucp_get_version)                                                                                                 \
     X(ucp_get_version_string)                                                                                          \
@@ -33,28 +33,37 @@
     X(ucp_request_free)                                                                                                \
     X(ucs_status_string)
 
+/**
+ * The oldest version that is used. Before 1.14, UCX ends the process if a peer dies while it
+ * connects; 1.15 is the oldest one that the tests have run with. The headers of the build may be
+ * older.
+ */
 enum { WH_UCX_MAJOR = 1, WH_UCX_MINOR = 15 };
 
-/** From this minor version on a setting of a transport is named as in the environment; before, without the transport. */
-enum { WH_UCX_WHOLE_NAMES_MINOR = 17 };
+/** From this minor version on, the name of a transport's setting begins with the transport. */
+enum { WH_UCX_FULL_NAMES_MINOR = 17 };
 
-/** libucp, by its functions' own names. */
+/** Pointers to the functions, by their own names. */
 typedef struct wh_ucx_library {
 #define WH_UCX_MEMBER(function) __typeof__ (&(function))(function);
     WH_UCX_FUNCTIONS(WH_UCX_MEMBER)
 #undef WH_UCX_MEMBER
     unsigned minor; /**< Of its version. */
-    bool foreign;   /**< It was in the process already: others may use it too. */
+    bool foreign;   /**< It was in the process before, so that others may use it too. */
 } wh_ucx_library;
 
 /**
- * Loads libucp at the first call; it stays for ever. The one that is in the process already, such as MPI's, is taken, since two do not go together. Else the
- * file that WHERRY_UCX_LIBRARY names, else libucp.so.0. Any thread.
- * @return NULL with the reason, WHERRY_UNSUPPORTED; a later call tries again.
+ * Loads libucp if it is not loaded yet. It is never unloaded. A libucp that is in the process
+ * already, such as MPI's, is used, because two copies do not work together; otherwise the file that
+ * WHERRY_UCX_LIBRARY names; otherwise libucp.so.0. Any thread.
+ * @return NULL with the reason, WHERRY_UNSUPPORTED. A later call tries again.
  */
 const wh_ucx_library *wh_ucx_load(wherry_error *error);
 
-/** What a thread's calls of UCX have to say goes to Wherry's log between these two, which may be nested. UCX would write it to standard output. */
+/**
+ * Between these two, what UCX logs on this thread goes to Wherry's log instead of to standard
+ * output. May be nested.
+ */
 void wh_ucx_enter(void);
 void wh_ucx_leave(void);
 

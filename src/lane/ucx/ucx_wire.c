@@ -1,3 +1,7 @@
+/*
+ * The part of the lane `ucx` that needs no UCX: its wire format, and the lane of a build without
+ * UCX.
+ */
 #include "lane/ucx/ucx_wire.h"
 
 #include <string.h>
@@ -5,6 +9,7 @@
 #include "base/bytes.h"
 #include "base/error.h"
 #include "base/text.h"
+#include "lane/lanes.h"
 
 enum { TOKEN_AT = 8, CHUNK_AT = 24, BYTES_AT = 32, OFFSET_AT = 40, DIGEST_AT = 48 };
 enum { REQUEST_HEAD = 1 + WH_UCX_TOKEN_BYTES + 2, WORKERS_AT = 1 + WH_UCX_TOKEN_BYTES };
@@ -32,10 +37,10 @@ const char *wh_ucx_header_read(const void *bytes, size_t size, const uint8_t tok
         return "";
     }
     if (at[0] < WH_UCX_HELLO || at[0] > WH_UCX_ENDED) {
-        return "a message of a kind that there is not";
+        return "a message of an unknown kind";
     }
     if (at[1] & ~WH_UCX_DIGEST || memcmp(at + 2, zeros, sizeof(zeros)) != 0) {
-        return "a header with bits that mean nothing";
+        return "a header with unknown bits";
     }
     *header_p = (wh_ucx_header){
         .kind = (wh_ucx_kind)at[0],
@@ -51,13 +56,13 @@ const char *wh_ucx_header_read(const void *bytes, size_t size, const uint8_t tok
 const char *wh_ucx_piece_check(const wh_ucx_header *header, uint64_t length, uint64_t come, uint64_t bytes,
                                bool verify) {
     if (header->bytes != bytes) {
-        return "a chunk of another length than it has";
+        return "a wrong length of a chunk";
     }
     if (header->offset != come || come >= bytes) {
-        return "a piece out of turn";
+        return "a piece out of order";
     }
     if (length == 0 || length > WH_UCX_PIECE_MAX || length > bytes - come) {
-        return "a piece that is too long, or empty";
+        return "a piece that is empty or too long";
     }
     if (verify && length == bytes - come && !(header->flags & WH_UCX_DIGEST)) {
         return "a chunk without its digest";
@@ -74,7 +79,7 @@ void wh_ucx_offer_write(const wh_ucx_offer *offer, wh_string *bytes) {
 }
 
 static wherry_status fail_version(int32_t peer, wherry_error *error) {
-    return wh_fail(error, WHERRY_BAD_VERSION, "rank %d has another version of the lane ucx", (int)peer);
+    return wh_fail(error, WHERRY_BAD_VERSION, "rank %d uses another version of the ucx lane", (int)peer);
 }
 
 wherry_status wh_ucx_offer_read(const void *bytes, size_t size, int32_t peer, wh_ucx_offer *offer_p,
@@ -84,7 +89,7 @@ wherry_status wh_ucx_offer_read(const void *bytes, size_t size, int32_t peer, wh
         return fail_version(peer, error);
     }
     if (size != WH_UCX_OFFER_BYTES || at[1] < 1 || at[1] > WH_UCX_WORKERS_MAX || at[2] > 1) {
-        return wh_fail(error, WHERRY_MALFORMED, "the offer of rank %d for the lane ucx cannot be read", (int)peer);
+        return wh_fail(error, WHERRY_MALFORMED, "rank %d sent a malformed offer for the ucx lane", (int)peer);
     }
     *offer_p = (wh_ucx_offer){.workers = at[1], .long_segments = at[2]};
     return WHERRY_OK;
@@ -92,7 +97,7 @@ wherry_status wh_ucx_offer_read(const void *bytes, size_t size, int32_t peer, wh
 
 /* ---- requests ---- */
 
-/** Of what was appended from `begin` on. */
+/** Appends the digest of everything from `begin` on. */
 static bool append_digest(wh_string *bytes, size_t begin) {
     wh_digester *digester = wh_digester_create();
     if (!digester) {
@@ -123,15 +128,33 @@ uint32_t wh_ucx_request_write(const wh_ucx_request *request, wh_string *bytes) {
     return !bytes->failed && append_digest(bytes, begin) ? workers : 0;
 }
 
-static bool digest_holds(const uint8_t *bytes, size_t size, wherry_error *error, wherry_status *status_p) {
+/**
+ * @return WHERRY_OK if the last bytes are the digest of the others, WHERRY_MALFORMED, or
+ * WHERRY_NO_MEMORY.
+ */
+static wherry_status check_digest(const uint8_t *bytes, size_t size, wherry_error *error) {
     wh_digester *digester = wh_digester_create();
     if (!digester) {
-        *status_p = wh_fail_memory(error, "a digest");
-        return false;
+        return wh_fail_memory(error, "a digest");
     }
     wh_digest digest = wh_digest_of(digester, &(struct iovec){(void *)bytes, size - WH_DIGEST_BYTES}, 1);
     wh_digester_destroy(digester);
-    return memcmp(digest.bytes, bytes + size - WH_DIGEST_BYTES, WH_DIGEST_BYTES) == 0;
+    return memcmp(digest.bytes, bytes + size - WH_DIGEST_BYTES, WH_DIGEST_BYTES) == 0 ? WHERRY_OK : WHERRY_MALFORMED;
+}
+
+/** Reads what is between the token and the digest. */
+static bool read_workers(wh_cursor *cursor, wh_ucx_request *request) {
+    request->workers = (uint32_t)wh_cursor_number(cursor, 1);
+    uint64_t long_segments = wh_cursor_number(cursor, 1);
+    request->long_segments = long_segments;
+    bool good = request->workers >= 1 && request->workers <= WH_UCX_WORKERS_MAX && long_segments <= 1;
+    for (uint32_t i = 0; good && i < request->workers; i++) {
+        wh_ucx_address *address = request->addresses + i;
+        address->id = wh_cursor_bytes(cursor, WH_UCX_ID_BYTES);
+        address->bytes = wh_cursor_sized(cursor, 2, &address->size);
+        good = address->bytes && address->size;
+    }
+    return good && wh_cursor_ended(cursor);
 }
 
 wherry_status wh_ucx_request_read(const void *bytes, size_t size, int32_t peer, wh_ucx_request *request_p,
@@ -141,24 +164,58 @@ wherry_status wh_ucx_request_read(const void *bytes, size_t size, int32_t peer, 
     if (size > REQUEST_HEAD && at[0] != WH_UCX_VERSION) {
         return fail_version(peer, error);
     }
-    if (size >= REQUEST_HEAD + WH_DIGEST_BYTES && size <= WH_LANE_OFFER_MAX && digest_holds(at, size, error, &status)) {
+    if (size >= REQUEST_HEAD + WH_DIGEST_BYTES && size <= WH_LANE_OFFER_MAX) {
+        status = check_digest(at, size, error);
+    }
+    if (status == WHERRY_OK) {
         wh_cursor cursor = wh_cursor_over(at + WORKERS_AT, size - WORKERS_AT - WH_DIGEST_BYTES);
-        wh_ucx_request request = {.workers = (uint32_t)wh_cursor_number(&cursor, 1)};
-        uint64_t long_segments = wh_cursor_number(&cursor, 1);
-        request.long_segments = long_segments;
-        bool fits = request.workers >= 1 && request.workers <= WH_UCX_WORKERS_MAX && long_segments <= 1;
-        for (uint32_t i = 0; fits && i < request.workers; i++) {
-            request.addresses[i].id = wh_cursor_bytes(&cursor, WH_UCX_ID_BYTES);
-            request.addresses[i].bytes = wh_cursor_sized(&cursor, 2, &request.addresses[i].size);
-            fits = request.addresses[i].bytes && request.addresses[i].size;
-        }
-        if (fits && wh_cursor_ended(&cursor)) {
-            memcpy(request.token, at + 1, WH_UCX_TOKEN_BYTES);
+        wh_ucx_request request = {0};
+        memcpy(request.token, at + 1, WH_UCX_TOKEN_BYTES);
+        if (read_workers(&cursor, &request)) {
             *request_p = request;
             return WHERRY_OK;
         }
+        status = WHERRY_MALFORMED;
     }
     return status == WHERRY_NO_MEMORY
                ? status
-               : wh_fail(error, WHERRY_MALFORMED, "the request of rank %d for the lane ucx cannot be read", (int)peer);
+               : wh_fail(error, WHERRY_MALFORMED, "rank %d sent a malformed request for the ucx lane", (int)peer);
 }
+
+/* ---- a build without UCX ---- */
+
+static wherry_status fail_absent(wherry_error *error) {
+    return wh_fail(error, WHERRY_UNSUPPORTED,
+                   "this libwherry was built without UCX: install its headers (libucx-dev, ucx-devel) and rebuild");
+}
+
+static wherry_status absent_offer(const wh_lane_site *site, wh_string *offer, wherry_error *error) {
+    (void)site, (void)offer;
+    return fail_absent(error);
+}
+
+static wherry_status absent_probe(const wh_lane_site *site, const void *offer, size_t size, wh_string *request,
+                                  bool *assist_p, wh_lane_end **end_p, wherry_error *error) {
+    (void)site, (void)offer, (void)size, (void)request, (void)end_p;
+    *assist_p = false;
+    return fail_absent(error);
+}
+
+static wherry_status absent_accept(const wh_lane_site *site, const void *request, size_t size, bool *ready_p,
+                                   wh_lane_end **end_p, wherry_error *error) {
+    (void)site, (void)request, (void)size, (void)ready_p, (void)end_p;
+    return fail_absent(error);
+}
+
+static void absent_close(wh_lane_end *end) {
+    (void)end; /* always NULL */
+}
+
+const wh_lane_ops wh_lane_ucx_absent = {
+    .name = "ucx",
+    .traits = WH_LANE_NETWORK | WH_LANE_DIGESTS | WH_LANE_STAGES,
+    .offer = absent_offer,
+    .probe = absent_probe,
+    .accept = absent_accept,
+    .close = absent_close,
+};

@@ -1,0 +1,545 @@
+/* Links over UCX, and those that are kept for the next transfer. ucx_link.h has the invariants. */
+#include "lane/ucx/ucx_link.h"
+
+#include <poll.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+
+#include "base/alloc.h"
+#include "base/error.h"
+#include "base/log.h"
+#include "base/point.h"
+#include "base/process.h"
+
+/** UCX's number for the lane's active messages. */
+enum { MESSAGE_ID = 1 };
+
+enum {
+    /** Calls without work before a thread sleeps: waking it costs more than a few calls. */
+    IDLE_CALLS = 8,
+    /** The longest sleep: UCX does some of its work without making `wake` readable. */
+    WAIT_MS = 20,
+    /** Pending operations may end before a connection is closed: longer than a copy takes. */
+    DRAIN_MS = 50,
+    /** UCX may take this long to close a connection, and again to clean up behind it. */
+    CLOSE_MS = 500,
+    QUIET_CALLS = 64, /**< Calls without work after which UCX is taken to be idle. */
+    KEPT_MAX = 8,     /**< Links that are kept: two peers with four workers each. */
+};
+
+/** Length of a long TCP segment, in UCX's notation. */
+static const char LONG_SEGMENT[] = "512K";
+
+/**
+ * How often UCX checks that a silent peer is alive. With UCX's own 20 s a source would notice too
+ * late.
+ */
+static const char KEEPALIVE[] = "1s";
+
+/* ---- creating and destroying ---- */
+
+static wherry_status fail_ucx(const wh_ucx_library *ucx, ucs_status_t status, const char *what, wherry_error *error) {
+    return wh_fail(error, status == UCS_ERR_NO_MEMORY ? WHERRY_NO_MEMORY : WHERRY_UNSUPPORTED,
+                   "UCX cannot %s: %s; check UCX_TLS and UCX_NET_DEVICES against the output of ucx_info -d", what,
+                   ucx->ucs_status_string(status));
+}
+
+static void set_transport(const wh_ucx_library *ucx, ucp_config_t *config, const char *transport, const char *name,
+                          const char *value) {
+    char full[64];
+    snprintf(full, sizeof(full), "%s_%s", transport, name);
+    (void)ucx->ucp_config_modify(config, ucx->minor >= WH_UCX_FULL_NAMES_MINOR ? full : name, value);
+}
+
+bool wh_ucx_may_use_long_segments(void) {
+    return !getenv("UCX_TCP_RX_SEG_SIZE") && !getenv("UCX_TCP_TX_SEG_SIZE");
+}
+
+/**
+ * Settings of this context alone. The user's environment wins, except for the segments, on which
+ * both sides have agreed. With UCX's own 64 KiB, TCP reaches three fifths of the rate: each segment
+ * costs a system call and a copy.
+ */
+static void configure(const wh_ucx_link *link, ucp_config_t *config) {
+    if (link->long_segments) {
+        set_transport(link->ucx, config, "TCP", "RX_SEG_SIZE", LONG_SEGMENT);
+    }
+    /* Otherwise connect() to a host that is cut off blocks for minutes. */
+    if (!getenv("UCX_TCP_CONN_NB")) {
+        set_transport(link->ucx, config, "TCP", "CONN_NB", "y");
+    }
+    if (!getenv("UCX_KEEPALIVE_INTERVAL")) {
+        (void)link->ucx->ucp_config_modify(config, "KEEPALIVE_INTERVAL", KEEPALIVE);
+    }
+}
+
+static wherry_status create_context(wh_ucx_link *link, wherry_error *error) {
+    const wh_ucx_library *ucx = link->ucx;
+    ucp_config_t *config;
+    ucs_status_t status = ucx->ucp_config_read(NULL, NULL, &config);
+    if (status != UCS_OK) {
+        return fail_ucx(ucx, status, "read its settings", error);
+    }
+    configure(link, config);
+    ucp_params_t params = {
+        .field_mask = UCP_PARAM_FIELD_FEATURES | UCP_PARAM_FIELD_NAME,
+        .features = UCP_FEATURE_AM | UCP_FEATURE_WAKEUP,
+        .name = "wherry",
+    };
+    status = ucx->ucp_init_version(WH_UCX_MAJOR, WH_UCX_MINOR, &params, config, &link->context);
+    ucx->ucp_config_release(config);
+    return status == UCS_OK ? WHERRY_OK : fail_ucx(ucx, status, "start", error);
+}
+
+static ucs_status_t take_message(void *argument, const void *header, size_t header_size, void *data, size_t size,
+                                 const ucp_am_recv_param_t *param) {
+    wh_ucx_link *link = argument;
+    bool rendezvous = param->recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV;
+    bool kept = link->message && link->message(link->message_context, header, header_size, data, size, rendezvous);
+    return kept ? UCS_INPROGRESS : UCS_OK;
+}
+
+static wherry_status create_worker(wh_ucx_link *link, wherry_error *error) {
+    const wh_ucx_library *ucx = link->ucx;
+    ucp_worker_params_t params = {
+        .field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE,
+        .thread_mode = UCS_THREAD_MODE_SERIALIZED,
+    };
+    ucp_am_handler_param_t handler = {
+        .field_mask = UCP_AM_HANDLER_PARAM_FIELD_ID | UCP_AM_HANDLER_PARAM_FIELD_FLAGS | UCP_AM_HANDLER_PARAM_FIELD_CB |
+                      UCP_AM_HANDLER_PARAM_FIELD_ARG,
+        .id = MESSAGE_ID,
+        .flags = UCP_AM_FLAG_WHOLE_MSG,
+        .cb = take_message,
+        .arg = link,
+    };
+    ucs_status_t status = ucx->ucp_worker_create(link->context, &params, &link->worker);
+    if (status == UCS_OK) {
+        status = ucx->ucp_worker_set_am_recv_handler(link->worker, &handler);
+    }
+    if (status == UCS_OK) {
+        status = ucx->ucp_worker_get_efd(link->worker, &link->wake);
+    }
+    if (status == UCS_OK) {
+        status = ucx->ucp_worker_get_address(link->worker, &link->address, &link->address_size);
+    }
+    if (status != UCS_OK) {
+        return fail_ucx(ucx, status, "create a worker", error);
+    }
+    link->hello = wh_alloc(WH_UCX_ID_BYTES + link->address_size);
+    if (!link->hello) {
+        return wh_fail_memory(error, "a lane");
+    }
+    memcpy(link->hello, link->id, WH_UCX_ID_BYTES);
+    memcpy(link->hello + WH_UCX_ID_BYTES, link->address, link->address_size);
+    return WHERRY_OK;
+}
+
+static void destroy_link(wh_ucx_link *link) {
+    wh_ucx_enter();
+    wh_ucx_link_disconnect(link);
+    if (link->pending) {
+        /* Destroying the worker would end the process with an assertion in UCX. */
+        wh_log(WHERRY_LOG_WARN, "ucx: %u operations do not end; their memory is not freed", (unsigned)link->pending);
+        wh_ucx_leave();
+        return;
+    }
+    wh_free(link->hello);
+    wh_free(link->scratch);
+    if (link->address) {
+        link->ucx->ucp_worker_release_address(link->worker, link->address);
+    }
+    if (link->worker) {
+        link->ucx->ucp_worker_destroy(link->worker);
+    }
+    if (link->context) {
+        link->ucx->ucp_cleanup(link->context);
+    }
+    wh_ucx_leave();
+    wh_free(link);
+}
+
+/** All signals are blocked meanwhile, because UCX starts a thread, which inherits the mask. */
+static wherry_status create_link(const wh_ucx_library *ucx, bool long_segments, wh_ucx_link **link_p,
+                                 wherry_error *error) {
+    wh_ucx_link *link = wh_alloc_zeroed(1, sizeof(*link));
+    if (!link) {
+        return wh_fail_memory(error, "a lane");
+    }
+    if (getrandom(link->id, sizeof(link->id), 0) != sizeof(link->id)) {
+        wh_free(link);
+        return wh_fail(error, WHERRY_SYSTEM, "the system has no random numbers");
+    }
+    sigset_t all;
+    sigset_t before;
+    link->ucx = ucx;
+    link->long_segments = long_segments;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    wh_ucx_enter();
+    wherry_status status = create_context(link, error);
+    if (status == WHERRY_OK) {
+        status = create_worker(link, error);
+    }
+    wh_ucx_leave();
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (status != WHERRY_OK) {
+        destroy_link(link);
+        return status;
+    }
+    *link_p = link;
+    return WHERRY_OK;
+}
+
+/* ---- operations ---- */
+
+static void end_operation(wh_ucx_operation *operation, void *request, ucs_status_t status) {
+    wh_ucx_link *link = operation->link;
+    operation->done = true;
+    operation->status = status;
+    link->pending--;
+    link->ucx->ucp_request_free(request);
+}
+
+static void on_sent(void *request, ucs_status_t status, void *argument) {
+    end_operation(argument, request, status);
+}
+
+static void on_received(void *request, ucs_status_t status, size_t length, void *argument) {
+    (void)length;
+    end_operation(argument, request, status);
+}
+
+static void begin_operation(wh_ucx_link *link, wh_ucx_operation *operation) {
+    *operation = (wh_ucx_operation){.link = link};
+    link->pending++;
+    link->idle = 0;
+}
+
+/**
+ * @param answer  of the UCX function that has started it: a status if it is over already, otherwise
+ *                a request.
+ */
+static void note_started(wh_ucx_operation *operation, ucs_status_ptr_t answer) {
+    if (!UCS_PTR_IS_PTR(answer)) {
+        operation->done = true;
+        operation->status = UCS_PTR_STATUS(answer);
+        operation->link->pending--;
+    }
+}
+
+static ucp_request_param_t send_param(wh_ucx_operation *operation, uint32_t flags) {
+    return (ucp_request_param_t){
+        .op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA | UCP_OP_ATTR_FIELD_FLAGS,
+        .flags = flags,
+        .cb = {.send = on_sent},
+        .user_data = operation,
+    };
+}
+
+void wh_ucx_send(wh_ucx_link *link, wh_ucx_operation *operation, const uint8_t header[WH_UCX_HEADER_BYTES],
+                 const void *data, size_t size, bool rendezvous) {
+    begin_operation(link, operation);
+    ucp_request_param_t param = send_param(operation, rendezvous ? UCP_AM_SEND_FLAG_RNDV : UCP_AM_SEND_FLAG_EAGER);
+    note_started(operation,
+                 link->ucx->ucp_am_send_nbx(link->peer, MESSAGE_ID, header, WH_UCX_HEADER_BYTES, data, size, &param));
+}
+
+void wh_ucx_receive(wh_ucx_link *link, wh_ucx_operation *operation, void *data, void *to, size_t size) {
+    begin_operation(link, operation);
+    ucp_request_param_t param = {
+        .op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA,
+        .cb = {.recv_am = on_received},
+        .user_data = operation,
+    };
+    note_started(operation, link->ucx->ucp_am_recv_data_nbx(link->worker, data, to, size, &param));
+}
+
+void wh_ucx_link_greet(wh_ucx_link *link, wh_ucx_kind kind, const uint8_t token[WH_UCX_TOKEN_BYTES]) {
+    bool hello = kind == WH_UCX_HELLO;
+    wh_ucx_header_write(link->greeting_header, token, &(wh_ucx_header){.kind = kind});
+    wh_ucx_send(link, &link->greeting, link->greeting_header, hello ? link->hello : NULL,
+                hello ? WH_UCX_ID_BYTES + link->address_size : 0, false);
+}
+
+void wh_ucx_link_progress(wh_ucx_link *link, const wh_stop *stop) {
+    const wh_ucx_library *ucx = link->ucx;
+    if (ucx->ucp_worker_progress(link->worker)) {
+        link->idle = 0;
+    } else if (++link->idle > IDLE_CALLS && ucx->ucp_worker_arm(link->worker) == UCS_OK) {
+        wh_stop_wait_fd(stop, link->wake, POLLIN, wh_deadline_in_ms(WAIT_MS));
+    }
+}
+
+/* ---- connections ---- */
+
+static void on_lost(void *argument, ucp_ep_h peer, ucs_status_t status) {
+    wh_ucx_link *link = argument;
+    if (peer == link->peer) {
+        link->lost = status == UCS_OK ? UCS_ERR_CONNECTION_RESET : status;
+    }
+}
+
+wherry_status wh_ucx_link_connect(wh_ucx_link *link, const uint8_t id[WH_UCX_ID_BYTES], const void *address,
+                                  int32_t rank, wherry_error *error) {
+    const wh_ucx_library *ucx = link->ucx;
+    if (link->peer && memcmp(link->peer_id, id, WH_UCX_ID_BYTES) == 0) {
+        return WHERRY_OK;
+    }
+    wh_ucx_link_disconnect(link);
+    ucp_ep_params_t params = {
+        .field_mask =
+            UCP_EP_PARAM_FIELD_REMOTE_ADDRESS | UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE | UCP_EP_PARAM_FIELD_ERR_HANDLER,
+        .address = address,
+        .err_mode = UCP_ERR_HANDLING_MODE_PEER,
+        .err_handler = {.cb = on_lost, .arg = link},
+    };
+    ucs_status_t status = ucx->ucp_ep_create(link->worker, &params, &link->peer);
+    if (status != UCS_OK) {
+        link->peer = NULL;
+        return wh_fail(error, WHERRY_UNSUPPORTED,
+                       "UCX has no transport to rank %d: %s; check UCX_TLS and UCX_NET_DEVICES on both sides",
+                       (int)rank, ucx->ucs_status_string(status));
+    }
+    memcpy(link->peer_id, id, WH_UCX_ID_BYTES);
+    link->transports[0] = '\0';
+    return WHERRY_OK;
+}
+
+/** Lets UCX work until no operation is pending, at most for so long. */
+static void drain(wh_ucx_link *link, int milliseconds) {
+    const wh_ucx_library *ucx = link->ucx;
+    wh_deadline end = wh_deadline_in_ms(milliseconds);
+    while (link->pending && !wh_deadline_passed(end)) {
+        if (!ucx->ucp_worker_progress(link->worker) && ucx->ucp_worker_arm(link->worker) == UCS_OK) {
+            poll(&(struct pollfd){link->wake, POLLIN, 0}, 1, 1);
+        }
+    }
+}
+
+/** Lets UCX work until it is idle. */
+static void progress_until_quiet(wh_ucx_link *link, wh_deadline end) {
+    for (int quiet = 0; quiet < QUIET_CALLS && link->lost == UCS_OK && !wh_deadline_passed(end);) {
+        quiet = link->ucx->ucp_worker_progress(link->worker) ? 0 : quiet + 1;
+    }
+}
+
+/**
+ * When a connection is closed, UCX ends its requests at once but goes on with the copies behind
+ * them, and must not be destroyed before those end. So pending operations get a moment to end
+ * first, which is enough if the peer is alive. After that, UCX works until it is idle.
+ */
+void wh_ucx_link_disconnect(wh_ucx_link *link) {
+    const wh_ucx_library *ucx = link->ucx;
+    if (!link->peer) {
+        return;
+    }
+    wh_ucx_operation closing;
+    wh_ucx_enter();
+    bool unfinished = link->lost != UCS_OK || link->pending;
+    if (link->lost == UCS_OK) {
+        drain(link, DRAIN_MS);
+    }
+    begin_operation(link, &closing);
+    ucp_request_param_t param = send_param(&closing, UCP_EP_CLOSE_FLAG_FORCE);
+    note_started(&closing, ucx->ucp_ep_close_nbx(link->peer, &param));
+    drain(link, CLOSE_MS);
+    link->peer = NULL;
+    link->lost = UCS_OK;
+    if (unfinished) {
+        progress_until_quiet(link, wh_deadline_in_ms(CLOSE_MS));
+    }
+    wh_ucx_leave();
+}
+
+/**
+ * Adds "tcp/lo" to the text, once, for a line of ucp_ep_print_info like "lane[0]:  2:tcp/lo.0 md[1]
+ * ...".
+ */
+static void add_transport(const char *line, char *text, size_t size) {
+    const char *at = strstr(line, "lane[");
+    at = at ? strstr(at, "]:") : NULL;
+    if (!at) {
+        return;
+    }
+    at += 2 + strspn(at + 2, " 0123456789");
+    at += *at == ':';
+    char name[64];
+    snprintf(name, sizeof(name), "%.*s", (int)strcspn(at, " \t"), at);
+    char *dot = strrchr(name, '.');
+    if (dot) {
+        *dot = '\0';
+    }
+    size_t used = strlen(text);
+    if (!strstr(text, name)) {
+        snprintf(text + used, size - used, "%s%s", used ? ", " : "", name);
+    }
+}
+
+const char *wh_ucx_link_transports(wh_ucx_link *link) {
+    char *text = NULL;
+    size_t length;
+    FILE *stream = link->peer && !link->transports[0] ? open_memstream(&text, &length) : NULL;
+    if (!stream) {
+        return link->transports;
+    }
+    link->ucx->ucp_ep_print_info(link->peer, stream);
+    fclose(stream);
+    char *rest = text;
+    for (char *line = text ? strsep(&rest, "\n") : NULL; line; line = strsep(&rest, "\n")) {
+        add_transport(line, link->transports, sizeof(link->transports));
+    }
+    free(text);
+    return link->transports;
+}
+
+/* ---- links that are kept ---- */
+
+static wh_ucx_link *kept; /**< The one that was used last comes first. */
+static uint32_t kept_count;
+static uint32_t used_count;
+static bool foreign;  /**< The program had loaded UCX before. */
+static bool exits;    /**< at_exit is registered. */
+static bool unusable; /**< This process was forked from one in which UCX was in use. */
+
+/** Before a fork, and at exit. Links in use stay. */
+static void destroy_kept(void) {
+    while (kept && !used_count && !unusable) {
+        wh_ucx_link *link = kept;
+        kept = link->next;
+        kept_count--;
+        destroy_link(link);
+    }
+}
+
+/**
+ * What is left of UCX in the child cannot be destroyed: the threads that would answer do not exist
+ * here.
+ */
+static void after_fork_in_child(void) {
+    unusable = unusable || used_count || foreign;
+    used_count = 0;
+}
+
+static wh_fork_lock lock = WH_FORK_LOCK(.before = destroy_kept, .in_child = after_fork_in_child);
+
+static void at_exit(void) {
+    wh_fork_lock_take(&lock);
+    destroy_kept();
+    wh_fork_lock_give(&lock);
+}
+
+/** Removes a link from those that are kept; *at points to it. */
+static wh_ucx_link *remove_kept(wh_ucx_link **at) {
+    wh_ucx_link *link = *at;
+    *at = link->next;
+    kept_count--;
+    return link;
+}
+
+/** @return NULL if none fits. */
+static wh_ucx_link *find_kept(const uint8_t *peer_id, bool long_segments) {
+    for (wh_ucx_link **at = &kept; *at; at = &(*at)->next) {
+        const wh_ucx_link *link = *at;
+        bool fits =
+            peer_id ? link->of_source && memcmp(link->peer_id, peer_id, WH_UCX_ID_BYTES) == 0 : !link->of_source;
+        if (fits && link->long_segments == long_segments) {
+            return remove_kept(at);
+        }
+    }
+    return NULL;
+}
+
+/** @return false if the peer is known to be lost, after UCX has read what has come. */
+static bool is_alive(wh_ucx_link *link) {
+    wh_ucx_enter();
+    progress_until_quiet(link, wh_deadline_never());
+    wh_ucx_leave();
+    return link->lost == UCS_OK;
+}
+
+static wherry_status load_and_create(bool long_segments, wh_ucx_link **link_p, wherry_error *error) {
+    const wh_ucx_library *ucx = wh_ucx_load(error);
+    if (!ucx) {
+        return WHERRY_UNSUPPORTED;
+    }
+    wh_fork_lock_take(&lock);
+    foreign = ucx->foreign;
+    bool first = !exits;
+    exits = true;
+    wh_fork_lock_give(&lock);
+    if (first) {
+        atexit(at_exit); /* registered after UCX's own handlers, so that it runs before them */
+    }
+    return create_link(ucx, long_segments, link_p, error);
+}
+
+static void end_use(void) {
+    wh_fork_lock_take(&lock);
+    used_count--;
+    wh_fork_lock_give(&lock);
+}
+
+wherry_status wh_ucx_link_take(const uint8_t *peer_id, bool long_segments, wh_ucx_link **link_p, wherry_error *error) {
+    wh_ucx_link *link;
+    wh_fork_lock_take(&lock);
+    if (unusable) {
+        wh_fork_lock_give(&lock);
+        return wh_fail(error, WHERRY_UNSUPPORTED,
+                       "this process was forked from one in which UCX was in use, and UCX does not survive a fork; "
+                       "start it by exec or with the start method \"spawn\"");
+    }
+    used_count++;
+    while ((link = find_kept(peer_id, long_segments))) {
+        wh_fork_lock_give(&lock);
+        if (is_alive(link)) {
+            break;
+        }
+        destroy_link(link);
+        wh_fork_lock_take(&lock);
+    }
+    wherry_status status = WHERRY_OK;
+    if (!link) {
+        wh_fork_lock_give(&lock);
+        wh_point("ucx creates a link");
+        status = load_and_create(long_segments, &link, error);
+    }
+    if (status != WHERRY_OK) {
+        end_use();
+        return status;
+    }
+    link->of_source = peer_id != NULL;
+    link->clean = false;
+    *link_p = link;
+    return WHERRY_OK;
+}
+
+void wh_ucx_link_give(wh_ucx_link *link) {
+    if (!link) {
+        return;
+    }
+    link->message = NULL;
+    if (link->clean && !link->pending && link->lost == UCS_OK && link->peer) {
+        wh_fork_lock_take(&lock);
+        link->next = kept;
+        kept = link;
+        kept_count++;
+        link = NULL;
+        if (kept_count > KEPT_MAX) {
+            wh_ucx_link **oldest = &kept;
+            while ((*oldest)->next) {
+                oldest = &(*oldest)->next;
+            }
+            link = remove_kept(oldest);
+        }
+        wh_fork_lock_give(&lock);
+    }
+    if (link) {
+        destroy_link(link);
+    }
+    end_use();
+}
