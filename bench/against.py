@@ -35,8 +35,8 @@ sys.dont_write_bytecode = True  # keep the source tree clean
 HERE = pathlib.Path(__file__).resolve().parent
 TOP = HERE.parent
 sys.path.append(str(TOP / "tests" / "hosts"))
-import ferry_report  # noqa: E402
 import hosts  # noqa: E402
+import report  # noqa: E402
 
 FOLDER = TOP / "build-against"
 PAIRS = 15
@@ -146,7 +146,8 @@ def git(*arguments: str) -> str:
 
 
 def check_out(revision: str) -> Revision:
-    """The files of a commit in a folder of their own. No worktree: removing the folder removes it all."""
+    """The files of a commit in a folder of their own. No worktree: removing the folder removes it
+    all."""
     try:
         commit = git("rev-parse", "--verify", "--quiet", revision + "^{commit}")
     except subprocess.CalledProcessError:
@@ -326,9 +327,7 @@ def mpi_cases(_: list[Revision]) -> list[Case]:
             measure,
         )
 
-    return [
-        case(flavour, pages) for flavour in ("openmpi", "mpich") for pages in ferry_report.PAGES
-    ]
+    return [case(flavour, pages) for flavour in ("openmpi", "mpich") for pages in report.PAGES]
 
 
 def ucx_cases(_: list[Revision]) -> list[Case]:
@@ -347,7 +346,7 @@ def ucx_cases(_: list[Revision]) -> list[Case]:
             f"ucx/{name}", 8, lambda revision: revision.program("bench_ucx").exists(), measure
         )
 
-    large = [case(f"gib-{pages}", pages, 16, 64 << 20) for pages in ferry_report.PAGES]
+    large = [case(f"gib-{pages}", pages, 16, 64 << 20) for pages in report.PAGES]
     return [*large, case("pages", "small", 20_000, 4096)]
 
 
@@ -534,7 +533,7 @@ def main() -> int:
         return fail(
             f"no case is called '{arguments.only}'; there are: {' '.join(case.name for case in known)}"
         )
-    others = ferry_report.Others()
+    others = report.Others()
     rows, single, failures = compare(cases, revisions, arguments.pairs, arguments.row)
     print(f"\nOther work took {others.share():.0%} of the machine.")
     for revision, names in zip(revisions, single.values()):

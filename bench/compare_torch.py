@@ -1,7 +1,9 @@
 #!/usr/bin/env python3
-"""Torch's PGTransport over gloo and Wherry's drop-in, in the same processes, in turn, with the same data, which is checked after each transfer.
+"""Compares torch's PGTransport over gloo with Wherry's drop-in replacement. Both run in the same
+processes and alternate, with the same data, which is checked after each transfer.
 
-python bench/compare_torch.py [--only CASE] [--repeats N] [--quick] [--wait SECONDS]: prints a table and writes bench/results/torch.md and torch.svg.
+compare_torch.py [--only CASE] [--repeats N] [--quick] [--wait SECONDS] prints a table and writes
+bench/results/torch.md and torch.svg. It exits with 1 if a result is worse than its bound.
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ import torch.distributed as dist
 from torch.distributed.checkpoint._pg_transport import PGTransport as TorchTransport
 
 sys.dont_write_bytecode = True  # the source tree stays as it is
-import ferry_report  # noqa: E402
+import report  # noqa: E402
+import torch_chart  # noqa: E402
 
 from wherry.torch import PGTransport  # noqa: E402
 
@@ -33,7 +36,14 @@ HERE = pathlib.Path(__file__).resolve().parent
 GIB, MIB = 1 << 30, 1 << 20
 REPEATS, QUICK_REPEATS = 7, 3
 TIMEOUT = datetime.timedelta(minutes=5)
-SETTLE = 0.05  # seconds after which torch's own threads no longer spin, which they do for some time after each operation
+SETTLE = 0.05  # seconds: torch's threads spin for a while after each operation
+TEXT = """\
+`make bench-torch`. Both transports run in the same processes and alternate, with the same data,
+which is checked after each transfer. Median of {repeats} (lowest-highest). The time runs from a
+common start until the last rank has returned from its call, and includes reading the state dicts.
+Before each transfer all ranks rest for {settle:.0f} ms, so that no thread of the previous one still
+runs. The check starts when all ranks have returned.
+"""
 State = dict[str, torch.Tensor]
 
 
@@ -71,7 +81,7 @@ def views() -> State:
 class Case:
     label: str
     make: Callable[[], State]
-    required: float
+    bound: float  # the least speed-up
     receivers: int = 1
     in_place: bool = True
     lanes: str | None = None
@@ -97,7 +107,7 @@ def words(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def pattern(tensor: torch.Tensor, number: int) -> torch.Tensor:
-    """What the words of a tensor hold: each place, and each tensor, something else."""
+    """The expected words of a tensor, different for each word and each tensor."""
     return torch.arange(words(tensor).numel(), device=tensor.device).mul_(2 * number + 3)
 
 
@@ -138,7 +148,7 @@ class Rank:
         )
 
     def transfer(self, name: str, thorough: bool) -> float:
-        """Seconds from the common beginning until the last rank is done."""
+        """Seconds from the common start until the last rank has finished."""
         transport = self.transports[name]
         for tensor in self.state.values() if self.rank else ():
             tensor.zero_()
@@ -151,13 +161,11 @@ class Rank:
         else:
             transport.send_checkpoint(self.ranks, self.state)
         seconds = torch.tensor([time.perf_counter() - begin], dtype=torch.float64)
-        dist.all_reduce(seconds, dist.ReduceOp.MAX)  # nobody checks while another is still at it
+        dist.all_reduce(seconds, dist.ReduceOp.MAX)  # so that all check after the last has finished
         if self.rank and (
             sums(received) != self.expected or (thorough and not parts_are_right(received))
         ):
-            raise SystemExit(
-                f"{self.case.label}: {name} has brought rank {self.rank} other bytes than were sent"
-            )
+            raise SystemExit(f"{self.case.label}: {name} delivered wrong bytes to rank {self.rank}")
         del received
         return float(seconds)
 
@@ -195,7 +203,7 @@ def run_rank(name: str, rank: int, repeats: int, ours: bool, place: str) -> None
 
 
 def run_ranks(name: str, command: list[str], count: int, timeout: float) -> dict:
-    """Starts a case as so many processes, which are told their place and their rank, and takes what rank 1 has left there."""
+    """Runs a case in `count` processes, in a shared folder. Returns what rank 1 wrote there."""
     with tempfile.TemporaryDirectory(prefix="wherry-bench-") as place:
         ranks = [
             subprocess.Popen([*command, "--place", place, "--rank", str(rank)])
@@ -224,40 +232,31 @@ def measure(name: str, repeats: int, ours: bool = False) -> dict:
     return run_ranks(name, command, CASES[name].receivers + 1, 1800)
 
 
-def row(name: str, result: dict) -> ferry_report.Row:
+def row(name: str, result: dict) -> report.Row:
     ours, theirs = result["wherry"], result["torch"]
     ratio = statistics.median(theirs) / statistics.median(ours)
-    return ferry_report.Row(
+    return report.Row(
         CASES[name].label,
-        ferry_report.times(ours, "ms", 1e3) + f", {result['lane']}",
-        ferry_report.times(theirs, "ms", 1e3),
+        report.times(ours, "ms", 1e3) + f", {result['lane']}",
+        report.times(theirs, "ms", 1e3),
         ratio,
-        CASES[name].required,
+        CASES[name].bound,
     )
 
 
-def page(rows: list[ferry_report.Row], repeats: int, machine: str) -> list[str]:
+def page(rows: list[report.Row], repeats: int, machine: str) -> list[str]:
     return [
         "# Against PyTorch's PGTransport",
         "",
-        f"`make bench-torch`: both transports in the same processes, in turn, with the same data, checked after each transfer; median of {repeats} (lowest-highest).",
-        "From a common beginning until the last rank has returned from its call; the reading of the state dicts included. Before each, all ranks rest "
-        f"for {SETTLE * 1e3:.0f} ms, so that no thread of what came before still runs; the check begins when all have returned.",
-        f"Machine: {machine}.",
+        *TEXT.format(repeats=repeats, settle=SETTLE * 1e3).splitlines(),
+        report.measured(machine),
         "",
-        *ferry_report.table(
-            [
-                "case",
-                "Wherry, its lane",
-                "PGTransport over gloo",
-                "times faster",
-                "required",
-                "holds",
-            ],
+        *report.table(
+            ["case", "Wherry, its lane", "PGTransport over gloo", "times faster"],
             [one.cells() for one in rows],
         ),
         "",
-        "![How many times as good as required](torch.svg)",
+        "![Times faster than PGTransport, per case](torch.svg)",
         "",
     ]
 
@@ -266,17 +265,20 @@ def cases(arguments: argparse.Namespace) -> Iterator[str]:
     return (name for name in CASES if arguments.only in (None, name))
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", choices=CASES, help="this case alone; nothing is written")
+    parser.add_argument("--only", choices=CASES, help="run only this case; writes nothing")
     parser.add_argument("--repeats", type=int, default=REPEATS)
     parser.add_argument(
         "--quick",
         action="store_true",
-        help="fewer repeats, for development: the results are not kept",
+        help="fewer repeats, for development; writes nothing",
     )
     parser.add_argument(
-        "--wait", type=float, default=0, help="before each case, wait so long for a quiet machine"
+        "--wait",
+        type=float,
+        default=0,
+        help="wait up to this many seconds for a quiet machine before each case",
     )
     parser.add_argument(
         "--ours", action="store_true", help="with --only: Wherry alone; prints its seconds as JSON"
@@ -285,31 +287,30 @@ def main() -> None:
     parser.add_argument("--place", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.rank is not None:
-        return run_rank(
-            arguments.only, arguments.rank, arguments.repeats, arguments.ours, arguments.place
-        )
+        run_rank(arguments.only, arguments.rank, arguments.repeats, arguments.ours, arguments.place)
+        return 0
     repeats = QUICK_REPEATS if arguments.quick else arguments.repeats
     if arguments.ours:
-        return print(json.dumps({"seconds": measure(arguments.only, repeats, ours=True)["wherry"]}))
+        print(json.dumps({"seconds": measure(arguments.only, repeats, ours=True)["wherry"]}))
+        return 0
     rows, shares = [], []
     for name in cases(arguments):
-        ferry_report.wait_for_quiet(arguments.wait)
-        others = ferry_report.Others()
+        report.wait_for_quiet(arguments.wait)
+        others = report.Others()
         rows.append(row(name, measure(name, repeats)))
         shares.append(others.share())
         print("| " + " | ".join(rows[-1].cells()) + " |", flush=True)
-    machine = f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}, torch {torch.__version__}"
-    machine += ferry_report.others_text(shares)
+    machine = f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}, "
+    machine += f"torch {torch.__version__}"
+    machine += report.others_text(shares)
     lines = page(rows, repeats, machine)
     print("\n" + "\n".join(lines))
     if not arguments.only and not arguments.quick:
         results = HERE / "results"
-        (results / "torch.md").write_text("\n".join(lines))
-        (results / "torch.svg").write_text(
-            ferry_report.chart(rows, repeats, machine, "Against PyTorch's PGTransport")
-        )
-    return None
+        report.write(results / "torch.md", lines)
+        torch_chart.main()
+    return report.unmet(rows)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

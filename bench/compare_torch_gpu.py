@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
-"""Torch's PGTransport over gloo and Wherry's drop-in with tensors on one GPU: two processes, in turn, with the same data, which is checked.
+"""Compares torch's PGTransport over gloo with Wherry's drop-in replacement, for tensors on one GPU.
+Both run in two processes and alternate, with the same data, which is checked.
 
-Torch's class brings the state to the receiver's host: gloo carries no memory of devices, and only tensors of the group's own kind are
-received in place. That a program has to copy them to the GPU afterwards is not counted.
+Torch's class delivers the state to the receiver's host memory, since gloo does not move device
+memory. The copy to the GPU that a program then needs is not counted.
 
-python bench/compare_torch_gpu.py [--only CASE] [--quick] [--device cpu]: prints a table and writes bench/results/gpu-torch.md.
+compare_torch_gpu.py [--only CASE] [--quick] [--device cpu] prints a table and writes
+bench/results/gpu-torch.md. It exits with 1 if a result is worse than its bound.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ from torch.distributed.checkpoint._pg_transport import PGTransport as TorchTrans
 
 sys.dont_write_bytecode = True  # the source tree stays as it is
 import compare_torch  # noqa: E402
-import ferry_report  # noqa: E402
+import report  # noqa: E402
 from compare_torch import State, pattern, words  # noqa: E402
 
 from wherry.torch import PGTransport  # noqa: E402
@@ -35,6 +37,14 @@ from wherry.torch import PGTransport  # noqa: E402
 HERE = pathlib.Path(__file__).resolve().parent
 TIMEOUT = datetime.timedelta(minutes=2)
 OURS, THEIRS = 9, 3  # repeats
+TEXT = f"""\
+`bench/compare_torch_gpu.py`. Two processes on one GPU. The time runs from a common start until both
+have returned and the device is idle, and includes reading the state dicts. The data is checked after
+each transfer. Median of {OURS} for Wherry and of {THEIRS} for torch (lowest-highest). The first call of
+Wherry, which opens and pins memory, is given separately. "Data phase" counts only the time in which
+bytes move, in GB/s. Wherry receives in place on the GPU. Torch's class delivers to the receiver's
+host memory; the copy from there to the GPU is not counted.
+"""
 
 
 def seven_b(device: str) -> State:
@@ -45,8 +55,8 @@ def seven_b(device: str) -> State:
 class Case:
     label: str
     make: Callable[[str], State]
-    times: float | None = None  # at least so many times as fast as torch's, for the whole call
-    rate: float | None = None  # at least so many GB/s, while bytes move
+    times: float | None = None  # least speed-up of the whole call
+    rate: float | None = None  # least GB/s of the data phase
     in_place: bool = True
     options: dict[str, object] = dataclasses.field(default_factory=dict)
 
@@ -102,7 +112,7 @@ class Rank:
             torch.cuda.synchronize()
 
     def transfer(self, transport: PGTransport | TorchTransport) -> float:
-        """Seconds from the common beginning until the last rank is done."""
+        """Seconds from the common start until the last rank has finished."""
         for tensor in self.state.values() if self.rank else ():
             tensor.zero_()
         self.synchronize()
@@ -117,7 +127,7 @@ class Rank:
         seconds = torch.tensor([time.perf_counter() - begin], dtype=torch.float64)
         if self.rank and not is_right(received, self.device):
             raise SystemExit(
-                f"{self.case.label}: {type(transport).__module__} has brought other bytes than were sent"
+                f"{self.case.label}: {type(transport).__module__} delivered wrong bytes"
             )
         dist.all_reduce(seconds, dist.ReduceOp.MAX)
         return float(seconds)
@@ -158,61 +168,50 @@ def measure(name: str, arguments: argparse.Namespace) -> dict:
     return compare_torch.run_ranks(name, command + ["--quick"] * arguments.quick, 2, 120)
 
 
-def row(case: Case, result: dict) -> ferry_report.Row:
+def row(case: Case, result: dict) -> report.Row:
     first = f"; the first {result['first'] * 1e3:.0f} ms"
     if case.rate is not None:
         rate = result["bytes"] / statistics.median(result["data"]) / 1e9
-        ours = f"{ferry_report.times(result['data'], 'ms', 1e3)}, {result['lane']}{first}"
-        return ferry_report.Row(case.label, ours, "GB/s", rate, case.rate)
-    ours = f"{ferry_report.times(result['ours'], 'ms', 1e3)}, {result['lane']}{first}"
+        ours = f"{report.times(result['data'], 'ms', 1e3)}, {result['lane']}{first}"
+        return report.Row(case.label, ours, "GB/s", rate, case.rate)
+    ours = f"{report.times(result['ours'], 'ms', 1e3)}, {result['lane']}{first}"
     ratio = statistics.median(result["theirs"]) / statistics.median(result["ours"])
-    return ferry_report.Row(
-        case.label, ours, ferry_report.times(result["theirs"], "ms", 1e3), ratio, case.times or 0
+    return report.Row(
+        case.label, ours, report.times(result["theirs"], "ms", 1e3), ratio, case.times
     )
 
 
-def page(rows: list[ferry_report.Row], machine: str) -> list[str]:
+def page(rows: list[report.Row], machine: str) -> list[str]:
     return [
         "# Against PyTorch's PGTransport, on one GPU",
         "",
-        "`python bench/compare_torch_gpu.py`: two processes on one GPU, whole calls from a common beginning until both have returned and the",
-        f"device is idle, the reading of the state dicts included; the data checked after each. Medians of {OURS} and of {THEIRS} (lowest-highest); the first",
-        "call of Wherry's, which opens and pins, is apart. `data phase`: while bytes move, in GB/s. Wherry's are in place on the GPU; torch's class over gloo brings the",
-        "state to the receiver's host, and the copy from there to the GPU is not counted.",
-        f"Machine: {machine}.",
+        *TEXT.splitlines(),
+        report.measured(machine),
         "",
-        *ferry_report.table(
-            [
-                "case",
-                "Wherry, its lane",
-                "PGTransport over gloo",
-                "times faster, or GB/s",
-                "required",
-                "holds",
-            ],
+        *report.table(
+            ["case", "Wherry, its lane", "PGTransport over gloo", "times faster, or GB/s"],
             [one.cells() for one in rows],
         ),
         "",
     ]
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", choices=CASES, help="this case alone; nothing is written")
+    parser.add_argument("--only", choices=CASES, help="run only this case; writes nothing")
+    parser.add_argument("--quick", action="store_true", help="fewer repeats; writes nothing")
     parser.add_argument(
-        "--quick", action="store_true", help="fewer repeats: the results are not kept"
-    )
-    parser.add_argument(
-        "--device", default="cuda:0", help="cpu: to try the benchmark itself; nothing is written"
+        "--device", default="cuda:0", help="cpu tries the benchmark itself; writes nothing"
     )
     parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--place", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.rank is not None:
-        return run_rank(arguments)
+        run_rank(arguments)
+        return 0
     if arguments.device != "cpu" and not torch.cuda.is_available():
         print("skipped: torch finds no CUDA device here; run it on a machine with one")
-        return None
+        return 0
     rows = []
     for name, case in CASES.items():
         if arguments.only in (None, name):
@@ -229,9 +228,9 @@ def main() -> None:
     lines = page(rows, machine)
     print("\n" + "\n".join(lines))
     if not arguments.only and not arguments.quick and arguments.device != "cpu":
-        (HERE / "results" / "gpu-torch.md").write_text("\n".join(lines))
-    return None
+        report.write(HERE / "results" / "gpu-torch.md", lines)
+    return report.unmet(rows)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

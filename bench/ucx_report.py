@@ -1,4 +1,4 @@
-"""Runs the benchmarks of the lane over UCX, side by side with UCX itself, and makes a page of them."""
+"""Runs bench_ucx, the benchmark of the lane `ucx` and of plain UCX, and writes its page."""
 
 import json
 import os
@@ -7,17 +7,24 @@ import statistics
 import subprocess
 import time
 
-import ferry_report
+import report
 
 TENSOR = 64 << 20
 TENSORS = 16
 MANY = 20_000
-#: What the tensors of 64 MiB lie on; those of 4 KiB are the heap's in any case.
-PAGES = ferry_report.PAGES
-#: Repeats in one pair of processes; then another has its turn, with the other state, so that both see the same machine, and ucx_perftest.
+#: The memory of the tensors of 64 MiB. Those of 4 KiB come from malloc in any case.
+PAGES = report.PAGES
+#: Repeats per pair of processes. Pairs with large and with small tensors alternate.
 TURN = 3
-#: What UCX may use. TCP beside shared memory is there for what does not go by that.
+#: UCX_TLS per setting. UCX needs TCP beside shared memory to connect.
 SETTINGS = {"TCP loopback": "tcp", "shared memory": "tcp,sm"}
+TEXT = f"""\
+Ours is the whole call of the receiver, in place, without digests. Tensors of 64 MiB are on pages of
+4 KiB, as malloc gives them, or on huge pages, as `wherry_storage_allocate` does. The plain program
+links libucp and has one context and one worker per thread. It posts all sends and all receives at
+once, from and into the same memory, and polls; its fastest mode is the reference. UCX_TLS is the
+same for both: {", ".join(f"`{value}` ({key})" for key, value in SETTINGS.items())}.
+"""
 PLAIN = ("tag 1", "tag 2", "am 1", "am 2")
 
 
@@ -31,9 +38,9 @@ def measure(build, transports, pages, tensors, nbytes):
 
 
 def perftest(transports):
-    """Bytes a second of `ucx_perftest -t tag_bw`, with messages as long as the tensors."""
+    """Bytes per second of `ucx_perftest -t tag_bw`, with messages as long as the tensors."""
     environment = {**os.environ, "UCX_TLS": transports}
-    port = str(ferry_report.free_port())
+    port = str(report.free_port())
     server = subprocess.Popen(
         ["ucx_perftest", "-p", port], stdout=subprocess.DEVNULL, env=environment
     )
@@ -47,7 +54,8 @@ def perftest(transports):
     finally:
         server.kill()
         server.wait()
-    # The last line of the CSV: iterations, three overheads, average and overall bandwidth in MiB/s, message rates.
+    # The last line of the CSV: iterations, three overheads, average and overall bandwidth in MiB/s,
+    # message rates.
     return float(output.strip().splitlines()[-1].split(",")[-3]) * (1 << 20)
 
 
@@ -67,7 +75,7 @@ def rate(result, step):
 
 
 def best_plain(result):
-    """Of the plain program: its best way, by the median."""
+    """The fastest mode of the plain program."""
     return max(PLAIN, key=lambda step: rate(result, step))
 
 
@@ -76,7 +84,7 @@ def rates(values):
 
 
 def rows_of(whole, many, perf):
-    """What memory and the row, of each."""
+    """The kind of memory and the row."""
     for (name, kind), result in whole.items():
         best = best_plain(result)
         ours = rate(result, "lane")
@@ -85,10 +93,10 @@ def rows_of(whole, many, perf):
         if name == "TCP loopback":
             yield (
                 PAGES[kind],
-                ferry_report.Row(
+                report.Row(
                     label,
-                    ferry_report.rates(result["steps"]["lane"], count),
-                    f"{ferry_report.rates(result['steps'][best], count)}, plain UCX, {best}",
+                    report.rates(result["steps"]["lane"], count),
+                    f"{report.rates(result['steps'][best], count)}, plain UCX, {best}",
                     ours / rate(result, best),
                     0.95,
                 ),
@@ -96,9 +104,9 @@ def rows_of(whole, many, perf):
         if name in perf:
             yield (
                 PAGES[kind],
-                ferry_report.Row(
+                report.Row(
                     label,
-                    ferry_report.rates(result["steps"]["lane"], count),
+                    report.rates(result["steps"]["lane"], count),
                     f"{rates(perf[name])}, ucx_perftest -t tag_bw",
                     ours / statistics.median(perf[name]),
                     1.0,
@@ -107,9 +115,9 @@ def rows_of(whole, many, perf):
         small = many[name]
         yield (
             PAGES[kind],
-            ferry_report.Row(
+            report.Row(
                 f"{MANY:,} tensors of 4 KiB, {name}, whole call",
-                ferry_report.rates(small["steps"]["lane"], small["bytes"]),
+                report.rates(small["steps"]["lane"], small["bytes"]),
                 f"{ours / 1e9:.2f} GB/s, the same with 1 GiB",
                 rate(small, "lane") / ours,
                 0.5,
@@ -129,14 +137,14 @@ def all_lines(whole, many):
 
 
 def run(build, repeats, machine, results_folder, patience):
-    """@return the lines of the page; writes it where there is a folder for it."""
+    """Measures, and writes the page if there is a folder for it. Returns its lines and its rows."""
     whole, many, perf, shares = {}, {}, {}, []
     turns = max(1, repeats // TURN)
     for name, transports in SETTINGS.items():
         large, small = {kind: [] for kind in PAGES}, []
         for _ in range(turns):
-            ferry_report.wait_for_quiet(patience)
-            others = ferry_report.Others()
+            report.wait_for_quiet(patience)
+            others = report.Others()
             for kind, results in large.items():
                 results.append(measure(build, transports, kind, TENSORS, TENSOR))
             small.append(measure(build, transports, "small", MANY, 4096))
@@ -145,34 +153,32 @@ def run(build, repeats, machine, results_folder, patience):
                 perf.setdefault(name, []).append(perftest(transports))
         whole |= {(name, kind): join(results) for kind, results in large.items()}
         many[name] = join(small)
-    machine += ferry_report.others_text(shares)
+    machine += report.others_text(shares)
+    rows = list(rows_of(whole, many, perf))
     lines = [
         "# The lane over UCX",
         "",
-        f"`make bench-ucx`: the lane and plain UCX in one pair of processes, in turn, warm, and pairs with either state in turn; median of {turns * TURN} (lowest-highest).",
-        f"Machine: {machine}.",
+        "`make bench-ucx`. The lane and plain UCX alternate in one pair of warm processes. Median of",
+        f"{turns * TURN} (lowest-highest).",
+        report.measured(machine),
         "",
-        *ferry_report.table(
-            ["memory", "case", "ours", "limit", "ratio", "required", "holds"],
-            [[memory, *row.cells()] for memory, row in rows_of(whole, many, perf)],
+        *report.table(
+            ["memory", "case", "ours", "reference", "ratio"],
+            [[memory, *row.cells()] for memory, row in rows],
         ),
         "",
-        "Ours is the whole call of the receiver, in place and with nothing wanted beside it, from the question to the confirmation, without digests.",
-        "Tensors of 64 MiB lie on pages of 4 KiB, as malloc gives them, or on huge ones, as `wherry_storage_allocate` does; those of",
-        "4 KiB are the same, from malloc, in both. The plain program links libucp, has a context and a",
-        "worker for each thread, posts all sends and all receives at once, from and into the same memory, and polls; its best way counts. UCX_TLS is the same",
-        f"for both: {', '.join(f'`{value}` ({key})' for key, value in SETTINGS.items())}.",
+        *TEXT.splitlines(),
         "",
-        "## Every way",
+        "## All modes",
         "",
-        "GB/s; `tag` and `am` are the plain program's, with one thread and with two.",
+        "GB/s. `tag` and `am` are modes of the plain program, with one and with two threads.",
         "",
-        *ferry_report.table(
+        *report.table(
             ["case", "lane", "lane, verified", *PLAIN, "what UCX chose for the lane"],
             all_lines(whole, many),
         ),
         "",
     ]
     if results_folder:
-        (results_folder / "ucx.md").write_text("\n".join(lines))
-    return lines
+        report.write(results_folder / "ucx.md", lines)
+    return lines, [row for _, row in rows]
