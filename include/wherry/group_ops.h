@@ -96,8 +96,8 @@ typedef struct wherry_group_ops {
 
     /*
      * Blocks that move without copies: straight from the memory of one tensor into that of another. All four of the following,
-     * or none, the default. With them the bytes of a checkpoint go by the lane `blocks`; without them, cut and copied into
-     * messages, by the lane `stream`.
+     * or none, the default. The bytes of a checkpoint go by the lane `blocks`, which uses them; without them the library moves
+     * blocks over send and receive, with copies.
      *
      * The n-th put of a rank to another on a channel meets that one's n-th get from it there. Both sides know the size before,
      * so that nothing but the bytes has to travel. Several operations may be under way at once, on one channel too; they get

@@ -27,7 +27,7 @@ extern const wh_lane_ops wh_lane_ucx;
 #define wh_lane_ucx wh_lane_ucx_absent
 #endif
 
-/** Channels of the group, or its messages where it has none. */
+/** Channels of the group, which are sockets. */
 extern const wh_lane_ops wh_lane_stream;
 
 #endif

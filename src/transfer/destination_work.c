@@ -137,20 +137,6 @@ static bool was_cancelled(const wh_destination *destination) {
     return wh_stop_requested(&destination->stop) || wh_transfer_cancelled(destination->transfer);
 }
 
-/** A round by this thread, which is the only one that may do it: at once, or in parts from now on. */
-static wherry_status start_alone(wh_destination *destination, wherry_error *error) {
-    destination->outcome.stats.workers = 1;
-    if (destination->lane->push_some) {
-        destination->in_parts = true;
-        return WHERRY_OK;
-    }
-    wh_stop_set_question(&destination->stop, wh_transfer_cancelled, destination->transfer);
-    wherry_status status = push(destination, 0, error);
-    wh_stop_set_question(&destination->stop, NULL, NULL);
-    status = end_work(destination, status, error);
-    return status == WHERRY_CANCELLED && was_cancelled(destination) ? WHERRY_OK : status;
-}
-
 /** Chunks of devices go by way of the host, but over a lane that reaches them. */
 static wherry_status prepare_fetch(wh_destination *destination, wherry_error *error) {
     bool reaches = destination->lane->traits & WH_LANE_DEVICE;
@@ -186,7 +172,9 @@ static wherry_status start(wh_destination *destination, wherry_error *error) {
         }
     }
     if (!one_sided && wh_lane_works_alone(destination->lane, destination->site.group)) {
-        return start_alone(destination, error);
+        destination->outcome.stats.workers = 1;
+        destination->in_parts = true;
+        return WHERRY_OK;
     }
     uint32_t workers = one_sided ? (uint32_t)wh_min(destination->site.threads, destination->list.total)
                                  : (uint32_t)wh_min(destination->end->workers, WH_CREW_MAX);
@@ -221,7 +209,7 @@ void wh_destination_finish_work(wh_destination *destination) {
     }
     wherry_error error;
     wh_deadline soon = wh_deadline_earlier(destination->transfer->deadline, wh_deadline_in_ms(lane->finish_ms));
-    while (lane->push_some && destination->in_parts && is_finishing(destination, soon)) {
+    while (destination->in_parts && is_finishing(destination, soon)) {
         wh_destination_push_some(destination, 1, &error);
     }
     while (wh_crew_exists(&destination->crew) && !wh_crew_ended(&destination->crew) &&

@@ -99,35 +99,6 @@ wherry_status wh_receive_look_around(wh_receive *receive, wh_deadline deadline, 
 
 /* ---- a round ---- */
 
-/** A round by this thread alone: it looks around between the chunks. */
-typedef struct alone {
-    wh_receive *receive;
-    wherry_status status;
-    wherry_error error;
-} alone;
-
-static bool tick_alone(void *context) {
-    alone *a = context;
-    if (a->status == WHERRY_OK) {
-        a->status = wh_receive_look_around(a->receive, wh_deadline_in_ms(0), &a->error);
-    }
-    return a->status == WHERRY_OK && a->receive->answer != WH_REFUSE_LANE;
-}
-
-static wherry_status pull_alone(wh_receive *receive, bool looks_around, wherry_error *error) {
-    alone a = {.receive = receive, .status = WHERRY_OK};
-    receive->sink.tick = looks_around ? tick_alone : NULL;
-    receive->sink.tick_context = &a;
-    wherry_status status = pull(receive, 0, error);
-    receive->sink.tick = NULL;
-    if (a.status != WHERRY_OK) {
-        *error = a.error;
-        return a.status;
-    }
-    return status == WHERRY_OK || receive->answer == WH_REFUSE_LANE ? status
-                                                                    : wh_receive_explain(receive, status, error);
-}
-
 /** A round by this thread alone, a part after another, over a lane that can: it looks around between them. */
 static wherry_status pull_in_parts(wh_receive *receive, wherry_error *error) {
     wh_sink sink = wh_chunk_sink_face(&receive->sink);
@@ -198,15 +169,15 @@ static bool is_quick(const wh_receive *receive) {
 
 static wherry_status pull_round(wh_receive *receive, wherry_error *error) {
     bool one_sided = receive->lane->traits & WH_LANE_ONE_SIDED;
-    bool must = wh_lane_works_alone(receive->lane, receive->site.group);
     receive->heard = receive->told_at = wh_clock_now();
-    if (must && receive->lane->pull_some) {
+    if (wh_lane_works_alone(receive->lane, receive->site.group)) {
         receive->stats.workers = 1;
         return pull_in_parts(receive, error);
     }
-    if (must || (one_sided && receive->leg.bytes <= ALONE_BYTES) || is_quick(receive)) {
+    if ((one_sided && receive->leg.bytes <= ALONE_BYTES) || is_quick(receive)) {
         receive->stats.workers = 1;
-        return pull_alone(receive, must, error);
+        wherry_status status = pull(receive, 0, error);
+        return status == WHERRY_OK ? status : wh_receive_explain(receive, status, error);
     }
     uint64_t workers = wh_min(receive->end->workers, WH_CREW_MAX);
     receive->stats.workers = (uint32_t)(one_sided ? wh_min(workers, receive->sink.round.total) : workers);

@@ -84,7 +84,7 @@ void wh_chunk_sink_destroy(wh_chunk_sink *sink) {
 
 static bool sink_next(void *context, uint64_t *chunk_p) {
     wh_chunk_sink *sink = context;
-    if (wh_stop_requested(sink->stop) || (sink->tick && !sink->tick(sink->tick_context))) {
+    if (wh_stop_requested(sink->stop)) {
         return false;
     }
     return wh_chunk_set_next(&sink->round, chunk_p);
@@ -208,9 +208,6 @@ static wherry_status sink_close(void *context, wh_landing *landing, const wh_dig
             status = wherry_plan_place(sink->plan, landing->chunk, landing->scratch, landing->segments.bytes, error);
         }
         wh_chunk_sink_note(sink, landing->chunk, state);
-    }
-    if (sink->tick && !sink->tick(sink->tick_context)) {
-        status = wh_fail(error, WHERRY_CANCELLED, "the transfer was ended");
     }
     return status;
 }

@@ -28,9 +28,6 @@ typedef enum wh_chunk_state {
     WH_CHUNK_BAD,    /**< They are, and are not what the source has. */
 } wh_chunk_state;
 
-/** Called now and then by the thread that runs a lane by itself; false: stop. */
-typedef bool (*wh_tick_fn)(void *context);
-
 /** Starts as {0}. */
 typedef struct wh_chunk_sink {
     const wherry_plan *plan;
@@ -51,8 +48,6 @@ typedef struct wh_chunk_sink {
     pthread_mutex_t lock;     /**< With to_device, for the following two: */
     wh_slot *flying;          /**< chunks that are on their way to a device, the oldest first, */
     wh_slot **flying_end;     /**< and where the next is linked. */
-    wh_tick_fn tick;
-    void *tick_context;
     const wh_trace *trace; /**< Told of each chunk, once it is known what became of it; NULL: nobody is. */
     uint64_t *opened;      /**< Where somebody is told: when each was, by place in `wanted`. */
 } wh_chunk_sink;

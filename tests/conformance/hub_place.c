@@ -31,6 +31,16 @@ void *wh_open_plain_place(int32_t size) {
     return table_hub_open(size, &options);
 }
 
+void *wh_open_bare_place(int32_t size) {
+    static const table_hub_options options = {.flags = TABLE_HUB_ALL};
+    return table_hub_open(size, &options);
+}
+
+void *wh_open_bare_plain_place(int32_t size) {
+    static const table_hub_options options = {.flags = WHERRY_GROUP_OPS_FIXED};
+    return table_hub_open(size, &options);
+}
+
 wh_group *wh_join_table_place(void *place, int32_t rank) {
     wherry_group_ops ops;
     void *context = table_hub_member(place, rank, &ops);

@@ -17,6 +17,10 @@ void *wh_open_table_place(int32_t size);
 void *wh_open_parts_place(int32_t size);
 void *wh_open_plain_place(int32_t size);
 
+/** As the first and the last of these, without put and get: the library moves blocks over send and receive. */
+void *wh_open_bare_place(int32_t size);
+void *wh_open_bare_plain_place(int32_t size);
+
 /** Over whatever table_hub_open gave. */
 wh_group *wh_join_table_place(void *place, int32_t rank);
 void wh_close_table_place(void *place);

@@ -16,7 +16,7 @@
 #include "base/checked.h"
 #include "base/error.h"
 #include "base/text.h"
-#include "lane/site.h"
+#include "lane/lane_common.h"
 
 enum { NONCE = 32 };
 

@@ -14,6 +14,8 @@ int main(int count, char **arguments) {
         {"near", wh_open_near_place, wh_join_place, wh_close_place},
         {"callback", wh_open_table_place, wh_join_table_place, wh_close_table_place},
         {"plain", wh_open_plain_place, wh_join_table_place, wh_close_table_place},
+        {"bare", wh_open_bare_place, wh_join_table_place, wh_close_table_place},
+        {"bare_plain", wh_open_bare_plain_place, wh_join_table_place, wh_close_table_place},
     };
     bool smoke = count == 4 && strcmp(arguments[3], "smoke") == 0;
     for (size_t i = 0; (count == 3 || smoke) && i < sizeof(kinds) / sizeof(*kinds); i++) {
@@ -21,6 +23,6 @@ int main(int count, char **arguments) {
             return (smoke ? wh_transfer_smoke_run : wh_transfer_suite_run)(kinds + i, arguments[2]);
         }
     }
-    fprintf(stderr, "usage: test_transfer local|unix|tcp|near|callback|plain LANE [smoke]\n");
+    fprintf(stderr, "usage: test_transfer local|unix|tcp|near|callback|plain|bare|bare_plain LANE [smoke]\n");
     return 2;
 }

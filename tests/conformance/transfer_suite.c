@@ -211,7 +211,7 @@ static void test_cancel(void **state) {
 
 /** The lane of the suite; for a rank that sends to itself another, where that one moves bytes between two. */
 static const char *lane_between(int32_t from, int32_t to) {
-    return from == to && strcmp(ferry_lane, "blocks") == 0 ? "stream" : ferry_lane;
+    return from == to && strcmp(ferry_lane, "blocks") == 0 ? "ring" : ferry_lane;
 }
 
 /** All ranks send to all others and receive from all others at once, each pair with a state of its own. */

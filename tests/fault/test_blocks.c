@@ -3,6 +3,7 @@
  * moves the bytes and looks after the conversation as well; with a block a chunk, and with blocks of several. Whatever happens, both sides end in time, no
  * operation is left, and no memory is written to later.
  */
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>
@@ -31,24 +32,27 @@ typedef struct kind {
     uint32_t flags;
     uint8_t longest_mib;
     size_t blocks; /**< So many are the state. */
+    bool bare;     /**< The table has no put and get. */
 } kind;
 
-static const kind kinds[] = {
-    {TABLE_HUB_ALL, 0, CHUNKS}, {0, LONG_MIB, LONG_BLOCKS}, {0, 0, CHUNKS}, {TABLE_HUB_ALL, LONG_MIB, LONG_BLOCKS}};
+static const kind kinds[] = {{TABLE_HUB_ALL, 0, CHUNKS, false},
+                             {0, LONG_MIB, LONG_BLOCKS, false},
+                             {0, 0, CHUNKS, false},
+                             {TABLE_HUB_ALL, LONG_MIB, LONG_BLOCKS, false}};
 
 /** The first two have something of each, for cases that take their time. */
 enum { KINDS = 4, SOME_KINDS = 2 };
 
 static world open_world(kind of) {
-    static const wh_lane_ops *const lanes[] = {&wh_lane_blocks, &wh_lane_stream};
-    table_hub_options options = {.flags = of.flags, .blocks = true};
+    static const wh_lane_ops *const lanes[] = {&wh_lane_blocks};
+    table_hub_options options = {.flags = of.flags, .blocks = !of.bare};
     wh_blocks_limit = (wh_blocks_limits){of.longest_mib, STALE_MS};
     world w = {.hub = table_hub_open(RANKS, &options)};
     for (int32_t rank = 0; rank < RANKS; rank++) {
         wherry_group_ops ops;
         void *context = table_hub_member(w.hub, rank, &ops);
         must(wh_callback_create(&ops, context, w.groups + rank, &error));
-        must(wh_transport_create(w.groups[rank], 0, lanes, 2, w.transports + rank, &error));
+        must(wh_transport_create(w.groups[rank], 0, lanes, 1, w.transports + rank, &error));
     }
     return w;
 }
@@ -316,6 +320,56 @@ static void test_three_at_once(void **state) {
     }
 }
 
+/** A receiver that stops in the middle, until the other one is done. */
+typedef struct pause_point {
+    atomic_bool begun;
+    atomic_bool go_on;
+} pause_point;
+
+static void wait_in_the_middle(void *context, const wherry_trace_event *event) {
+    pause_point *p = context;
+    (void)event;
+    atomic_store(&p->begun, true);
+    for (int i = 0; i < FERRY_MS && !atomic_load(&p->go_on); i++) {
+        usleep(1000);
+    }
+}
+
+/** Over a table without put and get too, each of two receivers is served while the other stands still in the middle. */
+static void test_two_at_once_without_put_and_get(void **state) {
+    (void)state;
+    for (int i = 0; i < 4; i++) {
+        int slow = 1 + (i & 1);
+        world w = open_world((kind){i & 2 ? TABLE_HUB_ALL : 0, 0, CHUNKS, true});
+        wherry_value *source = make_state(6);
+        pause_point middle = {.begun = false};
+        ferry_call calls[] = {send_to(&w, source, 2), receive_at(&w, 1, NULL), receive_at(&w, 2, NULL)};
+        calls[slow].options.trace = wait_in_the_middle;
+        calls[slow].options.trace_context = &middle;
+        ferry_start(calls);
+        ferry_start(calls + slow);
+        for (int k = 0; k < FERRY_MS && !atomic_load(&middle.begun); k++) {
+            usleep(1000);
+        }
+        assert_true(atomic_load(&middle.begun)); /* it has a chunk, and is being served when the other asks */
+        ferry_start(calls + 3 - slow);
+        ferry_join(calls + 3 - slow);
+        expect(calls + 3 - slow, WHERRY_OK);
+        atomic_store(&middle.go_on, true);
+        ferry_join(calls + slow);
+        ferry_join(calls);
+        expect(calls, WHERRY_OK);
+        for (int rank = 1; rank <= 2; rank++) {
+            expect(calls + rank, WHERRY_OK);
+            assert_string_equal(calls[rank].stats.lane, "blocks");
+            must(wherry_value_compare(source, calls[rank].received, WHERRY_COMPARE_ALL, &error));
+            wherry_value_destroy(calls[rank].received);
+        }
+        wherry_value_destroy(source);
+        close_world(&w);
+    }
+}
+
 /**
  * A byte that changes on the way is noticed by the digest, which comes by message, and the chunk is asked for again. It is the one in the middle of a block: of
  * two chunks the second. So long blocks come again as chunks 1, 3 and 4 together, and 5.
@@ -462,11 +516,10 @@ static void test_a_table_that_fails(void **state) {
     }
 }
 
-/** A table with some of the functions is refused; one of a program that knows of none of them goes by messages. */
 /** That an old block of a rank is lost says nothing of the process that has taken its place. */
 static void test_a_late_loss(void **state) {
     (void)state;
-    static const wh_lane_ops *const lanes[] = {&wh_lane_blocks, &wh_lane_stream};
+    static const wh_lane_ops *const lanes[] = {&wh_lane_blocks};
     world w = open_world(kinds[0]);
     uint8_t bytes[64] = {0};
     void *operation = NULL;
@@ -481,7 +534,7 @@ static void test_a_late_loss(void **state) {
     wh_group_destroy(w.groups[1]);
     void *context = table_hub_member(w.hub, 1, &ops);
     must(wh_callback_create(&ops, context, w.groups + 1, &error));
-    must(wh_transport_create(w.groups[1], 0, lanes, 2, w.transports + 1, &error));
+    must(wh_transport_create(w.groups[1], 0, lanes, 1, w.transports + 1, &error));
     must(wh_group_send(w.groups[1], 0, 1, bytes, 1, wh_deadline_in_ms(SOON_MS), &error));
     wherry_status status = WHERRY_PEER_LOST; /* the former one is, first */
     for (int i = 0; i < 5 && status == WHERRY_PEER_LOST; i++) {
@@ -498,10 +551,11 @@ static void test_a_late_loss(void **state) {
     close_world(&w);
 }
 
+/** A table with some of the functions is refused; for one without any of them the library does their work. */
 static void test_tables(void **state) {
     (void)state;
     static const table_hub_options options = {.flags = TABLE_HUB_ALL, .blocks = true};
-    static const wh_lane_ops *const lanes[] = {&wh_lane_blocks, &wh_lane_stream};
+    static const wh_lane_ops *const lanes[] = {&wh_lane_blocks};
     table_hub *hub = table_hub_open(2, &options);
     wherry_group_ops ops;
     wh_group *group;
@@ -523,22 +577,21 @@ static void test_tables(void **state) {
     world w = {.hub = hub};
     for (int32_t rank = 0; rank < 2; rank++) {
         context = rank ? table_hub_member(hub, rank, &ops) : context;
-        ops.struct_size = rank ? sizeof(ops) : offsetof(wherry_group_ops, put);
+        ops.struct_size = offsetof(wherry_group_ops, put);
         must(wh_callback_create(&ops, context, w.groups + rank, &error));
-        must(wh_transport_create(w.groups[rank], 0, lanes, 2, w.transports + rank, &error));
+        must(wh_transport_create(w.groups[rank], 0, lanes, 1, w.transports + rank, &error));
     }
     wherry_value *source = make_state(1);
-    for (int old = 0; old < 2; old++) { /* at the source, then at the receiver */
-        ferry_call calls[] = {call_of(&w, old), call_of(&w, 1 - old)};
+    for (int from = 0; from < 2; from++) {
+        ferry_call calls[] = {call_of(&w, from), call_of(&w, 1 - from)};
         calls[0].count = 1;
         calls[0].state = source;
-        calls[0].ranks[0] = 1 - old;
-        calls[1].ranks[0] = old;
+        calls[0].ranks[0] = 1 - from;
+        calls[1].ranks[0] = from;
         ferry_run(calls, 2);
         expect(calls, WHERRY_OK);
         expect(calls + 1, WHERRY_OK);
-        assert_string_equal(calls[1].stats.lane, "stream");
-        assert_non_null(strstr(calls[1].stats.reasons, "blocks: "));
+        assert_string_equal(calls[1].stats.lane, "blocks");
         wherry_value_destroy(calls[1].received);
     }
     wherry_value_destroy(source);
@@ -556,6 +609,7 @@ int main(void) {
         cmocka_unit_test(test_a_side_dies),
         cmocka_unit_test(test_one_of_three_stands_still),
         cmocka_unit_test(test_three_at_once),
+        cmocka_unit_test(test_two_at_once_without_put_and_get),
         cmocka_unit_test(test_damage),
         cmocka_unit_test(test_other_strides),
         cmocka_unit_test(test_length_by_patience),

@@ -593,7 +593,7 @@ static void test_asking_the_source(void **state) {
         o = play(&s);
         assert_true(o.assisted);
         assert_int_equal(o.assist_status, WHERRY_REFUSED);
-        says(o.assist_message, "must not be set");
+        says(o.assist_message, "told not to set the ptracer");
     }
 }
 

@@ -10,7 +10,7 @@
 #include "base/point.h"
 #include "conformance/hub_place.h"
 #include "conformance/transfer_world.h"
-#include "lane/stream/stream_frame.h"
+#include "lane/stream/stream_internal.h"
 #include "support/scripted_peer.h"
 
 static wherry_error error;
@@ -317,18 +317,17 @@ static void test_what_a_damaged_chunk_leaves(void **state) {
     script_begin(&peer, world.groups[0], 1, wants);
     ferry_start(&call);
     script_await_want(&peer);
-    const uint8_t lane[] = {1, 0};
+    const uint8_t lane[] = {1, 1};
     wh_note offer = {
         .type = WH_OFFER, .id = peer.own, .epoch = 5, .step = -1, .manifest = script_manifest(source), .lane_count = 1};
     offer.lanes[0] = (wh_offered_lane){text_bytes("stream"), {lane, sizeof(lane)}};
     script_say(&peer, &offer);
     script_expect(&peer, WH_PLAN);
-    uint64_t tag = wh_load_be64((const uint8_t *)peer.note.request.bytes + 1);
-    uint8_t frames[WH_FRAME_HEADER + 100 + WH_FRAME_HEADER] = {0};
-    memset(frames + WH_FRAME_HEADER, 0xEE, 100);
-    wh_store_be64(frames + WH_DIGEST_BYTES + 8, 100 | WH_FRAME_DIGEST);
-    wh_store_be64(frames + WH_FRAME_HEADER + 100 + WH_DIGEST_BYTES, WH_FRAME_END);
-    script_send(&peer, tag, frames, sizeof(frames));
+    uint8_t frames[WH_STREAM_HEADER_BYTES + 100 + WH_STREAM_HEADER_BYTES] = {0};
+    memset(frames + WH_STREAM_HEADER_BYTES, 0xEE, 100);
+    wh_store_be64(frames + WH_DIGEST_BYTES + 8, 100 | WH_STREAM_DIGEST_FOLLOWS);
+    wh_store_be64(frames + WH_STREAM_HEADER_BYTES + 100 + WH_DIGEST_BYTES, WH_STREAM_END);
+    script_write(&peer, frames, sizeof(frames));
     script_expect(&peer, WH_RETRY);
     wh_note sorry = {.type = WH_ABORT, .status = WHERRY_SYSTEM, .path = text_bytes(""), .text = text_bytes("sorry")};
     script_say(&peer, &sorry);

@@ -18,7 +18,8 @@ static wherry_error error;
 
 /** A good offer, of two allocations, the second mapped. */
 static wh_ipc_offer good_offer(wh_cuda_allocation allocations[2]) {
-    wh_ipc_offer offer = {.keeps = true, .nonce_address = 4096, .device_count = 2, .allocation_count = 2};
+    wh_ipc_offer offer = {
+        .identity.process = 1, .keeps = true, .nonce_address = 4096, .device_count = 2, .allocation_count = 2};
     offer.devices[1] = 1;
     memset(offer.nonce, 7, sizeof(offer.nonce));
     allocations[0] = (wh_cuda_allocation){.base = 4096, .size = WH_IPC_NONCE, .fd = -1};

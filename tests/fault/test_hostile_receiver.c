@@ -4,6 +4,7 @@
  */
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include "conformance/hub_place.h"
@@ -169,20 +170,14 @@ static void test_withdrawing_again_and_again(void **state) {
     scene_finish(&s, WHERRY_OK);
 }
 
-static wh_bytes messages_request(uint8_t bytes[9], uint64_t tag) {
-    bytes[0] = 2;
-    wh_store_be64(bytes + 1, tag);
-    return (wh_bytes){bytes, 9};
-}
-
 /** Its threads are at work when it pretends never to have asked. */
 static void test_withdrawing_while_bytes_move(void **state) {
     (void)state;
     scene s;
-    uint8_t request[9];
     scene_begin(&s, &local, NULL);
     script_ask(&s.peer);
-    script_plan(&s.peer, "stream", messages_request(request, s.peer.own ^ 2), &(wherry_interval){0, 3}, 1);
+    script_open_channel(&s.peer);
+    script_plan(&s.peer, "stream", (wh_bytes){"\1\1", 2}, &(wherry_interval){0, 3}, 1);
     withdraw(&s.peer, s.peer.own, WHERRY_TIMED_OUT);
     script_expect(&s.peer, WH_ABORT);
     scene_finish(&s, WHERRY_MALFORMED);
@@ -213,18 +208,14 @@ static void test_plans_that_ask_outside(void **state) {
     static const char *const lanes[] = {"stream", "ring", "cma"};
     for (size_t i = 0; i < sizeof(cases) / sizeof(*cases); i++) {
         scene s;
-        uint8_t request[9];
-        wh_inbox *data;
-        wh_message message;
+        char byte;
         scene_begin(&s, &local, NULL);
         script_ask(&s.peer);
-        uint64_t tag = s.peer.own ^ 2;
-        must(wh_inbox_open(s.peer.group, tag, &data, &error));
-        script_plan(&s.peer, lanes[i % 3], messages_request(request, tag), cases[i].intervals, cases[i].count);
+        script_open_channel(&s.peer);
+        script_plan(&s.peer, lanes[i % 3], (wh_bytes){"\1\1", 2}, cases[i].intervals, cases[i].count);
         script_expect(&s.peer, WH_ABORT);
         assert_int_equal(s.peer.note.status, cases[i].status);
-        assert_false(wh_inbox_poll(data, &message));
-        wh_inbox_close(data);
+        assert_true(recv(s.peer.channel, &byte, 1, MSG_DONTWAIT) <= 0);
         scene_finish(&s, cases[i].status);
     }
 }
@@ -233,28 +224,25 @@ static void test_plans_that_ask_outside(void **state) {
 static void test_a_plan_gets_what_is_offered_and_no_more(void **state) {
     (void)state;
     scene s;
-    uint8_t request[9];
-    wh_inbox *data;
-    wh_message message;
+    wh_stop never;
+    must(wh_stop_init(&never, &error));
     scene_begin(&s, &local, "stream");
     script_ask(&s.peer);
     assert_int_equal(s.peer.offer.addresses.size, 0); /* no lane needs them: they are not told */
-    uint64_t tag = s.peer.own ^ 2;
-    must(wh_inbox_open(s.peer.group, tag, &data, &error));
-    script_plan(&s.peer, "stream", messages_request(request, tag), &(wherry_interval){0, 3}, 1);
-    size_t got = 0;
-    while (got < BODY + 4 * 64) {
-        must(wh_inbox_take(data, wh_deadline_in_ms(LIMIT_MS), &message, &error));
-        for (size_t i = 64; i < message.size; i++) {
-            const uint8_t *bytes = message.bytes;
-            assert_false(bytes[i] == 0xA5 && bytes[i - 1] == 0xA5);
-        }
-        got += message.size;
-        wh_message_clear(&message);
+    script_open_channel(&s.peer);
+    script_plan(&s.peer, "stream", (wh_bytes){"\1\1", 2}, &(wherry_interval){0, 3}, 1);
+    enum { ALL = BODY + 4 * 64 }; /* three headers and the end */
+    uint8_t *bytes = malloc(ALL);
+    for (size_t got = 0, more; got < ALL; got += more) {
+        struct iovec rest = {bytes + got, ALL - got};
+        must(wh_channel_read_some(s.peer.channel, &rest, 1, &never, wh_deadline_in_ms(LIMIT_MS), &more, &error));
     }
-    assert_int_equal(got, BODY + 4 * 64); /* three headers and the end */
-    assert_false(wh_inbox_poll(data, &message));
-    wh_inbox_close(data);
+    for (size_t i = 64; i < ALL; i++) {
+        assert_false(bytes[i] == 0xA5 && bytes[i - 1] == 0xA5);
+    }
+    assert_true(recv(s.peer.channel, bytes, 1, MSG_DONTWAIT) <= 0);
+    free(bytes);
+    wh_stop_destroy(&never);
     script_say(&s.peer, &(wh_note){.type = WH_DONE, .epoch = s.peer.offer.epoch});
     script_expect(&s.peer, WH_RELEASED);
     scene_finish(&s, WHERRY_OK);

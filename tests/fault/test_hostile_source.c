@@ -53,7 +53,8 @@ typedef struct scene {
 /** A lane's own offer, as an honest source makes it. */
 static wh_string offer_of(const scene *s, const wh_lane_ops *lane) {
     wh_string text = {0};
-    wh_lane_site site = {.group = s->world.groups[0], .peer = RECEIVER, .tag = s->peer.own, .threads = 2};
+    wh_lane_site site = {
+        .group = s->world.groups[0], .peer = RECEIVER, .tag = s->peer.own, .threads = lane == &wh_lane_stream ? 1 : 2};
     must(lane->offer(&site, &text, &error));
     return text;
 }
@@ -323,28 +324,23 @@ static void test_garbage_of_a_lane(void **state) {
 
 /* ---- bytes, over the lane stream ---- */
 
-/** Offers, takes the plan, and gives the tag under which frames are to come. */
-static uint64_t begin_frames(scene *s, wherry_verify verify) {
+/** Offers, takes the plan, and the channel that the receiver has opened. */
+static void begin_frames(scene *s, wherry_verify verify) {
     scene_begin(s, &wh_lane_stream, verify);
     say_offer(s);
     script_expect(&s->peer, WH_PLAN);
     const uint8_t *request = s->peer.note.request.bytes;
-    assert_int_equal(s->peer.note.request.size, 9);
-    assert_int_equal(request[0], 2);
-    return wh_load_be64(request + 1);
+    assert_int_equal(s->peer.note.request.size, 2);
+    assert_true(request[0] == 1 && request[1] == 1 && s->peer.channel >= 0);
 }
 
-/** A frame of `bytes` bytes of 7, in messages that the lane takes; `length` is what its header says. */
-static void frame(scene *s, uint64_t tag, uint64_t chunk, uint64_t length, size_t bytes) {
+/** A frame of `bytes` bytes of 7; `length` is what its header says. */
+static void frame(scene *s, uint64_t chunk, uint64_t length, size_t bytes) {
     uint8_t *text = calloc(1, HEADER + bytes);
     memset(text + HEADER, 7, bytes);
     wh_store_be64(text + 16, chunk);
     wh_store_be64(text + 24, length);
-    for (size_t at = 0; at < HEADER + bytes;) {
-        size_t part = HEADER + bytes - at < CHUNK ? HEADER + bytes - at : CHUNK;
-        script_send(&s->peer, tag, text + at, part);
-        at += part;
-    }
+    script_write(&s->peer, text, HEADER + bytes);
     free(text);
 }
 
@@ -377,9 +373,9 @@ static void test_frames(void **state) {
     };
     for (size_t i = 0; i < sizeof(cases) / sizeof(*cases); i++) {
         scene s;
-        uint64_t tag = begin_frames(&s, cases[i].verify);
+        begin_frames(&s, cases[i].verify);
         for (size_t k = 0; k < 4 && (cases[i].frames[k].chunk || cases[i].frames[k].length || k == 0); k++) {
-            frame(&s, tag, cases[i].frames[k].chunk, cases[i].frames[k].length, cases[i].frames[k].bytes);
+            frame(&s, cases[i].frames[k].chunk, cases[i].frames[k].length, cases[i].frames[k].bytes);
         }
         if (cases[i].status == WHERRY_OK) {
             confirm(&s);
@@ -394,15 +390,15 @@ static void test_frames(void **state) {
 static void test_digests_that_never_fit(void **state) {
     (void)state;
     scene s;
-    uint64_t tag = begin_frames(&s, WHERRY_VERIFY_ON);
+    begin_frames(&s, WHERRY_VERIFY_ON);
     for (int round = 0; round < 3; round++) {
         if (round) {
             script_expect(&s.peer, WH_RETRY);
             assert_int_equal(s.peer.note.intervals.size, 16);
         }
-        frame(&s, tag, 0, (UINT64_C(1) << 63) | CHUNK, CHUNK);
-        frame(&s, tag, 1, (UINT64_C(1) << 63) | (BODY - CHUNK), BODY - CHUNK);
-        frame(&s, tag, UINT64_MAX, 0, 0);
+        frame(&s, 0, (UINT64_C(1) << 63) | CHUNK, CHUNK);
+        frame(&s, 1, (UINT64_C(1) << 63) | (BODY - CHUNK), BODY - CHUNK);
+        frame(&s, UINT64_MAX, 0, 0);
     }
     expect_abort(&s, WHERRY_CORRUPT);
     ferry_join(&s.receive);
@@ -534,9 +530,9 @@ static void test_messages_changed_and_cut_off(void **state) {
 static void test_revoked_while_bytes_come(void **state) {
     (void)state;
     scene s;
-    uint64_t tag = begin_frames(&s, WHERRY_VERIFY_OFF);
-    frame(&s, tag, 0, CHUNK, CHUNK);
-    frame(&s, tag, 1, BODY - CHUNK, 100);
+    begin_frames(&s, WHERRY_VERIFY_OFF);
+    frame(&s, 0, CHUNK, CHUNK);
+    frame(&s, 1, BODY - CHUNK, 100);
     script_say(&s.peer, &(wh_note){.type = WH_REVOKED, .epoch = 77, .status = WHERRY_CANCELLED});
     expect_abort(&s, WHERRY_REVOKED); /* the acknowledgement */
     scene_finish(&s, WHERRY_REVOKED, true);
@@ -546,8 +542,7 @@ static void test_revoked_while_bytes_come(void **state) {
 static void test_every_lane_refused(void **state) {
     (void)state;
     scene s;
-    uint64_t tag = begin_frames(&s, WHERRY_VERIFY_OFF);
-    (void)tag;
+    begin_frames(&s, WHERRY_VERIFY_OFF);
     script_say(&s.peer, &(wh_note){.type = WH_REFUSE_LANE, .status = WHERRY_REFUSED, .text = text_bytes("no")});
     expect_abort(&s, WHERRY_UNSUPPORTED);
     scene_finish(&s, WHERRY_UNSUPPORTED, false);

@@ -16,7 +16,6 @@ static void test_every_lane(void) {
         "cma",
         "ring",
         "blocks",
-        "stream",
     };
     scene at = scene_open(MPI_COMM_WORLD);
     const char *chosen = scene_ferry(&at, 0, 1, NULL, 5);
@@ -98,7 +97,7 @@ static void test_messages_of_the_program(void) {
         MPI_Irecv(&number, 1, MPI_INT, MPI_ANY_SOURCE, MPI_ANY_TAG, MPI_COMM_WORLD, &request);
     }
     scene_ferry(&at, 0, 1, "blocks", 3);
-    scene_ferry(&at, 2, 1, "stream", 4);
+    scene_ferry(&at, 2, 1, "ring", 4);
     if (scene_rank == 0) {
         int sent = 4711;
         MPI_Send(&sent, 1, MPI_INT, 1, 5, MPI_COMM_WORLD);
@@ -120,7 +119,7 @@ static void test_several_groups(void) {
     scene_ferry(&own, 0, 1, "blocks", scene_rank % 2);
     scene_ferry(&all, 3, 0, "blocks", 6);
     scene_close(&all);
-    scene_ferry(&own, 1, 0, "stream", scene_rank % 2);
+    scene_ferry(&own, 1, 0, "blocks", scene_rank % 2);
     scene_close(&own);
 }
 

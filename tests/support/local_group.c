@@ -1,7 +1,10 @@
 #include "support/local_group.h"
 
+#include <errno.h>
 #include <pthread.h>
 #include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
 
 #include "base/alloc.h"
 #include "base/error.h"
@@ -62,6 +65,39 @@ static wherry_status local_send(wh_group *group, int32_t rank, uint64_t tag, con
     return status == WHERRY_OK ? status : wh_fail_rank(error, rank, status);
 }
 
+/** A pair of sockets: lanes over channels can be tested within one process. */
+static wherry_status local_connect(wh_group *group, int32_t rank, uint64_t tag, wh_deadline deadline,
+                                   const wh_stop *stop, int *channel_p, wherry_error *error) {
+    (void)deadline;
+    local_group *own = (local_group *)group;
+    wherry_status status = WHERRY_OK;
+    int ends[2] = {-1, -1};
+    if (stop && wh_stop_requested(stop)) {
+        return wh_fail(error, WHERRY_CANCELLED, "opening a channel was stopped");
+    }
+    if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, ends) != 0) {
+        return wh_fail_errno(error, WHERRY_SYSTEM, errno, "cannot open a channel");
+    }
+    wh_message message = {WH_MESSAGE_CHANNEL, group->rank, own->incarnation, tag, NULL, 0, ends[1]};
+    pthread_mutex_lock(&own->hub->lock);
+    const local_group *to = own->hub->members[rank];
+    if (!to) {
+        status = wh_fail(error, WHERRY_PEER_LOST, "rank %d has left the group", (int)rank);
+    } else if (!wh_mailbox_expects(to->base.mailbox, tag)) {
+        status = wh_fail(error, WHERRY_ABORTED, "rank %d has no inbox for a channel", (int)rank);
+    } else {
+        status = wh_mailbox_put(to->base.mailbox, &message, error);
+    }
+    pthread_mutex_unlock(&own->hub->lock);
+    if (status == WHERRY_OK) {
+        *channel_p = ends[0];
+        return WHERRY_OK;
+    }
+    close(ends[0]);
+    close(ends[1]);
+    return wh_fail_rank(error, rank, status);
+}
+
 static void local_destroy(wh_group *group) {
     local_group *own = (local_group *)group;
     wh_local_hub *hub = own->hub;
@@ -84,6 +120,7 @@ static const wh_group_ops local_ops = {
     .name = "local",
     .capabilities = WH_GROUP_BACKGROUND | WH_GROUP_DEATH | WH_GROUP_REJOIN | WH_GROUP_CONCURRENT,
     .send = local_send,
+    .connect = local_connect,
     .destroy = local_destroy,
 };
 

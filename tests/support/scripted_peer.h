@@ -6,10 +6,13 @@
 #ifndef WH_TESTS_SCRIPTED_PEER_H
 #define WH_TESTS_SCRIPTED_PEER_H
 
+#include <unistd.h>
+
 #include "base/alloc.h"
 #include "base/bytes.h"
 #include "base/text.h"
 #include "conformance/transfer_world.h"
+#include "group/channel.h"
 #include "group/inbox.h"
 
 enum { SCRIPT_MS = 5000 };
@@ -23,6 +26,7 @@ typedef struct scripted {
     wh_inbox *inbox;
     wh_message message; /**< What was taken last; `note` borrows from it. */
     wh_note note;
+    int channel;              /**< A channel of the lane `stream`; -1: none. */
     wh_message offer_message; /**< As a receiver: the OFFER; `offer` borrows from it. */
     wh_note offer;
 } scripted;
@@ -32,7 +36,7 @@ static inline wh_bytes text_bytes(const char *text) {
 }
 
 static inline void script_begin(scripted *s, wh_group *group, int32_t peer, uint64_t want_tag) {
-    *s = (scripted){.group = group, .peer = peer, .want_tag = want_tag, .own = wh_random_tag()};
+    *s = (scripted){.group = group, .peer = peer, .want_tag = want_tag, .own = wh_random_tag(), .channel = -1};
     s->message.channel = s->offer_message.channel = -1;
     must(wh_inbox_open(group, s->own, &s->inbox, NULL));
 }
@@ -40,6 +44,9 @@ static inline void script_begin(scripted *s, wh_group *group, int32_t peer, uint
 static inline void script_end(scripted *s) {
     wh_message_clear(&s->message);
     wh_message_clear(&s->offer_message);
+    if (s->channel >= 0) {
+        close(s->channel);
+    }
     wh_inbox_close(s->inbox);
     s->inbox = NULL;
 }
@@ -63,13 +70,17 @@ static inline void script_say(scripted *s, const wh_note *note) {
     wh_free(text.bytes);
 }
 
-/** Takes the next message that is no PROGRESS. @return false where none comes, or it cannot be read. */
+/** Takes the next message that is no PROGRESS, and keeps a channel that the peer opens. @return false if none comes, or it cannot be read. */
 static inline bool script_take(scripted *s, int64_t ms) {
     wh_deadline deadline = wh_deadline_in_ms(ms);
     do {
         wh_message_clear(&s->message);
         if (wh_inbox_take(s->inbox, deadline, &s->message, NULL) != WHERRY_OK) {
             return false;
+        }
+        if (s->message.kind == WH_MESSAGE_CHANNEL && s->channel < 0) {
+            s->channel = s->message.channel;
+            s->message.channel = -1;
         }
     } while (s->message.kind != WH_MESSAGE_BYTES || *(uint8_t *)s->message.bytes == WH_PROGRESS);
     return wh_note_decode(s->message.bytes, s->message.size, &s->note, NULL) == WHERRY_OK;
@@ -98,7 +109,12 @@ static inline void script_ask(scripted *s) {
     s->there = s->offer.id;
 }
 
-/** A plan for the lane stream over messages under `tag`, or with any other request. `intervals` are `count` pairs. */
+/** Opens a channel, for a plan of the lane stream with the request "\1\1". */
+static inline void script_open_channel(scripted *s) {
+    must(wh_group_connect(s->group, s->peer, s->there, wh_deadline_in_ms(SCRIPT_MS), NULL, &s->channel, NULL));
+}
+
+/** A plan with any request. `intervals` are `count` pairs. */
 static inline void script_plan(scripted *s, const char *lane, wh_bytes request, const wherry_interval *intervals,
                                size_t count) {
     wh_string list = {0};
@@ -120,6 +136,15 @@ static inline void script_await_want(scripted *s) {
     } while (s->note.type == WH_WITHDRAW);
     assert_int_equal(s->note.type, WH_WANT);
     s->there = s->note.nonce;
+}
+
+/** Writes to the channel. A peer that has closed its end is fine. */
+static inline void script_write(const scripted *s, const void *bytes, size_t size) {
+    struct iovec all = {(void *)(uintptr_t)bytes, size};
+    wh_stop never = {0};
+    must(wh_stop_init(&never, NULL));
+    (void)wh_channel_write(s->channel, &all, 1, &never, wh_deadline_in_ms(SCRIPT_MS), NULL);
+    wh_stop_destroy(&never);
 }
 
 /** The manifest of a state, as rank 0 writes it; wherry_free. */

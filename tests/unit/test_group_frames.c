@@ -44,7 +44,8 @@ static void test_frame(void **state) {
     }
     expect_not_a_frame(block, sizeof(block), 0, 'X');
     expect_not_a_frame(block, sizeof(block), 4, 2);
-    expect_not_a_frame(block, sizeof(block), 5, 3);
+    expect_not_a_frame(block, sizeof(block), 5, 5);
+    expect_not_a_frame(block, sizeof(block), 5, WH_FRAME_CREDIT);
     expect_not_a_frame(block, sizeof(block), 5, WH_FRAME_HELLO);
     expect_not_a_frame(block, sizeof(block), 7, 1);
     expect_not_a_frame(block, sizeof(block), 15, 0);

@@ -13,7 +13,7 @@
 #include "base/error.h"
 #include "lane/cma/cma.h"
 #include "lane/lanes.h"
-#include "lane/ptracer.h"
+#include "lane/lane_common.h"
 #include "support/build.h"
 #include "support/counting_allocator.h"
 
@@ -41,9 +41,9 @@ static void test_offer_and_request_travel(void **state) {
     bytes.bytes[0]++;
     must_fail(WHERRY_BAD_VERSION, error, wh_cma_parse_offer(bytes.bytes, bytes.size, &back, &error));
     bytes.bytes[0]--;
-    memset(bytes.bytes + 1, 0, 8);
+    memset(bytes.bytes + 1 + WH_BOOT_BYTES, 0, 8);
     must_fail(WHERRY_MALFORMED, error, wh_cma_parse_offer(bytes.bytes, bytes.size, &back, &error));
-    bytes.bytes[4] = 1;
+    bytes.bytes[1 + WH_BOOT_BYTES + 3] = 1;
     must_fail(WHERRY_MALFORMED, error, wh_cma_parse_offer(bytes.bytes, bytes.size, &back, &error));
     must_fail(WHERRY_MALFORMED, error, wh_cma_parse_offer(NULL, 0, &back, &error));
     wh_free(bytes.bytes);
@@ -238,7 +238,7 @@ static void test_assist(void **state) {
     assert_int_equal(status, yama ? WHERRY_OK : WHERRY_UNSUPPORTED);
     site.keep_ptracer = true;
     must_fail(WHERRY_REFUSED, error, wh_lane_cma.assist(&site, request.bytes, request.size, &error));
-    assert_non_null(strstr(error.message, "must not be set"));
+    assert_non_null(strstr(error.message, "told not to set the ptracer"));
     must_fail(WHERRY_MALFORMED, error, wh_lane_cma.assist(&site, request.bytes, request.size - 1, &error));
     prctl(PR_SET_PTRACER, 0, 0, 0, 0);
     wh_free(request.bytes);

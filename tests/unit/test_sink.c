@@ -217,27 +217,14 @@ static void test_claims_that_are_refused(void **state) {
     scene_close(&s);
 }
 
-static bool refuse(void *context) {
-    ++*(int *)context;
-    return false;
-}
-
-/** The stop, or whoever looks around between the chunks, ends the handing out. */
+/** The stop ends the handing out. */
 static void test_stopping(void **state) {
     (void)state;
     scene s;
     uint64_t chunk;
-    int ticks = 0;
     scene_open(&s, false, false);
     assert_true(s.face.next(&s.sink, &chunk));
     assert_int_equal(chunk, 0);
-    s.sink.tick = refuse;
-    s.sink.tick_context = &ticks;
-    assert_false(s.face.next(&s.sink, &chunk));
-    must(s.face.open(&s.sink, 0, &s.landing, &error));
-    must_fail(WHERRY_CANCELLED, error, s.face.close(&s.sink, &s.landing, NULL, NULL, &error));
-    assert_int_equal(ticks, 2);
-    s.sink.tick = NULL;
     assert_true(s.face.next(&s.sink, &chunk));
     wh_stop_request(&s.stop);
     assert_false(s.face.next(&s.sink, &chunk));

@@ -57,9 +57,8 @@ wherry_status wh_callback_settle(const wh_callback *callback, wherry_status stat
     return status;
 }
 
-/** Calls the table's send once. */
-static wherry_status send_block(wh_callback *callback, int32_t rank, const void *block, size_t size,
-                                uint32_t timeout_ms, wherry_error *error) {
+wherry_status wh_callback_send_block(wh_callback *callback, int32_t rank, const void *block, size_t size,
+                                     uint32_t timeout_ms, wherry_error *error) {
     wh_fail(error, WHERRY_OK, "%s", "");
     wh_callback_enter(callback);
     wherry_status status = callback->ops.send(callback->context, rank, block, size, timeout_ms, error);
@@ -74,7 +73,7 @@ wherry_status wh_callback_signal(wh_callback *callback, int32_t rank, wh_frame_k
     wh_frame frame = {.kind = kind, .from = callback->incarnation, .to = callback->peers[rank].incarnation};
     pthread_mutex_unlock(&callback->lock);
     wh_frame_write(&frame, block);
-    return send_block(callback, rank, block, sizeof(block), timeout_ms, error);
+    return wh_callback_send_block(callback, rank, block, sizeof(block), timeout_ms, error);
 }
 
 void wh_callback_greet(wh_callback *callback) {
@@ -166,7 +165,8 @@ static wherry_status push_block(wh_callback *callback, int32_t rank, uint64_t to
             return fail_about(error, WHERRY_CANCELLED, rank, "sending a message was stopped");
         }
         wh_deadline step = wh_deadline_earlier(deadline, wh_deadline_in_ms(WH_CALLBACK_STEP_MS));
-        wherry_status status = send_block(callback, rank, block, size, (uint32_t)wh_deadline_poll_ms(step), &latest);
+        wherry_status status =
+            wh_callback_send_block(callback, rank, block, size, (uint32_t)wh_deadline_poll_ms(step), &latest);
         if (status == WHERRY_TIMED_OUT && wh_deadline_passed(deadline)) {
             return fail_about(error, WHERRY_TIMED_OUT, rank, "timed out sending a message");
         }
@@ -249,6 +249,7 @@ static void say_farewell(wh_callback *callback) {
 static void dispose(wh_callback *callback) {
     for (int32_t rank = 0; rank < callback->base.size; rank++) {
         wh_assembly_clear(&callback->peers[rank].assembly);
+        wh_emulated_forget(callback->peers + rank);
     }
     for (size_t i = 0; i < callback->arrived_count; i++) {
         wh_message_clear(callback->arrived + i);
@@ -313,11 +314,11 @@ static wh_group_ops make_ops(const wherry_group_ops *ops) {
         .pump = callback_pump,
         .nudge = ops->wake ? callback_nudge : NULL,
         .part_bytes = (uint32_t)ops->part_bytes,
-        .put = ops->put ? wh_callback_put : NULL,
+        .put = ops->put ? wh_callback_put : wh_emulated_put,
         .put_runs = ops->put && ops->put_runs ? wh_callback_put_runs : NULL,
-        .get = ops->put ? wh_callback_get : NULL,
-        .finish = ops->put ? wh_callback_finish : NULL,
-        .abandon = ops->put ? wh_callback_abandon_block : NULL,
+        .get = ops->put ? wh_callback_get : wh_emulated_get,
+        .finish = ops->put ? wh_callback_finish : wh_emulated_finish,
+        .abandon = ops->put ? wh_callback_abandon_block : wh_emulated_abandon,
         .permit = ops->permit ? callback_permit : NULL,
         .destroy = callback_destroy,
     };

@@ -2,6 +2,8 @@
 
 #include <string.h>
 
+#include <wherry/group_ops.h>
+
 #include "base/alloc.h"
 #include "base/bytes.h"
 #include "base/checked.h"
@@ -29,8 +31,16 @@ static bool is_sound(const wh_frame *frame) {
     if (!frame->from) {
         return false;
     }
-    if (frame->kind != WH_FRAME_DATA) {
+    if (frame->kind == WH_FRAME_HELLO || frame->kind == WH_FRAME_BYE) {
         return frame->size == 0 && !frame->tag && !frame->total && !frame->offset;
+    }
+    if (frame->kind == WH_FRAME_CREDIT) {
+        return frame->size == 0 && frame->tag <= WHERRY_GROUP_CHANNEL_MAX && frame->total <= INT32_MAX &&
+               !frame->offset;
+    }
+    if (frame->kind == WH_FRAME_PIECE) {
+        return frame->size > 0 && frame->tag <= WHERRY_GROUP_CHANNEL_MAX && frame->total <= INT32_MAX &&
+               frame->offset <= frame->total && frame->size <= frame->total - frame->offset;
     }
     if (frame->total > WH_MESSAGE_MAX || frame->offset > frame->total || frame->size > frame->total - frame->offset) {
         return false;
@@ -41,7 +51,7 @@ static bool is_sound(const wh_frame *frame) {
 bool wh_frame_read(const void *block, size_t size, wh_frame *frame_p) {
     const uint8_t *header = block;
     if (size < WH_FRAME_HEADER || memcmp(header, magic, sizeof(magic)) != 0 || header[4] != VERSION ||
-        header[5] > WH_FRAME_BYE || header[6] || header[7]) {
+        header[5] > WH_FRAME_CREDIT || header[6] || header[7]) {
         return false;
     }
     wh_frame frame = {.kind = (wh_frame_kind)header[5],

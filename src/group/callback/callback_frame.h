@@ -14,6 +14,10 @@
  *
  * Numbers are big endian. HELLO and BYE have no bytes, and zeros from 24 on. The frames of a message come in order, each of
  * them but that of an empty message with at least a byte; one that begins a message ends what was not complete.
+ *
+ * PIECE and CREDIT are for tables without put and get, see callback_blocks.c. Their tag is the channel. A PIECE has bytes of
+ * a block: `total` is the size of the block and `offset` the place of the bytes in it. A CREDIT has no bytes: it allows
+ * `total` more bytes; a total of 0 takes back what was allowed and not used.
  */
 #ifndef WH_GROUP_CALLBACK_FRAME_H
 #define WH_GROUP_CALLBACK_FRAME_H
@@ -27,8 +31,10 @@ enum { WH_FRAME_HEADER = 48 };
 /** The numbers are in the frames. */
 typedef enum wh_frame_kind {
     WH_FRAME_DATA = 0,
-    WH_FRAME_HELLO = 1, /**< Says who is there, and nothing else. */
-    WH_FRAME_BYE = 2,   /**< The sender has left the group. */
+    WH_FRAME_HELLO = 1,  /**< Says who is there, and nothing else. */
+    WH_FRAME_BYE = 2,    /**< The sender has left the group. */
+    WH_FRAME_PIECE = 3,  /**< Bytes of a block. */
+    WH_FRAME_CREDIT = 4, /**< The receiver of blocks allows more bytes. */
 } wh_frame_kind;
 
 typedef struct wh_frame {

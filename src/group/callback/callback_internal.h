@@ -18,17 +18,25 @@ enum { WH_CALLBACK_STEP_MS = 2 };
 /** How many bytes of one rank's messages may lie unread. */
 #define WH_CALLBACK_SHARE ((size_t)256 << 20)
 
+/** For a table without put and get: callback_blocks.c. */
+typedef struct wh_emulated_block wh_emulated_block;
+typedef struct wh_flow wh_flow;
+
 /** What is known of a rank. Under the lock, but for what is the reader's. */
 typedef struct wh_callback_peer {
-    uint64_t incarnation; /**< The highest that was heard of; 0: none. */
-    uint64_t greeted;     /**< The incarnation that was told of this one because it did not know, */
-    uint64_t fenced;      /**< and the former one that was told that it is that. */
-    bool greet;           /**< A HELLO is to be sent. */
-    bool left;            /**< It said BYE. */
-    bool sending;         /**< A message to it is on its way: its frames go out end to end. */
-    wh_assembly assembly; /**< The reader's. */
-    char fault[96];       /**< The reader's: why it is to be given up, behind what it sent before; "": it is not. */
-    bool gone;            /**< The reader's: the fault is that the table has lost it. */
+    uint64_t incarnation;      /**< The highest that was heard of; 0: none. */
+    uint64_t greeted;          /**< The incarnation that was told of this one because it did not know, */
+    uint64_t fenced;           /**< and the former one that was told that it is that. */
+    bool greet;                /**< A HELLO is to be sent. */
+    bool left;                 /**< It said BYE. */
+    bool sending;              /**< A message to it is on its way: its frames go out end to end. */
+    wh_assembly assembly;      /**< The reader's. */
+    wh_emulated_block *blocks; /**< Of a table without put and get: those under way, the oldest first; */
+    wh_flow *flows;            /**< what may be sent, or may come, per channel. */
+    size_t flow_count;
+    size_t flow_capacity;
+    char fault[96]; /**< The reader's: why it is to be given up, behind what it sent before; "": it is not. */
+    bool gone;      /**< The reader's: the fault is that the table has lost it. */
 } wh_callback_peer;
 
 typedef struct wh_callback {
@@ -70,6 +78,10 @@ void wh_callback_leave(wh_callback *callback);
 wherry_status wh_callback_settle(const wh_callback *callback, wherry_status status, const char *function, int32_t rank,
                                  wherry_error *error);
 
+/** Calls the table's send once. */
+wherry_status wh_callback_send_block(wh_callback *callback, int32_t rank, const void *block, size_t size,
+                                     uint32_t timeout_ms, wherry_error *error);
+
 /** Calls the table's send once, with a frame that has no bytes. */
 wherry_status wh_callback_signal(wh_callback *callback, int32_t rank, wh_frame_kind kind, uint32_t timeout_ms,
                                  wherry_error *error);
@@ -90,6 +102,21 @@ wherry_status wh_callback_get(wh_group *group, int32_t rank, uint32_t channel, v
 wherry_status wh_callback_finish(wh_group *group, int32_t rank, void *operation, uint32_t timeout_ms,
                                  wherry_error *error);
 bool wh_callback_abandon_block(wh_group *group, void *operation);
+
+/** The same for a table without them: over frames, with copies. */
+wherry_status wh_emulated_put(wh_group *group, int32_t rank, uint32_t channel, const void *bytes, size_t size,
+                              void **operation_p, wherry_error *error);
+wherry_status wh_emulated_get(wh_group *group, int32_t rank, uint32_t channel, void *bytes, size_t size,
+                              void **operation_p, wherry_error *error);
+wherry_status wh_emulated_finish(wh_group *group, int32_t rank, void *operation, uint32_t timeout_ms,
+                                 wherry_error *error);
+bool wh_emulated_abandon(wh_group *group, void *operation);
+
+/** Takes a PIECE or a CREDIT. The lock is held. @return false if there is no memory. */
+bool wh_emulated_take(wh_callback *callback, int32_t rank, const wh_frame *frame);
+
+/** Forgets the credit of a rank that is gone. The lock is held. */
+void wh_emulated_forget(wh_callback_peer *peer);
 
 /** Starts the thread that reads in the background. @return WHERRY_OK; WHERRY_SYSTEM. */
 wherry_status wh_callback_start_reader(wh_callback *callback, wherry_error *error);

@@ -25,6 +25,7 @@ static bool judge(wh_callback *callback, int32_t rank, const wh_frame *frame) {
     }
     if (frame->from > peer->incarnation) {
         wh_assembly_clear(&peer->assembly);
+        wh_emulated_forget(peer);
         peer->incarnation = frame->from;
         peer->left = false;
     }
@@ -112,11 +113,16 @@ static void deliver(void *sink, int32_t rank, const void *bytes, size_t size) {
     }
     pthread_mutex_lock(&callback->lock);
     bool counts = judge(callback, rank, &frame);
+    bool taken = true;
     if (counts && frame.kind == WH_FRAME_BYE) {
         callback->peers[rank].left = true;
+    } else if (counts && (frame.kind == WH_FRAME_PIECE || frame.kind == WH_FRAME_CREDIT)) {
+        taken = wh_emulated_take(callback, rank, &frame);
     }
     pthread_mutex_unlock(&callback->lock);
-    if (counts && frame.kind == WH_FRAME_DATA) {
+    if (!taken) {
+        note_fault(callback, rank, "there was no memory for its blocks");
+    } else if (counts && frame.kind == WH_FRAME_DATA) {
         take_data(callback, rank, &frame);
     } else if (counts && frame.kind == WH_FRAME_BYE) {
         wh_message gone = {.kind = WH_MESSAGE_LOST, .rank = rank, .incarnation = frame.from, .channel = -1};

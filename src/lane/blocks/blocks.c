@@ -19,9 +19,6 @@
  */
 enum { VERSION = 4, OFFER_BYTES = 3, CHANNELS = WHERRY_GROUP_CHANNEL_MAX + 1 };
 
-/** How long a worker waits for the group before it looks around. */
-enum { WAIT_MS = 5 };
-
 /** What both sides agree on. */
 typedef struct terms {
     uint8_t longest_mib;
@@ -29,8 +26,7 @@ typedef struct terms {
     uint32_t channel;
 } terms;
 
-/* At 10 MB/s, with two blocks under way, the first is through after 6 to 13 s: well within the default limit of 30 s. */
-wh_blocks_limits wh_blocks_limit = {.longest_mib = WH_BLOCKS_LONG_MIB, .patience_ms = 10000};
+wh_blocks_limits wh_blocks_limit = {.longest_mib = WH_BLOCKS_LONG_MIB, .patience_ms = WH_BLOCKS_PATIENCE_MS};
 
 /** The longest block of several chunks that this side agrees to, in MiB. */
 static uint8_t longest_here(const wh_lane_site *site) {
@@ -133,7 +129,7 @@ static wherry_status blocks_pull(wh_lane_end *end, uint32_t worker, const wh_sin
     bool done = false;
     (void)worker;
     while (status == WHERRY_OK && !done) {
-        status = wh_blocks_pull_some(end, sink, WAIT_MS, &done, error);
+        status = wh_blocks_pull_some(end, sink, WH_BLOCKS_WAIT_MS, &done, error);
     }
     return status;
 }
@@ -143,7 +139,7 @@ static wherry_status blocks_push(wh_lane_end *end, uint32_t worker, const wh_fee
     bool done = false;
     (void)worker;
     while (status == WHERRY_OK && !done) {
-        status = wh_blocks_push_some(end, feed, WAIT_MS, &done, error);
+        status = wh_blocks_push_some(end, feed, WH_BLOCKS_WAIT_MS, &done, error);
     }
     return status;
 }
@@ -180,7 +176,7 @@ static void blocks_close(wh_lane_end *end) {
 const wh_lane_ops wh_lane_blocks = {
     .name = "blocks",
     .traits = WH_LANE_NETWORK | WH_LANE_MESSAGES | WH_LANE_STAGES,
-    .finish_ms = 5000,
+    .finish_ms = WH_BLOCKS_FINISH_MS,
     .offer = blocks_offer,
     .probe = blocks_probe,
     .accept = blocks_accept,

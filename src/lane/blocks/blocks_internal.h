@@ -2,7 +2,7 @@
 #ifndef WH_LANE_BLOCKS_INTERNAL_H
 #define WH_LANE_BLOCKS_INTERNAL_H
 
-#include "lane/run_cursor.h"
+#include "lane/lane_common.h"
 
 /**
  * Operations that a source has under way at once: while one is being packed, the others move. WH_BLOCKS_BYTES bounds them where blocks are large: at either side

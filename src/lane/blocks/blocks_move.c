@@ -8,7 +8,7 @@
 #include "base/checked.h"
 #include "base/error.h"
 #include "lane/blocks/blocks_internal.h"
-#include "lane/site.h"
+#include "lane/lane_common.h"
 
 /** Progress is told in steps of so many bytes. */
 enum { STEP_BYTES = 4 << 20 };

@@ -1,5 +1,5 @@
 #include "lane/cma/cma.h"
-#include "lane/site.h"
+#include "lane/lane_common.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -10,8 +10,8 @@
 #include "base/alloc.h"
 #include "base/error.h"
 #include "base/log.h"
+#include "lane/lane_common.h"
 #include "lane/lanes.h"
-#include "lane/ptracer.h"
 
 static wherry_status cma_offer(const wh_lane_site *site, wh_string *offer, wherry_error *error) {
     (void)site;

@@ -2,19 +2,18 @@
  * @file cma.h  Inside the cma lane: who a process is, reading its memory, and why it could not be read.
  *
  * What goes over the wire is of fixed size. An offer: a version (1 byte), the identity, the address of the nonce (8), the nonce (32). A request for
- * assistance: a version, the identity. An identity: process (8), device (8) and inode (8) of its pid namespace, boot id (36). Big endian.
+ * assistance: a version, the identity. Numbers are big endian.
  */
 #ifndef WH_LANE_CMA_CMA_H
 #define WH_LANE_CMA_CMA_H
 
 #include "base/process.h"
-#include "lane/lane.h"
+#include "lane/lane_common.h"
 
 enum {
-    WH_CMA_VERSION = 1,
+    WH_CMA_VERSION = 2,
     WH_CMA_NONCE = 32,
-    WH_CMA_IDENTITY_BYTES = 24 + WH_BOOT_BYTES,
-    WH_CMA_REQUEST_BYTES = 1 + WH_CMA_IDENTITY_BYTES,
+    WH_CMA_REQUEST_BYTES = 1 + WH_IDENTITY_BYTES,
     WH_CMA_OFFER_BYTES = WH_CMA_REQUEST_BYTES + 8 + WH_CMA_NONCE,
 };
 

@@ -1,5 +1,4 @@
 #include <errno.h>
-#include <inttypes.h>
 #include <string.h>
 #include <sys/random.h>
 
@@ -35,10 +34,7 @@ wherry_status wh_cma_nonce(const uint8_t **nonce_p, wherry_error *error) {
 
 void wh_cma_append_request(wh_string *string, const wh_identity *identity) {
     wh_append_number(string, WH_CMA_VERSION, 1);
-    wh_append_number(string, identity->process, 8);
-    wh_append_number(string, identity->namespace_device, 8);
-    wh_append_number(string, identity->namespace_inode, 8);
-    wh_string_append(string, identity->boot, sizeof(identity->boot));
+    wh_identity_append(string, identity);
 }
 
 void wh_cma_append_offer(wh_string *string, const wh_cma_offer *offer) {
@@ -57,15 +53,10 @@ static wherry_status parse_identity(const uint8_t *bytes, size_t size, size_t wa
     if (size != wanted) {
         return wh_fail(error, WHERRY_MALFORMED, "cma: what the other side sent has %zu bytes, not %zu", size, wanted);
     }
-    uint64_t process = wh_load_be64(bytes + 1);
-    if (process == 0 || process > INT32_MAX) {
-        return wh_fail(error, WHERRY_MALFORMED, "cma: the other side says that it is process %" PRIu64, process);
-    }
-    identity_p->process = process;
-    identity_p->namespace_device = wh_load_be64(bytes + 9);
-    identity_p->namespace_inode = wh_load_be64(bytes + 17);
-    memcpy(identity_p->boot, bytes + 25, WH_BOOT_BYTES);
-    return WHERRY_OK;
+    wh_cursor cursor = wh_cursor_over(bytes + 1, size - 1);
+    wh_identity_take(&cursor, identity_p);
+    return cursor.failed ? wh_fail(error, WHERRY_MALFORMED, "cma: the other side sent a process number that is none")
+                         : WHERRY_OK;
 }
 
 wherry_status wh_cma_parse_offer(const void *bytes, size_t size, wh_cma_offer *offer_p, wherry_error *error) {

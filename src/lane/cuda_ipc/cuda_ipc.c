@@ -11,9 +11,8 @@
 #include "base/checked.h"
 #include "base/error.h"
 #include "base/process.h"
+#include "lane/lane_common.h"
 #include "lane/lanes.h"
-#include "lane/ptracer.h"
-#include "lane/site.h"
 #include "memory/memory.h"
 
 /** Threads that find out what goes where: the device copies faster than one of them does that, where tensors are small. */

@@ -10,7 +10,7 @@
 #define WH_LANE_CUDA_IPC_CUDA_IPC_H
 
 #include "base/process.h"
-#include "lane/lane.h"
+#include "lane/lane_common.h"
 #include "memory/cuda_share.h"
 
 enum { WH_IPC_VERSION = 1, WH_IPC_NONCE = 32, WH_IPC_KEEPS = 1, WH_IPC_PLAIN = 0, WH_IPC_MAPPED = 1 };

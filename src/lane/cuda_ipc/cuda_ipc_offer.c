@@ -21,22 +21,15 @@ static void append_allocation(wh_string *string, const wh_cuda_allocation *one) 
     }
 }
 
-static void append_identity(wh_string *string, const wh_identity *identity) {
-    wh_string_append(string, identity->boot, sizeof(identity->boot));
-    wh_append_number(string, identity->process, 8);
-    wh_append_number(string, identity->namespace_device, 8);
-    wh_append_number(string, identity->namespace_inode, 8);
-}
-
 void wh_ipc_append_request(wh_string *string, const wh_identity *receiver) {
     wh_append_number(string, WH_IPC_VERSION, 1);
-    append_identity(string, receiver);
+    wh_identity_append(string, receiver);
 }
 
 void wh_ipc_append_offer(wh_string *string, const wh_ipc_offer *offer) {
     wh_append_number(string, WH_IPC_VERSION, 1);
     wh_append_number(string, offer->keeps ? WH_IPC_KEEPS : 0, 1);
-    append_identity(string, &offer->identity);
+    wh_identity_append(string, &offer->identity);
     wh_string_append(string, (const char *)offer->nonce, sizeof(offer->nonce));
     wh_append_number(string, offer->nonce_address, 8);
     wh_append_number(string, offer->device_count, 1);
@@ -69,19 +62,12 @@ static void take_allocation(wh_cursor *cursor, wh_cuda_allocation *one) {
     cursor->failed = cursor->failed || kind > WH_IPC_MAPPED || one->size == 0 || one->base > UINT64_MAX - one->size;
 }
 
-static void take_identity(wh_cursor *cursor, wh_identity *identity) {
-    wh_cursor_copy(cursor, identity->boot, sizeof(identity->boot));
-    identity->process = wh_cursor_number(cursor, 8);
-    identity->namespace_device = wh_cursor_number(cursor, 8);
-    identity->namespace_inode = wh_cursor_number(cursor, 8);
-}
-
 wherry_status wh_ipc_parse_request(const void *bytes, size_t size, wh_identity *receiver_p, wherry_error *error) {
     wh_cursor cursor = wh_cursor_over(bytes, size);
     wh_identity receiver = {.process = 0};
     uint64_t version = wh_cursor_number(&cursor, 1);
-    take_identity(&cursor, &receiver);
-    if (!wh_cursor_ended(&cursor) || version != WH_IPC_VERSION || !receiver.process || receiver.process > INT32_MAX) {
+    wh_identity_take(&cursor, &receiver);
+    if (!wh_cursor_ended(&cursor) || version != WH_IPC_VERSION) {
         return wh_fail(error, WHERRY_MALFORMED, "a request of %zu bytes is none of the lane cuda_ipc", size);
     }
     *receiver_p = receiver;
@@ -91,7 +77,7 @@ wherry_status wh_ipc_parse_request(const void *bytes, size_t size, wh_identity *
 static void take_head(wh_cursor *cursor, wh_ipc_offer *offer) {
     uint64_t flags = wh_cursor_number(cursor, 1);
     offer->keeps = flags & WH_IPC_KEEPS;
-    take_identity(cursor, &offer->identity);
+    wh_identity_take(cursor, &offer->identity);
     wh_cursor_copy(cursor, offer->nonce, sizeof(offer->nonce));
     offer->nonce_address = wh_cursor_number(cursor, 8);
     offer->device_count = (size_t)wh_cursor_number(cursor, 1);

@@ -9,7 +9,7 @@
 #include "base/checked.h"
 #include "base/error.h"
 #include "lane/cuda_ipc/cuda_ipc.h"
-#include "lane/site.h"
+#include "lane/lane_common.h"
 #include "memory/cuda_queue.h"
 #include "memory/pinned.h"
 

@@ -4,14 +4,11 @@
 #include "base/alloc.h"
 #include "base/checked.h"
 #include "base/error.h"
+#include "lane/lane_common.h"
 #include "lane/lanes.h"
 #include "lane/nccl/nccl_lane.h"
-#include "lane/site.h"
 
 #define BIT(state) (1U << (state))
-
-/** How long the two may take to find each other; the source does not wait longer than its own limit for a word of the receiver. */
-enum { MEET_MS = 20000 };
 
 /* ---- the source ---- */
 
@@ -133,7 +130,7 @@ static wherry_status append_request(wh_string *text, const wh_nccl_comm *comm, w
 
 /** The source has begun: now this side does, and both find each other or do not. */
 static wherry_status meet(const wh_lane_site *site, wh_nccl_comm *comm, wherry_error *error) {
-    wh_deadline soon = wh_deadline_in_ms((int64_t)wh_min(MEET_MS, site->no_progress_ms / 2));
+    wh_deadline soon = wh_deadline_in_ms((int64_t)wh_min(WH_NCCL_MEET_MS, site->no_progress_ms / 2));
     wherry_status status = wh_nccl_begin(comm, error);
     if (status == WHERRY_OK) {
         status =

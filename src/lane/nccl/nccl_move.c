@@ -4,13 +4,13 @@
 #include "base/alloc.h"
 #include "base/checked.h"
 #include "base/error.h"
+#include "lane/lane_common.h"
 #include "lane/nccl/nccl_lane.h"
-#include "lane/site.h"
 #include "memory/cuda.h"
 #include "memory/memory.h"
 
-/** Messages that are queued before the oldest is waited for. How long a wait goes on before NCCL is asked for faults, and how long one about the peer waits for a better reason. */
-enum { UNDER_WAY = 3, LOOK_MS = 20, REASON_MS = 600 };
+/** Messages that are queued before the oldest is waited for. */
+enum { UNDER_WAY = 3 };
 
 typedef struct message {
     uint64_t *chunks; /**< RECEIVER. */
@@ -53,7 +53,7 @@ static wherry_status await_ticket(moving *m, uint64_t ticket, wherry_error *erro
     const wh_lane_site *site = m->end->site;
     wh_deadline patience = wh_site_patience(site);
     for (;;) {
-        wh_deadline look = wh_deadline_earlier(patience, wh_deadline_in_ms(LOOK_MS));
+        wh_deadline look = wh_deadline_earlier(patience, wh_deadline_in_ms(WH_NCCL_LOOK_MS));
         wherry_status status = wh_cuda_queue_wait(m->comm->queue, ticket, site->stop, look, error);
         if (status != WHERRY_TIMED_OUT) {
             return wh_site_blame(site, status, error);
@@ -321,7 +321,7 @@ static wherry_status move_round(moving *m, wherry_error *error) {
 /** NCCL knows only that the peer has given up. The conversation knows why, or will in a moment, and then requests the stop. */
 static void await_reason(const wh_lane_site *site) {
     wh_cuda_backoff backoff = {0};
-    wh_deadline soon = wh_deadline_earlier(site->deadline, wh_deadline_in_ms(REASON_MS));
+    wh_deadline soon = wh_deadline_earlier(site->deadline, wh_deadline_in_ms(WH_NCCL_REASON_MS));
     while (wh_cuda_back_off(&backoff, site->stop, soon, "waiting", NULL) == WHERRY_OK) {
     }
 }

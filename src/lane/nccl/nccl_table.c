@@ -6,17 +6,11 @@
 #include "base/alloc.h"
 #include "base/error.h"
 #include "base/process.h"
+#include "lane/lane_timing.h"
 #include "lane/nccl/nccl_comm.h"
 
 #define SECOND UINT64_C(1000000000)
 #define BIT(state) (1U << (state))
-
-/**
- * A question that nobody has come back to for so long, though a source that has to load NCCL first takes seconds to answer, is asked again with the same unique id,
- * whose listening thread NCCL keeps until it is used. So long may a source's
- * half be in the making, and so long is a failure remembered, in seconds.
- */
-enum { ASKED_S = 10, MEETING_S = 60, FAILED_S = 300 };
 
 static wh_nccl_comm *comms; /**< The latest first. */
 static uint8_t own_process[WH_NCCL_PROCESS_BYTES];
@@ -114,11 +108,11 @@ static bool is_stale(const wh_nccl_comm *comm, const void *context) {
     uint64_t age = *now - comm->since;
     switch (comm->state) {
     case WH_NCCL_MEETING:
-        return age > MEETING_S * SECOND || wh_nccl_check(comm, NULL) != WHERRY_OK;
+        return age > WH_NCCL_MEETING_S * SECOND || wh_nccl_check(comm, NULL) != WHERRY_OK;
     case WH_NCCL_IDLE:
         return wh_nccl_check(comm, NULL) != WHERRY_OK;
     case WH_NCCL_FAILED:
-        return age > FAILED_S * SECOND;
+        return age > WH_NCCL_FAILED_S * SECOND;
     default:
         return false;
     }
@@ -166,7 +160,7 @@ bool wh_nccl_was_refused(const wh_nccl_pair *pair, wherry_error *error) {
     const wh_nccl_comm *comm = find(pair, BIT(WH_NCCL_FAILED), NULL, NULL);
     if (comm) {
         wh_fail(error, WHERRY_UNSUPPORTED, "it was tried %llu s ago and failed (it is tried again after %d s): %s",
-                (unsigned long long)((wh_clock_now() - comm->since) / SECOND), FAILED_S, comm->reason.message);
+                (unsigned long long)((wh_clock_now() - comm->since) / SECOND), WH_NCCL_FAILED_S, comm->reason.message);
     }
     wh_fork_lock_give(&lock);
     destroy_all(stale);
@@ -224,7 +218,7 @@ static wh_nccl_comm *take_question(const wh_nccl_pair *pair, wherry_error *error
     if (!comm) {
         return new_question(pair, error);
     }
-    if (wh_clock_now() - comm->since < ASKED_S * SECOND) {
+    if (wh_clock_now() - comm->since < WH_NCCL_ASKED_S * SECOND) {
         wh_fail(error, WHERRY_UNSUPPORTED, "another transfer is asking rank %d for a communicator", (int)pair->rank);
         return NULL;
     }

@@ -20,8 +20,8 @@
 #include <stdatomic.h>
 
 #include "base/process.h"
-#include "lane/run_cursor.h"
-#include "lane/site.h"
+#include "lane/lane_common.h"
+#include "lane/lane_common.h"
 
 /** Changes with everything below that both sides must agree on: the messages and the layout of the memory. */
 #define WH_RING_MAGIC "WHRING04"

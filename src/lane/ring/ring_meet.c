@@ -13,7 +13,7 @@
 #include "base/error.h"
 #include "lane/lanes.h"
 #include "lane/ring/ring_internal.h"
-#include "lane/site.h"
+#include "lane/lane_common.h"
 
 /* Messages are bytes in a fixed order, numbers most significant byte first. All begin with the magic. */
 

@@ -24,7 +24,6 @@ enum {
     PAGE = 4096,
     SPINS =
         50, /* a few microseconds: longer is no faster on idle cores, and takes turns from the other side on busy ones */
-    NAP_MS = 50, /* nothing wakes a sleeper when the stop is requested */
 };
 
 static size_t control_bytes(uint32_t workers) {
@@ -116,7 +115,7 @@ void wh_ring_memory_close(wh_ring_end *end) {
 }
 
 static void sleep_on(_Atomic uint32_t *word, uint32_t seen, uint64_t nanoseconds) {
-    struct timespec most = {0, (long)wh_min(nanoseconds, NAP_MS * NS_PER_MS)};
+    struct timespec most = {0, (long)wh_min(nanoseconds, WH_RING_NAP_MS * NS_PER_MS)};
     syscall(SYS_futex, word, FUTEX_WAIT, seen, &most, NULL, 0);
 }
 

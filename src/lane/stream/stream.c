@@ -1,28 +1,30 @@
-/* The lane `stream`: what both sides agree on before frames travel. */
+/*
+ * The lane `stream`: chunks as frames over channels of the group, which are sockets. This file is how the two sides come to
+ * have channels; stream_move.c moves the bytes.
+ *
+ * 1. The receiver opens the channels, all at once, and one worker at each side uses each of them.
+ * 2. The source takes a channel over only when nothing can fail any more; until then it is the caller's to close.
+ * 3. A channel that the receiver has closed again is never used.
+ */
+#include <netdb.h>
 #include <poll.h>
-#include <string.h>
+#include <stdio.h>
+#include <sys/socket.h>
+#include <unistd.h>
 
 #include "base/alloc.h"
-#include "base/bytes.h"
 #include "base/checked.h"
 #include "base/error.h"
+#include "base/log.h"
+#include "base/stop.h"
 #include "lane/lanes.h"
-#include "lane/stream/stream_dial.h"
-#include "lane/stream/stream_frame.h"
+#include "lane/stream/stream_internal.h"
 
 /*
- * An offer is two bytes: the version, and over how many channels the source would write; 0: its group has none. A request is the kind of carrier, then the
- * number of channels (u8) or the tag of the messages (u64, big endian).
+ * An offer is the version and the most channels that the source would use. A request is BY_CHANNELS and the number of
+ * channels that the receiver has opened. One byte each.
  */
-enum {
-    VERSION = 1,
-    OFFER_BYTES = 2,
-    BY_CHANNELS = 1,
-    BY_MESSAGES = 2,
-    CHANNELS_BYTES = 2,
-    MESSAGES_BYTES = 9,
-    CHANNELS_MAX = WH_STREAM_CHANNELS_MAX,
-};
+enum { VERSION = 1, BY_CHANNELS = 1, OFFER_BYTES = 2, REQUEST_BYTES = 2, CHANNELS_MAX = 4 };
 
 typedef struct stream_end {
     wh_lane_end base;
@@ -37,131 +39,204 @@ static void stream_close(wh_lane_end *end) {
     wh_free(own);
 }
 
-/** An end whose pipes are to be filled in. */
-static stream_end *new_end(uint32_t workers, wherry_error *error) {
+/** An end whose workers lack nothing but their channels. */
+static stream_end *new_end(const wh_lane_site *site, uint32_t workers, wherry_error *error) {
     stream_end *own = wh_alloc_zeroed(1, sizeof(*own) + workers * sizeof(*own->workers));
     if (!own) {
         wh_fail_memory(error, "a lane");
         return NULL;
     }
     own->base.workers = workers;
-    return own;
-}
-
-/** An end whose pipes lack nothing but their channels. */
-static stream_end *new_channels_end(const wh_lane_site *site, uint32_t workers, wherry_error *error) {
-    stream_end *own = new_end(workers, error);
-    for (uint32_t i = 0; own && i < workers; i++) {
-        own->workers[i].pipe = wh_pipe_over_channel(site);
-        if (!own->workers[i].pipe) {
-            stream_close(&own->base);
-            wh_fail_memory(error, "a channel");
-            return NULL;
-        }
+    for (uint32_t i = 0; i < workers; i++) {
+        own->workers[i].site = site;
+        own->workers[i].channel = -1;
     }
     return own;
 }
 
-static uint8_t channels_of(const wh_lane_site *site) {
-    return site->group->ops->connect ? (uint8_t)wh_min(site->threads, CHANNELS_MAX) : 0;
+/** How many channels this side would use. */
+static wherry_status count_channels(const wh_lane_site *site, uint8_t *count_p, wherry_error *error) {
+    if (!site->group->ops->connect) {
+        return wh_fail(error, WHERRY_UNSUPPORTED, "a group of the kind %s has no sockets", site->group->ops->name);
+    }
+    *count_p = (uint8_t)wh_min(site->threads, CHANNELS_MAX);
+    return WHERRY_OK;
 }
 
 static wherry_status stream_offer(const wh_lane_site *site, wh_string *offer, wherry_error *error) {
-    uint8_t bytes[OFFER_BYTES] = {VERSION, channels_of(site)};
+    uint8_t bytes[OFFER_BYTES] = {VERSION};
+    wherry_status status = count_channels(site, bytes + 1, error);
+    if (status != WHERRY_OK) {
+        return status;
+    }
     wh_string_append(offer, (const char *)bytes, sizeof(bytes));
     return offer->failed ? wh_fail_memory(error, "the offer of a lane") : WHERRY_OK;
 }
 
-/** Opens up to `wanted` channels, and leaves out the workers that would have had the others. */
-static wherry_status open_channels(const wh_lane_site *site, stream_end *own, uint32_t wanted, wherry_error *error) {
+/* ---- the receiver opens the channels ---- */
+
+/**
+ * Opening a channel takes a few round trips, so all are opened at once: the first by the calling thread, the others by a
+ * thread each. These threads have a stop of their own, because only the calling thread may ask the question of the site's.
+ */
+typedef struct dialling {
+    const wh_lane_site *site;
+    wh_deadline deadline;
+    wh_stop stop;
+    pthread_mutex_t lock;
+    pthread_cond_t changed;
+    uint32_t working; /**< Threads that have not ended. */
+    uint32_t opened;
     int channels[CHANNELS_MAX];
-    uint32_t opened = 0;
-    wherry_status status = wh_stream_dial(site, wanted, channels, &opened, error);
-    for (uint32_t i = 0; i < opened; i++) {
-        wh_pipe_attach(own->workers[i].pipe, channels[i]);
+} dialling;
+
+static wherry_status open_one(dialling *d, const wh_stop *stop, wherry_error *error) {
+    const wh_lane_site *site = d->site;
+    int channel;
+    wherry_status status = wh_group_connect(site->group, site->peer, site->tag, d->deadline, stop, &channel, error);
+    if (status == WHERRY_OK) {
+        pthread_mutex_lock(&d->lock);
+        d->channels[d->opened++] = channel;
+        pthread_mutex_unlock(&d->lock);
     }
-    for (uint32_t i = opened; i < wanted; i++) {
-        wh_stream_worker_destroy(own->workers + i);
-    }
-    own->base.workers = opened;
     return status;
 }
 
-static wherry_status probe_channels(const wh_lane_site *site, uint32_t wanted, wh_string *request, stream_end **own_p,
-                                    wherry_error *error) {
-    stream_end *own = new_channels_end(site, wanted, error);
-    if (!own) {
-        return WHERRY_NO_MEMORY;
+static void *open_another(void *context) {
+    dialling *d = context;
+    wherry_error error;
+    if (open_one(d, &d->stop, &error) != WHERRY_OK) {
+        wh_log(WHERRY_LOG_DEBUG, "stream: one channel less to rank %d: %s", (int)d->site->peer, error.message);
     }
-    wherry_status status = open_channels(site, own, wanted, error);
-    if (status != WHERRY_OK) {
-        stream_close(&own->base);
-        return status;
-    }
-    uint8_t bytes[CHANNELS_BYTES] = {BY_CHANNELS, (uint8_t)own->base.workers};
-    wh_string_append(request, (const char *)bytes, sizeof(bytes));
-    *own_p = own;
-    return WHERRY_OK;
+    pthread_mutex_lock(&d->lock);
+    d->working--;
+    pthread_cond_signal(&d->changed);
+    pthread_mutex_unlock(&d->lock);
+    return NULL;
 }
 
-static wherry_status probe_messages(const wh_lane_site *site, wh_string *request, stream_end **own_p,
-                                    wherry_error *error) {
-    uint64_t tag = wh_random_tag();
-    if (!tag) {
-        return wh_fail(error, WHERRY_SYSTEM, "the system gives no random numbers");
+/** Waits for the other threads, and stops them if the caller is stopped. */
+static void await_others(dialling *d) {
+    pthread_mutex_lock(&d->lock);
+    while (d->working) {
+        wh_wait(&d->changed, &d->lock, wh_deadline_in_ms(WH_STOP_LOOK_MS));
+        pthread_mutex_unlock(&d->lock);
+        if (wh_stop_requested(d->site->stop)) {
+            wh_stop_request(&d->stop);
+        }
+        pthread_mutex_lock(&d->lock);
     }
-    stream_end *own = new_end(1, error);
-    if (!own) {
-        return WHERRY_NO_MEMORY;
+    pthread_mutex_unlock(&d->lock);
+}
+
+/** One channel is enough; the others only make it faster. */
+static wherry_status open_all(dialling *d, uint32_t wanted, wherry_error *error) {
+    pthread_t threads[CHANNELS_MAX];
+    uint32_t started = 0;
+    d->working = wanted - 1;
+    while (started < wanted - 1 && wh_thread_start(threads + started, open_another, d) == 0) {
+        started++;
     }
-    wherry_status status = wh_pipe_over_messages(site, tag, false, &own->workers->pipe, error);
+    pthread_mutex_lock(&d->lock);
+    d->working -= wanted - 1 - started;
+    pthread_mutex_unlock(&d->lock);
+    wherry_status status = open_one(d, d->site->stop, error);
+    await_others(d);
+    for (uint32_t i = 0; i < started; i++) {
+        pthread_join(threads[i], NULL);
+    }
+    return d->opened ? WHERRY_OK : status;
+}
+
+/** One end of a channel as an address in numbers. */
+static const char *describe(const struct sockaddr_storage *end, socklen_t size, char *text, size_t room) {
+    int flags = NI_NUMERICHOST | NI_NUMERICSERV;
+    bool local = end->ss_family != AF_INET && end->ss_family != AF_INET6;
+    if (local || getnameinfo((const struct sockaddr *)end, size, text, (socklen_t)room, NULL, 0, flags) != 0) {
+        snprintf(text, room, "%s", local ? "a Unix socket" : "an unknown address");
+    }
+    return text;
+}
+
+/** Logs the addresses: the wrong network is the usual reason for a slow transfer. */
+static void log_addresses(const dialling *d, uint32_t wanted) {
+    char here[NI_MAXHOST];
+    char there[NI_MAXHOST];
+    struct sockaddr_storage ends[2] = {{0}, {0}};
+    socklen_t sizes[2] = {sizeof(ends[0]), sizeof(ends[1])};
+    (void)getsockname(d->channels[0], (struct sockaddr *)&ends[0], &sizes[0]);
+    (void)getpeername(d->channels[0], (struct sockaddr *)&ends[1], &sizes[1]);
+    wh_log(WHERRY_LOG_INFO, "stream: %u of %u channels to rank %d, from %s to %s", (unsigned)d->opened,
+           (unsigned)wanted, (int)d->site->peer, describe(&ends[0], sizes[0], here, sizeof(here)),
+           describe(&ends[1], sizes[1], there, sizeof(there)));
+}
+
+/** Opens up to as many channels as the end has workers, and leaves out the workers that got none. */
+static wherry_status dial(const wh_lane_site *site, stream_end *own, wherry_error *error) {
+    uint32_t wanted = own->base.workers;
+    dialling d = {.site = site, .deadline = wh_site_patience(site)};
+    wherry_status status = wh_stop_init(&d.stop, error);
     if (status != WHERRY_OK) {
-        stream_close(&own->base);
         return status;
     }
-    uint8_t bytes[MESSAGES_BYTES] = {BY_MESSAGES};
-    wh_store_be64(bytes + 1, tag);
-    wh_string_append(request, (const char *)bytes, sizeof(bytes));
-    *own_p = own;
-    return WHERRY_OK;
+    pthread_mutex_init(&d.lock, NULL);
+    wh_condition_init(&d.changed);
+    status = open_all(&d, wanted, error);
+    for (uint32_t i = 0; i < d.opened; i++) {
+        wh_stream_worker_attach(own->workers + i, d.channels[i]);
+    }
+    if (status == WHERRY_OK && wh_stop_requested(site->stop)) {
+        status = wh_site_cancelled(error);
+    }
+    if (status == WHERRY_OK) {
+        log_addresses(&d, wanted);
+        own->base.workers = d.opened; /* the others hold nothing yet */
+    }
+    pthread_cond_destroy(&d.changed);
+    pthread_mutex_destroy(&d.lock);
+    wh_stop_destroy(&d.stop);
+    return status;
 }
 
 static wherry_status stream_probe(const wh_lane_site *site, const void *offer, size_t size, wh_string *request,
                                   bool *assist_p, wh_lane_end **end_p, wherry_error *error) {
-    const uint8_t *bytes = offer;
+    const uint8_t *offered = offer;
+    uint8_t here = 0;
     *assist_p = false;
-    if (size != OFFER_BYTES || bytes[0] != VERSION) {
-        return wh_fail(error, WHERRY_MALFORMED, "the offer of rank %d for the lane stream cannot be read",
-                       (int)site->peer);
+    if (size != OFFER_BYTES || offered[0] != VERSION || offered[1] == 0) {
+        return wh_fail(error, WHERRY_MALFORMED, "rank %d sent a malformed stream offer", (int)site->peer);
     }
-    uint32_t channels = (uint32_t)wh_min(bytes[1], channels_of(site));
-    stream_end *own = NULL;
-    wherry_status status = channels ? probe_channels(site, channels, request, &own, error) : WHERRY_UNSUPPORTED;
-    if (status == WHERRY_UNSUPPORTED) {
-        status = probe_messages(site, request, &own, error);
+    wherry_status status = count_channels(site, &here, error);
+    if (status != WHERRY_OK) {
+        return status;
     }
-    if (status == WHERRY_OK && request->failed) {
-        stream_close(&own->base);
-        return wh_fail_memory(error, "the request of a lane");
+    stream_end *own = new_end(site, (uint32_t)wh_min(offered[1], here), error);
+    if (!own) {
+        return WHERRY_NO_MEMORY;
     }
+    status = dial(site, own, error);
     if (status == WHERRY_OK) {
-        *end_p = &own->base;
+        uint8_t bytes[REQUEST_BYTES] = {BY_CHANNELS, (uint8_t)own->base.workers};
+        wh_string_append(request, (const char *)bytes, sizeof(bytes));
+        status = request->failed ? wh_fail_memory(error, "the request of a lane") : WHERRY_OK;
     }
-    return status;
+    if (status != WHERRY_OK) {
+        stream_close(&own->base);
+        return status;
+    }
+    *end_p = &own->base;
+    return WHERRY_OK;
 }
 
-/** Whether the receiver still has its end of a channel: one that it could not open in time it has closed. */
-static bool is_open(int channel) {
-    struct pollfd at = {channel, POLLRDHUP, 0};
-    return poll(&at, 1, 0) == 0;
-}
+/* ---- the source takes them over ---- */
 
-/** Brings the channels that are open to the front. @return how many. */
+/** Brings the channels that the receiver still has open to the front. @return how many. */
 static size_t find_open(const wh_lane_site *site) {
     size_t open = 0;
     for (size_t i = 0; i < site->channel_count; i++) {
         int channel = site->channels[i];
-        if (is_open(channel)) {
+        struct pollfd closed = {channel, POLLRDHUP, 0};
+        if (poll(&closed, 1, 0) == 0) {
             site->channels[i] = site->channels[open];
             site->channels[open++] = channel;
         }
@@ -169,19 +244,23 @@ static size_t find_open(const wh_lane_site *site) {
     return open;
 }
 
-/** Takes over the first channels, when nothing can go wrong any more; others stay the caller's. */
-static wherry_status accept_channels(const wh_lane_site *site, uint32_t wanted, bool *ready_p, wh_lane_end **end_p,
-                                     wherry_error *error) {
+static wherry_status stream_accept(const wh_lane_site *site, const void *request, size_t size, bool *ready_p,
+                                   wh_lane_end **end_p, wherry_error *error) {
+    const uint8_t *bytes = request;
+    if (size != REQUEST_BYTES || bytes[0] != BY_CHANNELS || bytes[1] < 1 || bytes[1] > CHANNELS_MAX) {
+        return wh_fail(error, WHERRY_MALFORMED, "rank %d sent a malformed stream request", (int)site->peer);
+    }
+    uint32_t wanted = bytes[1];
     if (site->channel_count < wanted || find_open(site) < wanted) {
         *ready_p = false;
         return WHERRY_OK;
     }
-    stream_end *own = new_channels_end(site, wanted, error);
+    stream_end *own = new_end(site, wanted, error);
     if (!own) {
         return WHERRY_NO_MEMORY;
     }
     for (uint32_t i = 0; i < wanted; i++) {
-        wh_pipe_attach(own->workers[i].pipe, site->channels[i]);
+        wh_stream_worker_attach(own->workers + i, site->channels[i]);
         site->channels[i] = -1;
     }
     *ready_p = true;
@@ -189,49 +268,19 @@ static wherry_status accept_channels(const wh_lane_site *site, uint32_t wanted, 
     return WHERRY_OK;
 }
 
-static wherry_status accept_messages(const wh_lane_site *site, uint64_t tag, bool *ready_p, wh_lane_end **end_p,
-                                     wherry_error *error) {
-    stream_end *own = new_end(1, error);
-    if (!own) {
-        return WHERRY_NO_MEMORY;
-    }
-    wherry_status status = wh_pipe_over_messages(site, tag, true, &own->workers->pipe, error);
-    if (status != WHERRY_OK) {
-        stream_close(&own->base);
-        return status;
-    }
-    *ready_p = true;
-    *end_p = &own->base;
-    return WHERRY_OK;
-}
-
-static wherry_status stream_accept(const wh_lane_site *site, const void *request, size_t size, bool *ready_p,
-                                   wh_lane_end **end_p, wherry_error *error) {
-    const uint8_t *bytes = request;
-    if (size == CHANNELS_BYTES && bytes[0] == BY_CHANNELS && bytes[1] >= 1 && bytes[1] <= CHANNELS_MAX) {
-        return accept_channels(site, bytes[1], ready_p, end_p, error);
-    }
-    if (size == MESSAGES_BYTES && bytes[0] == BY_MESSAGES && wh_load_be64(bytes + 1) & WH_TAG_CONVERSATION) {
-        return accept_messages(site, wh_load_be64(bytes + 1), ready_p, end_p, error);
-    }
-    return wh_fail(error, WHERRY_MALFORMED, "the request of rank %d for the lane stream cannot be read",
-                   (int)site->peer);
-}
+/* ---- */
 
 static wherry_status stream_pull(wh_lane_end *end, uint32_t worker, const wh_sink *sink, wherry_error *error) {
-    stream_end *own = (void *)end;
-    return wh_stream_pull(own->workers + worker, sink, error);
+    return wh_stream_pull(((stream_end *)(void *)end)->workers + worker, sink, error);
 }
 
 static wherry_status stream_push(wh_lane_end *end, uint32_t worker, const wh_feed *feed, wherry_error *error) {
-    stream_end *own = (void *)end;
-    return wh_stream_push(own->workers + worker, feed, error);
+    return wh_stream_push(((stream_end *)(void *)end)->workers + worker, feed, error);
 }
 
-/* Whether its workers use messages depends on the group: a group that has channels may be used by several threads. */
 const wh_lane_ops wh_lane_stream = {
     .name = "stream",
-    .traits = WH_LANE_NETWORK | WH_LANE_DIGESTS | WH_LANE_MESSAGES | WH_LANE_STAGES,
+    .traits = WH_LANE_NETWORK | WH_LANE_DIGESTS | WH_LANE_STAGES,
     .offer = stream_offer,
     .probe = stream_probe,
     .accept = stream_accept,

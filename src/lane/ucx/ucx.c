@@ -48,7 +48,7 @@
 #include "base/log.h"
 #include "base/point.h"
 #include "lane/lanes.h"
-#include "lane/site.h"
+#include "lane/lane_common.h"
 
 enum {
     DIRECT_BYTES = 64 << 10, /**< Runs of at least this length are not packed. */

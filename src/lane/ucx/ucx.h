@@ -7,7 +7,7 @@
 
 #include <stdatomic.h>
 
-#include "lane/run_cursor.h"
+#include "lane/lane_common.h"
 #include "lane/ucx/ucx_link.h"
 #include "lane/ucx/ucx_wire.h"
 

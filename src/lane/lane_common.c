@@ -1,0 +1,227 @@
+#include "lane/lane_common.h"
+
+#include <errno.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <sys/prctl.h>
+
+#include <wherry/checkpoint.h>
+
+#include "base/alloc.h"
+#include "base/bytes.h"
+#include "base/cache_copy.h"
+#include "base/checked.h"
+#include "base/error.h"
+#include "base/log.h"
+
+/* ---- segments, routes, landings ---- */
+
+bool wh_segments_add(wh_segments *segments, void *base, size_t length) {
+    struct iovec *last = segments->count ? segments->items + segments->count - 1 : NULL;
+    segments->bytes += length;
+    if (last && (base ? last->iov_base && (char *)last->iov_base + last->iov_len == base : !last->iov_base)) {
+        last->iov_len += length;
+        return true;
+    }
+    if (!WH_GROW(segments->items, segments->capacity, segments->count)) {
+        return false;
+    }
+    segments->items[segments->count++] = (struct iovec){base, length};
+    return true;
+}
+
+void wh_segments_clear(wh_segments *segments) {
+    segments->count = 0;
+    segments->bytes = 0;
+}
+
+void wh_segments_destroy(wh_segments *segments) {
+    wh_free(segments->items);
+    *segments = (wh_segments){0};
+}
+
+void wh_routes_clear(wh_routes *routes) {
+    routes->count = 0;
+    routes->bytes = 0;
+    routes->span = 0;
+}
+
+void wh_routes_destroy(wh_routes *routes) {
+    wh_segments_destroy(&routes->origin);
+    wh_free(routes->begins);
+    wh_free(routes->items);
+    *routes = (wh_routes){0};
+}
+
+void wh_landing_destroy(wh_landing *landing) {
+    wh_segments_destroy(&landing->segments);
+    wh_free(landing->scratch);
+    *landing = (wh_landing){0};
+}
+
+/* ---- a cursor over iovecs ---- */
+
+wh_run_cursor wh_run_cursor_at(const wh_segments *segments) {
+    wh_run_cursor cursor = {segments->items, segments->items + segments->count, 0};
+    wh_run_cursor_advance(&cursor, 0); /* skips empty runs */
+    return cursor;
+}
+
+size_t wh_run_cursor_window(const wh_run_cursor *cursor, const wh_landing *landing, struct iovec *window, size_t room,
+                            size_t most, size_t *bytes_p) {
+    size_t count = 0;
+    size_t bytes = 0;
+    size_t skip = cursor->skip;
+    for (const struct iovec *at = cursor->at; at < cursor->end && count < room && bytes < most; at++) {
+        size_t left = at->iov_len - skip;
+        size_t length = wh_min(left, most - bytes);
+        void *base = at->iov_base ? (char *)at->iov_base + skip : landing->scratch;
+        if (!at->iov_base) {
+            length = wh_min(length, landing->scratch_bytes);
+        }
+        skip = 0;
+        if (length) {
+            window[count++] = (struct iovec){base, length};
+            bytes += length;
+        }
+        if (length < left) {
+            break;
+        }
+    }
+    *bytes_p = bytes;
+    return count;
+}
+
+void wh_run_cursor_advance(wh_run_cursor *cursor, size_t bytes) {
+    while (cursor->at < cursor->end && bytes >= cursor->at->iov_len - cursor->skip) {
+        bytes -= cursor->at->iov_len - cursor->skip;
+        cursor->at++;
+        cursor->skip = 0;
+    }
+    cursor->skip += bytes;
+}
+
+size_t wh_run_cursor_left(const wh_run_cursor *cursor) {
+    return cursor->at < cursor->end ? cursor->at->iov_len - cursor->skip : 0;
+}
+
+void wh_run_cursor_pack(wh_run_cursor *cursor, void *to, size_t bytes) {
+    uint8_t *at = to;
+    while (bytes) {
+        size_t part = wh_min(wh_run_cursor_left(cursor), bytes);
+        wh_copy_into_cache(at, wh_run_cursor_here(cursor), part);
+        wh_run_cursor_advance(cursor, part);
+        at += part;
+        bytes -= part;
+    }
+}
+
+void wh_run_cursor_unpack(wh_run_cursor *cursor, const void *from, size_t bytes) {
+    const uint8_t *at = from;
+    while (bytes) {
+        size_t part = wh_min(wh_run_cursor_left(cursor), bytes);
+        const struct iovec *next = cursor->at + 1;
+        if (next < cursor->end && next->iov_base) {
+            wh_copy_prefetch(next->iov_base, next->iov_len);
+        }
+        void *here = wh_run_cursor_here(cursor);
+        if (here) {
+            wh_copy_nontemporal(here, at, part);
+        }
+        wh_run_cursor_advance(cursor, part);
+        at += part;
+        bytes -= part;
+    }
+    wh_copy_fence();
+}
+
+/* ---- the site ---- */
+
+int32_t wh_site_device(const wh_lane_site *site) {
+    return site->devices ? __builtin_ctzll(site->devices) : -1;
+}
+
+wh_deadline wh_site_patience(const wh_lane_site *site) {
+    return wh_deadline_earlier(site->deadline, wh_deadline_in_ms(site->no_progress_ms));
+}
+
+wherry_status wh_site_blame(const wh_lane_site *site, wherry_status status, wherry_error *error) {
+    return status == WHERRY_OK || status == WHERRY_CANCELLED ? status : wh_fail_rank(error, site->peer, status);
+}
+
+wherry_status wh_site_timed_out(const wh_lane_site *site, wherry_error *error) {
+    wherry_status status =
+        wh_deadline_passed(site->deadline)
+            ? wh_fail(error, WHERRY_TIMED_OUT, "timed out before all bytes had moved between here and rank %d",
+                      (int)site->peer)
+            : wh_fail(error, WHERRY_TIMED_OUT,
+                      "timed out: rank %d has not moved a byte for %u ms; the rank or the network is stopped",
+                      (int)site->peer, (unsigned)site->no_progress_ms);
+    return wh_site_blame(site, status, error);
+}
+
+wherry_status wh_site_other_host(const wh_lane_site *site, wherry_error *error) {
+    wh_fail(error, WHERRY_UNSUPPORTED, "rank %d is on another host", (int)site->peer);
+    if (error) {
+        error->reason = WHERRY_LANE_OTHER_HOST;
+    }
+    return WHERRY_UNSUPPORTED;
+}
+
+wherry_status wh_site_cancelled(wherry_error *error) {
+    return wh_fail(error, WHERRY_CANCELLED, "the transfer was stopped");
+}
+
+/* ---- the identity of a process, and entering it ---- */
+
+void wh_identity_append(wh_string *string, const wh_identity *identity) {
+    wh_string_append(string, identity->boot, sizeof(identity->boot));
+    wh_append_number(string, identity->process, 8);
+    wh_append_number(string, identity->namespace_device, 8);
+    wh_append_number(string, identity->namespace_inode, 8);
+}
+
+void wh_identity_take(wh_cursor *cursor, wh_identity *identity_p) {
+    wh_cursor_copy(cursor, identity_p->boot, sizeof(identity_p->boot));
+    identity_p->process = wh_cursor_number(cursor, 8);
+    identity_p->namespace_device = wh_cursor_number(cursor, 8);
+    identity_p->namespace_inode = wh_cursor_number(cursor, 8);
+    cursor->failed = cursor->failed || identity_p->process == 0 || identity_p->process > INT32_MAX;
+}
+
+uint64_t wh_ptracer_choose(_Atomic uint64_t *slot, uint64_t process) {
+    uint64_t named = atomic_load(slot);
+    uint64_t wanted;
+    do {
+        /* A receiver that no longer exists does not need the right. */
+        bool gone = named != WH_PTRACER_ANYONE && named != 0 && kill((pid_t)named, 0) != 0 && errno == ESRCH;
+        wanted = named == 0 || gone || named == process ? process : WH_PTRACER_ANYONE;
+    } while (!atomic_compare_exchange_weak(slot, &named, wanted));
+    return wanted;
+}
+
+wherry_status wh_ptracer_name(const wh_lane_site *site, const wh_identity *receiver, wherry_error *error) {
+    static _Atomic uint64_t slot;
+    wh_identity own;
+    wherry_status status = wh_identity_read(&own, error);
+    if (status == WHERRY_OK && site->keep_ptracer) {
+        status = wh_fail(error, WHERRY_REFUSED,
+                         "the source was told not to set the ptracer of its process: allow it, or set "
+                         "/proc/sys/kernel/yama/ptrace_scope to 0");
+    }
+    if (status != WHERRY_OK) {
+        return status;
+    }
+    uint64_t process = (uint64_t)wh_group_process(site->group, site->peer);
+    if (process == 0) {
+        process = wh_identity_shares_pids(&own, receiver) ? receiver->process : WH_PTRACER_ANYONE;
+    }
+    uint64_t named = wh_ptracer_choose(&slot, process);
+    wh_log(WHERRY_LOG_INFO, "rank %d may not read this process: naming %s the ptracer", site->peer,
+           named == WH_PTRACER_ANYONE ? "anyone" : "that process");
+    if (prctl(PR_SET_PTRACER, named == WH_PTRACER_ANYONE ? PR_SET_PTRACER_ANY : (unsigned long)named, 0, 0, 0) != 0) {
+        return wh_fail_errno(error, WHERRY_UNSUPPORTED, errno,
+                             "PR_SET_PTRACER: the kernel has no Yama, or there is no such process");
+    }
+    return WHERRY_OK;
+}

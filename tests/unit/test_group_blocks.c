@@ -1,0 +1,358 @@
+/* Blocks over a table without put and get: the library moves them over send and receive, and believes nothing that comes. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "group/callback/callback.h"
+#include "group/callback/callback_internal.h"
+#include "support/build.h"
+#include "support/counting_allocator.h"
+#include "support/table_hub.h"
+
+enum { RANKS = 2, SOON_MS = 10000, LONG = 20 << 20, CHANNEL = 7, NOW_MS = 2 };
+
+static wherry_error error;
+
+/** Two ranks over a hub; rank 1 sends blocks to rank 0. */
+typedef struct world {
+    table_hub *hub;
+    wh_group *groups[RANKS];
+} world;
+
+static wh_group *join(table_hub *hub, int32_t rank) {
+    wherry_group_ops ops;
+    void *context = table_hub_member(hub, rank, &ops);
+    wh_group *group;
+    must(wh_callback_create(&ops, context, &group, &error));
+    return group;
+}
+
+static void greet(const world *w, int32_t from) {
+    wh_message message;
+    must(wh_group_send(w->groups[from], 1 - from, 1, "hello", 5, wh_deadline_in_ms(SOON_MS), &error));
+    must(wh_group_receive(w->groups[1 - from], from, 1, wh_deadline_in_ms(SOON_MS), &message, &error));
+    wh_message_clear(&message);
+}
+
+static world open_world(uint32_t flags) {
+    table_hub_options options = {.flags = flags};
+    world w = {.hub = table_hub_open(RANKS, &options)};
+    for (int32_t rank = 0; rank < RANKS; rank++) {
+        w.groups[rank] = join(w.hub, rank);
+    }
+    greet(&w, 0);
+    greet(&w, 1);
+    return w;
+}
+
+static void close_world(world *w) {
+    for (int32_t rank = 0; rank < RANKS; rank++) {
+        wh_group_destroy(w->groups[rank]);
+    }
+    table_hub_close(w->hub);
+}
+
+static wherry_status put(const world *w, uint32_t channel, const void *bytes, size_t size, void **operation_p) {
+    return w->groups[1]->ops->put(w->groups[1], 0, channel, bytes, size, operation_p, &error);
+}
+
+static wherry_status get(const world *w, uint32_t channel, void *bytes, size_t size, void **operation_p) {
+    return w->groups[0]->ops->get(w->groups[0], 1, channel, bytes, size, operation_p, &error);
+}
+
+static wherry_status finish(const world *w, int32_t rank, void *operation) {
+    return w->groups[rank]->ops->finish(w->groups[rank], 1 - rank, operation, NOW_MS, &error);
+}
+
+/** Lets both sides work until the put and the get are gone; one that fails ends the test. */
+static void finish_both(const world *w, void *sent, void *got) {
+    wh_deadline deadline = wh_deadline_in_ms(SOON_MS);
+    wherry_status statuses[RANKS] = {WHERRY_TIMED_OUT, WHERRY_TIMED_OUT};
+    while (statuses[0] == WHERRY_TIMED_OUT || statuses[1] == WHERRY_TIMED_OUT) {
+        for (int32_t rank = 0; rank < RANKS; rank++) {
+            if (statuses[rank] == WHERRY_TIMED_OUT) {
+                statuses[rank] = finish(w, rank, rank ? sent : got);
+            }
+        }
+        assert_false(wh_deadline_passed(deadline));
+    }
+    must(statuses[0]);
+    must(statuses[1]);
+}
+
+static uint8_t *pattern(size_t size, uint8_t seed) {
+    uint8_t *bytes = malloc(size);
+    for (size_t i = 0; i < size; i++) {
+        bytes[i] = (uint8_t)(seed + i * 7 + i / 251);
+    }
+    return bytes;
+}
+
+/** Of any size, begun by either side first. A long one needs more credit than there is at once. */
+static void test_sizes(void **state) {
+    (void)state;
+    static const size_t sizes[] = {1, 1000, TABLE_HUB_BLOCK_MAX - WH_FRAME_HEADER, TABLE_HUB_BLOCK_MAX, LONG};
+    for (int i = 0; i < 4; i++) {
+        world w = open_world(i & 1 ? TABLE_HUB_ALL : 0);
+        for (size_t k = 0; k < sizeof(sizes) / sizeof(*sizes); k++) {
+            uint8_t *from = pattern(sizes[k], (uint8_t)k);
+            uint8_t *to = calloc(1, sizes[k]);
+            void *sent;
+            void *got;
+            if (i & 2) {
+                must(put(&w, CHANNEL, from, sizes[k], &sent));
+                must(get(&w, CHANNEL, to, sizes[k], &got));
+            } else {
+                must(get(&w, CHANNEL, to, sizes[k], &got));
+                must(put(&w, CHANNEL, from, sizes[k], &sent));
+            }
+            finish_both(&w, sent, got);
+            assert_memory_equal(from, to, sizes[k]);
+            free(from);
+            free(to);
+        }
+        close_world(&w);
+    }
+}
+
+/** Several under way on two channels: on each, the n-th put meets the n-th get. */
+static void test_order(void **state) {
+    (void)state;
+    enum { BLOCKS = 5, SIZE = 300000 };
+    world w = open_world(0);
+    uint8_t *from[2 * BLOCKS];
+    uint8_t *to[2 * BLOCKS];
+    void *sent[2 * BLOCKS];
+    void *got[2 * BLOCKS];
+    for (size_t i = 0; i < 2 * BLOCKS; i++) {
+        from[i] = pattern(SIZE + i, (uint8_t)(31 * i));
+        to[i] = calloc(1, SIZE + i);
+        must(get(&w, CHANNEL + i % 2, to[i], SIZE + i, got + i));
+    }
+    for (size_t i = 0; i < 2 * BLOCKS; i++) { /* the other channel first */
+        must(put(&w, CHANNEL + (i ^ 1) % 2, from[i ^ 1], SIZE + (i ^ 1), sent + (i ^ 1)));
+    }
+    for (size_t i = 0; i < 2 * BLOCKS; i++) {
+        finish_both(&w, sent[i], got[i]);
+        assert_memory_equal(from[i], to[i], SIZE + i);
+        free(from[i]);
+        free(to[i]);
+    }
+    close_world(&w);
+}
+
+/** Without a get no byte is sent; with one, no more than the window. */
+static void test_credit(void **state) {
+    (void)state;
+    world w = open_world(0);
+    uint8_t *from = pattern(LONG, 1);
+    uint8_t *to = calloc(1, LONG);
+    uint8_t block[TABLE_HUB_BLOCK_MAX];
+    wh_frame frame;
+    void *sent;
+    void *got;
+    must(put(&w, CHANNEL, from, LONG, &sent));
+    for (int i = 0; i < 10; i++) {
+        assert_int_equal(finish(&w, 1, sent), WHERRY_TIMED_OUT);
+    }
+    assert_true(wh_frame_read(block, table_hub_last(w.hub, 1, block, sizeof(block)), &frame));
+    assert_int_not_equal(frame.kind, WH_FRAME_PIECE);
+    must(get(&w, CHANNEL, to, LONG, &got));
+    finish_both(&w, sent, got);
+    assert_memory_equal(from, to, LONG);
+    free(from);
+    free(to);
+    close_world(&w);
+}
+
+/** Rank 0 reads what is there. */
+static void read_all(const world *w) {
+    wh_message message;
+    for (int i = 0; i < 20; i++) {
+        must_fail(WHERRY_TIMED_OUT, error,
+                  wh_group_receive(w->groups[0], 1, 99, wh_deadline_in_ms(NOW_MS), &message, &error));
+    }
+}
+
+/** What comes for a get that was abandoned goes nowhere, and the next channel works. */
+static void test_abandoned(void **state) {
+    (void)state;
+    for (int i = 0; i < 2; i++) {
+        world w = open_world(i ? TABLE_HUB_ALL : 0);
+        uint8_t *from = pattern(LONG, 1);
+        uint8_t *to = calloc(1, LONG);
+        void *sent;
+        void *got;
+        must(get(&w, CHANNEL, to, LONG, &got));
+        must(put(&w, CHANNEL, from, LONG, &sent));
+        while (to[0] != from[0]) {
+            assert_int_equal(finish(&w, 1, sent), WHERRY_TIMED_OUT);
+            assert_int_equal(finish(&w, 0, got), WHERRY_TIMED_OUT);
+        }
+        for (int k = 0; k < 3; k++) {
+            assert_int_equal(finish(&w, 1, sent), WHERRY_TIMED_OUT); /* more is on its way */
+        }
+        assert_true(w.groups[0]->ops->abandon(w.groups[0], got));
+        memset(to, 0xA5, LONG);
+        read_all(&w);
+        for (size_t k = 0; k < LONG; k++) {
+            assert_int_equal(to[k], 0xA5);
+        }
+        must(get(&w, CHANNEL + 1, to, 1000, &got));
+        assert_true(w.groups[1]->ops->abandon(w.groups[1], sent));
+        must(put(&w, CHANNEL + 1, from, 1000, &sent));
+        finish_both(&w, sent, got);
+        assert_memory_equal(from, to, 1000);
+        /* The credit of the first was taken back: on its channel nothing is sent before there is a get again. */
+        must(put(&w, CHANNEL, from, 1000, &sent));
+        assert_int_equal(finish(&w, 1, sent), WHERRY_TIMED_OUT);
+        must(get(&w, CHANNEL, to, 1000, &got));
+        finish_both(&w, sent, got);
+        free(from);
+        free(to);
+        close_world(&w);
+    }
+}
+
+/** Puts a frame of rank 1 into the socket of rank 0. */
+static void inject(const world *w, wh_frame frame, size_t size) {
+    uint8_t block[WH_FRAME_HEADER + 256];
+    wh_frame known;
+    greet(w, 1);
+    assert_true(wh_frame_read(block, table_hub_last(w->hub, 1, block, sizeof(block)), &known));
+    memset(block, 0xEE, sizeof(block));
+    frame.from = known.from;
+    frame.to = known.to;
+    wh_frame_write(&frame, block);
+    table_hub_inject(w->hub, 1, 0, block, WH_FRAME_HEADER + size);
+}
+
+static void test_hostile_pieces(void **state) {
+    (void)state;
+    static const struct {
+        wh_frame frame;
+        size_t size;
+        wherry_status status;
+    } cases[] = {
+        {{.kind = WH_FRAME_PIECE, .tag = CHANNEL, .total = 100}, 100, WHERRY_OK},
+        {{.kind = WH_FRAME_PIECE, .tag = CHANNEL, .total = 99}, 99, WHERRY_MALFORMED},
+        {{.kind = WH_FRAME_PIECE, .tag = CHANNEL, .total = 200}, 200, WHERRY_MALFORMED},
+        {{.kind = WH_FRAME_PIECE, .tag = CHANNEL, .total = 100, .offset = 1}, 99, WHERRY_MALFORMED},
+        {{.kind = WH_FRAME_PIECE, .tag = CHANNEL + 1, .total = 100}, 100, WHERRY_TIMED_OUT},
+        {{.kind = WH_FRAME_PIECE, .tag = UINT64_MAX, .total = 100}, 100, WHERRY_TIMED_OUT},
+        {{.kind = WH_FRAME_PIECE, .tag = CHANNEL, .total = UINT64_MAX}, 100, WHERRY_TIMED_OUT},
+        {{.kind = WH_FRAME_PIECE, .tag = CHANNEL, .total = 100}, 0, WHERRY_TIMED_OUT},
+    };
+    for (size_t i = 0; i < sizeof(cases) / sizeof(*cases); i++) {
+        world w = open_world(0);
+        uint8_t to[300];
+        void *got;
+        memset(to, 0xA5, sizeof(to));
+        must(get(&w, CHANNEL, to + 100, 100, &got));
+        inject(&w, cases[i].frame, cases[i].size);
+        wherry_status status = finish(&w, 0, got);
+        assert_int_equal(status, cases[i].status);
+        assert_true(status != WHERRY_MALFORMED || error.rank == 1);
+        for (size_t k = 0; k < sizeof(to); k++) {
+            bool inside = status == WHERRY_OK && k >= 100 && k < 200;
+            assert_int_equal(to[k], inside ? 0xEE : 0xA5);
+        }
+        if (status == WHERRY_TIMED_OUT) {
+            assert_true(w.groups[0]->ops->abandon(w.groups[0], got));
+        }
+        inject(&w, cases[0].frame, 100); /* for no get */
+        greet(&w, 1);
+        close_world(&w);
+    }
+}
+
+/** Credit for any channel, as much as one likes: it takes no more memory than a little, and what is not there is not sent. */
+static void test_hostile_credit(void **state) {
+    (void)state;
+    world w = open_world(0);
+    uint8_t bytes[1000] = {0};
+    void *sent;
+    for (uint64_t i = 0; i < 1500; i++) {
+        inject(&w, (wh_frame){.kind = WH_FRAME_CREDIT, .tag = i, .total = INT32_MAX}, 0);
+    }
+    inject(&w, (wh_frame){.kind = WH_FRAME_CREDIT, .tag = 3, .total = INT32_MAX}, 0);
+    inject(&w, (wh_frame){.kind = WH_FRAME_CREDIT, .tag = 4, .total = 0}, 0);
+    inject(&w, (wh_frame){.kind = WH_FRAME_CREDIT, .tag = 4, .total = 0}, 0);
+    inject(&w, (wh_frame){.kind = WH_FRAME_CREDIT, .tag = 5, .total = 10}, 3);                /* with bytes */
+    inject(&w, (wh_frame){.kind = WH_FRAME_CREDIT, .tag = 5, .total = UINT64_C(1) << 40}, 0); /* too much */
+    greet(&w, 1);
+    must(w.groups[0]->ops->put(w.groups[0], 1, 3, bytes, sizeof(bytes), &sent, &error));
+    must(finish(&w, 0, sent));
+    must(w.groups[0]->ops->put(w.groups[0], 1, 4, bytes, sizeof(bytes), &sent, &error));
+    assert_int_equal(finish(&w, 0, sent), WHERRY_TIMED_OUT);
+    assert_true(w.groups[0]->ops->abandon(w.groups[0], sent));
+    close_world(&w);
+}
+
+/** A rank that leaves, or starts anew, fails what was under way with it. */
+static void test_a_side_leaves(void **state) {
+    (void)state;
+    for (int i = 0; i < 4; i++) {
+        world w = open_world(0);
+        uint8_t bytes[1000] = {0};
+        void *operation;
+        int32_t leaves = i & 1;
+        must(leaves ? get(&w, CHANNEL, bytes, sizeof(bytes), &operation)
+                    : put(&w, CHANNEL, bytes, sizeof(bytes), &operation));
+        wh_group_destroy(w.groups[leaves]);
+        w.groups[leaves] = i & 2 ? join(w.hub, leaves) : NULL;
+        wherry_status status = WHERRY_TIMED_OUT;
+        for (int k = 0; k < 1000 && status == WHERRY_TIMED_OUT; k++) {
+            status = finish(&w, 1 - leaves, operation);
+        }
+        assert_int_equal(status, WHERRY_PEER_LOST);
+        assert_int_equal(error.rank, leaves);
+        close_world(&w);
+    }
+}
+
+/** Every allocation fails in turn. */
+static void test_no_memory(void **state) {
+    (void)state;
+    bool ok = false;
+    for (uint64_t fail = 1; !ok; fail++) {
+        world w = open_world(0);
+        uint8_t from[1000] = {1};
+        uint8_t to[1000];
+        void *sent = NULL;
+        void *got = NULL;
+        counting count;
+        counting_begin(&count);
+        count.fail = fail;
+        wherry_status received = get(&w, CHANNEL, to, sizeof(to), &got);
+        wherry_status status = put(&w, CHANNEL, from, sizeof(from), &sent);
+        for (int i = 0; i < 10 && received == WHERRY_OK && status == WHERRY_OK; i++) {
+            wherry_status more = sent ? finish(&w, 1, sent) : WHERRY_OK;
+            sent = more == WHERRY_TIMED_OUT ? sent : NULL;
+            status = more == WHERRY_TIMED_OUT ? WHERRY_OK : more;
+            more = got ? finish(&w, 0, got) : WHERRY_OK;
+            got = more == WHERRY_TIMED_OUT ? got : NULL;
+            received = more == WHERRY_TIMED_OUT ? WHERRY_OK : more;
+        }
+        ok = received == WHERRY_OK && status == WHERRY_OK && !sent && !got;
+        assert_true(!ok || memcmp(from, to, sizeof(to)) == 0);
+        if (sent) {
+            w.groups[1]->ops->abandon(w.groups[1], sent);
+        }
+        if (got) {
+            w.groups[0]->ops->abandon(w.groups[0], got);
+        }
+        wherry_allocator_set(NULL);
+        close_world(&w);
+        assert_true(fail < 50);
+    }
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_sizes),          cmocka_unit_test(test_order),
+        cmocka_unit_test(test_credit),         cmocka_unit_test(test_abandoned),
+        cmocka_unit_test(test_hostile_pieces), cmocka_unit_test(test_hostile_credit),
+        cmocka_unit_test(test_a_side_leaves),  cmocka_unit_test(test_no_memory),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
