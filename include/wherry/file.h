@@ -1,20 +1,25 @@
 /**
- * @file wherry/file.h  Checkpoint files: opened without loading them, written beside and moved into place.
+ * @file wherry/file.h  Checkpoint files: opened without loading them, and replaced only when the
+ * new one is complete.
  *
- *     reading:   wherry_file_open("model.safetensors", NULL, &file, &error);  state = wherry_file_state(file);
- *     writing:   wherry_file_write("model.safetensors", state, NULL, &error);
- *     receiving straight into a file: wherry_file_writer_create, then a receive into wherry_file_writer_target, then
- *     wherry_file_writer_finish; docs/files.md has it in full.
+ *     reading:  wherry_file_open("model.safetensors", NULL, &file, &error);
+ *               state = wherry_file_state(file);
+ *     writing:  wherry_file_write("model.safetensors", state, NULL, &error);
+ *     receiving into a file: wherry_file_writer_create, a receive into wherry_file_writer_target,
+ *     then wherry_file_writer_finish. docs/files.md has the whole example.
  *
- * These functions are in a library of their own, libwherry-file (`pkg-config wherry-file`), so that the core needs no JSON library.
+ * These functions are in libwherry-file (`pkg-config wherry-file`), so that the core needs no JSON
+ * library.
  *
- * An open file is mapped, not read: its state is ready as soon as its header is checked, and bytes come from the disk when they are used. So the
- * file must not be shortened or written while it is open; replacing it by a rename, as this library does, is fine. Whoever touches bytes of a file
- * that another process cut off gets SIGBUS from the system; wherry_file_check tells beforehand. Files in memory that nobody else can write are safe.
+ * An open file is mapped, not read. Its state is ready as soon as the header is checked; bytes come
+ * from the disk when they are used. So nobody may write or truncate the file while it is open.
+ * Replacing it by a rename, as this library does, is safe. Access to bytes that another process has
+ * cut off raises SIGBUS; wherry_file_check tells beforehand.
  *
- * Functions here block as long as the file system does. An open file may be used by several threads at once, a writer by one at a time, the memory of
- * its target by any. Every error names the file; where it is about a tensor, error.path is that tensor's, and error.offset the byte of the file. All
- * since 0.1.
+ * Functions block as long as the file system does. Several threads may use an open file at once.
+ * One thread at a time may use a writer; any thread may use the memory of its target. Every error
+ * names the file. If it is about a tensor, error.path is the tensor's path, and error.offset is the
+ * byte of the file. All since 0.1.
  */
 #ifndef WHERRY_FILE_H
 #define WHERRY_FILE_H
@@ -31,30 +36,37 @@
 extern "C" {
 #endif
 
-/** The kinds of files. docs/files.md says what each can hold. The values never change; 3 and 4 are not used. */
+/**
+ * File formats; docs/files.md says what each can hold. The values never change; 3 and 4 are not
+ * used.
+ */
 typedef enum wherry_file_format {
-    WHERRY_FILE_AUTO = 0, /**< Reading: told by the content. Writing: by the name, as wherry_file_format_of does. */
+    /** Reading: by the content. Writing: by the name, as wherry_file_format_of does. */
+    WHERRY_FILE_AUTO = 0,
     WHERRY_FILE_SAFETENSORS = 1, /**< One .safetensors file. */
-    WHERRY_FILE_SHARDED = 2,     /**< .safetensors files and their .safetensors.index.json. */
-    WHERRY_FILE_WHERRY = 5,      /**< Wherry's own, docs/file-format.md: any state. */
-    WHERRY_FILE_BYTES = 6, /**< Any file as it is: one tensor of bytes. Never guessed: only where it is asked for. */
+    /** Several .safetensors files and their .safetensors.index.json. */
+    WHERRY_FILE_SHARDED = 2,
+    WHERRY_FILE_WHERRY = 5, /**< Wherry's own format, docs/file-format.md: any state. */
+    WHERRY_FILE_BYTES = 6,  /**< Any file, as one tensor of its bytes. Used only on request. */
 } wherry_file_format;
 
-/** The name of a format, such as "safetensors"; lives for ever; "?" for a value that is none. Any thread. */
+/** The name of a format, such as "safetensors"; static. "?" for an unknown value. Any thread. */
 WHERRY_API const char *wherry_file_format_name(wherry_file_format format);
 
 /**
- * The format that a file name asks for: by .safetensors, .safetensors.index.json or .wherry at its end.
+ * The format that a file name stands for: .safetensors, .safetensors.index.json or .wherry.
  * @return WHERRY_FILE_AUTO for any other name. Any thread.
  */
 WHERRY_API wherry_file_format wherry_file_format_of(const char *path);
 
 /**
- * Whether a state can be written in a format. Tensors come back from every format as they were, in shape, element type and bytes; from all but Wherry's own, nested
- * containers come back as one dict of names that are joined by dots, and `requires_grad` does not come back.
- * @param state  its tensors need no memory: one that a receive is offered will do.
- * @return WHERRY_OK; WHERRY_UNSUPPORTED with the path of the first value that the format cannot hold, why, and the way out;
- * WHERRY_INVALID_ARGUMENT, also for WHERRY_FILE_AUTO; WHERRY_NO_MEMORY. Does not block. Any thread.
+ * Checks if a format can hold a state. Every format preserves the shape, dtype and bytes of each
+ * tensor. Wherry's own preserves everything. In the other formats, nested containers become one
+ * dict whose keys are joined by dots, and `requires_grad` is lost.
+ * @param state  its tensors need no memory: the state of an offer will do.
+ * @return WHERRY_OK; WHERRY_UNSUPPORTED with the path of the first value that the format cannot
+ * hold, why, and what to do; WHERRY_INVALID_ARGUMENT, also for WHERRY_FILE_AUTO; WHERRY_NO_MEMORY.
+ * Does not block. Any thread.
  */
 WHERRY_API wherry_status wherry_file_accepts(wherry_file_format format, const wherry_value *state, wherry_error *error);
 
@@ -66,87 +78,102 @@ typedef struct wherry_file wherry_file;
 
 /** Bits of wherry_file_open_options.flags. */
 enum {
-    WHERRY_FILE_PRIVATE =
-        1, /**< The tensors may be written; what is written stays in memory. Default: writing to them is a fault. */
-    WHERRY_FILE_VERIFY = 2,    /**< Read all bytes now and compare their digests, as wherry_file_verify does. */
+    /** Tensors may be written; changes stay in memory. Default: writing is a fault. */
+    WHERRY_FILE_PRIVATE = 1,
+    /** Read all bytes now and compare their digests, as wherry_file_verify does. */
+    WHERRY_FILE_VERIFY = 2,
     WHERRY_FILE_OPEN_FLAGS = 3 /**< All of them. */
 };
 
-/** How to open. Fill it by wherry_file_open_options_init, then change what you need. */
+/** How to open a file. Fill it with wherry_file_open_options_init, then change what you need. */
 typedef struct wherry_file_open_options {
     uint32_t struct_size;      /**< sizeof(wherry_file_open_options). */
     uint32_t flags;            /**< WHERRY_FILE_*. Default 0. */
-    wherry_file_format format; /**< The only one that is accepted. Default WHERRY_FILE_AUTO: all. */
-    const wherry_limits
-        *limits; /**< What a header may claim; borrowed during the call. Default NULL: those of wherry_limits_init. */
+    wherry_file_format format; /**< Refuse other formats. Default WHERRY_FILE_AUTO: accept all. */
+    /** For the header; borrowed during the call. NULL: those of wherry_limits_init. */
+    const wherry_limits *limits;
 } wherry_file_open_options;
 
-/** Fills the defaults. */
+/** Fills in the defaults. */
 WHERRY_API void wherry_file_open_options_init(wherry_file_open_options *options);
 
 /**
- * Opens a file: reads and checks its header, and maps the rest. Every byte of the header is taken for hostile.
- * @param path     of the file; of sharded ones that of the index, whose shards lie beside it.
+ * Opens a file: reads and checks its header, and maps the rest. No byte of the header is trusted.
+ * @param path     of the file; for shards, of the index. The shards must be in the folder of the
+ * index.
  * @param options  NULL for the defaults.
- * @param file_p   belongs to the caller: wherry_file_close.
+ * @param file_p   owned by the caller: wherry_file_close.
  * @return WHERRY_OK; or
  *   - WHERRY_SYSTEM: it, or a shard, cannot be opened, read or mapped (error.errnum).
- *   - WHERRY_TRUNCATED: it ends before what its header says; WHERRY_TRAILING_BYTES: it goes on behind that.
- *   - WHERRY_MALFORMED: it is no file of a known format, or its header is not as that format's has to be.
- *   - WHERRY_OUT_OF_BOUNDS: a tensor lies outside the file, across another, or does not have the bytes that its shape takes.
+ *   - WHERRY_TRUNCATED: it is shorter than its header says; WHERRY_TRAILING_BYTES: it is longer.
+ *   - WHERRY_MALFORMED: it is not in a known format, or its header breaks the rules of the format.
+ *   - WHERRY_OUT_OF_BOUNDS: a tensor lies outside the file, overlaps another one, or does not have
+ *     the size of its shape.
  *   - WHERRY_REPEATED_KEY: two tensors, or two fields of one, have the same name.
- *   - WHERRY_BAD_VERSION: a version of the format that this library does not read.
- *   - WHERRY_LIMIT: the header claims more than the limits allow.
- *   - WHERRY_CORRUPT: with WHERRY_FILE_VERIFY, or in a header that has a checksum of its own: bytes are not those that were written.
- *   - WHERRY_UNSUPPORTED: a good file, with something that Wherry has no notion of: an element type; the message says what.
- *   - what wherry_manifest_decode returns, for Wherry's own files.
+ *   - WHERRY_BAD_VERSION: this library does not read this version of the format.
+ *   - WHERRY_LIMIT: the header exceeds the limits.
+ *   - WHERRY_CORRUPT: bytes differ from what was written: of tensors, with WHERRY_FILE_VERIFY; or
+ *     of a header that has a checksum.
+ *   - WHERRY_UNSUPPORTED: a valid file that uses something Wherry does not support, such as a
+ *     dtype; the message says what.
+ *   - what wherry_manifest_decode returns, for Wherry's own format.
  *   - WHERRY_INVALID_ARGUMENT, WHERRY_NO_MEMORY.
  */
 WHERRY_API wherry_status wherry_file_open(const char *path, const wherry_file_open_options *options,
                                           wherry_file **file_p, wherry_error *error);
 
-/** Closes it. Tensors of copies of its state stay valid: the mapping goes with the last storage. file may be NULL. */
+/**
+ * Closes a file. Copies of its state stay valid: the mapping ends with the last storage. file may
+ * be NULL.
+ */
 WHERRY_API void wherry_file_close(wherry_file *file);
 
 /**
- * The state in the file, borrowed; wherry_value_copy makes one that outlives the file, without copying bytes.
+ * The state in the file, borrowed. wherry_value_copy makes one that outlives the file, without
+ * copying bytes.
  *
- * safetensors: a dict of tensors by name, in the order of the header, and behind them, where the file has any, "__metadata__", a dict of
- * strings. The storage of each tensor is its own, in the mapping, and aligned only as the file has it. Wherry's own: the state
- * that was written, with its sharing.
+ * safetensors: a dict of tensors by name, in the order of the header; then, if the file has
+ * metadata, "__metadata__", a dict of strings. Each tensor has its own storage, aligned as in the
+ * file. Wherry's own format: the state that was written, including shared storages.
  */
 WHERRY_API const wherry_value *wherry_file_state(const wherry_file *file);
 
-/** The figures of an open file. */
+/** Figures about an open file. */
 typedef struct wherry_file_summary {
     wherry_file_format format; /**< Never WHERRY_FILE_AUTO. */
-    uint32_t files;            /**< 1; of sharded ones the shards, without the index. */
-    uint64_t tensors;          /**< Tensors in them. */
-    uint64_t file_bytes;       /**< Bytes of all files, the index included. */
-    uint64_t header_bytes;     /**< Of these, what is not bytes of tensors. */
-    int64_t rank;     /**< Wherry's own: whose part of each DTensor it holds, as meshes name ranks; -1: not said. */
-    bool has_digests; /**< Whether wherry_file_verify has anything to compare. */
+    uint32_t files;            /**< 1; for shards their number, without the index. */
+    uint64_t tensors;          /**< Tensors in all files. */
+    uint64_t file_bytes;       /**< Size of all files, including the index. */
+    uint64_t header_bytes;     /**< The part of it that is not tensors. */
+    /** Wherry's own: the rank that wrote it, as meshes number ranks; -1: unknown. */
+    int64_t rank;
+    bool has_digests; /**< wherry_file_verify has something to compare. */
 } wherry_file_summary;
 
-/** Reads the figures. Does not block. */
+/** Fills in the figures. Does not block. */
 WHERRY_API void wherry_file_summarize(const wherry_file *file, wherry_file_summary *summary_p);
 
 /**
- * The path of one of the files, borrowed: 0 is the one that was opened; of sharded ones that is the index, and the shards stand behind it.
- * @return NULL where there is none of that number.
+ * The path of one of the files, borrowed. 0 is the file that was opened; for shards that is the
+ * index, and the shards follow.
+ * @return NULL if there is no such file.
  */
 WHERRY_API const char *wherry_file_path(const wherry_file *file, size_t index);
 
 /**
- * Asks the system whether the files still are as long as they were, and were not written, since they were opened: to be called before bytes are used that may have gone.
- * @return WHERRY_OK; WHERRY_TRUNCATED where one is shorter; WHERRY_CORRUPT where it was changed; WHERRY_SYSTEM.
+ * Checks that the files were neither truncated nor written since they were opened. Call it before
+ * using bytes of a file that was opened a while ago.
+ * @return WHERRY_OK; WHERRY_TRUNCATED if one is shorter; WHERRY_CORRUPT if one was modified;
+ * WHERRY_SYSTEM.
  */
 WHERRY_API wherry_status wherry_file_check(const wherry_file *file, wherry_error *error);
 
 /**
- * Reads all bytes and compares their digests: of Wherry's own files, if they have any. Other formats have none.
- * @return WHERRY_OK; WHERRY_CORRUPT with the path of a tensor whose bytes are not those that were written; WHERRY_UNSUPPORTED where the file has no
- * digests; what wherry_file_check returns; WHERRY_NO_MEMORY.
+ * Reads all bytes and compares their digests. Only Wherry's own format has digests, and only if the
+ * writer asked for them.
+ * @return WHERRY_OK; WHERRY_CORRUPT with the path of a tensor whose bytes differ from what was
+ * written; WHERRY_UNSUPPORTED if the file has no digests; what wherry_file_check returns;
+ * WHERRY_NO_MEMORY.
  */
 WHERRY_API wherry_status wherry_file_verify(const wherry_file *file, wherry_error *error);
 /** @} */
@@ -156,38 +183,49 @@ WHERRY_API wherry_status wherry_file_verify(const wherry_file *file, wherry_erro
 
 /** Bits of wherry_file_write_options.flags. */
 enum {
-    WHERRY_FILE_SYNC = 1,    /**< The bytes are on the disk, and the name in its folder, when finishing returns. */
-    WHERRY_FILE_DIGESTS = 2, /**< Wherry's own: a digest a chunk. */
-    WHERRY_FILE_KEEP_PART =
-        4, /**< A writer that is destroyed before it is finished leaves what it has, for WHERRY_FILE_RESUME. */
-    WHERRY_FILE_RESUME =
-        8, /**< Go on with what KEEP_PART left, where it is of the same state: wherry_file_writer_resumed. */
+    /** When finishing returns, the bytes and the new name are on the disk. */
+    WHERRY_FILE_SYNC = 1,
+    WHERRY_FILE_DIGESTS = 2, /**< Wherry's own format: add a digest per chunk. */
+    /** A writer that is destroyed unfinished keeps its part, for WHERRY_FILE_RESUME. */
+    WHERRY_FILE_KEEP_PART = 4,
+    /** Continue a kept part if its header is the same: wherry_file_writer_resumed. */
+    WHERRY_FILE_RESUME = 8,
     WHERRY_FILE_WRITE_FLAGS = 15 /**< All of them. */
 };
 
-/** How to write. Fill it by wherry_file_write_options_init, then change what you need. */
+/** How to write a file. Fill it with wherry_file_write_options_init, then change what you need. */
 typedef struct wherry_file_write_options {
     uint32_t struct_size;      /**< sizeof(wherry_file_write_options). */
     uint32_t flags;            /**< WHERRY_FILE_SYNC and so on. Default 0. */
     wherry_file_format format; /**< Default WHERRY_FILE_AUTO: by the name. */
     uint32_t mode;             /**< Permissions of new files, before the umask. Default 0666. */
-    uint64_t
-        shard_bytes; /**< Sharded: bytes of tensors in a shard; a larger tensor has one of its own. Default 5 GB (5 * 10^9). */
 
-    /** Wherry's own: the rank that the state is of, as meshes name it, so that it is known which box of a DTensor it holds. Default -1: not said. */
+    /**
+     * Shards: bytes of tensors per shard. A larger tensor gets a shard of its own. Default 5 GB (5
+     * * 10^9).
+     */
+    uint64_t shard_bytes;
+
+    /**
+     * Wherry's own: the rank whose state this is, as meshes number ranks. It says which box of a
+     * DTensor the file holds. Default -1: unknown.
+     */
     int64_t rank;
 } wherry_file_write_options;
 
-/** Fills the defaults. */
+/** Fills in the defaults. */
 WHERRY_API void wherry_file_write_options_init(wherry_file_write_options *options);
 
 /**
- * Writes a state that is in memory: what wherry_file_writer_create, copying and wherry_file_writer_finish do.
- * @param path     of the file; of sharded ones that of the index. What had that name is replaced, when all is there.
+ * Writes a state that is in memory: wherry_file_writer_create, a copy, and
+ * wherry_file_writer_finish in one call.
+ * @param path     of the file; for shards, of the index. An existing file is replaced when the new
+ * one is complete.
  * @param state    borrowed during the call; its tensors must be in host memory.
  * @param options  NULL for the defaults.
- * @return WHERRY_OK; what wherry_file_writer_create and wherry_file_writer_finish return; WHERRY_UNSUPPORTED for a tensor in the memory of another
- * device, or without memory. On failure what had the name before is untouched.
+ * @return WHERRY_OK; what wherry_file_writer_create and wherry_file_writer_finish return;
+ * WHERRY_UNSUPPORTED for a tensor on a device, or without memory. On failure an existing file is
+ * unchanged.
  */
 WHERRY_API wherry_status wherry_file_write(const char *path, const wherry_value *state,
                                            const wherry_file_write_options *options, wherry_error *error);
@@ -196,38 +234,48 @@ WHERRY_API wherry_status wherry_file_write(const char *path, const wherry_value 
 typedef struct wherry_file_writer wherry_file_writer;
 
 /**
- * Begins a file for a state whose bytes are still to come: lays it out, takes the room for it on the disk, and maps it. It is written beside, as
- * `.NAME.part` in the same folder, which one process at a time can do.
- * @param state     what the file is to hold; borrowed during the call. Its tensors need no memory.
+ * Starts a file for a state whose bytes come later: plans its layout, reserves disk space, and maps
+ * it. The file is written as `.NAME.part` in the same folder. Only one process at a time can write
+ * that part.
+ * @param state     what the file will hold; borrowed during the call. Its tensors need no memory.
  * @param options   NULL for the defaults.
- * @param writer_p  belongs to the caller: wherry_file_writer_destroy.
- * @return WHERRY_OK; WHERRY_UNSUPPORTED as wherry_file_accepts; WHERRY_INVALID_ARGUMENT, also for a name that asks for no format; WHERRY_REFUSED where
- * another process writes the same file; WHERRY_SYSTEM where there is no room on the disk, or the file cannot be made; WHERRY_NO_MEMORY.
+ * @param writer_p  owned by the caller: wherry_file_writer_destroy.
+ * @return WHERRY_OK; WHERRY_UNSUPPORTED as wherry_file_accepts; WHERRY_INVALID_ARGUMENT, also if
+ * the name does not say the format; WHERRY_REFUSED if another process writes the same file;
+ * WHERRY_SYSTEM if the disk is full or the file cannot be created; WHERRY_NO_MEMORY.
  */
 WHERRY_API wherry_status wherry_file_writer_create(const char *path, const wherry_value *state,
                                                    const wherry_file_write_options *options,
                                                    wherry_file_writer **writer_p, wherry_error *error);
 
 /**
- * The state with its tensors in the file, borrowed: a target to receive into, or to copy to. Containers, keys and other values are those of the state; tensors are
- * contiguous and apart (Wherry's own: as they were, sharing storages). All are on the cpu. Their bytes are 0 where nothing
- * was written, but after WHERRY_FILE_RESUME.
+ * The state with its tensors in the file, borrowed: a target to receive into, or to copy to.
+ * Containers, keys and plain values are those of the state. Tensors are on the cpu, contiguous, and
+ * share no storages; in Wherry's own format, they keep their strides and shared storages. Unwritten
+ * bytes are 0, except after WHERRY_FILE_RESUME.
  */
 WHERRY_API const wherry_value *wherry_file_writer_target(const wherry_file_writer *writer);
 
-/** Whether WHERRY_FILE_RESUME found something to go on with: the bytes of the target are then what an earlier writer left, and still have to be compared. */
+/**
+ * True if WHERRY_FILE_RESUME found a part to continue. The target's bytes are then those of an
+ * earlier writer, and must be compared with the source.
+ */
 WHERRY_API bool wherry_file_writer_resumed(const wherry_file_writer *writer);
 
 /**
- * Ends a file, when all bytes of its target are written: makes the digests that the format has, and moves the file to its name. Sharded ones are moved one by
- * one, the index last. The target stays valid until the writer is destroyed, and must not be written any more.
- * @return WHERRY_OK; WHERRY_SYSTEM, WHERRY_NO_MEMORY: the name is not there, or is what it was before (or all is in place, and only its folder could not be brought to
- * the disk); the writer can be finished again, or destroyed;
- * WHERRY_INVALID_ARGUMENT where it is finished already.
+ * Completes a file, once all bytes of its target are written: computes the digests, and renames the
+ * file. Shards are renamed one by one, the index last. The target stays valid until the writer is
+ * destroyed, but must not be written any more.
+ * @return WHERRY_OK; WHERRY_INVALID_ARGUMENT if it is finished already; WHERRY_SYSTEM,
+ * WHERRY_NO_MEMORY: the name does not exist, or is the old file. Only if syncing the folder failed
+ * is the new file in place. The writer can be finished again or destroyed.
  */
 WHERRY_API wherry_status wherry_file_writer_finish(wherry_file_writer *writer, wherry_error *error);
 
-/** Ends writing. What was not finished is removed, but with WHERRY_FILE_KEEP_PART. writer may be NULL. */
+/**
+ * Ends writing. An unfinished file is removed, except with WHERRY_FILE_KEEP_PART. writer may be
+ * NULL.
+ */
 WHERRY_API void wherry_file_writer_destroy(wherry_file_writer *writer);
 /** @} */
 
