@@ -48,8 +48,8 @@ typedef struct wh_chunk_sink {
     pthread_mutex_t lock;     /**< With to_device, for the following two: */
     wh_slot *flying;          /**< chunks that are on their way to a device, the oldest first, */
     wh_slot **flying_end;     /**< and where the next is linked. */
-    const wh_trace *trace; /**< Told of each chunk, once it is known what became of it; NULL: nobody is. */
-    uint64_t *opened;      /**< Where somebody is told: when each was, by place in `wanted`. */
+    const wh_trace *trace;    /**< Told of each chunk, once it is known what became of it; NULL: nobody is. */
+    uint64_t *opened;         /**< Where somebody is told: when each was, by place in `wanted`. */
 } wh_chunk_sink;
 
 /**

@@ -12,8 +12,8 @@
 #include "base/alloc.h"
 #include "base/error.h"
 #include "lane/cma/cma.h"
-#include "lane/lanes.h"
 #include "lane/lane_common.h"
+#include "lane/lanes.h"
 #include "support/build.h"
 #include "support/counting_allocator.h"
 

@@ -21,7 +21,6 @@
 
 #include "base/process.h"
 #include "lane/lane_common.h"
-#include "lane/lane_common.h"
 
 /** Changes with everything below that both sides must agree on: the messages and the layout of the memory. */
 #define WH_RING_MAGIC "WHRING04"

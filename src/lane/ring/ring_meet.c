@@ -11,9 +11,9 @@
 #include "base/bytes.h"
 #include "base/checked.h"
 #include "base/error.h"
+#include "lane/lane_common.h"
 #include "lane/lanes.h"
 #include "lane/ring/ring_internal.h"
-#include "lane/lane_common.h"
 
 /* Messages are bytes in a fixed order, numbers most significant byte first. All begin with the magic. */
 

@@ -47,8 +47,8 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "base/point.h"
-#include "lane/lanes.h"
 #include "lane/lane_common.h"
+#include "lane/lanes.h"
 
 enum {
     DIRECT_BYTES = 64 << 10, /**< Runs of at least this length are not packed. */
