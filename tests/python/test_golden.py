@@ -51,7 +51,7 @@ def test_bad(name, status):
 
 
 def test_every_status_occurs():
-    rows = DOCUMENT.read_text().split("## What a decoder answers")[1].split("## ")[0]
+    rows = DOCUMENT.read_text().split("## Errors of a decoder")[1].split("## ")[0]
     named = {part for part in rows.split("`") if part.startswith("WHERRY_")}
     assert named == {status for _, status in BAD}
 
