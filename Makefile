@@ -1,4 +1,4 @@
-# The front door: `make help` lists the targets. Meson does the building, in folders build*/ that git ignores.
+# `make help` lists the targets. Meson builds in folders build*/, which git ignores.
 
 PREFIX ?= /usr/local
 FUZZ_RUNS ?= 5000000
@@ -10,7 +10,7 @@ export CC FUZZ_RUNS
 DEV := -Dwerror=true -Dtests=enabled -Dfiles=enabled
 # First, so that its Meson is the one that is used; torch before what depends on it.
 VENV := python/requirements-build.txt tests/python/requirements-torch.txt tests/python/requirements.txt tests/requirements-ucx.txt
-# Whole-program optimisation where the compiler and its linker are known to go together.
+# Whole-program optimization, except with clang, whose linker may lack it.
 RELEASE := -Dbuildtype=release -Dtests=disabled -Dprefix=$(PREFIX) $(if $(findstring clang,$(CC)),,-Db_lto=true)
 SANITIZE := $(DEV) -Db_lundef=false -Dc_args=-fno-sanitize-recover=all
 
@@ -20,7 +20,7 @@ SANITIZE := $(DEV) -Db_lundef=false -Dc_args=-fno-sanitize-recover=all
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-demo: ## Kill ranks of a training run, and watch their peers heal them
+demo: ## Kill ranks of a training run and watch their peers heal them
 	@scripts/install-deps build
 	@test -f build/build.ninja || scripts/configure build -Dwerror=true -Dtests=disabled
 	@ninja -C build cli/wherry
@@ -42,14 +42,14 @@ lint: ## Check format, layers, headers, symbols, documents
 	@scripts/configure build $(DEV) -Dpython=enabled
 	@scripts/lint build
 
-asan: ## Run the C tests, and those of the Python extension, under the address and undefined-behaviour sanitizers
+asan: ## Run the C tests and those of the Python extension with the address and UB sanitizers
 	@scripts/install-deps python
 	@scripts/make-venv $(VENV)
 	@scripts/install-deps build files ucx test asan mpi
 	@scripts/configure build-asan $(SANITIZE) -Dpython=enabled -Db_sanitize=address,undefined
 	@scripts/run-tests build-asan sanitized
 
-tsan: ## Run the C tests under the thread sanitizer
+tsan: ## Run the C tests with the thread sanitizer
 	@scripts/install-deps python
 	@scripts/make-venv python/requirements-build.txt tests/requirements-ucx.txt
 	@scripts/install-deps build files ucx test tsan
@@ -62,13 +62,13 @@ fuzz: ## Run each fuzzer FUZZ_RUNS times (5000000)
 	    -Db_sanitize=address,undefined -Dc_args=-fno-sanitize-recover=all
 	@scripts/run-fuzzers build-fuzz
 
-bench: ## Build for speed and measure
+bench: ## Measure the C library against the limits of the machine
 	@scripts/install-deps build files
 	@scripts/configure build-release $(RELEASE)
 	@ninja -C build-release
 	@bench/run build-release
 
-bench-ucx: ## Measure the lane over UCX against UCX itself
+bench-ucx: ## Measure the lane ucx against plain UCX
 	@scripts/install-deps build ucx bench-ucx
 	@scripts/configure build-release $(RELEASE)
 	@ninja -C build-release
@@ -87,20 +87,20 @@ bench-mpi: ## Measure between ranks of MPI, against plain MPI_Send and MPI_Recv
 	@ninja -C build-release
 	@bench/compare_mpi.py build-release
 
-bench-hosts: ## Measure between two hosts made of network namespaces; needs root
+bench-hosts: ## Measure between two hosts made of network namespaces (needs root)
 	@scripts/install-deps python hosts
 	@scripts/make-venv $(VENV)
 	@scripts/install-deps build
 	@scripts/install-package build-python
 	@.venv/bin/python3 bench/compare_hosts.py
 
-bench-fetch: ## Measure `wherry fetch` against plain sockets, and curl from nginx
+bench-fetch: ## Measure `wherry fetch` against plain sockets and curl from nginx
 	@scripts/install-deps build files bench
 	@scripts/configure build-release $(RELEASE)
 	@ninja -C build-release cli/wherry bench/bench_file
 	@bench/fetch_files.py build-release --write
 
-bench-against: ## Compare the speed with commit REV; PAIRS=15, ONLY="bench torch/gib", MEAN=1.03 and ROW=1.10 may be given
+bench-against: ## Compare the speed with commit REV (options: PAIRS= ONLY= MEAN= ROW=)
 	@test -n "$(REV)" || { echo "usage: make bench-against REV=COMMIT [PAIRS=15] [ONLY=CASES] [MEAN=1.03] [ROW=1.10]" >&2; exit 2; }
 	@scripts/install-deps python
 	@scripts/make-venv $(VENV)
@@ -112,11 +112,11 @@ docs: ## Write the API reference from the headers into build-docs/
 	@scripts/install-deps docs
 	@scripts/make-docs build-docs
 
-test-gpu: ## Run the GPU tests on this machine's GPU, with what scripts/pack-gpu-* have built
+test-gpu: ## Run the GPU tests that scripts/pack-gpu-* have built
 	@scripts/run-gpu test
 	@scripts/run-gpu-python build-gpu-python test
 
-bench-gpu: ## Measure on this machine's GPU, likewise
+bench-gpu: ## Measure on a GPU with what scripts/pack-gpu-* have built
 	@scripts/run-gpu bench
 	@scripts/run-gpu-python build-gpu-python bench
 
@@ -124,7 +124,7 @@ format: ## Rewrite the C files in the project's format
 	@scripts/install-deps lint
 	@scripts/list-sources c | xargs clang-format -i
 
-install: ## Install below PREFIX (/usr/local); honours DESTDIR
+install: ## Install below PREFIX (/usr/local); respects DESTDIR
 	@scripts/install-deps build files
 	@scripts/configure build-release $(RELEASE)
 	@meson install -C build-release
@@ -136,5 +136,5 @@ wheel: ## Build the Python package into dist/: one wheel for CPython 3.11 and ne
 	@scripts/make-wheel build-python build-against build-docs dist
 	@ls -1 dist/*.whl
 
-clean: ## Remove what was built
+clean: ## Remove all build folders
 	rm -rf build build-asan build-clang build-tsan build-fuzz build-release build-gpu build-gpu-release build-gpu-python build-python build-against build-docs dist

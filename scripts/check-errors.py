@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""check-errors.py: the table of docs/errors.md has the statuses of include/wherry/base.h, in their order, each with the
-same value, group and text."""
+"""check-errors.py: checks that docs/errors.md lists the statuses of include/wherry/base.h in the
+same order, with the same values, groups and texts."""
 
 import re
 import sys

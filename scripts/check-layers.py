@@ -1,13 +1,16 @@
 #!/usr/bin/env python3
-"""check-layers.py [ROOT]: refuses every #include that the table of docs/architecture.md does not allow.
+"""check-layers.py [ROOT]: rejects every #include that the table in docs/architecture.md does not
+allow.
 
-The table has a row a folder, and the names of its last column are those that the folder may include: `include` for the
-public headers, the name of a folder of src/, `all`, or `-` for none. What a listed folder may include is allowed as well.
-The rules around the table, in the same document, are checked too:
+The table has one row per folder. Its last column names what the folder may include: `include` for
+the public headers, a folder of src/, `all`, or `-` for nothing. The folder may also include
+whatever these may include. More rules of that document are checked too:
 
-  - private headers are named from src/ on: "base/alloc.h"; public ones are <wherry/...>;
-  - a header in a backend's folder (below src/group/ or src/lane/) belongs to that backend: only `all` may include it too;
-  - users (folders outside src/) see public headers, their own files and those of users that their row names; tests see everything.
+  - Private headers are named relative to src/, as "base/alloc.h"; public ones are <wherry/...>.
+  - A header in a backend's folder (below src/group/ or src/lane/) belongs to that backend. Other
+    folders may include it only if their row says `all`.
+  - Users (folders outside src/) see public headers, their own files and those of users that their
+    row names. Tests see everything.
 """
 
 import re
@@ -36,7 +39,7 @@ def read_table(document):
 
 
 def reachable(table, folder):
-    """What a folder may include in the end: its row, and the rows that this names, and so on."""
+    """All that a folder may include: its row, the rows of the folders named there, and so on."""
     found, waiting = set(), list(table[folder])
     while waiting:
         name = waiting.pop()
@@ -49,13 +52,13 @@ def reachable(table, folder):
 
 
 def backend(path):
-    """("lane", "cma") for a path such as lane/cma/pull.h; None for one that is in no backend's folder."""
+    """("lane", "cma") for a path such as lane/cma/pull.h; None outside the backends' folders."""
     parts = Path(path).parts
     return parts[:2] if len(parts) > 2 and parts[0] in BACKENDS else None
 
 
 def check_private(root, table, file, target):
-    """What is wrong with a file of src/ including the file `target`, a path from src/ on; None where nothing is."""
+    """Why a file of src/ must not include `target`, a path relative to src/; None if it may."""
     here = file.relative_to(root / "src")
     source_folder, target_folder = here.parts[0], Path(target).parts[0]
     allowed = reachable(table, source_folder)

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
-"""check-package.py BUILD_DIR: the wheel is for CPython 3.11 and newer, and has the modules of python/wherry/ and the extension,
-nothing else; the extension exports its entry alone, and needs neither libwherry nor libpython."""
+"""check-package.py BUILD_DIR: checks the wheel. It is for CPython 3.11 and newer and contains the
+modules of python/wherry/, the extension and nothing else. The extension exports only its init
+function and needs neither libwherry nor libpython."""
 
 import re
 import subprocess

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""check-sizes.py: no file over 900 lines, no public header over 600, no function over 100. Lists functions over 80."""
+"""check-sizes.py: checks that no file has more than 900 lines, no public header more than 600 and
+no function more than 100. Lists functions with more than 80."""
 
 import re
 import sys
@@ -12,7 +13,8 @@ NAME = re.compile(r"(\w+)\s*\(")
 
 
 def functions(lines):
-    """(name, first line, length) of each function: from column 0 to the brace that closes it there, as formatted."""
+    """(name, first line, length) of each function. In formatted code it ends with a brace in column
+    0."""
     start = None
     for number, line in enumerate(lines, 1):
         if start is None or line[:1] not in (" ", "}", ""):

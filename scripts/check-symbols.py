@@ -1,7 +1,10 @@
 #!/usr/bin/env python3
-"""check-symbols.py BUILD_DIR: for each shared library, the functions that its public headers declare, those that its map names, and
-those that it exports are the same. A library of COMPANIONS has headers of its own; all others are the core's. Names in a part of a map
-that is called WHERRY_PRIVATE_ and the version are for those libraries: no public header declares them, and the version is this one."""
+"""check-symbols.py BUILD_DIR: checks that, for each shared library, the public headers declare the
+same functions as its map names and as it exports.
+
+The libraries in COMPANIONS have their own headers; all other headers belong to the core. Names in
+the section WHERRY_PRIVATE_<version> of the core's map are for the companions: no public header
+declares them, and the version must be the current one."""
 
 import re
 import subprocess
@@ -10,9 +13,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 
-# The core: its map, and where it is built.
+# The core: its map and the built library.
 CORE = ("src/wherry.map", "src/libwherry.so")
-# Libraries beside it: {header: (map, where it is built)}; the same once for each MPI, so several places.
+# The companion libraries: {header: (map, built libraries)}. libwherry-mpi is built once per MPI.
 COMPANIONS = {
     "file.h": ("src/file/wherry-file.map", "src/file/libwherry-file.so"),
     "mpi.h": ("mpi/wherry-mpi.map", "mpi/libwherry-mpi-openmpi.so", "mpi/libwherry-mpi-mpich.so"),
@@ -29,7 +32,7 @@ def declared(headers):
 
 
 def mapped(path):
-    """The public names of a map, and the private ones."""
+    """The public and the private names in a map."""
     names = {False: set(), True: set()}
     version = re.search(r"version: '([^']+)'", (ROOT / "meson.build").read_text(encoding="utf-8"))[
         1

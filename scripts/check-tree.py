@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
-"""check-tree.py BUILD_DIR: every folder of src/ has a README.md, no two C files of src/, python/ and tests/ have the same
-name, and every source below these is built (those that others build on their own apart)."""
+"""check-tree.py BUILD_DIR: checks that every folder of src/ has a README.md, that no two C files of
+src/, python/ and tests/ have the same name, and that every source in them is built (except for
+BUILT_ELSEWHERE)."""
 
 import json
 import os

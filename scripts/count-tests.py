@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""count-tests.py FILE...: prints each failed test case, then "N passed, N failed, N skipped" over all files.
+"""count-tests.py FILE...: prints each failed test case, then "N passed, N failed, N skipped" for
+all files.
 
-A file is Meson's testlog.json, where each case of a TAP program counts as one, or JUnit XML as pytest writes it. A file
-that is missing or has no case counts as a failure: tests that did not run are no success.
-"""
+A file is Meson's testlog.json, in which each case of a TAP program counts, or JUnit XML from
+pytest. A file that is missing or has no cases counts as a failure."""
 
 import json
 import re
@@ -16,7 +16,7 @@ CASE = re.compile(r"(not )?ok\b\s*(\d*)\s*(?:- )?(.*)$")
 
 
 def tap_cases(text):
-    """The cases of a TAP program; what its plan promised and did not come has failed."""
+    """The cases of a TAP program. A case that was planned and did not run has failed."""
     cases, planned = [], 0
     for line in text.splitlines():
         if plan := PLAN.match(line):

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""test_check_layers.py: check-layers.py accepts what the table allows and refuses the rest. Runs on trees of its own."""
+"""Tests that check-layers.py accepts what the table allows and rejects the rest."""
 
 import subprocess
 import sys
