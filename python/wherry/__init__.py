@@ -2,19 +2,19 @@
 
     import wherry
 
-    with wherry.Group.join() as group:               # rank and size from torchrun, Slurm or Open MPI
+    with wherry.Group.join() as group:           # rank and size from torchrun, Slurm or Open MPI
         if group.rank == 0:
-            wherry.send(group, [1, 2], state)        # dicts, lists, scalars, NumPy arrays, torch tensors ...
+            wherry.send(group, [1, 2], state)    # dicts, lists, scalars, NumPy arrays, tensors
         else:
-            state = wherry.recv(group, 0)            # or in place: wherry.recv(group, 0, into=state)
+            state = wherry.recv(group, 0)        # or in place: wherry.recv(group, 0, into=state)
 
-``wherry.torch.PGTransport`` takes the place of PyTorch's, ``wherry.torchft.Transport`` that of torchft's. docs/python.md
-tells how to use each.
+``wherry.torch.PGTransport`` replaces PyTorch's class of that name, and
+``wherry.torchft.Transport`` replaces torchft's transports. See docs/python.md.
 """
 
 from wherry import errors
 from wherry._core import Cancel, __version__
-from wherry._transfer import Outcome, Progress, Stats
+from wherry._transfer import Outcome, Progress, SkippedLane, Stats
 from wherry.errors import (
     Aborted,
     BadBytes,
@@ -78,6 +78,7 @@ __all__ = [
     "Refused",
     "RepeatedKey",
     "Revoked",
+    "SkippedLane",
     "Stats",
     "SystemFailure",
     "Timeout",

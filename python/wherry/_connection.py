@@ -1,8 +1,10 @@
-"""A membership of a group with its transport: for any number of threads, and ended once, when the last of them is out.
+"""A group that this process has joined, with its transport; and serving a state over it.
 
-The library wants that no thread is inside a call when a group is left. So each call is counted here, and whoever closes
-ends the transfers that run, waits for them, and leaves then. The same happens when the last reference goes, and when the
-interpreter ends. A process that was forked has a copy that it must not touch: calls on that one are refused.
+Invariants:
+1. No thread is inside a call of the library when the group is left. So calls are counted, and
+   closing cancels running transfers, waits for them, and then leaves.
+2. A group is left once: by close(), when the last reference goes, or when the interpreter exits.
+3. A forked process never touches the connection of its parent: calls raise Closed.
 """
 
 from __future__ import annotations
@@ -25,23 +27,25 @@ from wherry.errors import Closed, Error, InvalidArgument, PeerLost
 
 logger = logging.getLogger("wherry")
 
-#: How long a close waits for transfers that it has cancelled.
+#: How long closing waits for the transfers that it has cancelled.
 PATIENCE_SECONDS = 5.0
 
-#: The message of a process that leaves a group and lives on: whoever waits for it may find it elsewhere.
-_FAREWELL_TAG = 0x6661_7265
-_FAREWELL_MS = 200
+#: A process that leaves a group but lives on sends this message: peers may find it elsewhere.
+_LEFT_TAG = 0x6661_7265
+_LEFT_MS = 200
 
-#: How long a rank that was lost without a word may take to join again, which a process that crashed seldom does, and how
-#: often that is looked for.
-_BACK_SECONDS = 1.0
+#: How long a rank that was lost without that message gets to join again, and how often to look.
+_RETURN_SECONDS = 1.0
 _LOOK_SECONDS = 0.005
+
+#: The first and the longest pause of a server between two looks for receivers.
+_PAUSE_SECONDS = (0.001, 0.02)
 
 _exiting = threading.Event()
 
 
 class _Inner:
-    """All that a finalizer needs. Knows nothing of the link, which could not be collected otherwise."""
+    """What the finalizer needs. It does not refer to the Connection, which must be collectable."""
 
     def __init__(self, group: _core.Group, tells_peers: bool) -> None:
         self.process = os.getpid()
@@ -49,8 +53,8 @@ class _Inner:
         self.transport = _core.Transport(group)
         self.tells_peers = tells_peers
         self.changed = threading.Condition()
-        self.inside = 0
-        self.threads: collections.Counter[int] = collections.Counter()  # those inside, and how deep
+        self.inside = 0  # calls
+        self.threads: collections.Counter[int] = collections.Counter()  # calls per thread
         self.cancels: set[_core.Cancel] = set()
         self.closed = False
         self.retired = False
@@ -59,13 +63,11 @@ class _Inner:
     @contextlib.contextmanager
     def use(self, cancel: _core.Cancel | None = None) -> Iterator[None]:
         if os.getpid() != self.process:
-            raise Closed(
-                "this group was joined by another process, of which this one is a fork: join it anew here"
-            )
+            raise Closed("this process is a fork of the one that joined the group: join again here")
         me = threading.get_ident()
         with self.changed:
             if self.closed:
-                raise Closed("the group was left in this process: join it again")
+                raise Closed("this process has left the group: join again")
             self.inside += 1
             self.threads[me] += 1
             if cancel is not None:
@@ -87,7 +89,7 @@ class _Inner:
 
     @property
     def called_from_inside(self) -> bool:
-        """Whether this thread is inside a call: then a progress function of that call runs, which must return first."""
+        """True if this thread is inside a call, that is, in its progress function."""
         with self.changed:
             return threading.get_ident() in self.threads
 
@@ -99,7 +101,7 @@ class _Inner:
             self.end()
 
     def end(self) -> bool:
-        """@return whether nobody is inside any more, and the group was left."""
+        """Leaves the group. Returns False if a call is still inside after a while."""
         if os.getpid() != self.process:
             return True
         with self.changed:
@@ -112,34 +114,33 @@ class _Inner:
                 return True
             self.ended = True
         if self.tells_peers and not _exiting.is_set():
-            self.say_farewell()
+            for rank in range(self.group.size):
+                with contextlib.suppress(Error):
+                    if rank != self.group.rank and self.group.alive(rank):
+                        self.group.send(rank, _LEFT_TAG, b"", _LEFT_MS)
         self.transport.close()
         self.group.leave()
         return True
-
-    def say_farewell(self) -> None:
-        for rank in range(self.group.size):
-            with contextlib.suppress(Error):
-                if rank != self.group.rank and self.group.alive(rank):
-                    self.group.send(rank, _FAREWELL_TAG, b"", _FAREWELL_MS)
 
 
 def _finish(inner: _Inner) -> None:
     if not inner.end():
         logger.warning(
-            "a group of rank %d is not left: a transfer over it goes on in another thread",
-            inner.group.rank,
+            "rank %d cannot leave a group: another thread still transfers over it", inner.group.rank
         )
 
 
-# Finalizers run at exit when atexit comes to them, which is in the reverse order of registering. Once there was one of
-# them, what is registered comes before.
+# atexit runs functions in reverse order. weakref registers its own with the first finalizer, so
+# with one made here, _exiting is set before any finalizer runs.
 weakref.finalize(_finish, lambda: None)
 atexit.register(_exiting.set)
 
 
 class Connection:
-    """A group that this process has joined, and its transport. `farewell`: tell the others when it is closed."""
+    """A group that this process has joined, and its transport. Any thread may call it.
+
+    ``tells_peers``: closing tells the other ranks that this process lives on.
+    """
 
     def __init__(self, group: _core.Group, tells_peers: bool = False) -> None:
         self._inner = _Inner(group, tells_peers)
@@ -149,17 +150,17 @@ class Connection:
 
     @property
     def usable(self) -> bool:
-        """Whether calls are possible: of this process, and not closed."""
+        """True if it is open, and belongs to this process."""
         return os.getpid() == self._inner.process and not self._inner.closed
 
     @property
     def meeting(self) -> str:
-        """Where others can join."""
+        """The address at which others can join."""
         with self._inner.use():
             return self._inner.group.meeting
 
     def alive(self, rank: int) -> bool:
-        """Whether a rank is there, as far as is known."""
+        """True if the rank is there, as far as is known."""
         with self._inner.use():
             return self._inner.group.alive(rank)
 
@@ -182,13 +183,12 @@ class Connection:
         *,
         again: bool = False,
     ) -> list[Outcome]:
-        """Sends to several ranks; says how it went for each, and raises only where nobody could be served at all.
+        """Sends to several ranks. Raises only if no rank could be served.
 
-        `again`: a rank that closed its link before it asked, and lives on, is waited for until it asks by another.
+        ``again``: waits for a rank that closed its connection before it asked, but lives on.
         """
-        deadline = Deadline(
-            options["timeout_ms"] / 1000 if options["timeout_ms"] >= 0 else math.inf
-        )
+        ms = options["timeout_ms"]
+        deadline = Deadline(ms / 1000 if ms >= 0 else math.inf)
         found = {one.rank: one for one in self._send(ranks, state, options)}
         moments: dict[int, Deadline] = {}
         while again and not deadline.passed:
@@ -196,32 +196,24 @@ class Connection:
             back = self.returned(lost, deadline, moments, options.get("cancel"))
             if not back:
                 break
-            found.update(
-                (one.rank, one)
-                for one in self._send(back, state, {**options, "timeout_ms": deadline.left_ms})
-            )
+            more = self._send(back, state, {**options, "timeout_ms": deadline.left_ms})
+            found.update((one.rank, one) for one in more)
         return [found[rank] for rank in ranks]
 
     def _send(
         self, ranks: Sequence[int], state: _core.State, options: Mapping[str, Any]
     ) -> list[Outcome]:
-        cancel = options.get("cancel") or _core.Cancel()
-        own = None if options.get("cancel") else cancel
-        with self._inner.use(own):
-            found = self._inner.transport.send(ranks, state, {**options, "cancel": cancel})
+        with self._cancellable(options) as options:
+            found = self._inner.transport.send(ranks, state, options)
         return [Outcome(rank, error, Stats._from_core(stats)) for rank, error, stats in found]
 
     def recv(
         self, rank: int, target: _core.State | None, codec: Any, options: Mapping[str, Any]
     ) -> tuple[Any, Stats]:
         """Receives from a rank."""
-        cancel = options.get("cancel") or _core.Cancel()
-        own = None if options.get("cancel") else cancel
-        with self._inner.use(own):
+        with self._cancellable(options) as options:
             try:
-                value, stats = self._inner.transport.recv(
-                    rank, target, codec, {**options, "cancel": cancel}
-                )
+                value, stats = self._inner.transport.recv(rank, target, codec, options)
             except Error as error:
                 error.rank = rank if error.rank is None else error.rank
                 if isinstance(error.stats, Mapping):
@@ -229,11 +221,18 @@ class Connection:
                 raise
         return value, Stats._from_core(stats)
 
+    @contextlib.contextmanager
+    def _cancellable(self, options: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+        """Adds a Cancel, so that close() can end the transfer, unless the caller has passed one."""
+        cancel = options.get("cancel") or _core.Cancel()
+        with self._inner.use(None if options.get("cancel") else cancel):
+            yield {**options, "cancel": cancel}
+
     def left(self, rank: int) -> bool:
-        """Whether a rank that was lost has said farewell: it has closed its link, and its process lives on."""
+        """True if a lost rank has closed its connection, but its process lives on."""
         try:
             with self._inner.use():
-                self._inner.group.receive(rank, _FAREWELL_TAG, 0)
+                self._inner.group.receive(rank, _LEFT_TAG, 0)
         except Error:
             return False
         return True
@@ -245,19 +244,17 @@ class Connection:
         moments: dict[int, Deadline] | None = None,
         cancel: _core.Cancel | None = None,
     ) -> list[int]:
-        """Those of some ranks that were lost which have left and live on, or are back: as soon as it is one of them.
+        """Waits until at least one lost rank is back, or is known to live on. Empty: none is.
 
-        One that left while it was greeted could not say so, and is given a moment to join again, which `moments` keeps from
-        call to call. None is left: none comes back.
+        A rank that left during the handshake could not say so, and gets a moment to join again.
+        ``moments`` keeps these deadlines between calls.
         """
         moments = {} if moments is None else moments
         for rank in lost:
-            moments.setdefault(rank, Deadline(min(deadline.left, _BACK_SECONDS)))
+            moments.setdefault(rank, Deadline(min(deadline.left, _RETURN_SECONDS)))
         while True:
-            # What a process said is forgotten as soon as another takes its place: so that is looked for before and after.
-            back = [
-                rank for rank in lost if self.alive(rank) or self.left(rank) or self.alive(rank)
-            ]
+            # When a rank joins again, the old process's message is dropped: look before and after.
+            back = [r for r in lost if self.alive(r) or self.left(r) or self.alive(r)]
             pending = max((moments[rank].left for rank in lost), default=0.0)
             if back or pending <= 0 or (cancel is not None and cancel.requested):
                 for rank in back:
@@ -266,60 +263,55 @@ class Connection:
             time.sleep(min(_LOOK_SECONDS, pending))
 
     def close_when_idle(self) -> None:
-        """Leaves as soon as no call is inside."""
+        """Leaves the group as soon as no call is inside."""
         self._inner.retire()
 
     def close(self) -> None:
-        """Ends the transfers that run over it, waits for them, and leaves the group. Again: nothing."""
+        """Cancels running transfers, waits for them, and leaves the group. Safe to call twice."""
         if self._inner.called_from_inside:
             raise InvalidArgument(
-                "a group cannot be left from inside a transfer over it, which a progress function is: raise an exception there to "
-                "end the transfer, and leave when that has returned"
+                "a group cannot be left from inside a transfer, for example by its progress "
+                "function: raise an exception there, and leave after the transfer has ended"
             )
         if not self._inner.end():
             raise InvalidArgument(
-                "a transfer with a Cancel of its own still runs over this group: request that first, then leave"
+                "a transfer over this group still runs: call request() of its Cancel, then leave"
             )
         self._finalizer.detach()
 
 
-logger = logging.getLogger("wherry")
-
-#: The pauses between two looks for whoever asks: the first, and the longest.
-_PAUSE_SECONDS = (0.001, 0.02)
+# ---- serving ----
 
 
 def _join(thread: threading.Thread) -> None:
-    """Waits for a thread, unless it is this one: the garbage collector runs in whichever thread it likes."""
+    """Waits for a thread, unless it is this one: the garbage collector runs in any thread."""
     if thread is not threading.current_thread():
         thread.join()
 
 
-class _Errand:
-    """The sending to one rank, in a thread of its own: one that is slow must not keep the others waiting."""
+class _Client:
+    """The send to one rank, in its own thread, so that a slow one does not delay the others."""
 
     def __init__(
-        self, link: Connection, rank: int, state: _core.State, options: Mapping[str, Any]
+        self, connection: Connection, rank: int, state: _core.State, options: Mapping[str, Any]
     ) -> None:
         self.rank = rank
         self.cancel = _core.Cancel()
+        arguments = (connection, state, {**options, "cancel": self.cancel})
         self._thread = threading.Thread(
-            target=self._run,
-            args=(link, state, {**options, "cancel": self.cancel}),
-            name="wherry-send",
-            daemon=True,
+            target=self._run, args=arguments, name="wherry-send", daemon=True
         )
         self._thread.start()
 
-    def _run(self, link: Connection, state: _core.State, options: Mapping[str, Any]) -> None:
+    def _run(self, connection: Connection, state: _core.State, options: Mapping[str, Any]) -> None:
         try:
-            outcomes = link.send([self.rank], state, options)
+            outcomes = connection.send([self.rank], state, options)
             log_sent(outcomes)
-            for one in outcomes:
-                if one.error is not None:
-                    logger.warning("sending to guest %d failed: %s", one.rank, one.error)
-        except Error as error:
-            logger.warning("sending to guest %d failed: %s", self.rank, error)
+            error = next((one.error for one in outcomes if one.error), None)
+        except Error as raised:
+            error = raised
+        if error is not None:
+            logger.warning("sending to client %d failed: %s", self.rank, error)
 
     @property
     def done(self) -> bool:
@@ -330,60 +322,59 @@ class _Errand:
 
 
 class Server:
-    """Serves a state to every rank that asks over a link, from threads of its own, until `end`."""
+    """Serves a state, in background threads, to every rank that asks, until end()."""
 
     def __init__(
-        self, link: Connection, state: _core.State, options: Mapping[str, Any], seconds: float
+        self, connection: Connection, state: _core.State, options: Mapping[str, Any], seconds: float
     ) -> None:
-        self._link = link
+        self._connection = connection
         self._state = state
         self._options = options
         self._seconds = seconds
         self._stop = threading.Event()
-        self._errands: list[_Errand] = []
+        self._clients: list[_Client] = []
         self._thread = threading.Thread(target=self._run, name="wherry-serve", daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
         pause = _PAUSE_SECONDS[0]
-        try:
+        with contextlib.suppress(Closed):
             while not self._stop.wait(pause):
-                began = self._look()
-                pause = _PAUSE_SECONDS[0] if began else min(pause * 1.5, _PAUSE_SECONDS[1])
-        except Closed:
-            return
+                found = self._look()
+                pause = _PAUSE_SECONDS[0] if found else min(pause * 1.5, _PAUSE_SECONDS[1])
 
     def _look(self) -> bool:
-        """Begins to send to whoever has asked since the last look; gives up those that are gone."""
-        self._errands = [one for one in self._errands if not one.done]
-        busy = {one.rank for one in self._errands}
+        """Starts a send to each rank that has asked since the last look."""
+        self._clients = [one for one in self._clients if not one.done]
+        busy = {one.rank for one in self._clients}
+        connection = self._connection
         asking = [
-            rank for rank in self._link.waiting() if rank not in busy and self._link.alive(rank)
+            rank for rank in connection.waiting() if rank not in busy and connection.alive(rank)
         ]
-        self._errands += [_Errand(self._link, rank, self._state, self._options) for rank in asking]
-        self._give_up_the_lost()
+        self._clients += [_Client(connection, rank, self._state, self._options) for rank in asking]
+        self._cancel_lost()
         return bool(asking)
 
-    def _give_up_the_lost(self) -> None:
-        """A rank that was lost before its send began would be waited for: it may come back, but not as a guest."""
-        for one in self._errands:
-            if not self._link.alive(one.rank):
+    def _cancel_lost(self) -> None:
+        """Ends sends to lost ranks. They would wait, but a client does not come back."""
+        for one in self._clients:
+            if not self._connection.alive(one.rank):
                 one.cancel.request()
 
     def end(self, patiently: bool = True) -> None:
-        """Ends it; returns when nobody reads the state any more.
+        """Stops serving. When it returns, nobody reads the state.
 
-        Whoever only waits is left waiting. What runs may finish within the time limit of a transfer, unless this is
-        impatient; then it is revoked, and the receiver knows that what it has is not valid.
+        Ranks that only wait go on waiting. Running transfers may finish within the time limit of a
+        transfer, if ``patiently``; then they are revoked, and the receivers get an error.
         """
         self._stop.set()
         _join(self._thread)
         until = time.monotonic() + (self._seconds if patiently else 0)
-        while any(not one.done for one in self._errands) and time.monotonic() < until:
-            self._give_up_the_lost()
+        while any(not one.done for one in self._clients) and time.monotonic() < until:
+            self._cancel_lost()
             time.sleep(0.002)
-        for one in self._errands:
+        for one in self._clients:
             one.cancel.request()
-        for one in self._errands:
+        for one in self._clients:
             one.join()
-        self._errands = []
+        self._clients = []

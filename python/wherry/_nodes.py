@@ -1,21 +1,29 @@
-"""What a codec hands to the core for a value that the core does not read by itself: plain tuples with names."""
+"""How a codec describes values to the core, and the core to a codec: named tuples.
+
+Integers that stand for an enum or for flags have the values of the C headers.
+"""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
+REPLICATE, SHARD, STRIDED_SHARD, PARTIAL = range(4)
+SHARDING_NONE, SHARDING_CHUNK, SHARDING_ENUMERABLE = range(3)
+FORMAT_CONTIGUOUS, FORMAT_CHANNELS_LAST, FORMAT_CHANNELS_LAST_3D, FORMAT_PRESERVE = range(4)
+TENSOR_REQUIRES_GRAD, TENSOR_CONJ, TENSOR_NEG = 1, 2, 4
+
 
 class Object(NamedTuple):
-    """A value of a type that only a codec understands: a name, and a payload that is walked like any other value."""
+    """A value of a type that only a codec understands."""
 
     type_name: str
-    payload: object
+    payload: object  # any value
 
 
 class Memory(NamedTuple):
-    """A tensor: a strided view of a run of memory. Views of the same run share one storage."""
+    """A tensor: a strided view of memory. Views with the same pointer and nbytes share a storage."""
 
-    pointer: int  # the storage's first byte
+    pointer: int  # of the storage
     nbytes: int  # of the storage
     device: str  # "cpu", "cuda:1"
     dtype: int  # of DTYPES
@@ -23,20 +31,20 @@ class Memory(NamedTuple):
     shape: tuple[int, ...]
     strides: tuple[int, ...]  # in elements
     flags: int  # TENSOR_*
-    owner: object  # kept alive as long as the memory is used
+    owner: object  # kept alive while the memory is in use
 
 
 class Mesh(NamedTuple):
-    """The ranks that a DTensor is spread over."""
+    """The ranks that share a DTensor."""
 
-    device: str  # the kind alone: "cpu"
+    device: str  # without an index: "cpu"
     shape: tuple[int, ...]
-    ranks: tuple[int, ...]  # the last dimension fastest
+    ranks: tuple[int, ...]  # the last dimension varies fastest
     dim_names: tuple[str, ...] | None
 
 
 class Placement(NamedTuple):
-    """How a tensor lies over one dimension of a mesh."""
+    """How a DTensor is placed on one dimension of its mesh."""
 
     kind: int  # REPLICATE, SHARD, STRIDED_SHARD, PARTIAL
     dim: int
@@ -45,9 +53,9 @@ class Placement(NamedTuple):
 
 
 class DTensor(NamedTuple):
-    """A local tensor that is a part of a global one."""
+    """A local tensor that is part of a global one."""
 
-    local: object  # a tensor, walked like any other
+    local: object  # a tensor
     mesh: Mesh
     placements: tuple[Placement, ...]
     dtype: int
@@ -57,14 +65,14 @@ class DTensor(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Where a shard lives: "rank:3/cuda:1"."""
+    """Where a shard is: "rank:3/cuda:1"."""
 
-    rank: int  # -1: not said
+    rank: int  # -1: unknown
     device: str
 
 
 class Box(NamedTuple):
-    """Which part of a global tensor a shard is, and where it lives."""
+    """Which part of a global tensor a shard is, and where it is."""
 
     offsets: tuple[int, ...]
     sizes: tuple[int, ...]
@@ -72,30 +80,23 @@ class Box(NamedTuple):
 
 
 class Sharding(NamedTuple):
-    """How the shards were cut."""
+    """How a ShardedTensor was split."""
 
-    kind: int  # SHARDING_NONE, SHARDING_CHUNK, SHARDING_ENUMERABLE
+    kind: int  # SHARDING_*
     dim: int
     places: tuple[Place, ...]
     boxes: tuple[Box, ...]
 
 
 class Sharded(NamedTuple):
-    """Local shards, each a box of a global tensor."""
+    """A ShardedTensor: the local shards, and the boxes of all shards."""
 
     dtype: int
     requires_grad: bool
     pin_memory: bool
     memory_format: int  # FORMAT_*
     shape: tuple[int, ...]  # global
-    tensors: tuple[object, ...]  # of the local shards, walked like any other
-    local: tuple[Box, ...]  # as many
+    tensors: tuple[object, ...]  # of the local shards
+    local: tuple[Box, ...]  # one per tensor
     all: tuple[Box, ...]  # of all ranks
     sharding: Sharding
-
-
-#: wherry_placement_kind, wherry_sharding_kind, wherry_memory_format and the flags of a tensor, as the C headers have them.
-REPLICATE, SHARD, STRIDED_SHARD, PARTIAL = range(4)
-SHARDING_NONE, SHARDING_CHUNK, SHARDING_ENUMERABLE = range(3)
-FORMAT_CONTIGUOUS, FORMAT_CHANNELS_LAST, FORMAT_CHANNELS_LAST_3D, FORMAT_PRESERVE = range(4)
-TENSOR_REQUIRES_GRAD, TENSOR_CONJ, TENSOR_NEG = 1, 2, 4

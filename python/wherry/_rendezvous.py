@@ -1,11 +1,12 @@
-"""How a receiver finds and reaches a source, when only these two take part.
+"""How a receiver finds and reaches a source without the help of other ranks.
 
-A source has a harbour: a group that it hosts alone, at a port of the system's choice, with a secret of its own. What one
-needs to enter is on its card, a short text. A receiver that has the card joins that group as a guest, under its own rank,
-and asks there. Nobody else has to do anything, and nobody without the card gets in.
+A source has a listener: a group that it hosts alone, at a port that the system chooses, with its own
+secret. A ticket, a short text, has all that is needed to connect. A receiver with the ticket joins
+the group as a client, under its own rank. No other rank has to do anything, and nobody can connect
+without the ticket.
 
-Where the environment has a secret of the job, WHERRY_SECRET or WHERRY_SECRET_FILE, that one is taken, and cards have none:
-whoever reads a card in a log or a store gets nowhere with it alone.
+If the environment has a secret of the job (WHERRY_SECRET or WHERRY_SECRET_FILE), the listener uses
+that one and the ticket contains none: reading a ticket in a log or a store is then not enough.
 """
 
 from __future__ import annotations
@@ -39,47 +40,50 @@ from wherry.errors import (
 
 logger = logging.getLogger("wherry")
 
-#: The card's first word. Another version of Wherry with other cards has another.
+# ---- tickets, listeners and connections ----
+
+#: The first word of a ticket, as other versions of Wherry know it.
 _VERSION = "wherry-card-1"
 
-#: More than any card has: who reads one from elsewhere reads no further.
+#: No ticket is longer, so no more is read from outside.
 TICKET_MAX = 1024
 
 _SECRET_BYTES = 32
 
-#: In the place of the secret on a card: it is that of the environment.
+#: In a ticket, instead of the secret: the secret is in the environment.
 _NO_SECRET = "-"
 
 _FORM = re.compile(
-    rf"{_VERSION} (tcp://[0-9A-Za-z.:%\[\]_-]{{3,280}}) ([0-9]{{1,7}}) ([0-9]{{1,7}}) ([0-9a-f]{{64}}|-)"
+    rf"{_VERSION} (tcp://[0-9A-Za-z.:%\[\]_-]{{3,280}}) ([0-9]{{1,7}}) ([0-9]{{1,7}}) "
+    r"([0-9a-f]{64}|-)"
 )
 
-#: Time for hosting a harbour, which waits for nobody.
-_HOSTING_SECONDS = 30.0
+#: Time limit for opening a listener, which waits for nobody.
+_LISTEN_SECONDS = 30.0
 
 
 class Ticket(NamedTuple):
-    """What one needs to enter a harbour. Who can read one with a secret can fetch the states that are sent there."""
+    """What is needed to connect to a listener. With its secret, one can fetch the states there."""
 
     address: str
     size: int
     rank: int
-    #: None: that of the environment, which both sides have.
+    #: None: the secret is in the environment of both sides.
     secret: bytes | None
 
     def text(self) -> str:
-        """The card in writing."""
+        """The ticket as text."""
         secret = _NO_SECRET if self.secret is None else self.secret.hex()
         return f"{_VERSION} {self.address} {self.size} {self.rank} {secret}"
 
     @classmethod
     def read(cls, text: str) -> Ticket:
-        """Reads a card that came from elsewhere. Raises Malformed; the text itself is not repeated, it has a secret."""
+        """Reads a ticket from outside. Errors do not show the text, which may have a secret."""
         found = _FORM.fullmatch(text) if len(text) <= TICKET_MAX else None
         if found is None or not int(found[3]) < int(found[2]):
             raise Malformed(
-                f"this is not a card of Wherry's ({len(text)} characters, which should begin with '{_VERSION} tcp://'): "
-                "use the same version of Wherry on both sides"
+                f"this is not a ticket of Wherry ({len(text)} characters; it must begin with "
+                f"'{_VERSION} tcp://'): use the same version of Wherry on both sides"
             )
         secret = None if found[4] == _NO_SECRET else bytes.fromhex(found[4])
         return cls(found[1], int(found[2]), int(found[3]), secret)
@@ -90,41 +94,39 @@ def _environment_has_secret() -> bool:
 
 
 class Listener:
-    """A group that this process hosts for whoever has the card."""
+    """A group that this process hosts for everyone with the ticket."""
 
     def __init__(self, host: str, rank: int, size: int) -> None:
         secret = None if _environment_has_secret() else secrets.token_bytes(_SECRET_BYTES)
         at = f"[{host}]" if ":" in host else host
-        options = {"timeout_ms": int(_HOSTING_SECONDS * 1000), "secret": secret, "wait_for": 1}
-        self.connection = Connection(
-            _core.Group.join(f"tcp://{at}:0?rank={rank}&size={size}", options), tells_peers=True
-        )
+        options = {"timeout_ms": int(_LISTEN_SECONDS * 1000), "secret": secret, "wait_for": 1}
+        group = _core.Group.join(f"tcp://{at}:0?rank={rank}&size={size}", options)
+        self.connection = Connection(group, tells_peers=True)
         self.ticket = Ticket(self.connection.meeting, size, rank, secret)
 
 
-def connect(card: Ticket, rank: int, timeout_ms: int) -> Connection:
-    """Joins a harbour as a guest, under a rank that no other guest has. Never without a secret."""
-    if card.secret is None and not _environment_has_secret():
+def connect(ticket: Ticket, rank: int, timeout_ms: int) -> Connection:
+    """Connects to a listener as a client, under a rank that no other client has."""
+    if ticket.secret is None and not _environment_has_secret():
         raise InvalidArgument(
-            f"rank {card.rank} proves itself by the secret of its environment, and this process has none: set WHERRY_SECRET or "
-            "WHERRY_SECRET_FILE here as there",
-            rank=card.rank,
+            f"rank {ticket.rank} uses the secret of its environment, but this process has none: "
+            "set WHERRY_SECRET or WHERRY_SECRET_FILE on both sides",
+            rank=ticket.rank,
         )
-    options = {"timeout_ms": timeout_ms, "secret": card.secret, "wait_for": 2, "client": True}
-    return Connection(
-        _core.Group.join(f"{card.address}?rank={rank}&size={card.size}", options), tells_peers=True
-    )
+    options = {"timeout_ms": timeout_ms, "secret": ticket.secret, "wait_for": 2, "client": True}
+    group = _core.Group.join(f"{ticket.address}?rank={rank}&size={ticket.size}", options)
+    return Connection(group, tells_peers=True)
 
 
 class Backoff:
-    """Pauses that grow from a millisecond to a tenth of a second."""
+    """Pauses that grow from 1 ms to 100 ms."""
 
     def __init__(self, deadline: Deadline) -> None:
         self._deadline = deadline
         self._pause = 0.001
 
     def wait(self) -> None:
-        """Sleeps, at most until the deadline. A signal ends it."""
+        """Sleeps, at most until the deadline. A signal ends the sleep."""
         time.sleep(min(self._pause, self._deadline.left))
         self._pause = min(self._pause * 1.5, 0.1)
 
@@ -132,12 +134,12 @@ class Backoff:
 def connect_to_source(
     read: Callable[[], str | None], source: int, rank: int, deadline: Deadline
 ) -> tuple[str, Connection]:
-    """Waits for the card of a source, and enters its harbour.
+    """Waits for the ticket of a source, and connects to it.
 
-    `read` gives the card that is there now, or None. It is read again while nobody answers at its address: a source that
-    died leaves its card behind, and the process that takes its place brings another.
+    ``read`` returns the current ticket, or None. It is read again while nobody answers: a source
+    that died leaves its ticket behind, and the process that replaces it publishes another.
     """
-    poll = Backoff(deadline)
+    backoff = Backoff(deadline)
     patience = 0.25
     trouble: Error | None = None
     refused: str | None = None
@@ -147,83 +149,86 @@ def connect_to_source(
             try:
                 return text, connect(Ticket.read(text), rank, deadline.slice_ms(patience))
             except (Timeout, PeerError, SystemFailure, BadBytes, Mismatch) as error:
-                # The last try may have no time to hear once more that the card has the wrong secret.
+                # The last try may be too short to learn again that the ticket's secret is wrong.
                 if not isinstance(error, Timeout) or text != refused:
                     trouble = error
                     refused = text if isinstance(error, BadSecret) else None
                 patience = min(patience * 2, 2.0)
         if deadline.passed:
             raise _explain(source, deadline, trouble)
-        poll.wait()
+        backoff.wait()
 
 
 def _explain(source: int, deadline: Deadline, trouble: Error | None) -> Error:
     if trouble is None:
         return Timeout(
-            f"timed out after {deadline.seconds:g} s: rank {source} has offered no state in this time; it must call "
-            "send_checkpoint with this rank among the destinations",
+            f"timed out after {deadline.seconds:g} s: rank {source} has not offered a state; it "
+            "must call send_checkpoint with this rank among the destinations",
             rank=source,
         )
     if isinstance(trouble, Timeout):
         return Timeout(
-            f"timed out after {deadline.seconds:g} s: rank {source} cannot be reached where it said that it is, so it has "
-            f"died or is cut off: {trouble.message}",
+            f"timed out after {deadline.seconds:g} s: rank {source} does not answer at its address,"
+            f" so it has died or is cut off: {trouble.message}",
             rank=source,
         )
     trouble.rank = source
     return trouble
 
 
-def is_loopback(host: str) -> bool:
-    """Whether a name or an address of a host is this host's own, reachable from nowhere else."""
-    try:
-        return ipaddress.ip_address(host.partition("%")[0]).is_loopback
-    except ValueError:
-        return host.rstrip(".").lower() in (
-            "localhost",
-            "ip6-localhost",
-            "ip6-loopback",
-        ) or host.endswith(".localhost")
+# ---- addresses of this host ----
 
-
-def address_towards(host: str) -> str | None:
-    """The address that this host has on its way to another; None where there is no way. No packet is sent."""
-    try:
-        found = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)
-    except OSError:
-        return None
-    for family, kind, protocol, _, place in found:
-        try:
-            with socket.socket(family, kind, protocol) as way:
-                way.connect(place)
-                return str(way.getsockname()[0])
-        except OSError:
-            continue
-    return None
-
-
-#: Addresses that are nobody's, for documents: the way there is the default route.
+#: Addresses reserved for documentation: the route to them is the default route.
 _ELSEWHERE = ("192.0.2.1", "2001:db8::1")
 
 _SIOCGIFADDR = 0x8915
 
 
+def is_loopback(host: str) -> bool:
+    """True if only this host can reach a name or an address."""
+    try:
+        return ipaddress.ip_address(host.partition("%")[0]).is_loopback
+    except ValueError:
+        name = host.rstrip(".").lower()
+        local = ("localhost", "ip6-localhost", "ip6-loopback")
+        return name in local or host.endswith(".localhost")
+
+
+def address_towards(host: str) -> str | None:
+    """This host's address on the route to another; None if there is no route. Sends no packet."""
+    try:
+        found = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)
+    except OSError:
+        return None
+    for family, kind, protocol, _, address in found:
+        try:
+            with socket.socket(family, kind, protocol) as probe:
+                probe.connect(address)
+                return str(probe.getsockname()[0])
+        except OSError:
+            continue
+    return None
+
+
 def _interface_address(name: str) -> str | None:
-    """The IPv4 address of an interface; None where there is none."""
+    """The IPv4 address of an interface; None if it has none."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
         try:
-            found = fcntl.ioctl(any_socket, _SIOCGIFADDR, struct.pack("16s24x", name.encode()[:15]))
+            request = struct.pack("16s24x", name.encode()[:15])
+            found = fcntl.ioctl(any_socket, _SIOCGIFADDR, request)
         except OSError:
             return None
     return socket.inet_ntoa(found[20:24])
 
 
 def address_for_others(towards: str, remedy: str) -> str:
-    """The address at which other hosts reach this one; `towards` is the name of a host that all of them know.
+    """The address at which other hosts reach this one. They all know the host ``towards``.
 
-    That of the interface which WHERRY_INTERFACE names, else that on the way there. A host's own name may lead to loopback, as
-    Debian has it in /etc/hosts: then that of the default route. Where there is none either, loopback, with a warning that
-    says what to set.
+    1. The address of the interface that WHERRY_INTERFACE names.
+    2. The address on the route to ``towards``, unless that is loopback: Debian's /etc/hosts maps a
+       host's own name to loopback.
+    3. The address of the default route.
+    4. Loopback, with a warning that contains ``remedy``.
     """
     interface = os.environ.get("WHERRY_INTERFACE")
     found = _interface_address(interface) if interface else None
@@ -233,8 +238,8 @@ def address_for_others(towards: str, remedy: str) -> str:
             return found
         found = None
     logger.warning(
-        "'%s' leads to no address of this host that others can reach, and there is no default route: only processes of this host "
-        "can fetch from this one, at 127.0.0.1; %s",
+        "'%s' leads to no address of this host that others can reach, and there is no default "
+        "route: only processes on this host can fetch from this one, at 127.0.0.1; %s",
         towards,
         remedy,
     )

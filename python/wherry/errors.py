@@ -1,7 +1,7 @@
-"""What can go wrong: one class a status of the library, in groups by what the caller can do next.
+"""The exceptions: one class per status of the library, grouped by what the caller can do next.
 
-Every error has ``rank`` (the rank that it is about, or None), ``path`` (of the value that it is about, or None) and
-``status`` (the name in docs/errors.md).
+Every error has ``rank`` (the rank that it is about, or None), ``path`` (of the value that it is
+about, or None) and ``status`` (the name in docs/errors.md).
 """
 
 from __future__ import annotations
@@ -14,9 +14,11 @@ from wherry import _core
 if TYPE_CHECKING:
     from wherry._transfer import Outcome, Stats
 
+_BY_STATUS: dict[str, type[Error]] = {}
+
 
 class Error(Exception):
-    """Anything that Wherry raises."""
+    """The base class of all exceptions of Wherry."""
 
     status: str = "INTERNAL"
 
@@ -28,188 +30,138 @@ class Error(Exception):
         self.rank = rank
         self.path = path
         self.errno: int | None = errno
-        #: Of a send to several ranks: how it went for each.
+        #: After a send: the outcome per destination.
         self.outcomes: Sequence[Outcome] = ()
-        #: Of a receive: its figures so far.
+        #: After a receive: its statistics so far.
         self.stats: Stats | None = None
-        #: Of a receive that failed after the first byte: the paths of tensors that are "complete", "partial", "untouched".
+        #: After a receive in place that failed in the middle: the paths of the tensors that are
+        #: "complete", "partial" or "untouched".
         self.report: Mapping[str, Sequence[str]] | None = None
 
-
-class InvalidArgument(Error, ValueError):
-    """The call is wrong: change it and call again."""
-
-    status = "INVALID_ARGUMENT"
-
-
-class Unsupported(Error, TypeError):
-    """Not supported by this build, on this machine, or for a value of this type."""
-
-    status = "UNSUPPORTED"
+    def __init_subclass__(cls, status: str = "") -> None:
+        if status:
+            cls.status = status
+            _BY_STATUS[status] = cls
 
 
-class NotFound(Error, LookupError):
+class InvalidArgument(Error, ValueError, status="INVALID_ARGUMENT"):
+    """The call is wrong. Change it and call again."""
+
+
+class Unsupported(Error, TypeError, status="UNSUPPORTED"):
+    """This build or machine does not support it, or values of this type cannot be sent."""
+
+
+class NotFound(Error, LookupError, status="NOT_FOUND"):
     """Nothing is at that path or key."""
 
-    status = "NOT_FOUND"
+
+class DuplicateKey(Error, ValueError, status="DUPLICATE_KEY"):
+    """The dict already has that key."""
 
 
-class DuplicateKey(Error, ValueError):
-    """The dict has that key already."""
-
-    status = "DUPLICATE_KEY"
-
-
-class BadPath(Error, ValueError):
+class BadPath(Error, ValueError, status="BAD_PATH"):
     """The text is not a path."""
 
-    status = "BAD_PATH"
+
+class Mismatch(Error, ValueError, status="MISMATCH"):
+    """Source and target differ. Nothing was changed."""
 
 
-class Mismatch(Error, ValueError):
-    """Source and target differ; nothing was touched."""
-
-    status = "MISMATCH"
+class NoMemory(Error, MemoryError, status="NO_MEMORY"):
+    """Out of memory."""
 
 
-class NoMemory(Error, MemoryError):
-    """There is no memory."""
-
-    status = "NO_MEMORY"
-
-
-class SystemFailure(Error, OSError):
+class SystemFailure(Error, OSError, status="SYSTEM"):
     """A system call failed; ``errno`` says how."""
-
-    status = "SYSTEM"
 
 
 class BadBytes(Error):
-    """Bytes from elsewhere are bad: ask for them anew, or from somebody else."""
+    """Bytes from outside are bad. Request them again, or from another rank."""
 
 
-class Truncated(BadBytes):
+class Truncated(BadBytes, status="TRUNCATED"):
     """The bytes end too early."""
 
-    status = "TRUNCATED"
+
+class Malformed(BadBytes, status="MALFORMED"):
+    """The bytes do not follow the specification."""
 
 
-class Malformed(BadBytes):
-    """The bytes are not of the form that is specified."""
-
-    status = "MALFORMED"
-
-
-class NotCanonical(BadBytes):
+class NotCanonical(BadBytes, status="NOT_CANONICAL"):
     """The bytes are not in canonical form."""
 
-    status = "NOT_CANONICAL"
+
+class BadVersion(BadBytes, status="BAD_VERSION"):
+    """A version wrote them that this one cannot read."""
 
 
-class BadVersion(BadBytes):
-    """Written by a version that this one does not read."""
-
-    status = "BAD_VERSION"
-
-
-class LimitExceeded(BadBytes):
+class LimitExceeded(BadBytes, status="LIMIT"):
     """The bytes claim more than the limits allow."""
 
-    status = "LIMIT"
+
+class OutOfBounds(BadBytes, status="OUT_OF_BOUNDS"):
+    """A range is outside of its storage or tensor."""
 
 
-class OutOfBounds(BadBytes):
-    """A range lies outside what it is a part of."""
-
-    status = "OUT_OF_BOUNDS"
-
-
-class RepeatedKey(BadBytes):
+class RepeatedKey(BadBytes, status="REPEATED_KEY"):
     """A dict in the bytes has the same key twice."""
 
-    status = "REPEATED_KEY"
 
-
-class TrailingBytes(BadBytes):
+class TrailingBytes(BadBytes, status="TRAILING_BYTES"):
     """There are bytes after the end."""
 
-    status = "TRAILING_BYTES"
 
-
-class Corrupt(BadBytes):
-    """Bytes arrived damaged, again and again."""
-
-    status = "CORRUPT"
+class Corrupt(BadBytes, status="CORRUPT"):
+    """Bytes arrived damaged several times."""
 
 
 class PeerError(Error, ConnectionError):
-    """Another rank, or the way to it, is at fault: go on with the others, or wait for it."""
+    """Another rank, or the connection to it, failed. Go on with the others, or wait for it."""
 
 
-class Refused(PeerError):
+class Refused(PeerError, status="REFUSED"):
     """The other side refused."""
 
-    status = "REFUSED"
 
-
-class BadSecret(PeerError):
+class BadSecret(PeerError, status="BAD_SECRET"):
     """The secrets differ."""
 
-    status = "BAD_SECRET"
 
-
-class PeerLost(PeerError):
+class PeerLost(PeerError, status="PEER_LOST"):
     """A rank died, or cannot be reached."""
 
-    status = "PEER_LOST"
+
+class Revoked(PeerError, status="REVOKED"):
+    """The source withdrew its state: what was received is not valid."""
 
 
-class Revoked(PeerError):
-    """The source took its offer back: what was received is not valid."""
-
-    status = "REVOKED"
+class Aborted(PeerError, status="ABORTED"):
+    """The other side gave up."""
 
 
-class Aborted(PeerError):
-    """The other side gave up, for a reason of its own."""
-
-    status = "ABORTED"
-
-
-class Timeout(Error, TimeoutError):
+class Timeout(Error, TimeoutError, status="TIMED_OUT"):
     """There was no answer in time."""
 
-    status = "TIMED_OUT"
+
+class Cancelled(Error, status="CANCELLED"):
+    """This process cancelled the call."""
 
 
-class Cancelled(Error):
-    """Cancelled from this process."""
-
-    status = "CANCELLED"
+class Closed(Error, status="CLOSED"):
+    """The group or transport was closed, or another process took over the rank."""
 
 
-class Closed(Error):
-    """The group is of no more use here: it was left, or another incarnation took the place."""
-
-    status = "CLOSED"
+class InternalError(Error, RuntimeError, status="INTERNAL"):
+    """A bug in Wherry. Report it, with the message."""
 
 
-class InternalError(Error, RuntimeError):
-    """A bug in Wherry: report it, with the message."""
-
-    status = "INTERNAL"
-
-
-def _subclasses(base: type[Error]) -> list[type[Error]]:
-    return [base, *(found for one in base.__subclasses__() for found in _subclasses(one))]
-
-
-_BY_NAME = {cls.status: cls for cls in _subclasses(Error) if "status" in vars(cls)}
-_BY_VALUE = {value: _BY_NAME.get(name, Error) for name, value, _, _ in _core.STATUSES}
+_BY_VALUE = {value: _BY_STATUS.get(name, Error) for name, value, _, _ in _core.STATUSES}
 
 
 def _make(status: int, message: str, rank: int | None, path: str | None, errno: int) -> Error:
-    return _BY_VALUE.get(status, InternalError)(message, rank=rank, path=path, errno=errno)
+    cls = _BY_VALUE.get(status, InternalError)
+    return cls(message, rank=rank, path=path, errno=errno)
 
 
 _core.set_error_class(_make)

@@ -1,10 +1,9 @@
-"""A group of processes, joined at an address; sending and receiving states over it."""
+"""Groups of processes, and sending and receiving states over them."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from wherry import _core
@@ -30,21 +29,22 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 
-#: A wait in the core lasts no longer than this, so that Python sees a Ctrl-C in between.
+#: The longest wait inside the core, so that Python handles Ctrl-C in between.
 _SLICE_SECONDS = 0.1
 
-#: From whichever rank: for Group.receive.
+#: For Group.receive: from any rank.
 ANY_RANK = -1
 
 
 class Group:
-    """The ranks of a job, and small messages between them. Made by :meth:`join`; a context manager that leaves at its end.
+    """The ranks of a job, and small messages between them. Created by :meth:`join`.
 
-    Any thread may call, several at once. A rank that died may join again, from a new process.
+    Any thread may call it, also several at once. As a context manager it leaves the group at the
+    end. A rank that died may join again, from a new process.
     """
 
-    def __init__(self, link: Connection) -> None:
-        self._connection = link
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
 
     @classmethod
     def join(
@@ -56,15 +56,17 @@ class Group:
         *,
         wait_for: int = 0,
     ) -> Group:
-        """Joins a group, and waits until all ranks have come.
+        """Joins a group and waits for all ranks.
 
-        ``address`` is where the ranks meet: ``env://`` (rank and size from torchrun, Slurm or Open MPI),
-        ``tcp://HOST:PORT?rank=R&size=N`` or ``unix:///PATH?rank=R&size=N``; docs/groups.md has all of it.
-        ``secret`` is what all ranks know and nobody else does; by default that of ``WHERRY_SECRET`` or
-        ``WHERRY_SECRET_FILE``. Without one the group stays on this host, unless ``allow_insecure``.
-        ``wait_for``: return once so many ranks have come, this one included; 0: all.
+        ``address`` is where the ranks meet: ``env://`` (rank and size from torchrun, Slurm or Open
+        MPI), ``tcp://HOST:PORT?rank=R&size=N`` or ``unix:///PATH?rank=R&size=N``; see
+        docs/groups.md. ``secret`` is known to all ranks and to nobody else; the default is in
+        ``WHERRY_SECRET`` or ``WHERRY_SECRET_FILE``. Without a secret the group stays on this host,
+        unless ``allow_insecure``. ``wait_for``: return when this many ranks are there, including
+        this one; 0: all.
 
-        Raises Timeout with the ranks that are missing, BadSecret, InvalidArgument and others of wherry.errors.
+        Raises Timeout with the missing ranks, BadSecret, InvalidArgument and others of
+        wherry.errors.
         """
         options = {
             "timeout_ms": Deadline(timeout).slice_ms(),
@@ -81,43 +83,44 @@ class Group:
 
     @property
     def size(self) -> int:
-        """How many ranks the group has, whether they are alive or not."""
+        """The number of ranks, dead or alive."""
         return self._connection.size
 
     @property
     def meeting(self) -> str:
-        """Where others can join: "tcp://10.0.0.1:29600"."""
+        """The address at which others can join: "tcp://10.0.0.1:29600"."""
         return self._connection.meeting
 
     def alive(self, rank: int) -> bool:
-        """Whether a rank is there, as far as is known."""
+        """True if the rank is there, as far as is known."""
         return self._connection.alive(rank)
 
     def send(self, rank: int, tag: int, data: bytes, timeout: Duration = 300) -> None:
-        """Sends a small message, up to 16 MiB. Returns when it is on its way, not when it has arrived."""
+        """Sends a message of up to 16 MiB. Returns when it is on its way, not when it arrived."""
         self._sliced(timeout, lambda group, ms: group.send(rank, tag, data, ms))
 
     def receive(self, rank: int, tag: int, timeout: Duration = 300) -> tuple[int, bytes]:
-        """Takes the oldest message with a tag: who sent it, and its bytes. ``rank`` may be ``wherry.ANY_RANK``."""
+        """Takes the oldest message with a tag: its sender and its bytes.
+
+        ``rank`` may be ``wherry.ANY_RANK``.
+        """
         return self._sliced(timeout, lambda group, ms: group.receive(rank, tag, ms))
 
     def barrier(self, number: int, timeout: Duration = 300) -> None:
-        """Waits until every rank has called this with the same number or a higher one. Use rising numbers: the step."""
+        """Waits until every rank has called it with this number or a higher one.
+
+        Use rising numbers, for example the step.
+        """
         self._sliced(timeout, lambda group, ms: group.barrier(number, ms))
 
     def leave(self) -> None:
-        """Leaves: transfers that still run over it are ended first. Again: nothing."""
+        """Leaves the group, after ending its transfers. Safe to call twice."""
         self._connection.close()
 
     def __enter__(self) -> Group:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.leave()
 
     def __repr__(self) -> str:
@@ -135,7 +138,7 @@ class Group:
 
 
 def codec_for(allow_pickle: bool, new_device: object = None, device_mesh: object = None) -> Codec:
-    """The codec of this process: with torch's types where the program has imported torch, else without."""
+    """The codec of this process. It knows torch's types if the program has imported torch."""
     made: Codec
     if "torch" in sys.modules:
         from wherry.torch._codec import TorchCodec
@@ -163,18 +166,18 @@ def send(
     allow_pickle: bool = False,
     cancel: _core.Cancel | None = None,
 ) -> list[Outcome]:
-    """Sends a state to a rank, or to several at once: serves each that calls :func:`recv` until all are done.
+    """Sends a state to one or more ranks: serves each of them that calls :func:`recv`.
 
-    ``state`` is a tree of dicts, lists, tuples, scalars, NumPy arrays, torch tensors, and what docs/python-types.md
-    lists. While the call runs it must not change; once it has returned, in whatever way, it may.
+    ``state`` is a tree of dicts, lists, tuples, scalars, NumPy arrays, torch tensors and the other
+    types in docs/python-types.md. It must not change until the call has returned or raised.
 
-    ``step``: where both sides say one and they differ, both fail. ``verify``: check digests; None: where bytes cross a
-    network. ``lanes``: "cma,ring,stream", or "^cma" for all but one. ``progress``: True for a tqdm bar, or a function
-    that is given a :class:`Progress`. ``threads`` that move bytes; 0: as many as there are processors.
-    ``cancel`` ends the call from another thread.
+    ``step``: if both sides pass one and they differ, both fail. ``verify``: check digests; None:
+    only if bytes cross a network. ``lanes``: "cma,ring,stream", or "^cma" for all but one.
+    ``progress``: True for a tqdm bar, or a function of a :class:`Progress`. ``threads``: how many
+    move bytes; 0: one per processor. ``cancel`` ends the call from another thread.
 
-    Returns how it went for each. Raises the first failure in the order of ``dst``, with ``.outcomes`` for all; one slow
-    or dead destination neither fails nor delays the others.
+    Returns one outcome per destination. Raises the first failure in the order of ``dst``, with
+    ``.outcomes`` of all. A slow or dead destination neither fails nor delays the others.
     """
     deadline = Deadline(timeout)
     ranks = check_destinations(dst, group.size, group.rank)
@@ -211,15 +214,16 @@ def recv(
     new_device: object = None,
     device_mesh: object = None,
 ) -> Any:
-    """Receives the state that a rank sends, into new memory, or in place into the tensors of ``into``.
+    """Receives a state from a rank, into new memory or in place into the tensors of ``into``.
 
-    ``into`` has tensors at the same paths, with the same dtype and shape: the result then holds those very tensors.
-    A mismatch raises Mismatch before anything is touched, and the source is told. What ``into`` lacks arrives anew.
-    ``partial``: leave alone what the source lacks, instead of raising Mismatch. ``new_device``: where tensors that the source
-    has on an accelerator arrive, where they are new: "cuda:1"; None: on the host. ``device_mesh``: a DeviceMesh of torch, or
-    several, for new DTensors. The other options are those of :func:`send`.
+    Tensors of ``into`` must have the path, dtype and shape of the source's; the result then has
+    these very tensors. A mismatch raises Mismatch before anything is changed, and the source is
+    told. What ``into`` lacks arrives in new memory. ``partial``: leave alone what the source lacks,
+    instead of raising Mismatch. ``new_device``: where new tensors arrive that are on an accelerator
+    at the source, such as "cuda:1"; None: on the host. ``device_mesh``: one or more DeviceMesh of
+    torch, for new DTensors. For the other options see :func:`send`.
 
-    In a process that has imported torch, tensors arrive as torch tensors, else as NumPy arrays.
+    Tensors arrive as torch tensors if the process has imported torch, else as NumPy arrays.
     """
     deadline = Deadline(timeout)
     source = check_source(src, group.size, group.rank)

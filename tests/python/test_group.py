@@ -423,7 +423,7 @@ def fork_body(folder):
                     return str(error), own.size
 
         told = in_a_fork(child)
-        assert "join it anew" in told and told.endswith("1)"), told
+        assert "join again here" in told and told.endswith("1)"), told
         if rank == 0:
             wherry.send(group, 1, a_state(), timeout=20)
         else:

@@ -125,7 +125,8 @@ class Meshes:
             self._found.setdefault(describe_mesh(mesh), mesh)
             for count in range(1, len(names)):
                 for chosen in itertools.combinations(names, count):
-                    with contextlib.suppress(RuntimeError, KeyError):  # this process is not in it
+                    # This process is not in it, or the mesh has no process groups.
+                    with contextlib.suppress(RuntimeError, KeyError, AttributeError):
                         part = mesh[chosen]
                         self._found.setdefault(describe_mesh(part), part)
 
