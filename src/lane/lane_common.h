@@ -1,6 +1,6 @@
 /**
- * @file lane_common.h  What lanes share: walking along the runs of a chunk, limits of time and their errors, the identity of a
- * process on the wire, and letting a receiver into this process.
+ * @file lane_common.h  What lanes share: walking along the runs of a chunk, limits of time and
+ * their errors, the identity of a process on the wire, and letting a receiver into this process.
  */
 #ifndef WH_LANE_COMMON_H
 #define WH_LANE_COMMON_H
@@ -47,7 +47,10 @@ static inline void *wh_run_cursor_here(const wh_run_cursor *cursor) {
 /** Copies the next bytes, whose runs all have addresses, into one buffer, and advances. */
 void wh_run_cursor_pack(wh_run_cursor *cursor, void *to, size_t bytes);
 
-/** Copies one buffer to where the next bytes belong, and advances. Bytes without a destination are dropped. */
+/**
+ * Copies one buffer to where the next bytes belong, and advances. Bytes without a destination are
+ * dropped.
+ */
 void wh_run_cursor_unpack(wh_run_cursor *cursor, const void *from, size_t bytes);
 
 /* ---- the site ---- */
@@ -72,7 +75,10 @@ wherry_status wh_site_blame(const wh_lane_site *site, wherry_status status, wher
 
 /* ---- the identity of a process, and entering it ---- */
 
-/** On the wire: boot id (36 bytes), process (u64), device (u64) and inode (u64) of its pid namespace, big endian. */
+/**
+ * On the wire: boot id (36 bytes), process (u64), device (u64) and inode (u64) of its pid
+ * namespace, big endian.
+ */
 enum { WH_IDENTITY_BYTES = WH_BOOT_BYTES + 24 };
 
 void wh_identity_append(wh_string *string, const wh_identity *identity);
@@ -81,16 +87,17 @@ void wh_identity_append(wh_string *string, const wh_identity *identity);
 void wh_identity_take(wh_cursor *cursor, wh_identity *identity_p);
 
 /**
- * SOURCE. Names the receiver the ptracer of this process, so that Yama (ptrace_scope 1) lets it read memory and fetch
- * descriptors here.
+ * SOURCE. Names the receiver the ptracer of this process, so that Yama (ptrace_scope 1) lets it
+ * read memory and fetch descriptors here.
  * @param receiver  as it describes itself; what the group knows of its process takes precedence.
- * @return WHERRY_OK; WHERRY_REFUSED if the site forbids it; WHERRY_UNSUPPORTED if the kernel has no Yama.
+ * @return WHERRY_OK; WHERRY_REFUSED if the site forbids it; WHERRY_UNSUPPORTED if the kernel has no
+ * Yama.
  */
 wherry_status wh_ptracer_name(const wh_lane_site *site, const wh_identity *receiver, wherry_error *error);
 
 /**
- * Which process a source names its ptracer. There is one slot; if a second live process asks, both get in only by
- * WH_PTRACER_ANYONE.
+ * Which process a source names its ptracer. There is one slot; if a second live process asks, both
+ * get in only by WH_PTRACER_ANYONE.
  * @param slot  what was named last, 0: nobody; becomes the answer.
  */
 #define WH_PTRACER_ANYONE UINT64_MAX

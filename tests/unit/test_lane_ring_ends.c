@@ -380,7 +380,7 @@ static void test_hostile_frames(void **state) {
         {2, {{WH_RING_MORE, slot, 0}, {WH_RING_END, 0, 0}}},
         {3, {{WH_RING_MORE, slot, 0}, {WH_RING_MORE, slot, 0}, {WH_RING_MORE, slot, 0}}},
         {3, {{WH_RING_MORE, slot, 0}, {WH_RING_MORE, slot, 0}, {WH_RING_LAST, 4, 0}}},
-        {3, {{WH_RING_MORE, slot, 0}, {WH_RING_MORE, slot, 0}, {WH_RING_LAST_SUM, 6, 0}}},
+        {3, {{WH_RING_MORE, slot, 0}, {WH_RING_MORE, slot, 0}, {WH_RING_LAST_DIGEST, 6, 0}}},
     };
     for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
         pair p;

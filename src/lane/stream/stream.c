@@ -1,9 +1,10 @@
 /*
- * The lane `stream`: chunks as frames over channels of the group, which are sockets. This file is how the two sides come to
- * have channels; stream_move.c moves the bytes.
+ * The lane `stream`: chunks as frames over channels of the group, which are sockets. This file is
+ * how the two sides come to have channels; stream_move.c moves the bytes.
  *
  * 1. The receiver opens the channels, all at once, and one worker at each side uses each of them.
- * 2. The source takes a channel over only when nothing can fail any more; until then it is the caller's to close.
+ * 2. The source takes a channel over only when nothing can fail any more; until then it is the
+ *    caller's to close.
  * 3. A channel that the receiver has closed again is never used.
  */
 #include <netdb.h>
@@ -21,8 +22,8 @@
 #include "lane/stream/stream_internal.h"
 
 /*
- * An offer is the version and the most channels that the source would use. A request is BY_CHANNELS and the number of
- * channels that the receiver has opened. One byte each.
+ * An offer is the version and the most channels that the source would use. A request is BY_CHANNELS
+ * and the number of channels that the receiver has opened. One byte each.
  */
 enum { VERSION = 1, BY_CHANNELS = 1, OFFER_BYTES = 2, REQUEST_BYTES = 2, CHANNELS_MAX = 4 };
 
@@ -76,8 +77,9 @@ static wherry_status stream_offer(const wh_lane_site *site, wh_string *offer, wh
 /* ---- the receiver opens the channels ---- */
 
 /**
- * Opening a channel takes a few round trips, so all are opened at once: the first by the calling thread, the others by a
- * thread each. These threads have a stop of their own, because only the calling thread may ask the question of the site's.
+ * Opening a channel takes a few round trips, so all are opened at once: the first by the calling
+ * thread, the others by a thread each. These threads have a stop of their own, because only the
+ * calling thread may ask the question of the site's.
  */
 typedef struct dialling {
     const wh_lane_site *site;
@@ -171,7 +173,9 @@ static void log_addresses(const dialling *d, uint32_t wanted) {
            describe(&ends[1], sizes[1], there, sizeof(there)));
 }
 
-/** Opens up to as many channels as the end has workers, and leaves out the workers that got none. */
+/**
+ * Opens up to as many channels as the end has workers, and leaves out the workers that got none.
+ */
 static wherry_status dial(const wh_lane_site *site, stream_end *own, wherry_error *error) {
     uint32_t wanted = own->base.workers;
     dialling d = {.site = site, .deadline = wh_site_patience(site)};

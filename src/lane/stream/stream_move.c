@@ -1,6 +1,6 @@
 /*
- * Moving chunks over a channel. The receiver believes nothing that a frame says: its sink decides whether a chunk is expected,
- * and how long it is.
+ * Moving chunks over a channel. The receiver believes nothing that a frame says: its sink decides
+ * whether a chunk is expected, and how long it is.
  */
 #include <fcntl.h>
 #include <netinet/in.h>
@@ -26,9 +26,9 @@ enum {
 void wh_stream_worker_attach(wh_stream_worker *worker, int channel) {
     worker->channel = channel;
     /*
-     * Let the kernel wait within a call, for a slice of time: reader and writer hand over to each other much faster than by
-     * poll(), twice as fast on Unix sockets. The stop is checked after each slice. If the limits cannot be set the channel
-     * stays non-blocking, which works as well.
+     * Let the kernel wait within a call, for a slice of time: reader and writer hand over to each
+     * other much faster than by poll(), twice as fast on Unix sockets. The stop is checked after
+     * each slice. If the limits cannot be set the channel stays non-blocking, which works as well.
      */
     struct timeval slice = {0, WH_STREAM_SLICE_US};
     int flags = fcntl(channel, F_GETFL);
@@ -36,7 +36,10 @@ void wh_stream_worker_attach(wh_stream_worker *worker, int channel) {
         setsockopt(channel, SOL_SOCKET, SO_SNDTIMEO, &slice, sizeof(slice)) == 0) {
         (void)fcntl(channel, F_SETFL, flags & ~O_NONBLOCK);
     }
-    /* The end of a round is a few bytes, which must not wait for an acknowledgement. Unix sockets refuse this option. */
+    /*
+     * The end of a round is a few bytes, which must not wait for an acknowledgement. Unix sockets
+     * refuse this option.
+     */
     int on = 1;
     (void)setsockopt(channel, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
 }
@@ -58,7 +61,10 @@ static uint64_t bytes_of(const struct iovec *segments, size_t count) {
     return bytes;
 }
 
-/** Writes all of the segments, which change on the way. A peer that is slow but takes bytes is not given up. */
+/**
+ * Writes all of the segments, which change on the way. A peer that is slow but takes bytes is not
+ * given up.
+ */
 static wherry_status write_all(const wh_stream_worker *worker, struct iovec *segments, size_t count,
                                wherry_error *error) {
     const wh_lane_site *site = worker->site;
@@ -105,7 +111,10 @@ static void complete_header(wh_stream_worker *worker, uint64_t chunk, uint64_t l
     worker->header_bytes = WH_STREAM_HEADER_BYTES;
 }
 
-/** Writes the header, if it is complete, and the runs in the window, which begin at its second entry. */
+/**
+ * Writes the header, if it is complete, and the runs in the window, which begin at its second
+ * entry.
+ */
 static wherry_status write_window(wh_stream_worker *worker, size_t runs, wherry_error *error) {
     worker->window[0] = (struct iovec){worker->header, worker->header_bytes};
     wherry_status status = write_all(worker, worker->window, 1 + runs, error);
@@ -231,7 +240,10 @@ static void digest_window(wh_stream_worker *worker, size_t bytes) {
     }
 }
 
-/** Reads the bytes of a chunk into place, and as much of the next header as arrives along with the last of them. */
+/**
+ * Reads the bytes of a chunk into place, and as much of the next header as arrives along with the
+ * last of them.
+ */
 static wherry_status read_bytes(wh_stream_worker *worker, const wh_sink *sink, const frame *what, wherry_error *error) {
     wh_run_cursor cursor = wh_run_cursor_at(&worker->landing.segments);
     uint64_t left = what->length;
