@@ -1,7 +1,7 @@
 /**
  * @file command.h  The table of sub-commands, their options, exit codes, errors and signals.
  *
- * --help, the manual pages and the shell completions are all printed from this table.
+ * --help is printed from this table; manual.py turns its output into manual pages and shell completions.
  */
 #ifndef WH_CLI_COMMAND_H
 #define WH_CLI_COMMAND_H
@@ -21,7 +21,7 @@ typedef enum wh_option_kind {
     WH_OPTION_NUMBER, /**< An integer from least to most; int64_t. */
     WH_OPTION_SIZE,   /**< A number of bytes such as 512M, from least to most; uint64_t. */
     WH_OPTION_TEXT,   /**< const char *. */
-    WH_OPTION_CHOICE, /**< One of `choices`; const char *. */
+    WH_OPTION_CHOICE, /**< One of the words of `argument`, such as "auto|cma|ring"; const char *. */
     WH_OPTION_FILE,   /**< A path; const char *. */
 } wh_option_kind;
 
@@ -34,7 +34,6 @@ typedef struct wh_option {
     const char *help;     /**< Lower case, no full stop. */
     int64_t least;        /**< NUMBER and SIZE. */
     int64_t most;
-    const char *choices; /**< CHOICE: words separated by commas. */
 } wh_option;
 
 /** A row of an option table: WH_OPTION(struct, field, KIND, "name", 'n', "VALUE", "help", .least = 1, ...). */
@@ -57,9 +56,6 @@ typedef struct wh_operands {
     char **items;
 } wh_operands;
 
-/** The options of wh_common, and --help; ends with a row without a name. */
-extern const wh_option wh_common_options[];
-
 /* ---- commands ---- */
 
 /** X(NAME, CODE, TEXT): the exit codes. A signal exits with 128 + its number. From ARGUMENT on: docs/errors.md. */
@@ -81,17 +77,9 @@ enum {
 #undef WH_X
 };
 
-typedef struct wh_exit_code {
-    int code;
-    const char *text;
-} wh_exit_code;
-
-/** Ends with a row without a text. */
-extern const wh_exit_code wh_exit_codes[];
-
 typedef struct wh_command {
     const char *name;
-    const char *summary;      /**< One line, no full stop. NULL: internal, not listed. */
+    const char *summary;      /**< One line, no full stop. */
     const char *operands;     /**< What follows the options, such as "FILE..."; "" for nothing. */
     int least;                /**< Number of operands, */
     int most;                 /**< at most; -1: no limit. */
@@ -107,32 +95,16 @@ typedef struct wh_command {
 /** Members of wh_command for a struct of options and its default values. */
 #define WH_DEFAULTS(type, ...) .defaults = &(const type){__VA_ARGS__}, .options_size = sizeof(type)
 
-/** Ends with NULL. */
-extern const wh_command *const wh_commands[];
-
 extern const wh_command wh_command_bench;
 extern const wh_command wh_command_demo;
 extern const wh_command wh_command_diff;
 extern const wh_command wh_command_doctor;
 extern const wh_command wh_command_fetch;
 extern const wh_command wh_command_inspect;
-extern const wh_command wh_command_manual;
 extern const wh_command wh_command_serve;
-
-/** @return NULL if there is no such command. */
-const wh_command *wh_command_find(const char *name);
-
-/**
- * Iterates over a command's options, then the common ones.
- * @param number  0 for the first one. @return NULL after the last one.
- */
-const wh_option *wh_option_at(const wh_command *command, size_t number);
 
 /** Parses the arguments of a command and runs it. @return its exit code. */
 int wh_command_run(const wh_command *command, int argc, char **argv);
-
-/** Writes an option as a user types it: "-o, --output PATH". */
-void wh_option_text(const wh_option *option, char *text, size_t size);
 
 /* ---- errors, signals, log ---- */
 
@@ -151,6 +123,9 @@ int wh_end_command(const wh_command *command, wherry_status status, const wherry
 /** Fills an error; WHERRY_SYSTEM adds the text of errno. @return status. */
 __attribute__((format(printf, 3, 4))) wherry_status wh_fail_error(wherry_error *error, wherry_status status,
                                                                   const char *format, ...);
+
+/** @return memory. Exits with WH_EXIT_RESOURCE if it is NULL: what an allocation returned. */
+void *wh_need(void *memory);
 
 /** From here on SIGINT, SIGTERM and SIGHUP are noted instead of ending the process. A second one still ends it. */
 void wh_interrupt_catch(void);

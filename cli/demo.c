@@ -18,10 +18,9 @@ static const wh_option options_taken[] = {
     WH_OPTION(wh_demo_options, size, SIZE, "size", 0, "SIZE",
               "size of each rank's state, at least 1M (default 1G); all states must fit in memory", .least = MIB,
               .most = INT64_C(1) << 40),
-    WH_OPTION(wh_demo_options, lane, CHOICE, "lane", 0, "LANE",
+    WH_OPTION(wh_demo_options, lane, CHOICE, "lane", 0, "auto|cma|ring|ucx|stream",
               "the lane to use: cma (reads the peer's memory), ring (shared memory), ucx (UCX, if installed), stream "
-              "(sockets), or auto, the fastest that works (default auto)",
-              .choices = "auto,cma,ring,ucx,stream"),
+              "(sockets), or the fastest that works (default auto)"),
     WH_OPTION(wh_demo_options, kills, NUMBER, "kills", 0, "N",
               "how often a rank is killed, in turn from rank 0, 0 to 1000 (default: each rank once)", .most = 1000),
     WH_OPTION(wh_demo_options, steps, NUMBER, "steps", 0, "N",

@@ -368,12 +368,9 @@ int wh_demo_conduct(const wh_demo_options *options) {
     static conductor c;
     char text[64];
     c.options = options;
-    c.digests = calloc((size_t)options->steps + 1, sizeof(*c.digests));
+    c.digests = wh_need(calloc((size_t)options->steps + 1, sizeof(*c.digests)));
     wh_timeline_begin(&c.timeline, options);
     wh_interrupt_catch();
-    if (!c.digests) {
-        fail(&c, "no memory for %d steps", (int)options->steps);
-    }
     create_folder(&c);
     if (!c.over) {
         wh_timeline_say(&c.timeline, WH_DEMO_PLAIN, "%d ranks start, each with a state of %s", (int)options->ranks,

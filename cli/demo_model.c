@@ -64,10 +64,7 @@ static void fill(wherry_storage *storage, uint64_t seed) {
 }
 
 wherry_status wh_demo_model_create(uint64_t size, wh_demo_model **model_p, wherry_error *error) {
-    wh_demo_model *model = calloc(1, sizeof(*model));
-    if (!model) {
-        return wh_fail_error(error, WHERRY_NO_MEMORY, "no memory for the model");
-    }
+    wh_demo_model *model = wh_need(calloc(1, sizeof(*model)));
     choose_shapes(model, size);
     for (int i = 0; i < PARAMETERS * KINDS; i++) {
         parameter *p = model->parameters + i / KINDS;

@@ -1,9 +1,9 @@
 /* `wherry doctor`: what on this machine decides how fast checkpoints move, and which lane would be used. */
-#include <arpa/inet.h>
 #include <dlfcn.h>
 #include <ifaddrs.h>
 #include <inttypes.h>
 #include <net/if.h>
+#include <netdb.h>
 #include <netinet/in.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -83,6 +83,7 @@ typedef struct finding {
 
 static finding findings[FINDINGS_MAX];
 static size_t finding_count;
+static size_t problem_count; /**< Findings that are BAD. */
 
 /** Adds a finding. @param advice  NULL for none. */
 __attribute__((format(printf, 5, 6))) static void add(const char *area, const char *name, level how, const char *advice,
@@ -92,6 +93,7 @@ __attribute__((format(printf, 5, 6))) static void add(const char *area, const ch
         return;
     }
     finding *one = findings + finding_count++;
+    problem_count += how == BAD;
     one->area = area;
     one->level = how;
     snprintf(one->name, sizeof(one->name), "%s", name);
@@ -191,23 +193,15 @@ static void find_memory(void) {
 }
 
 static void find_interface(const struct ifaddrs *one) {
-    char address[INET6_ADDRSTRLEN] = "";
+    char address[INET6_ADDRSTRLEN + IF_NAMESIZE];
     char path[128];
     char speed[32];
     char mtu[32];
-    if (!one->ifa_addr || !(one->ifa_flags & IFF_UP)) {
-        return;
-    }
-    if (one->ifa_addr->sa_family == AF_INET) {
-        const struct sockaddr_in *at = (const void *)one->ifa_addr;
-        inet_ntop(AF_INET, &at->sin_addr, address, sizeof(address));
-    } else if (one->ifa_addr->sa_family == AF_INET6) {
-        const struct sockaddr_in6 *at = (const void *)one->ifa_addr;
-        if (IN6_IS_ADDR_LINKLOCAL(&at->sin6_addr)) {
-            return;
-        }
-        inet_ntop(AF_INET6, &at->sin6_addr, address, sizeof(address));
-    } else {
+    int family = one->ifa_addr ? one->ifa_addr->sa_family : AF_UNSPEC;
+    socklen_t size = family == AF_INET ? sizeof(struct sockaddr_in) : sizeof(struct sockaddr_in6);
+    if (!(one->ifa_flags & IFF_UP) || (family != AF_INET && family != AF_INET6) ||
+        getnameinfo(one->ifa_addr, size, address, sizeof(address), NULL, 0, NI_NUMERICHOST) != 0 ||
+        strchr(address, '%')) { /* link-local */
         return;
     }
     snprintf(path, sizeof(path), "/sys/class/net/%s/speed", one->ifa_name);
@@ -344,39 +338,27 @@ static void find_library(const struct library *one) {
 /* ---- lanes ---- */
 
 /** @return the lane that would be used; "" if none works. */
-static const char *used_lane(const wh_probe *probe) {
-    return probe->lanes[0].status == WHERRY_OK ? probe->lanes[0].used : "";
-}
-
-static void find_lanes(const wh_probe *probe) {
+static const char *find_lanes(const wh_probe *probe) {
+    const char *used = probe->lanes[0].status == WHERRY_OK ? probe->lanes[0].used : "";
     for (size_t i = 1; i < probe->count; i++) {
         const wh_probe_lane *lane = probe->lanes + i;
         if (lane->status == WHERRY_OK) {
-            bool used = strcmp(used_lane(probe), lane->name) == 0;
-            add("lanes", lane->name, GOOD, NULL, "works%s", used ? "; would be used" : "");
+            add("lanes", lane->name, GOOD, NULL, "works%s", strcmp(used, lane->name) == 0 ? "; would be used" : "");
         } else {
             add("lanes", lane->name, lane->refused ? BAD : FACT, lane->reason, "%s",
                 lane->refused ? "does not work" : "not available");
         }
     }
-    if (!*used_lane(probe)) {
+    if (!*used) {
         add("lanes", "all", BAD, probe->lanes[0].reason, "none works");
     }
+    return used;
 }
 
 /* ---- the result ---- */
 
-static size_t count_problems(void) {
-    size_t count = 0;
-    for (size_t i = 0; i < finding_count; i++) {
-        count += findings[i].level == BAD;
-    }
-    return count;
-}
-
 static void print_text(const char *lane, bool quiet) {
     const char *area = "";
-    size_t problems = count_problems();
     for (size_t i = 0; i < finding_count; i++) {
         const finding *one = findings + i;
         if (quiet && one->level != BAD) {
@@ -393,11 +375,7 @@ static void print_text(const char *lane, bool quiet) {
         }
     }
     printf("%s%s%s", *area ? "\n" : "", *lane ? "checkpoints would use the lane " : "no lane works", lane);
-    if (problems) {
-        printf("; %zu problem%s to fix\n", problems, problems == 1 ? "" : "s");
-    } else {
-        printf("; no problems\n");
-    }
+    printf("; %zu problem%s\n", problem_count, problem_count == 1 ? "" : "s");
 }
 
 static void print_json(const char *lane) {
@@ -452,11 +430,11 @@ static int run(void *context, const wh_operands *operands) {
     if (probe.rank != 0) {
         return WH_EXIT_OK;
     }
-    find_lanes(&probe);
+    const char *lane = find_lanes(&probe);
     if (options->common.json) {
-        print_json(used_lane(&probe));
+        print_json(lane);
     } else {
-        print_text(used_lane(&probe), options->common.quiet);
+        print_text(lane, options->common.quiet);
     }
-    return count_problems() ? WH_EXIT_FAILED : WH_EXIT_OK;
+    return problem_count ? WH_EXIT_FAILED : WH_EXIT_OK;
 }

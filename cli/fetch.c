@@ -131,10 +131,7 @@ static wherry_status open_writer(fetch *f, const wanted_file *wanted, bool insid
     wherry_value *target = NULL;
     char **path = f->paths + f->count;
     const char *slash = output[strlen(output) - 1] == '/' ? "" : "/";
-    if (asprintf(path, "%s%s%s", output, inside ? slash : "", inside ? wanted->name : "") < 0) {
-        *path = NULL;
-        return wh_fail_error(error, WHERRY_NO_MEMORY, "no memory for a file name");
-    }
+    wh_need(asprintf(path, "%s%s%s", output, inside ? slash : "", inside ? wanted->name : "") < 0 ? NULL : *path);
     wherry_file_format format = wherry_file_format_of(*path);
     bool same_format = format == WHERRY_FILE_AUTO || format == wherry_file_format_of(wanted->name);
     bool bytes = offered_bytes && !f->options->only && same_format;
@@ -215,14 +212,12 @@ static wherry_status build_target(fetch *f, const wherry_value *state, wherry_er
                              wherry_dict_count(bytes));
     }
     const wherry_value *from = f->options->only || merge || wherry_dict_count(bytes) == 0 ? states : bytes;
-    wanted_file *wanted = calloc(wherry_dict_count(from) + 1, sizeof(*wanted));
-    f->writers = calloc(wherry_dict_count(from) + 1, sizeof(wherry_file_writer *));
-    f->paths = calloc(wherry_dict_count(from) + 1, sizeof(char *));
-    wherry_status status = wanted && f->writers && f->paths
-                               ? list_wanted(f, from, wanted, &count, error)
-                               : wh_fail_error(error, WHERRY_NO_MEMORY, "no memory for the list of files");
+    wanted_file *wanted = wh_need(calloc(wherry_dict_count(from) + 1, sizeof(*wanted)));
+    f->writers = wh_need(calloc(wherry_dict_count(from) + 1, sizeof(wherry_file_writer *)));
+    f->paths = wh_need(calloc(wherry_dict_count(from) + 1, sizeof(char *)));
+    wherry_status status = list_wanted(f, from, wanted, &count, error);
     WH_THEN(status, open_writers(f, wanted, count, from == bytes, states, error));
-    for (size_t i = 0; wanted && i < count; i++) {
+    for (size_t i = 0; i < count; i++) {
         wherry_value_destroy(wanted[i].picked);
     }
     free(wanted);
@@ -394,11 +389,6 @@ static void end_fetch(fetch *f) {
 /* ---- the result ---- */
 
 static void print_json(const fetch *f) {
-    static const char *const reasons[] = {
-        [WHERRY_LANE_UNSUPPORTED] = "unsupported", [WHERRY_LANE_FAILED] = "failed",
-        [WHERRY_LANE_NOT_ALLOWED] = "not_allowed", [WHERRY_LANE_NOT_OFFERED] = "not_offered",
-        [WHERRY_LANE_OTHER_HOST] = "other_host",
-    };
     const wherry_stats *stats = &f->stats;
     wh_json json = {.out = stdout};
     wh_json_open(&json, NULL, '{');
@@ -411,16 +401,11 @@ static void print_json(const fetch *f) {
     wh_json_count(&json, "bytes_moved", stats->bytes_moved);
     wh_json_count(&json, "bytes_held", stats->bytes_held);
     wh_json_text(&json, "lane", stats->lane);
-    wh_json_open(&json, "skipped_lanes", '[');
+    wh_json_open(&json, "skipped_lanes", '{');
     for (uint32_t i = 0; i < stats->skipped_count; i++) {
-        const wherry_skipped_lane *skipped = stats->skipped + i;
-        wh_json_open(&json, NULL, '{');
-        wh_json_text(&json, "lane", skipped->lane);
-        wh_json_text(&json, "reason", reasons[skipped->reason]);
-        wh_json_text(&json, "text", skipped->text);
-        wh_json_close(&json, '}');
+        wh_json_text(&json, stats->skipped[i].lane, stats->skipped[i].text);
     }
-    wh_json_close(&json, ']');
+    wh_json_close(&json, '}');
     wh_json_flag(&json, "verified", stats->verified);
     wh_json_real(&json, "seconds", stats->total_seconds);
     wh_json_real(&json, "data_seconds", stats->data_seconds);
@@ -432,8 +417,7 @@ static void print_text(const fetch *f) {
     double rate = stats->data_seconds > 0 ? (double)stats->bytes_moved / stats->data_seconds : 0;
     char size[WH_SIZE_TEXT_MAX];
     for (size_t i = 0; i < f->count; i++) {
-        wh_print_escaped(stdout, f->paths[i]);
-        printf("\n");
+        wh_print_line(NULL, f->paths[i]);
     }
     printf("%s in %.1f s", wh_size_text(stats->bytes_moved, size), stats->total_seconds);
     if (*stats->lane) {

@@ -72,11 +72,7 @@ static wherry_status add_file(wh_file_set *set, const char *path, wherry_file_fo
     wherry_value *copy;
     const char *slash = strrchr(path, '/');
     const char *name = slash ? slash + 1 : path;
-    wherry_file **grown = realloc(set->open, (set->open_count + 1) * sizeof(wherry_file *));
-    if (!grown) {
-        return wh_fail_error(error, WHERRY_NO_MEMORY, "no memory for %zu files", set->open_count + 1);
-    }
-    set->open = grown;
+    set->open = wh_need(realloc(set->open, (set->open_count + 1) * sizeof(wherry_file *)));
     wherry_file_open_options_init(&options);
     options.format = format;
     wherry_status status = wherry_file_open(path, &options, file_p, error);

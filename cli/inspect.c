@@ -60,21 +60,32 @@ const wh_command wh_command_inspect = {
 
 /* ---- the tree ---- */
 
-static void print_leaf(wh_json *json, const wh_leaf *leaf) {
+/** @return the number of a storage. *next_p is one more than the highest number so far. */
+static size_t storage_number(const wherry_prepared *prepared, const wherry_storage *storage, size_t *next_p) {
+    size_t number = wherry_prepared_storage(prepared, *next_p) == storage ? *next_p : 0;
+    while (wherry_prepared_storage(prepared, number) != storage && wherry_prepared_storage(prepared, number)) {
+        number++; /* it is shared with an earlier tensor */
+    }
+    *next_p = number < *next_p ? *next_p : number + 1;
+    return number;
+}
+
+static void print_leaf(wh_json *json, const wh_leaf *leaf, const wherry_prepared *prepared, size_t *next_p) {
     const wherry_tensor *tensor = leaf->tensor;
     char text[512];
     wh_json_open(json, NULL, '{');
     wh_json_text(json, "name", leaf->name);
     if (tensor) {
+        const wherry_dtype_info *dtype = wherry_dtype_describe(tensor->dtype);
         wh_json_text(json, "kind", "tensor");
-        wh_json_text(json, "dtype", wherry_dtype_describe(tensor->dtype)->name);
+        wh_json_text(json, "dtype", dtype->name);
         wh_json_open(json, "shape", '[');
         for (uint32_t i = 0; i < tensor->ndim; i++) {
             wh_json_number(json, NULL, tensor->shape[i]);
         }
         wh_json_close(json, ']');
-        wh_json_count(json, "bytes", wh_tensor_bytes(tensor));
-        wh_json_count(json, "storage", leaf->storage);
+        wh_json_count(json, "bytes", wherry_tensor_count(tensor) * dtype->bytes);
+        wh_json_count(json, "storage", storage_number(prepared, tensor->storage, next_p));
     } else {
         wh_leaf_text(leaf, text, sizeof(text));
         wh_json_text(json, "kind", wherry_kind_name(wherry_value_kind(leaf->value)));
@@ -83,8 +94,12 @@ static void print_leaf(wh_json *json, const wh_leaf *leaf) {
     wh_json_close(json, '}');
 }
 
-static void print_json(const char *name, const wherry_file_summary *file, const wherry_prepared_summary *sums,
+/** @param file  NULL if a server holds it. */
+static void print_json(const char *name, const wherry_file_summary *file, const wherry_prepared *prepared,
                        const wh_leaves *leaves, wh_json *json) {
+    wherry_prepared_summary sums;
+    size_t next = 0;
+    wherry_prepared_summarize(prepared, &sums);
     wh_json_open(json, NULL, '{');
     wh_json_text(json, "name", name);
     if (file) {
@@ -92,49 +107,50 @@ static void print_json(const char *name, const wherry_file_summary *file, const 
         wh_json_count(json, "files", file->files);
         wh_json_count(json, "file_bytes", file->file_bytes);
     }
-    wh_json_count(json, "tensors", sums->tensors);
-    wh_json_count(json, "storages", sums->storages);
-    wh_json_count(json, "bytes", sums->bytes);
+    wh_json_count(json, "tensors", sums.tensors);
+    wh_json_count(json, "storages", sums.storages);
+    wh_json_count(json, "bytes", sums.bytes);
     wh_json_open(json, "leaves", '[');
     for (size_t i = 0; i < leaves->count; i++) {
-        print_leaf(json, leaves->items + i);
+        print_leaf(json, leaves->items + i, prepared, &next);
     }
     wh_json_close(json, ']');
     wh_json_close(json, '}');
 }
 
-static void print_totals(const char *name, const wherry_file_summary *file, const wherry_prepared_summary *sums) {
+/** Prints the last line of the text. */
+static void print_totals(const char *name, const wherry_file_summary *file, const wherry_prepared *prepared) {
+    wherry_prepared_summary sums;
     char size[WH_SIZE_TEXT_MAX];
+    wherry_prepared_summarize(prepared, &sums);
     printf("\n");
     wh_print_escaped(stdout, name);
-    printf(": %llu tensors in %llu storages, %s", (unsigned long long)sums->tensors, (unsigned long long)sums->storages,
-           wh_size_text(sums->bytes, size));
+    printf(": %llu tensors in %llu storages, %s", (unsigned long long)sums.tensors, (unsigned long long)sums.storages,
+           wh_size_text(sums.bytes, size));
     if (file) {
         printf("; %s, %u file%s, %s", wherry_file_format_name(file->format), file->files, file->files == 1 ? "" : "s",
                wh_size_text(file->file_bytes, size));
     }
-    if (sums->view_bytes > sums->bytes) {
-        printf("; %s shared", wh_size_text(sums->view_bytes - sums->bytes, size));
+    if (sums.view_bytes > sums.bytes) {
+        printf("; %s shared", wh_size_text(sums.view_bytes - sums.bytes, size));
     }
     printf("\n");
 }
 
-/** Prints one state. @param file  NULL if a server holds it. */
 static wherry_status print_state(const char *name, const wherry_file_summary *file, const wherry_value *state,
                                  wh_json *json, wherry_error *error) {
     wh_leaves leaves = {0};
     wherry_prepared *prepared = NULL;
-    wherry_prepared_summary sums = {0};
-    wherry_status status = wh_leaves_list(&leaves, state, error);
-    WH_THEN(status, wherry_prepare(state, NULL, &prepared, error));
-    if (status == WHERRY_OK) {
-        wherry_prepared_summarize(prepared, &sums);
-        if (json) {
-            print_json(name, file, &sums, &leaves, json);
-        } else {
-            status = wherry_value_dump(state, stdout, error);
-            print_totals(name, file, &sums);
-        }
+    wherry_status status = wherry_prepare(state, NULL, &prepared, error);
+    if (json) {
+        WH_THEN(status, wh_leaves_list(&leaves, state, error));
+    } else {
+        WH_THEN(status, wherry_value_dump(state, stdout, error));
+    }
+    if (status == WHERRY_OK && json) {
+        print_json(name, file, prepared, &leaves, json);
+    } else if (status == WHERRY_OK) {
+        print_totals(name, file, prepared);
     }
     wherry_prepared_destroy(prepared);
     wh_leaves_free(&leaves);
@@ -215,17 +231,13 @@ static wherry_status digest_leaf(const wh_leaf *leaf, bool quiet, wh_json *json,
         if (status != WHERRY_OK) {
             break;
         }
-        if ((sharded ? asprintf(&name, "%s[%u]", leaf->name, i) : asprintf(&name, "%s", leaf->name)) < 0) {
-            return wh_fail_error(error, WHERRY_NO_MEMORY, "no memory for a name");
-        }
+        wh_need(asprintf(&name, sharded ? "%s[%u]" : "%s", leaf->name, i) < 0 ? NULL : name);
         write_hex(&digest, hex);
         fprintf(all, " %s", hex);
         if (json) {
             wh_json_text(json, name, hex);
         } else if (!quiet) {
-            printf("%s  ", hex);
-            wh_print_escaped(stdout, name);
-            printf("\n");
+            wh_print_line(hex, name);
         }
         free(name);
     }
@@ -240,32 +252,25 @@ static wherry_status print_digests(const char *path, const wherry_value *state, 
     char *text = NULL;
     size_t size = 0;
     char hex[HEX_MAX] = "";
-    FILE *all = open_memstream(&text, &size);
-    wherry_status status =
-        all ? wh_leaves_list(&leaves, state, error) : wh_fail_error(error, WHERRY_NO_MEMORY, "no memory for a digest");
+    FILE *all = wh_need(open_memstream(&text, &size));
+    wherry_status status = wh_leaves_list(&leaves, state, error);
     if (json) {
         wh_json_open(json, NULL, '{');
         wh_json_text(json, "name", path);
         wh_json_open(json, "tensors", '{');
     }
-    if (status == WHERRY_OK) {
-        wh_leaves_sort(&leaves);
+    wh_leaves_sort(&leaves);
+    for (size_t i = 0; i < leaves.count; i++) {
+        WH_THEN(status, digest_leaf(leaves.items + i, quiet, json, all, error));
     }
-    for (size_t i = 0; i < leaves.count && status == WHERRY_OK; i++) {
-        status = digest_leaf(leaves.items + i, quiet, json, all, error);
-    }
-    if (all && fclose(all) != 0 && status == WHERRY_OK) {
-        status = wh_fail_error(error, WHERRY_NO_MEMORY, "no memory for a digest");
-    }
-    WH_THEN(status, digest_bytes(text, size, hex, error));
+    fclose(all);
+    WH_THEN(status, digest_bytes(wh_need(text), size, hex, error));
     if (json) {
         wh_json_close(json, '}');
         wh_json_text(json, "all", hex);
         wh_json_close(json, '}');
     } else if (status == WHERRY_OK) {
-        printf("%s  ", hex);
-        wh_print_escaped(stdout, path);
-        printf("\n");
+        wh_print_line(hex, path);
     }
     free(text);
     wh_leaves_free(&leaves);

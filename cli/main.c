@@ -8,28 +8,12 @@
 #include "command.h"
 #include "output.h"
 
-const wh_command *const wh_commands[] = {
+static const wh_command *const commands[] = {
 #if WH_CLI_FILES
     &wh_command_serve,  &wh_command_fetch, &wh_command_inspect, &wh_command_diff,
 #endif
-    &wh_command_doctor, &wh_command_bench, &wh_command_demo,    &wh_command_manual, NULL,
+    &wh_command_doctor, &wh_command_bench, &wh_command_demo,    NULL,
 };
-
-const wh_exit_code wh_exit_codes[] = {
-#define WH_X(name, code, text) {code, text},
-    WH_EXIT_LIST(WH_X)
-#undef WH_X
-        {0, NULL},
-};
-
-const wh_command *wh_command_find(const char *name) {
-    for (const wh_command *const *command = wh_commands; *command; command++) {
-        if (strcmp(name, (*command)->name) == 0) {
-            return *command;
-        }
-    }
-    return NULL;
-}
 
 /* ---- errors ---- */
 
@@ -83,6 +67,13 @@ wherry_status wh_fail_error(wherry_error *error, wherry_status status, const cha
         snprintf(error->message + used, sizeof(error->message) - used, ": %s", strerror(number));
     }
     return status;
+}
+
+void *wh_need(void *memory) {
+    if (!memory) {
+        exit(wh_fail_command(NULL, WH_EXIT_RESOURCE, "out of memory"));
+    }
+    return memory;
 }
 
 /* ---- signals, log, /proc ---- */
@@ -141,10 +132,8 @@ static void print_help(FILE *out) {
     fprintf(out, "Usage: wherry COMMAND [OPTION...]\n\n"
                  "Move training checkpoints between processes and machines.\n\n"
                  "Commands:\n");
-    for (const wh_command *const *command = wh_commands; *command; command++) {
-        if ((*command)->summary) {
-            fprintf(out, "  %-10s %s\n", (*command)->name, (*command)->summary);
-        }
+    for (size_t i = 0; commands[i]; i++) {
+        fprintf(out, "  %-10s %s\n", commands[i]->name, commands[i]->summary);
     }
     fprintf(out, "\nOptions:\n"
                  "  -h, --help     print this help and exit\n"
@@ -170,9 +159,11 @@ static int run(int argc, char **argv, const wh_command **command_p) {
         printf("wherry %s\n", wherry_version());
         return WH_EXIT_OK;
     }
-    *command_p = wh_command_find(argv[1]);
-    if (*command_p) {
-        return wh_command_run(*command_p, argc - 1, argv + 1);
+    for (size_t i = 0; commands[i]; i++) {
+        if (strcmp(argv[1], commands[i]->name) == 0) {
+            *command_p = commands[i];
+            return wh_command_run(commands[i], argc - 1, argv + 1);
+        }
     }
     return wh_fail_command(NULL, WH_EXIT_USAGE, "unknown %s '%s'; `wherry --help` lists the commands",
                            argv[1][0] == '-' ? "option" : "command", argv[1]);

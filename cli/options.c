@@ -9,7 +9,7 @@
 
 enum { OPTIONS_MAX = 40, OPTIONS_BYTES = 256, LONG_ONLY = 256, WIDTH = 100, HELP_COLUMN = 22 };
 
-const wh_option wh_common_options[] = {
+static const wh_option common_options[] = {
     WH_OPTION(wh_common, quiet, FLAG, "quiet", 'q', NULL, "print only the result and errors"),
     WH_OPTION(wh_common, verbose, FLAG, "verbose", 'v', NULL, "also print the library's log"),
     WH_OPTION(wh_common, json, FLAG, "json", 0, NULL, "print the result as JSON"),
@@ -17,13 +17,14 @@ const wh_option wh_common_options[] = {
     {.name = NULL},
 };
 
-const wh_option *wh_option_at(const wh_command *command, size_t number) {
+/** Iterates over a command's options, then the common ones. @return NULL after the last one. */
+static const wh_option *option_at(const wh_command *command, size_t number) {
     for (const wh_option *own = command->options; own && own->name; own++) {
         if (number-- == 0) {
             return own;
         }
     }
-    for (const wh_option *common = wh_common_options; common->name; common++) {
+    for (const wh_option *common = common_options; common->name; common++) {
         bool taken = strcmp(common->name, "json") != 0 || command->json;
         if (taken && number-- == 0) {
             return common;
@@ -80,8 +81,8 @@ static bool set_number(const wh_command *command, const wh_option *option, const
 static bool set_choice(const wh_command *command, const wh_option *option, const char *text, const char **choice_p) {
     char words[256] = ""; /* "auto, cma or ring" */
     size_t used = 0;
-    for (const char *at = option->choices; *at; at += *at == ',') {
-        size_t length = strcspn(at, ",");
+    for (const char *at = option->argument; *at; at += *at == '|') {
+        size_t length = strcspn(at, "|");
         if (length == strlen(text) && memcmp(at, text, length) == 0) {
             *choice_p = text;
             return true;
@@ -120,15 +121,6 @@ static bool set_option(const wh_command *command, const wh_option *option, const
 
 /* ---- --help ---- */
 
-void wh_option_text(const wh_option *option, char *text, size_t size) {
-    char letter[8] = "";
-    if (option->letter) {
-        snprintf(letter, sizeof(letter), "-%c, ", option->letter);
-    }
-    snprintf(text, size, "%s--%s%s%s", letter, option->name, option->argument ? " " : "",
-             option->argument ? option->argument : "");
-}
-
 static void print_paragraphs(const char *text) {
     while (*text) {
         size_t length = strcspn(text, "\n");
@@ -148,11 +140,13 @@ static void print_help(const wh_command *command) {
     printf("Usage: wherry %s [OPTION...]%s%s\n\n", command->name, *command->operands ? " " : "", command->operands);
     print_paragraphs(command->text);
     printf("Options:\n");
-    for (size_t i = 0; (option = wh_option_at(command, i)); i++) {
-        char text[64];
-        wh_option_text(option, text, sizeof(text));
-        printf("  %-*s", HELP_COLUMN - 2, text);
-        if (strlen(text) + 2 >= HELP_COLUMN) {
+    for (size_t i = 0; (option = option_at(command, i)); i++) {
+        const char letter[] = {'-', option->letter, ',', ' ', '\0'};
+        const char *argument = option->argument ? option->argument : "";
+        int used = printf("  %s--%s%s%s", option->letter ? letter : "", option->name, *argument ? " " : "", argument);
+        if (used < HELP_COLUMN - 1) {
+            printf("%*s", HELP_COLUMN - used, "");
+        } else {
             printf("\n%*s", HELP_COLUMN, "");
         }
         wh_print_wrapped(stdout, option->help, HELP_COLUMN, WIDTH);
@@ -164,9 +158,9 @@ static void print_help(const wh_command *command) {
         }
     }
     printf("\nExit codes:\n");
-    for (const wh_exit_code *one = wh_exit_codes; one->text; one++) {
-        printf("  %3d  %s\n", one->code, one->text);
-    }
+#define WH_X(name, code, text) printf("  %3d  %s\n", code, text);
+    WH_EXIT_LIST(WH_X)
+#undef WH_X
     printf("  128 + N: ended by signal N\n");
 }
 
@@ -178,7 +172,7 @@ static bool parse(const wh_command *command, int argc, char **argv, void *option
     char shorts[2 * OPTIONS_MAX + 1] = "";
     const wh_option *option;
     int found;
-    for (size_t i = 0, used = 0; (option = wh_option_at(command, i)); i++) {
+    for (size_t i = 0, used = 0; (option = option_at(command, i)); i++) {
         int takes = option->kind == WH_OPTION_FLAG ? no_argument : required_argument;
         if (i == OPTIONS_MAX) {
             abort(); /* raise OPTIONS_MAX */
@@ -199,7 +193,7 @@ static bool parse(const wh_command *command, int argc, char **argv, void *option
             *code_p = WH_EXIT_OK;
             return false;
         }
-        for (size_t i = 0; (option = wh_option_at(command, i)) && longs[i].val != found; i++) {
+        for (size_t i = 0; (option = option_at(command, i)) && longs[i].val != found; i++) {
         }
         if (!set_option(command, option, optarg, options)) {
             return false;

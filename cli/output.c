@@ -76,6 +76,12 @@ void wh_print_escaped(FILE *out, const char *text) {
     }
 }
 
+void wh_print_line(const char *column, const char *text) {
+    printf("%s%s", column ? column : "", column ? "  " : "");
+    wh_print_escaped(stdout, text);
+    printf("\n");
+}
+
 void wh_print_wrapped(FILE *out, const char *text, int indent, int width) {
     int column = indent;
     bool first = true;

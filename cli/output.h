@@ -25,6 +25,9 @@ const char *wh_size_short(int64_t bytes, char text[WH_SIZE_TEXT_MAX]);
  */
 void wh_print_escaped(FILE *out, const char *text);
 
+/** Prints a column, two spaces and escaped text on standard output. @param column  NULL: only the text. */
+void wh_print_line(const char *column, const char *text);
+
 /** Prints text in lines of at most width columns. The first line starts at column indent, the others are indented to it. */
 void wh_print_wrapped(FILE *out, const char *text, int indent, int width);
 

@@ -3,7 +3,6 @@
 #define WH_CLI_TENSORS_H
 
 #include <stddef.h>
-#include <stdint.h>
 
 #include <wherry/tensor.h>
 #include <wherry/value.h>
@@ -12,7 +11,6 @@ typedef struct wh_leaf {
     char *name;
     const wherry_value *value;
     const wherry_tensor *tensor; /**< NULL if it is not a tensor. */
-    size_t storage;              /**< Tensors: number of the storage, in the order of the leaves. */
 } wh_leaf;
 
 /** The leaves of a state. Starts as {0}. Borrows from the state. */
@@ -27,9 +25,6 @@ void wh_leaves_free(wh_leaves *leaves);
 
 /** Sorts them by name. */
 void wh_leaves_sort(wh_leaves *leaves);
-
-/** Bytes of a tensor's elements. */
-uint64_t wh_tensor_bytes(const wherry_tensor *tensor);
 
 /** Describes a leaf: "float32 [2, 3]", "int 1000", "\"text\"". */
 void wh_leaf_text(const wh_leaf *leaf, char *text, size_t size);
