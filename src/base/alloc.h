@@ -25,7 +25,7 @@
 /** @return size bytes, or NULL. With size 0, the result is still a pointer to release. */
 WH_SHARED void *wh_alloc(size_t size);
 
-/** @return count elements of size bytes; NULL without memory, or if the product overflows. */
+/** @return count elements of size bytes; NULL if out of memory, or if the product overflows. */
 WH_SHARED void *wh_alloc_array(size_t count, size_t size);
 
 /** wh_alloc_array, zeroed. */
@@ -34,12 +34,12 @@ WH_SHARED void *wh_alloc_zeroed(size_t count, size_t size);
 /** memory may be NULL. */
 WH_SHARED void wh_free(void *memory);
 
-/** @return a copy of size bytes with a zero byte behind them, or NULL. */
+/** @return a copy of size bytes, followed by a zero byte; NULL if out of memory. */
 WH_SHARED char *wh_copy_text(const char *text, size_t size);
 
 /**
  * Makes room for one more element in a growing array. The capacity at least doubles.
- * @return false without memory; the array is unchanged.
+ * @return false if out of memory; the array is unchanged.
  */
 WH_SHARED bool wh_grow(void **array, size_t *capacity, size_t count, size_t size);
 
@@ -74,7 +74,7 @@ typedef struct wh_pool {
 
 /**
  * Starts with a block of about `size` bytes, if many objects are expected.
- * @return false without memory.
+ * @return false if out of memory.
  */
 bool wh_pool_reserve(wh_pool *pool, size_t size);
 
@@ -82,8 +82,8 @@ bool wh_pool_reserve(wh_pool *pool, size_t size);
  * Allocates an object, aligned for pointers and 64-bit numbers.
  * @param pool      NULL: the shared pool. If another thread is using it, or the allocator is not
  *                  the default, the object is a separate allocation.
- * @param offset_p  for wh_pool_free; 0 for a separate allocation.
- * @return NULL without memory.
+ * @param offset_p  to pass to wh_pool_free; 0 for a separate allocation.
+ * @return NULL if out of memory.
  */
 void *wh_pool_alloc(wh_pool *pool, size_t size, uint32_t *offset_p);
 

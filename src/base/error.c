@@ -11,14 +11,14 @@ static int is_continuation(char byte) {
 /** Removes the last character of a truncated text if it is incomplete UTF-8. */
 static void cut_text(char *text) {
     size_t at = strlen(text);
-    size_t behind = at;
+    size_t end = at;
     while (at > 0 && is_continuation(text[at - 1])) {
         at--;
     }
     if (at > 0 && (unsigned char)text[at - 1] >= 0xC0) {
         unsigned char first = (unsigned char)text[at - 1];
         size_t wanted = first >= 0xF0 ? 4 : first >= 0xE0 ? 3 : 2;
-        if (behind - (at - 1) < wanted) {
+        if (end - (at - 1) < wanted) {
             text[at - 1] = '\0';
         }
     }

@@ -33,14 +33,14 @@ typedef bool (*wh_index_equal)(const void *owner, size_t element, const void *ke
 /** Frees an index. It starts as {0}. */
 WH_SHARED void wh_index_destroy(wh_index *index);
 
-/** Makes room for count elements in total. @return false without memory. */
+/** Makes room for count elements in total. @return false if out of memory. */
 bool wh_index_reserve(wh_index *index, size_t count);
 
 /** The element that has the key, or WH_INDEX_NONE. */
 WH_SHARED size_t wh_index_find(const wh_index *index, uint64_t hash, wh_index_equal equal, const void *owner,
                                const void *key);
 
-/** Adds an element that the index does not have yet. @return false without memory. */
+/** Adds an element that the index does not have yet. @return false if out of memory. */
 WH_SHARED bool wh_index_add(wh_index *index, uint64_t hash, size_t element);
 
 /**

@@ -28,7 +28,7 @@ void wh_append_number(wh_string *string, uint64_t number, size_t width);
 /** Appends the size as a big-endian number of `width` bytes, then the bytes. */
 void wh_append_sized(wh_string *string, const void *bytes, size_t size, size_t width);
 
-/** Empties the string. @return the text, for wh_free; NULL if memory ran out. */
+/** Empties the string. @return the text; free with wh_free. NULL if an append failed. */
 WH_SHARED char *wh_string_take(wh_string *string);
 
 /** True if text is well-formed UTF-8: no overlong forms, no surrogates, nothing above U+10FFFF. */

@@ -19,14 +19,14 @@ static unsigned long long byte_of_file(const wh_json *json) {
 
 static wherry_status expect(wh_json *json, char wanted, wherry_error *error) {
     if (peek(json) != wanted) {
-        return wh_file_fail(error, WHERRY_MALFORMED, wh_json_spot(json), "bad JSON at byte %llu: '%c' expected",
+        return wh_file_fail(error, WHERRY_MALFORMED, wh_json_spot(json), "bad JSON at byte %llu: expected '%c'",
                             byte_of_file(json), wanted);
     }
     json->at++;
     return WHERRY_OK;
 }
 
-/** True if Jansson gets memory. Without, it may report bad syntax instead. */
+/** True if Jansson gets memory. Without memory, it may report bad syntax instead. */
 static bool has_memory(const wh_json *json) {
     enum { PROBED = 4096 };
     size_t left = json->size - json->at;
@@ -69,7 +69,7 @@ wherry_status wh_json_value(wh_json *json, size_t most, json_t **value_p, wherry
 
 /**
  * Reads the name of the next member and the colon.
- * @param name_p  for json_decref; NULL at the end of the object.
+ * @param name_p  release with json_decref; NULL at the end of the object.
  */
 static wherry_status next_name(wh_json *json, bool first, json_t **name_p, wherry_error *error) {
     if (peek(json) == '}') {
@@ -82,7 +82,7 @@ static wherry_status next_name(wh_json *json, bool first, json_t **name_p, wherr
         return status;
     }
     if (peek(json) != '"') {
-        return wh_file_fail(error, WHERRY_MALFORMED, wh_json_spot(json), "bad JSON at byte %llu: a name expected",
+        return wh_file_fail(error, WHERRY_MALFORMED, wh_json_spot(json), "bad JSON at byte %llu: expected a name",
                             byte_of_file(json));
     }
     json_t *name = NULL;
@@ -125,7 +125,7 @@ wherry_status wh_json_end(wh_json *json, wherry_error *error) {
     peek(json);
     return json->at == json->size ? WHERRY_OK
                                   : wh_file_fail(error, WHERRY_MALFORMED, wh_json_spot(json),
-                                                 "unexpected bytes behind the JSON, at byte %llu", byte_of_file(json));
+                                                 "unexpected bytes after the JSON, at byte %llu", byte_of_file(json));
 }
 
 void wh_json_append(wh_string *out, const char *text, size_t size) {

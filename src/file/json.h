@@ -34,7 +34,7 @@ wherry_status wh_json_members(wh_json *json, wh_json_member_fn read, void *conte
 /**
  * Reads a value.
  * @param most     WHERRY_LIMIT if the value takes more bytes.
- * @param value_p  for json_decref.
+ * @param value_p  release with json_decref.
  */
 wherry_status wh_json_value(wh_json *json, size_t most, json_t **value_p, wherry_error *error);
 
@@ -49,7 +49,7 @@ static inline wh_spot wh_json_spot(const wh_json *json) {
     return wh_spot_byte(json->path, json->begin + json->at);
 }
 
-/** Appends UTF-8 as a JSON string. Sets out->failed without memory. */
+/** Appends UTF-8 as a JSON string. Sets out->failed if out of memory. */
 void wh_json_append(wh_string *out, const char *text, size_t size);
 
 #endif

@@ -19,14 +19,10 @@
 enum {
     WH_NATIVE_MAGIC_BYTES = 8,
     WH_NATIVE_HEADER = 64,
-    WH_NATIVE_SUMMED =
-        /**
-         * The checksum covers this much of the header, and the manifest. It follows; then zeros.
-         */
-    48,
-    /** Alignment of the first storage, and of each one of at least this size. */
-    WH_NATIVE_PAGE = 4096,
-    WH_NATIVE_LINE = 64, /**< Alignment of smaller storages. */
+    /** The checksum covers these bytes of the header, and the manifest. It comes next, then zeros. */
+    WH_NATIVE_SUMMED = 48,
+    WH_NATIVE_PAGE = 4096, /**< Alignment of the first storage, and of large ones. */
+    WH_NATIVE_LINE = 64,   /**< Alignment of storages smaller than WH_NATIVE_PAGE. */
 };
 
 /** Bits of the header's flags. */
@@ -39,13 +35,13 @@ typedef struct wh_native_header {
     uint64_t manifest_bytes;
     uint64_t data_offset; /**< Of the first storage. */
     uint64_t file_bytes;
-    uint64_t chunks; /**< Number of digests behind the manifest: one per chunk, or 0. */
+    uint64_t chunks; /**< Number of digests after the manifest: one per chunk, or 0. */
 } wh_native_header;
 
 /**
  * Adds a range per storage to a layout, and computes data_offset and file_bytes.
  * @param header  flags, manifest_bytes and chunks are set.
- * @return false if the sizes exceed 63 bits (*overflow_p), or without memory.
+ * @return false if the sizes exceed 63 bits (*overflow_p), or if out of memory.
  */
 bool wh_native_place(const wherry_prepared *prepared, wh_native_header *header, wh_layout *layout, bool *overflow_p);
 

@@ -28,7 +28,7 @@ static wherry_status move_to_cpu(const wherry_prepared *prepared, wherry_value *
 
 /**
  * Adds what an extent covers of the storage at `begin`. Runs that lie far apart are added one by
- * one, unless there are many. @return false without memory.
+ * one, unless there are many. @return false if out of memory.
  */
 static bool cover_extent(wh_layout *layout, uint64_t begin, const wherry_extent *extent) {
     enum { APART = 1 << 16, RUNS_MAX = 4096 };
@@ -46,7 +46,7 @@ static bool cover_extent(wh_layout *layout, uint64_t begin, const wherry_extent 
     return good;
 }
 
-/** Lists what will be written of each storage. @return false without memory. */
+/** Lists what will be written of each storage. @return false if out of memory. */
 static bool cover(const wherry_prepared *prepared, wh_layout *layout) {
     bool good = wh_layout_add_covered(layout, 0, 0, 0); /* the list exists even if nothing is covered */
     for (size_t i = 0; i < layout->range_count && good; i++) {
@@ -121,7 +121,7 @@ static wherry_status lay_out(const wherry_value *state, const wherry_file_write_
     return status;
 }
 
-/** Writes the digest of each chunk behind the manifest. */
+/** Writes the digest of each chunk after the manifest. */
 static wherry_status seal(const wh_layout *layout, wherry_error *error) {
     wh_native_header header;
     const uint8_t *front = (const uint8_t *)layout->headers[0].bytes;

@@ -35,7 +35,7 @@
  */
 enum { PATH_SHOWN = 200, NAME_SHOWN = 150 };
 
-/** The text of the path to a tensor, for wherry_free; NULL without memory. */
+/** The text of the path to a tensor; free with wherry_free. NULL if out of memory. */
 static char *path_text(const wh_spot *spot) {
     wherry_value *key = NULL;
     wherry_path *path = NULL;

@@ -81,9 +81,9 @@ wherry_status wh_mapping_read(const wh_mapping *mapping, uint64_t offset, void *
                               wherry_error *error);
 
 /**
- * Reads `size` bytes into new memory, with a zero behind them.
+ * Reads `size` bytes into new memory, followed by a zero.
  * @param size     bounded by the caller.
- * @param bytes_p  for wh_free.
+ * @param bytes_p  free with wh_free.
  */
 wherry_status wh_mapping_copy(const wh_mapping *mapping, uint64_t offset, size_t size, char **bytes_p,
                               wherry_error *error);

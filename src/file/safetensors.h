@@ -49,7 +49,7 @@ wherry_status wh_safetensors_accepts(const wherry_value *state, wherry_error *er
 
 /**
  * Adds an empty range per named tensor.
- * @return their numbers, for wh_free; NULL without memory.
+ * @return their numbers; free with wh_free. NULL if out of memory.
  */
 size_t *wh_safetensors_number(const wh_names *names, wh_layout *layout);
 

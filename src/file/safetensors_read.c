@@ -72,7 +72,7 @@ typedef struct entry {
     uint64_t end;
     const wh_safetensors_dtype *dtype;
     uint32_t ndim;
-    /** Of an entry in `entries`, shape and name lie behind it in the same block. */
+    /** Of an entry in `entries`, shape and name follow it in the same block. */
     int64_t *shape;
 } entry;
 
@@ -244,7 +244,7 @@ static wherry_status check_layout(reading *r, entry **sorted, wherry_error *erro
     }
     if (end < r->data_bytes) {
         return wh_file_fail(error, WHERRY_TRAILING_BYTES, wh_spot_byte(r->mapping->path, r->data + end),
-                            "%llu unexpected bytes behind the last tensor", (unsigned long long)(r->data_bytes - end));
+                            "%llu unexpected bytes after the last tensor", (unsigned long long)(r->data_bytes - end));
     }
     return WHERRY_OK;
 }

@@ -39,7 +39,7 @@ typedef struct reading {
     bool has_map; /**< The weight_map has been read. */
 } reading;
 
-/** The path of a file in the folder of another one, for wh_free; NULL without memory. */
+/** The path of a file in the folder of another one; free with wh_free. NULL if out of memory. */
 static char *sibling_path(const char *path, const char *name) {
     wh_string text = {0};
     const char *slash = strrchr(path, '/');

@@ -70,16 +70,16 @@ typedef struct wh_layout {
 
 void wh_layout_destroy(wh_layout *layout);
 
-/** Adds a file. @param path  copied. @return false without memory. */
+/** Adds a file. @param path  copied. @return false if out of memory. */
 bool wh_layout_add_file(wh_layout *layout, const char *path);
 
-/** Adds a header; takes the text over even on failure. @return false without memory. */
+/** Adds a header; takes the text over even on failure. @return false if out of memory. */
 bool wh_layout_add_header(wh_layout *layout, size_t file, uint64_t offset, wh_string *text);
 
-/** Adds a range. @return false without memory. */
+/** Adds a range. @return false if out of memory. */
 bool wh_layout_add_range(wh_layout *layout, size_t file, uint64_t offset, uint64_t nbytes);
 
-/** Adds a range to `covered`. @return false without memory. */
+/** Adds a range to `covered`. @return false if out of memory. */
 bool wh_layout_add_covered(wh_layout *layout, size_t file, uint64_t offset, uint64_t nbytes);
 
 /** Bytes of a dense tensor. */

@@ -99,7 +99,7 @@ static bool is_broken(int result) {
 /** What the user can do about an error; may be empty. */
 static const char *advise(int result) {
     if (result == WH_CU_NOT_INITIALIZED && forked) {
-        return "; this process was forked after CUDA was used: start it by spawn instead";
+        return "; this process was forked after CUDA was used: use the start method spawn";
     }
     return is_broken(result) ? "; the CUDA context of this process is broken: restart the process" : "";
 }

@@ -30,7 +30,7 @@ typedef enum wh_cuda_run_kind {
 } wh_cuda_run_kind;
 
 /**
- * This many runs, of 64 MiB in total, can be queued behind each of three operations that may never
+ * This many runs, of 64 MiB in total, can be queued after each of three operations that may never
  * end, such as receiving from a peer. Queueing more may wait for these operations, without checking
  * a stop.
  */

@@ -103,7 +103,7 @@ wherry_status wh_cuda_describe(const void *data, wh_cuda_allocation *allocation_
 /* ---- the other process ---- */
 
 /** The driver's size of an allocation, from an address in it to its end; 0: unknown. */
-static uint64_t size_behind(const wh_cuda_driver *driver, uint64_t address) {
+static uint64_t size_after(const wh_cuda_driver *driver, uint64_t address) {
     uint64_t base = 0;
     size_t size = 0;
     int result = driver->address_range(&base, &size, address);
@@ -123,7 +123,7 @@ static wherry_status open_plain(const wh_cuda_driver *driver, const wh_cuda_allo
     if (result != WH_CU_OK) {
         return refuse(error, WHERRY_REFUSED, result, "CUDA cannot open the other process's memory");
     }
-    uint64_t size = size_behind(driver, address);
+    uint64_t size = size_after(driver, address);
     if (size < allocation->size) {
         driver->ipc_close(address);
         return wh_fail(error, WHERRY_OUT_OF_BOUNDS, "the other process's allocation has %llu bytes, but it claims %llu",
