@@ -51,7 +51,7 @@ wherry_status wh_group_send_until(wh_group *group, int32_t rank, uint64_t tag, c
     }
     status = group->ops->send(group, rank, tag, bytes, size, deadline, stop, error);
     if (status == WHERRY_OK && size <= SHORT_BYTES) {
-        wh_mailbox_expect(group->mailbox);
+        wh_mailbox_stay_awake(group->mailbox);
     }
     return status;
 }

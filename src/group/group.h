@@ -27,7 +27,7 @@ typedef struct wh_group wh_group;
 #define WH_MESSAGE_MAX (UINT64_C(1) << 28)
 
 /**
- * Tags with this bit belong to conversations: a message with one is dropped where no inbox is open for it (group/inbox.h), so that what is left of
+ * Tags with this bit belong to conversations: a message with one is dropped where no inbox is open for it (group/mailbox.h), so that what is left of
  * a conversation that is over goes nowhere. Messages with other tags are kept until somebody asks for them.
  */
 #define WH_TAG_CONVERSATION (UINT64_C(1) << 63)

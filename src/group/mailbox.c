@@ -1,30 +1,94 @@
+/* Mailbox, inboxes and services. mailbox.h has the invariants. */
 #include "group/mailbox.h"
 
+#include <pthread.h>
 #include <sched.h>
+#include <stdatomic.h>
 #include <stdio.h>
+#include <string.h>
+#include <time.h>
 
 #include "base/alloc.h"
 #include "base/checked.h"
-#include "base/clock.h"
 #include "base/error.h"
 #include "base/log.h"
-#include "group/mailbox_internal.h"
 
-/** How long a waiter reads from the peers before it looks whether it was woken, where it cannot be nudged. */
-enum { PUMP_MS = 5 };
+enum {
+    /** How long a waiter pumps before it checks whether it was woken, if the group has no `nudge`. */
+    PUMP_MS = 5,
+    /** After a message was sent, its answer is expected for this long. */
+    AWAKE_NS = 200000,
+    /** If sched_yield takes this long, other threads need the processor, and polling ends. */
+    BUSY_NS = 50000,
+};
 
-/** For so long after a message another one is near. A turn of others that takes so long means that they want the processor. */
-enum { LIVELY_NS = 200000, BUSY_NS = 50000 };
+typedef struct queued {
+    struct queued *next;
+    wh_message message;
+} queued;
+
+/** Messages in the order of their arrival. */
+typedef struct queue {
+    queued *first;
+    queued **last;
+} queue;
+
+typedef struct rank_state {
+    uint64_t incarnation; /**< The last one that was admitted; 0: none. */
+    bool lost;
+    size_t bytes;       /**< Of its messages that wait here. */
+    uint64_t losses;    /**< How often an incarnation was lost, */
+    uint64_t last_lost; /**< which one last, */
+    char reason[128];   /**< and why. */
+} rank_state;
+
+struct wh_inbox {
+    struct wh_inbox *next;
+    wh_mailbox *mailbox;
+    uint64_t tag;
+    queue messages;
+    pthread_cond_t changed;
+    bool woken;
+    uint64_t losses_seen; /**< Of all ranks together. */
+    uint64_t seen[];      /**< Per rank. */
+};
+
+typedef struct service {
+    struct service *next;
+    uint64_t tag;
+    wh_service_fn fn;
+    void *context;
+    bool open;   /**< What had come before it was handed over. */
+    size_t busy; /**< Threads inside fn. */
+} service;
+
+struct wh_mailbox {
+    pthread_mutex_t lock; /**< Guards everything except the atomics, and what never changes. */
+    pthread_cond_t changed;
+    queue messages; /**< Those that are in no inbox. */
+    wh_inbox *inboxes;
+    service *services;
+    wh_group *pumped; /**< The group that whoever waits has to pump; NULL: it reads by itself. */
+    bool pumping;
+    pthread_t pumper; /**< The thread inside `pump`. */
+    bool closed;
+    atomic_uint wakes;             /**< How often somebody was woken. */
+    _Atomic uint64_t awake_before; /**< Until then, waiters poll. */
+    uint64_t losses;               /**< Of all ranks together. */
+    size_t limit;
+    int32_t size;
+    rank_state ranks[];
+};
 
 wh_mailbox *wh_mailbox_create(int32_t size, size_t bytes) {
-    wh_mailbox *mailbox = wh_alloc_zeroed(1, sizeof(*mailbox) + (size_t)size * sizeof(*mailbox->residents));
+    wh_mailbox *mailbox = wh_alloc_zeroed(1, sizeof(*mailbox) + (size_t)size * sizeof(*mailbox->ranks));
     if (!mailbox) {
         return NULL;
     }
     wh_condition_init(&mailbox->changed);
     pthread_mutex_init(&mailbox->lock, NULL);
-    mailbox->letters.last = &mailbox->letters.first;
-    mailbox->share = bytes;
+    mailbox->messages.last = &mailbox->messages.first;
+    mailbox->limit = bytes;
     mailbox->size = size;
     return mailbox;
 }
@@ -33,59 +97,52 @@ void wh_mailbox_set_pump(wh_mailbox *mailbox, wh_group *group) {
     mailbox->pumped = group;
 }
 
-void wh_letters_append(wh_letters *letters, wh_letter *letter) {
-    letter->next = NULL;
-    *letters->last = letter;
-    letters->last = &letter->next;
+/* ---- queues: the lock is held ---- */
+
+static void append(queue *to, queued *item) {
+    item->next = NULL;
+    *to->last = item;
+    to->last = &item->next;
 }
 
-wh_letter *wh_letters_unlink(wh_mailbox *mailbox, wh_letters *letters, wh_letter **at) {
-    wh_letter *taken = *at;
-    *at = taken->next;
-    if (letters->last == &taken->next) {
-        letters->last = at;
+/** Removes an item from its queue; *at points to it. */
+static queued *unlink_item(wh_mailbox *mailbox, queue *from, queued **at) {
+    queued *item = *at;
+    *at = item->next;
+    if (from->last == &item->next) {
+        from->last = at;
     }
-    if (taken->message.kind == WH_MESSAGE_BYTES) {
-        mailbox->residents[taken->message.rank].bytes -= taken->message.size;
+    if (item->message.kind == WH_MESSAGE_BYTES) {
+        mailbox->ranks[item->message.rank].bytes -= item->message.size;
     }
-    return taken;
+    return item;
 }
 
-void wh_letter_burn(wh_letter *letter) {
-    wh_message_clear(&letter->message);
-    wh_free(letter);
+static void free_item(queued *item) {
+    wh_message_clear(&item->message);
+    wh_free(item);
+}
+
+static void clear_queue(wh_mailbox *mailbox, queue *all) {
+    while (all->first) {
+        free_item(unlink_item(mailbox, all, &all->first));
+    }
 }
 
 void wh_mailbox_destroy(wh_mailbox *mailbox) {
     if (!mailbox) {
         return;
     }
-    while (mailbox->letters.first) {
-        wh_letter_burn(wh_letters_unlink(mailbox, &mailbox->letters, &mailbox->letters.first));
-    }
+    clear_queue(mailbox, &mailbox->messages);
     pthread_cond_destroy(&mailbox->changed);
     pthread_mutex_destroy(&mailbox->lock);
     wh_free(mailbox);
 }
 
-void wh_letters_burn(wh_mailbox *mailbox, wh_letters *letters, int32_t rank, uint64_t tag) {
-    wh_letter **at = &letters->first;
-    while (*at) {
-        const wh_message *message = &(*at)->message;
-        bool of_rank = message->rank == rank && message->kind != WH_MESSAGE_NOTE;
-        if (rank == WH_ANY_RANK ? message->tag == tag : of_rank) {
-            wh_letter_burn(wh_letters_unlink(mailbox, letters, at));
-        } else {
-            at = &(*at)->next;
-        }
-    }
-}
+/* ---- waking and waiting: the lock is held ---- */
 
-void wh_mailbox_expect(wh_mailbox *mailbox) {
-    atomic_store_explicit(&mailbox->lively_before, wh_clock_now() + LIVELY_NS, memory_order_relaxed);
-}
-
-void wh_mailbox_signal(wh_mailbox *mailbox, pthread_cond_t *changed) {
+/** Wakes whoever waits for a condition. They may be inside `pump`, or polling. */
+static void wake(wh_mailbox *mailbox, pthread_cond_t *changed) {
     atomic_fetch_add_explicit(&mailbox->wakes, 1, memory_order_relaxed);
     pthread_cond_broadcast(changed);
     if (mailbox->pumping && mailbox->pumped->ops->nudge && !pthread_equal(mailbox->pumper, pthread_self())) {
@@ -93,92 +150,291 @@ void wh_mailbox_signal(wh_mailbox *mailbox, pthread_cond_t *changed) {
     }
 }
 
-void wh_mailbox_wake_all(wh_mailbox *mailbox) {
-    wh_mailbox_signal(mailbox, &mailbox->changed);
+static void wake_all(wh_mailbox *mailbox) {
+    wake(mailbox, &mailbox->changed);
     for (wh_inbox *inbox = mailbox->inboxes; inbox; inbox = inbox->next) {
         pthread_cond_broadcast(&inbox->changed);
     }
 }
 
-/** Notes that an incarnation of a rank is gone. */
-static void note_loss(wh_mailbox *mailbox, wh_resident *who, const char *reason) {
-    who->last_lost = who->incarnation;
-    snprintf(who->reason, sizeof(who->reason), "%s", reason);
-    who->losses++;
+void wh_mailbox_stay_awake(wh_mailbox *mailbox) {
+    atomic_store_explicit(&mailbox->awake_before, wh_clock_now() + AWAKE_NS, memory_order_relaxed);
+}
+
+static unsigned count_wakes(const wh_mailbox *mailbox) {
+    return atomic_load_explicit(&mailbox->wakes, memory_order_relaxed);
+}
+
+/**
+ * Polls if an answer is near: sleeping and being woken takes longer than the answer. Ends early if
+ * other threads need the processor, because a thread that yields runs after them, and one that is
+ * woken before them. Releases the lock meanwhile. @return true if somebody was woken.
+ */
+static bool poll_for_wake(wh_mailbox *mailbox, wh_deadline deadline) {
+    uint64_t now = wh_clock_now();
+    uint64_t until = wh_min(atomic_load_explicit(&mailbox->awake_before, memory_order_relaxed), deadline.at);
+    unsigned before = count_wakes(mailbox);
+    if (now >= until) {
+        return false;
+    }
+    uint64_t away = 0;
+    pthread_mutex_unlock(&mailbox->lock);
+    while (now < until && away < BUSY_NS && count_wakes(mailbox) == before) {
+        uint64_t last = now;
+        sched_yield();
+        now = wh_clock_now();
+        away = now - last;
+    }
+    pthread_mutex_lock(&mailbox->lock);
+    return count_wakes(mailbox) != before;
+}
+
+/** Waits for a condition. One waiter at a time pumps the group. @return false if the deadline has passed. */
+static bool wait_for(wh_mailbox *mailbox, pthread_cond_t *changed, wh_deadline deadline) {
+    if (!mailbox->pumped || mailbox->pumping) {
+        return poll_for_wake(mailbox, deadline) || wh_wait(changed, &mailbox->lock, deadline);
+    }
+    wherry_error error;
+    mailbox->pumping = true;
+    mailbox->pumper = pthread_self();
+    pthread_mutex_unlock(&mailbox->lock);
+    wh_deadline limit =
+        mailbox->pumped->ops->nudge ? deadline : wh_deadline_earlier(deadline, wh_deadline_in_ms(PUMP_MS));
+    wherry_status status = mailbox->pumped->ops->pump(mailbox->pumped, limit, &error);
+    pthread_mutex_lock(&mailbox->lock);
+    mailbox->pumping = false;
+    if (status != WHERRY_OK) {
+        wh_log(WHERRY_LOG_ERROR, "rank %d cannot read from its group any more: %s", (int)mailbox->pumped->rank,
+               error.message);
+        mailbox->closed = true;
+    }
+    wake_all(mailbox);
+    return !wh_deadline_passed(deadline);
+}
+
+/* ---- ranks ---- */
+
+/** The lock is held. */
+static void note_loss(wh_mailbox *mailbox, rank_state *state, const char *reason) {
+    state->last_lost = state->incarnation;
+    snprintf(state->reason, sizeof(state->reason), "%s", reason);
+    state->losses++;
     mailbox->losses++;
-    wh_mailbox_wake_all(mailbox);
+    wake_all(mailbox);
+}
+
+/** Frees what a former incarnation has left outside of inboxes. The lock is held. */
+static void drop_messages_of(wh_mailbox *mailbox, int32_t rank) {
+    for (queued **at = &mailbox->messages.first; *at;) {
+        if ((*at)->message.rank == rank && (*at)->message.kind != WH_MESSAGE_NOTE) {
+            free_item(unlink_item(mailbox, &mailbox->messages, at));
+        } else {
+            at = &(*at)->next;
+        }
+    }
 }
 
 bool wh_mailbox_admit(wh_mailbox *mailbox, int32_t rank, uint64_t incarnation) {
     pthread_mutex_lock(&mailbox->lock);
-    wh_resident *who = mailbox->residents + rank;
-    bool older = incarnation < who->incarnation;
-    if (incarnation > who->incarnation) {
-        wh_letters_burn(mailbox, &mailbox->letters, rank, 0);
-        if (who->incarnation && !who->lost) {
-            note_loss(mailbox, who, "it has started anew");
+    rank_state *state = mailbox->ranks + rank;
+    bool older = incarnation < state->incarnation;
+    if (incarnation > state->incarnation) {
+        drop_messages_of(mailbox, rank);
+        if (state->incarnation && !state->lost) {
+            note_loss(mailbox, state, "it was restarted");
         }
-        who->incarnation = incarnation;
-        wh_mailbox_wake_all(mailbox);
+        state->incarnation = incarnation;
+        wake_all(mailbox);
     }
-    who->lost = who->lost && older;
+    state->lost = state->lost && older;
     pthread_mutex_unlock(&mailbox->lock);
     return !older;
 }
 
 void wh_mailbox_lose(wh_mailbox *mailbox, int32_t rank, uint64_t incarnation, const char *reason) {
     pthread_mutex_lock(&mailbox->lock);
-    wh_resident *who = mailbox->residents + rank;
-    if (who->incarnation == incarnation && !who->lost) {
-        who->lost = true;
-        note_loss(mailbox, who, reason);
+    rank_state *state = mailbox->ranks + rank;
+    if (state->incarnation == incarnation && !state->lost) {
+        state->lost = true;
+        note_loss(mailbox, state, reason);
     }
     pthread_mutex_unlock(&mailbox->lock);
+}
+
+uint64_t wh_mailbox_incarnation(const wh_mailbox *mailbox, int32_t rank) {
+    wh_mailbox *locked = (wh_mailbox *)mailbox;
+    pthread_mutex_lock(&locked->lock);
+    const rank_state *state = mailbox->ranks + rank;
+    uint64_t incarnation = state->lost ? 0 : state->incarnation;
+    pthread_mutex_unlock(&locked->lock);
+    return incarnation;
+}
+
+bool wh_mailbox_is_present(const wh_mailbox *mailbox, int32_t rank, uint64_t incarnation) {
+    return wh_mailbox_incarnation(mailbox, rank) == incarnation;
+}
+
+bool wh_mailbox_is_lost(const wh_mailbox *mailbox, int32_t rank, char *reason, size_t size) {
+    wh_mailbox *locked = (wh_mailbox *)mailbox;
+    pthread_mutex_lock(&locked->lock);
+    bool lost = mailbox->ranks[rank].lost;
+    if (lost) {
+        snprintf(reason, size, "%s", mailbox->ranks[rank].reason);
+    }
+    pthread_mutex_unlock(&locked->lock);
+    return lost;
 }
 
 void wh_mailbox_close(wh_mailbox *mailbox) {
     pthread_mutex_lock(&mailbox->lock);
     mailbox->closed = true;
-    wh_mailbox_wake_all(mailbox);
+    wake_all(mailbox);
     pthread_mutex_unlock(&mailbox->lock);
 }
 
-/** Where a letter from an incarnation that is present goes. The lock may be let go on the way. */
-static void deliver(wh_mailbox *mailbox, wh_letter *letter) {
-    const wh_message *message = &letter->message;
-    wh_inbox *inbox = wh_mailbox_find_inbox(mailbox, message->tag);
+bool wh_mailbox_hold(wh_mailbox *mailbox, int seconds) {
+    struct timespec until;
+    clock_gettime(CLOCK_REALTIME, &until);
+    until.tv_sec += seconds;
+    return pthread_mutex_timedlock(&mailbox->lock, &until) == 0;
+}
+
+void wh_mailbox_release(wh_mailbox *mailbox) {
+    pthread_mutex_unlock(&mailbox->lock);
+}
+
+void wh_mailbox_close_in_child(wh_mailbox *mailbox) {
+    mailbox->closed = true;
+}
+
+/* ---- services ---- */
+
+/** The lock is held. @return NULL if there is none. */
+static service *find_service(const wh_mailbox *mailbox, uint64_t tag) {
+    service *found = mailbox->services;
+    while (found && found->tag != tag) {
+        found = found->next;
+    }
+    return found;
+}
+
+/** Calls the service, without the lock, which is held before and after. */
+static void serve(wh_mailbox *mailbox, service *by, queued *item) {
+    wh_message message = item->message;
+    wh_free(item);
+    by->busy++;
+    pthread_mutex_unlock(&mailbox->lock);
+    by->fn(by->context, &message);
+    pthread_mutex_lock(&mailbox->lock);
+    by->busy--;
+    wake(mailbox, &mailbox->changed);
+}
+
+/** Hands over what is here already. The service opens after that, so that nothing overtakes it. */
+static void serve_old(wh_mailbox *mailbox, service *by) {
+    for (queued **at = &mailbox->messages.first; *at;) {
+        if ((*at)->message.tag == by->tag) {
+            serve(mailbox, by, unlink_item(mailbox, &mailbox->messages, at));
+            at = &mailbox->messages.first; /* the queue may have changed */
+        } else {
+            at = &(*at)->next;
+        }
+    }
+}
+
+wherry_status wh_service_open(wh_group *group, uint64_t tag, wh_service_fn fn, void *context, wherry_error *error) {
+    wh_mailbox *mailbox = group->mailbox;
+    service *added = wh_alloc(sizeof(*added));
+    if (!added) {
+        return wh_fail_memory(error, "a service");
+    }
+    *added = (service){.tag = tag, .fn = fn, .context = context};
+    pthread_mutex_lock(&mailbox->lock);
+    bool taken = find_service(mailbox, tag) != NULL;
+    if (!taken) {
+        added->next = mailbox->services;
+        mailbox->services = added;
+        serve_old(mailbox, added);
+        added->open = true;
+    }
+    pthread_mutex_unlock(&mailbox->lock);
+    if (taken) {
+        wh_free(added);
+        return wh_fail(error, WHERRY_INVALID_ARGUMENT, "that tag of the group is served already");
+    }
+    return WHERRY_OK;
+}
+
+void wh_service_close(wh_group *group, uint64_t tag) {
+    wh_mailbox *mailbox = group->mailbox;
+    pthread_mutex_lock(&mailbox->lock);
+    service **at = &mailbox->services;
+    while (*at && (*at)->tag != tag) {
+        at = &(*at)->next;
+    }
+    service *closed = *at;
+    if (closed) {
+        *at = closed->next;
+        while (closed->busy) {
+            wh_wait(&mailbox->changed, &mailbox->lock, wh_deadline_never());
+        }
+    }
+    pthread_mutex_unlock(&mailbox->lock);
+    wh_free(closed);
+}
+
+/* ---- putting messages in ---- */
+
+/** The lock is held. @return NULL if there is none. */
+static wh_inbox *find_inbox(const wh_mailbox *mailbox, uint64_t tag) {
+    wh_inbox *inbox = mailbox->inboxes;
+    while (inbox && inbox->tag != tag) {
+        inbox = inbox->next;
+    }
+    return inbox;
+}
+
+/** Appends to the inbox, or to the mailbox if that is NULL, and wakes whoever waits there. The lock is held. */
+static void deliver_to(wh_mailbox *mailbox, wh_inbox *inbox, queued *item) {
+    if (item->message.kind == WH_MESSAGE_BYTES) {
+        mailbox->ranks[item->message.rank].bytes += item->message.size;
+    }
+    append(inbox ? &inbox->messages : &mailbox->messages, item);
+    wake(mailbox, inbox ? &inbox->changed : &mailbox->changed);
+}
+
+/** Delivers a message of a current incarnation. The lock is held, but not while a service is called. */
+static void deliver(wh_mailbox *mailbox, queued *item) {
+    const wh_message *message = &item->message;
+    wh_inbox *inbox = find_inbox(mailbox, message->tag);
+    service *served = inbox ? NULL : find_service(mailbox, message->tag);
     if (!inbox && (message->tag & WH_TAG_CONVERSATION)) {
-        wh_log(WHERRY_LOG_DEBUG, "a message of rank %d for a conversation that is over is dropped", (int)message->rank);
-        wh_letter_burn(letter);
-        return;
+        wh_log(WHERRY_LOG_DEBUG, "dropped a message from rank %d for a conversation that is over", (int)message->rank);
+        free_item(item);
+    } else if (served && served->open) {
+        serve(mailbox, served, item);
+    } else {
+        deliver_to(mailbox, inbox, item);
     }
-    if (!inbox && wh_mailbox_hand_over(mailbox, letter)) {
-        return;
-    }
-    if (message->kind == WH_MESSAGE_BYTES) {
-        mailbox->residents[message->rank].bytes += message->size;
-    }
-    wh_letters_append(inbox ? &inbox->letters : &mailbox->letters, letter);
-    wh_mailbox_signal(mailbox, inbox ? &inbox->changed : &mailbox->changed);
 }
 
 wherry_status wh_mailbox_put(wh_mailbox *mailbox, const wh_message *message, wherry_error *error) {
-    wh_letter *added = wh_alloc(sizeof(*added));
-    if (!added) {
+    queued *item = wh_alloc(sizeof(*item));
+    if (!item) {
         return wh_fail_memory(error, "a message");
     }
-    *added = (wh_letter){NULL, *message};
+    *item = (queued){NULL, *message};
     wherry_status status = WHERRY_OK;
     pthread_mutex_lock(&mailbox->lock);
-    const wh_resident *from = mailbox->residents + message->rank;
+    const rank_state *from = mailbox->ranks + message->rank;
     if (message->incarnation != from->incarnation) {
-        wh_letter_burn(added);
-    } else if (from->bytes > mailbox->share || message->size > mailbox->share - from->bytes) {
-        status = wh_fail(error, WHERRY_LIMIT, "rank %d has sent over %zu bytes of messages that nobody took",
-                         (int)message->rank, mailbox->share);
-        wh_free(added);
+        free_item(item);
+    } else if (from->bytes > mailbox->limit || message->size > mailbox->limit - from->bytes) {
+        status = wh_fail(error, WHERRY_LIMIT, "more than %zu bytes of messages from rank %d are waiting to be received",
+                         mailbox->limit, (int)message->rank);
+        wh_free(item);
     } else {
-        deliver(mailbox, added);
+        deliver(mailbox, item);
     }
     pthread_mutex_unlock(&mailbox->lock);
     return status;
@@ -197,102 +453,50 @@ wherry_status wh_mailbox_put_copy(wh_mailbox *mailbox, int32_t rank, uint64_t in
     return status;
 }
 
-static unsigned wakes_of(const wh_mailbox *mailbox) {
-    return atomic_load_explicit(&mailbox->wakes, memory_order_relaxed);
-}
+/* ---- taking messages from the mailbox ---- */
 
-/**
- * Waits awake in a lively conversation: to sleep and to be woken takes longer than an answer. Where others want the processor it ends: who
- * yields has its turn behind them, and who is woken before them. The lock is held, but not meanwhile. @return whether somebody was woken.
- */
-static bool wait_awake(wh_mailbox *mailbox, wh_deadline deadline) {
-    uint64_t now = wh_clock_now();
-    uint64_t until = wh_min(atomic_load_explicit(&mailbox->lively_before, memory_order_relaxed), deadline.at);
-    unsigned before = wakes_of(mailbox);
-    if (now >= until) {
-        return false;
-    }
-    uint64_t turn = 0;
-    pthread_mutex_unlock(&mailbox->lock);
-    while (now < until && turn < BUSY_NS && wakes_of(mailbox) == before) {
-        uint64_t last = now;
-        sched_yield();
-        now = wh_clock_now();
-        turn = now - last;
-    }
-    pthread_mutex_lock(&mailbox->lock);
-    return wakes_of(mailbox) != before;
-}
-
-bool wh_mailbox_wait(wh_mailbox *mailbox, pthread_cond_t *changed, wh_deadline deadline) {
-    if (!mailbox->pumped || mailbox->pumping) {
-        return wait_awake(mailbox, deadline) || wh_wait(changed, &mailbox->lock, deadline);
-    }
-    wherry_error error;
-    mailbox->pumping = true;
-    mailbox->pumper = pthread_self();
-    pthread_mutex_unlock(&mailbox->lock);
-    wh_deadline slice =
-        mailbox->pumped->ops->nudge ? deadline : wh_deadline_earlier(deadline, wh_deadline_in_ms(PUMP_MS));
-    wherry_status status = mailbox->pumped->ops->pump(mailbox->pumped, slice, &error);
-    pthread_mutex_lock(&mailbox->lock);
-    mailbox->pumping = false;
-    if (status != WHERRY_OK) {
-        wh_log(WHERRY_LOG_ERROR, "rank %d: the group cannot be read any more: %s", (int)mailbox->pumped->rank,
-               error.message);
-        mailbox->closed = true;
-    }
-    wh_mailbox_wake_all(mailbox);
-    return !wh_deadline_passed(deadline);
-}
-
-static wh_letter *find_letter(wh_mailbox *mailbox, int32_t rank, uint64_t tag) {
-    for (wh_letter **at = &mailbox->letters.first; *at; at = &(*at)->next) {
+/** The lock is held. @return NULL if there is none. */
+static queued *find_message(wh_mailbox *mailbox, int32_t rank, uint64_t tag) {
+    for (queued **at = &mailbox->messages.first; *at; at = &(*at)->next) {
         if ((*at)->message.tag == tag && (rank == WH_ANY_RANK || (*at)->message.rank == rank)) {
-            return wh_letters_unlink(mailbox, &mailbox->letters, at);
+            return unlink_item(mailbox, &mailbox->messages, at);
         }
     }
     return NULL;
 }
 
-static wherry_status fail_about(wherry_error *error, wherry_status status, int32_t rank, const char *what,
-                                const char *reason) {
-    if (rank == WH_ANY_RANK) {
-        return wh_fail(error, status, "%s%s", what, reason);
-    }
-    return wh_fail_rank(error, rank, wh_fail(error, status, "rank %d: %s%s", (int)rank, what, reason));
-}
-
-/** Why there is no more use in waiting; WHERRY_OK where there is. `losses` is how often the rank had been lost when the waiting began. */
-static wherry_status why_stop(const wh_mailbox *mailbox, int32_t rank, uint64_t losses, wherry_error *error) {
+/**
+ * Why waiting has become pointless; WHERRY_OK if it has not. The lock is held.
+ * @param losses  of the rank, when the wait began.
+ */
+static wherry_status check_wait(const wh_mailbox *mailbox, int32_t rank, uint64_t losses, bool in_time,
+                                wherry_error *error) {
+    const rank_state *from = rank == WH_ANY_RANK ? NULL : mailbox->ranks + rank;
     if (mailbox->closed) {
-        return wh_fail(error, WHERRY_CLOSED, "the group was left while a message was awaited");
+        return wh_fail(error, WHERRY_CLOSED, "this process left the group while it was waiting for a message");
     }
-    const wh_resident *from = rank == WH_ANY_RANK ? NULL : mailbox->residents + rank;
     if (from && (from->lost || from->losses != losses)) {
-        return fail_about(error, WHERRY_PEER_LOST, rank, "lost: ", from->reason);
+        return wh_fail_rank(error, rank,
+                            wh_fail(error, WHERRY_PEER_LOST, "rank %d: lost: %s", (int)rank, from->reason));
     }
-    return WHERRY_OK;
+    if (in_time) {
+        return WHERRY_OK;
+    }
+    return from ? wh_fail_rank(error, rank,
+                               wh_fail(error, WHERRY_TIMED_OUT, "rank %d: timed out waiting for a message", (int)rank))
+                : wh_fail(error, WHERRY_TIMED_OUT, "timed out waiting for a message");
 }
 
 wherry_status wh_mailbox_take(wh_mailbox *mailbox, int32_t rank, uint64_t tag, wh_deadline deadline,
                               wh_message *message_p, wherry_error *error) {
     pthread_mutex_lock(&mailbox->lock);
-    uint64_t losses = rank == WH_ANY_RANK ? 0 : mailbox->residents[rank].losses;
+    uint64_t losses = rank == WH_ANY_RANK ? 0 : mailbox->ranks[rank].losses;
     wherry_status status = WHERRY_OK;
-    wh_letter *found = NULL;
     bool in_time = true;
-    while (!found && status == WHERRY_OK) {
-        found = find_letter(mailbox, rank, tag);
-        if (!found) {
-            status = why_stop(mailbox, rank, losses, error);
-        }
-        if (!found && status == WHERRY_OK && !in_time) {
-            status = fail_about(error, WHERRY_TIMED_OUT, rank, "timed out waiting for a message", "");
-        }
-        if (!found && status == WHERRY_OK) {
-            in_time = wh_mailbox_wait(mailbox, &mailbox->changed, deadline);
-        }
+    queued *found;
+    while (!(found = find_message(mailbox, rank, tag)) &&
+           (status = check_wait(mailbox, rank, losses, in_time, error)) == WHERRY_OK) {
+        in_time = wait_for(mailbox, &mailbox->changed, deadline);
     }
     pthread_mutex_unlock(&mailbox->lock);
     if (found) {
@@ -302,33 +506,143 @@ wherry_status wh_mailbox_take(wh_mailbox *mailbox, int32_t rank, uint64_t tag, w
     return status;
 }
 
-bool wh_mailbox_expects(wh_mailbox *mailbox, uint64_t tag) {
-    pthread_mutex_lock(&mailbox->lock);
-    bool expected = wh_mailbox_find_inbox(mailbox, tag) != NULL;
-    pthread_mutex_unlock(&mailbox->lock);
-    return expected;
-}
+/* ---- inboxes ---- */
 
-uint64_t wh_mailbox_incarnation(const wh_mailbox *mailbox, int32_t rank) {
-    wh_mailbox *unlocked = (wh_mailbox *)mailbox;
-    pthread_mutex_lock(&unlocked->lock);
-    const wh_resident *who = mailbox->residents + rank;
-    uint64_t incarnation = who->lost ? 0 : who->incarnation;
-    pthread_mutex_unlock(&unlocked->lock);
-    return incarnation;
-}
-
-bool wh_mailbox_is_present(const wh_mailbox *mailbox, int32_t rank, uint64_t incarnation) {
-    return wh_mailbox_incarnation(mailbox, rank) == incarnation;
-}
-
-bool wh_mailbox_is_lost(const wh_mailbox *mailbox, int32_t rank, char *reason, size_t size) {
-    wh_mailbox *unlocked = (wh_mailbox *)mailbox;
-    pthread_mutex_lock(&unlocked->lock);
-    bool lost = mailbox->residents[rank].lost;
-    if (lost) {
-        snprintf(reason, size, "%s", mailbox->residents[rank].reason);
+wherry_status wh_inbox_open(wh_group *group, uint64_t tag, wh_inbox **inbox_p, wherry_error *error) {
+    wh_mailbox *mailbox = group->mailbox;
+    size_t size = (size_t)mailbox->size;
+    wh_inbox *inbox = wh_alloc_zeroed(1, sizeof(*inbox) + size * sizeof(*inbox->seen));
+    if (!inbox) {
+        return wh_fail_memory(error, "a conversation");
     }
-    pthread_mutex_unlock(&unlocked->lock);
-    return lost;
+    inbox->mailbox = mailbox;
+    inbox->tag = tag;
+    inbox->messages.last = &inbox->messages.first;
+    wh_condition_init(&inbox->changed);
+    pthread_mutex_lock(&mailbox->lock);
+    bool usable = (tag & WH_TAG_CONVERSATION) && !find_inbox(mailbox, tag);
+    if (usable) {
+        inbox->losses_seen = mailbox->losses;
+        for (size_t i = 0; i < size; i++) {
+            inbox->seen[i] = mailbox->ranks[i].losses;
+        }
+        inbox->next = mailbox->inboxes;
+        mailbox->inboxes = inbox;
+    }
+    pthread_mutex_unlock(&mailbox->lock);
+    if (!usable) {
+        pthread_cond_destroy(&inbox->changed);
+        wh_free(inbox);
+        return wh_fail(error, WHERRY_INVALID_ARGUMENT, "the tag is not one of a conversation, or is in use");
+    }
+    *inbox_p = inbox;
+    return WHERRY_OK;
+}
+
+void wh_inbox_close(wh_inbox *inbox) {
+    if (!inbox) {
+        return;
+    }
+    wh_mailbox *mailbox = inbox->mailbox;
+    pthread_mutex_lock(&mailbox->lock);
+    wh_inbox **at = &mailbox->inboxes;
+    while (*at != inbox) {
+        at = &(*at)->next;
+    }
+    *at = inbox->next;
+    clear_queue(mailbox, &inbox->messages);
+    pthread_mutex_unlock(&mailbox->lock);
+    pthread_cond_destroy(&inbox->changed);
+    wh_free(inbox);
+}
+
+uint64_t wh_inbox_tag(const wh_inbox *inbox) {
+    return inbox->tag;
+}
+
+bool wh_mailbox_has_inbox(wh_mailbox *mailbox, uint64_t tag) {
+    pthread_mutex_lock(&mailbox->lock);
+    bool found = find_inbox(mailbox, tag) != NULL;
+    pthread_mutex_unlock(&mailbox->lock);
+    return found;
+}
+
+/** Makes a message of a loss that the inbox has not seen. Without memory, it has no reason. */
+static void take_loss(wh_inbox *inbox, wh_message *message_p) {
+    const wh_mailbox *mailbox = inbox->mailbox;
+    int32_t rank = 0;
+    while (inbox->seen[rank] == mailbox->ranks[rank].losses) {
+        rank++;
+    }
+    const rank_state *state = mailbox->ranks + rank;
+    inbox->losses_seen += state->losses - inbox->seen[rank];
+    inbox->seen[rank] = state->losses;
+    size_t size = strlen(state->reason);
+    char *reason = wh_copy_text(state->reason, size);
+    *message_p = (wh_message){WH_MESSAGE_LOST, rank, state->last_lost, inbox->tag, reason, reason ? size : 0, -1};
+}
+
+/**
+ * The lock is held. Losses come behind messages. If the group is closed they are not reported: it
+ * was this process that left, and wh_inbox_take says so.
+ */
+static bool take_now(wh_inbox *inbox, wh_message *message_p) {
+    if (inbox->messages.first) {
+        queued *item = unlink_item(inbox->mailbox, &inbox->messages, &inbox->messages.first);
+        *message_p = item->message;
+        wh_free(item);
+        return true;
+    }
+    if (!inbox->mailbox->closed && inbox->losses_seen != inbox->mailbox->losses) {
+        take_loss(inbox, message_p);
+        return true;
+    }
+    return false;
+}
+
+wherry_status wh_inbox_take(wh_inbox *inbox, wh_deadline deadline, wh_message *message_p, wherry_error *error) {
+    wh_mailbox *mailbox = inbox->mailbox;
+    wherry_status status = WHERRY_OK;
+    bool in_time = true;
+    pthread_mutex_lock(&mailbox->lock);
+    while (status == WHERRY_OK && !take_now(inbox, message_p)) {
+        if (mailbox->closed) {
+            status = wh_fail(error, WHERRY_CLOSED,
+                             "this process has left the group, or a newer incarnation has taken its rank");
+        } else if (inbox->woken || !in_time) {
+            inbox->woken = false;
+            status = wh_fail(error, WHERRY_TIMED_OUT, "timed out waiting for a message");
+        } else {
+            in_time = wait_for(mailbox, &inbox->changed, deadline);
+        }
+    }
+    pthread_mutex_unlock(&mailbox->lock);
+    return status;
+}
+
+bool wh_inbox_poll(wh_inbox *inbox, wh_message *message_p) {
+    pthread_mutex_lock(&inbox->mailbox->lock);
+    bool found = take_now(inbox, message_p);
+    pthread_mutex_unlock(&inbox->mailbox->lock);
+    return found;
+}
+
+bool wh_inbox_post(wh_inbox *inbox, wh_message *message) {
+    queued *item = wh_alloc(sizeof(*item));
+    if (!item) {
+        wh_message_clear(message);
+        return false;
+    }
+    *item = (queued){NULL, *message};
+    pthread_mutex_lock(&inbox->mailbox->lock);
+    deliver_to(inbox->mailbox, inbox, item);
+    pthread_mutex_unlock(&inbox->mailbox->lock);
+    return true;
+}
+
+void wh_inbox_wake(wh_inbox *inbox) {
+    pthread_mutex_lock(&inbox->mailbox->lock);
+    inbox->woken = true;
+    wake(inbox->mailbox, &inbox->changed);
+    pthread_mutex_unlock(&inbox->mailbox->lock);
 }

@@ -5,7 +5,7 @@
 #include <wherry/checkpoint.h>
 
 #include "base/stop.h"
-#include "group/inbox.h"
+#include "group/mailbox.h"
 
 /** A call that a cancel ends; lives in the call. Starts as {0}. */
 typedef struct wh_cancellable {

@@ -11,7 +11,7 @@
 #include <stdatomic.h>
 
 #include "base/stop.h"
-#include "group/inbox.h"
+#include "group/mailbox.h"
 
 enum { WH_CREW_MAX = 64 };
 

@@ -188,7 +188,7 @@ static void give_up_the_lost(send_call *call) {
 /** Serves until all have ended. @return WHERRY_CLOSED where the group did; else WHERRY_OK. */
 static wherry_status serve(send_call *call, wherry_error *error) {
     uint64_t ticked = 0;
-    wh_mailbox_expect(call->transfer.transport->group->mailbox); /* who asks began when this one did, most likely */
+    wh_mailbox_stay_awake(call->transfer.transport->group->mailbox); /* who asks began when this one did, most likely */
     while (!all_ended(call)) {
         wherry_error why;
         wh_message message;

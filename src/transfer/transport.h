@@ -11,7 +11,6 @@
 
 #include <wherry/checkpoint.h>
 
-#include "group/inbox.h"
 #include "group/mailbox.h"
 #include "lane/lane.h"
 #include "transfer/message.h"

@@ -7,7 +7,7 @@
 #include <unistd.h>
 
 #include "conformance/group_world.h"
-#include "group/inbox.h"
+#include "group/mailbox.h"
 #include "support/asleep.h"
 
 static wherry_error error;

@@ -14,7 +14,7 @@
 
 #include "conformance/group_suite.h"
 #include "conformance/lane_data.h"
-#include "group/inbox.h"
+#include "group/mailbox.h"
 #include "lane/lane.h"
 
 enum { TRIAL_ROUNDS = 3, TRIAL_CHANNELS = 64, TRIAL_DEADLINE_MS = 30000 };

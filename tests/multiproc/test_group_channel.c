@@ -10,7 +10,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "group/inbox.h"
+#include "group/mailbox.h"
 #include "group/sockets/sockets.h"
 #include "support/build.h"
 #include "support/meeting.h"

@@ -16,7 +16,6 @@
 #include "base/bytes.h"
 #include "base/stop.h"
 #include "group/hello.h"
-#include "group/inbox.h"
 #include "group/mailbox.h"
 #include "group/sockets/connection.h"
 #include "group/sockets/sockets.h"

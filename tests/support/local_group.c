@@ -83,7 +83,7 @@ static wherry_status local_connect(wh_group *group, int32_t rank, uint64_t tag, 
     const local_group *to = own->hub->members[rank];
     if (!to) {
         status = wh_fail(error, WHERRY_PEER_LOST, "rank %d has left the group", (int)rank);
-    } else if (!wh_mailbox_expects(to->base.mailbox, tag)) {
+    } else if (!wh_mailbox_has_inbox(to->base.mailbox, tag)) {
         status = wh_fail(error, WHERRY_ABORTED, "rank %d has no inbox for a channel", (int)rank);
     } else {
         status = wh_mailbox_put(to->base.mailbox, &message, error);

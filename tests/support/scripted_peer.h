@@ -13,7 +13,7 @@
 #include "base/text.h"
 #include "conformance/transfer_world.h"
 #include "group/channel.h"
-#include "group/inbox.h"
+#include "group/mailbox.h"
 
 enum { SCRIPT_MS = 5000 };
 

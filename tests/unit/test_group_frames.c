@@ -7,7 +7,6 @@
 
 #include "group/callback/callback.h"
 #include "group/callback/callback_frame.h"
-#include "group/inbox.h"
 #include "group/mailbox.h"
 #include "support/asleep.h"
 #include "support/build.h"

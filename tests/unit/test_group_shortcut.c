@@ -13,7 +13,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-#include "group/inbox.h"
+#include "group/mailbox.h"
 #include "group/sockets/internal.h"
 #include "support/asleep.h"
 #include "support/build.h"

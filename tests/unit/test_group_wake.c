@@ -3,7 +3,7 @@
 #include <stdatomic.h>
 
 #include "group/callback/callback.h"
-#include "group/inbox.h"
+#include "group/mailbox.h"
 #include "support/build.h"
 
 enum { FOR_EVER_MS = 60000 };

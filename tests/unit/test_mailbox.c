@@ -3,7 +3,6 @@
 #include <unistd.h>
 
 #include "base/clock.h"
-#include "group/inbox.h"
 #include "group/mailbox.h"
 #include "support/build.h"
 
@@ -165,7 +164,7 @@ static void test_awake(void **state) {
         assert_true(wh_mailbox_admit(clock.mailbox, 1, 1));
         uint64_t begun = wh_clock_now();
         assert_int_equal(pthread_create(&thread, NULL, ring_clock, &clock), 0);
-        wh_mailbox_expect(clock.mailbox);
+        wh_mailbox_stay_awake(clock.mailbox);
         wherry_status status = wh_inbox_take(clock.inbox, wh_deadline_in_ms(LONG_MS), &message, &error);
         assert_true(wh_clock_now() - begun < LONG_MS * UINT64_C(1000000) / 2);
         assert_int_equal(status, clock.how == CLOSE ? WHERRY_CLOSED : clock.how == WAKE ? WHERRY_TIMED_OUT : WHERRY_OK);
@@ -184,7 +183,7 @@ static void test_awake_in_time(void **state) {
     (void)state;
     wh_mailbox *mailbox = wh_mailbox_create(1, SHARE);
     for (int i = 0; i < ROUNDS; i++) {
-        wh_mailbox_expect(mailbox);
+        wh_mailbox_stay_awake(mailbox);
         must_fail(WHERRY_TIMED_OUT, error, take(mailbox, 0, 1, ""));
     }
     wh_mailbox_destroy(mailbox);

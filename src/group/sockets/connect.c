@@ -251,7 +251,7 @@ static wherry_status open_channel(attempt *a, uint64_t tag) {
 /** A channel from this process to itself. */
 static wherry_status connect_to_self(wh_sockets *sockets, uint64_t tag, int *channel_p, wherry_error *error) {
     int ends[2];
-    if (!wh_mailbox_expects(sockets->base.mailbox, tag)) {
+    if (!wh_mailbox_has_inbox(sockets->base.mailbox, tag)) {
         return wh_fail_rank(error, sockets->base.rank,
                             wh_fail(error, WHERRY_ABORTED, "no conversation is open for the channel"));
     }

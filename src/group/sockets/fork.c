@@ -7,7 +7,7 @@
 #include <unistd.h>
 
 #include "base/process.h"
-#include "group/mailbox_internal.h"
+#include "group/mailbox.h"
 #include "group/sockets/internal.h"
 
 /** How long a fork waits for whoever is at work on a group; a group that is not free by then is left as it is. */
@@ -25,7 +25,7 @@ static bool lock_for_a_while(pthread_mutex_t *lock) {
 static void before_fork(void) {
     for (wh_sockets *one = all; one; one = one->next) {
         one->held = lock_for_a_while(&one->lock);
-        if (one->held && !lock_for_a_while(&one->base.mailbox->lock)) {
+        if (one->held && !wh_mailbox_hold(one->base.mailbox, PATIENCE_S)) {
             pthread_mutex_unlock(&one->lock);
             one->held = false;
         }
@@ -36,7 +36,7 @@ static void release_all(void) {
     for (wh_sockets *one = all; one; one = one->next) {
         if (one->held) {
             one->held = false;
-            pthread_mutex_unlock(&one->base.mailbox->lock);
+            wh_mailbox_release(one->base.mailbox);
             pthread_mutex_unlock(&one->lock);
         }
     }
@@ -64,7 +64,7 @@ static void abandon(wh_sockets *sockets) {
     close_fd(&sockets->guest.nudge);
     sockets->running = false;
     sockets->fenced = true;
-    sockets->base.mailbox->closed = true;
+    wh_mailbox_close_in_child(sockets->base.mailbox);
 }
 
 static void in_child(void) {

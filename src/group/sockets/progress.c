@@ -338,7 +338,7 @@ static void hand_channel(wh_sockets *sockets, wh_connection **at) {
     wh_message message = {WH_MESSAGE_CHANNEL, connection->rank, connection->incarnation, connection->tag, NULL, 0,
                           connection->fd};
     uint8_t answer =
-        wh_mailbox_expects(sockets->base.mailbox, connection->tag) ? (uint8_t)WH_ATTACHED : (uint8_t)WH_NOT_ATTACHED;
+        wh_mailbox_has_inbox(sockets->base.mailbox, connection->tag) ? (uint8_t)WH_ATTACHED : (uint8_t)WH_NOT_ATTACHED;
     connection->fd = -1;
     wh_connection_destroy(connection);
     /* The first byte on this way: it always has room. */
