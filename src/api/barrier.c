@@ -1,6 +1,6 @@
 /*
- * The barrier: every rank tells every other how far it has come, and waits until all have come as
- * far.
+ * The barrier. Every rank tells every other rank the number of the barrier that it has reached, and
+ * waits until all others have reached it too.
  */
 #include "api/group_handle.h"
 #include "base/alloc.h"
@@ -9,20 +9,22 @@
 #include "base/log.h"
 #include "group/mailbox.h"
 
-/** How long nothing may come before it is looked whether somebody was lost. */
+/** After this long without a message, check whether a rank was lost. */
 enum { QUIET_MS = 20 };
 
-/** One call. */
+/** One call of wherry_group_barrier. */
 typedef struct barrier {
     wherry_group *group;
     wh_group *inner;
     uint64_t number;
     wh_deadline deadline;
-    /** Which incarnation of each rank was told that this one has come; 0: it was not known. */
+    /** Per rank: the incarnation that was told that this rank has arrived; 0: none. */
     uint64_t *told;
 } barrier;
 
-/** Whether a rank has come: its present incarnation, or one that came and was lost afterwards. */
+/**
+ * True if a rank has arrived: its current incarnation, or one that arrived and was lost afterwards.
+ */
 static bool has_come(const barrier *b, int32_t rank) {
     const wh_barrier_mark *mark = b->group->marks + rank;
     if (rank == b->inner->rank) {
@@ -46,13 +48,13 @@ static int32_t first_absent(const barrier *b) {
 static wherry_status fail_absent(const barrier *b, int32_t rank, wherry_error *error) {
     return wh_fail_rank(error, rank,
                         wh_fail(error, WHERRY_TIMED_OUT,
-                                "timed out at barrier %llu: rank %d has not come; see what keeps it, and call again",
+                                "timed out at barrier %llu: rank %d has not arrived; find out why, then call again",
                                 (unsigned long long)b->number, (int)rank));
 }
 
 /**
- * Which incarnation is there is asked before the message goes out, so that a later one is told
- * again, rather than never.
+ * Tells a rank that this one has arrived. The incarnation is read before the message is sent, so a
+ * later incarnation is told again.
  */
 static wherry_status tell(const barrier *b, int32_t rank, wherry_error *error) {
     uint8_t bytes[8];
@@ -60,14 +62,15 @@ static wherry_status tell(const barrier *b, int32_t rank, wherry_error *error) {
     b->told[rank] = wh_mailbox_incarnation(b->inner->mailbox, rank);
     wh_deadline deadline = b->told[rank] ? b->deadline : wh_deadline_in_ms(0);
     wherry_status status = wh_group_send(b->inner, rank, WH_TAG_BARRIER, bytes, sizeof(bytes), deadline, error);
-    /* it is told when it comes */
+    /* it is told when it joins */
     return status == WHERRY_TIMED_OUT && !b->told[rank] ? WHERRY_OK : status;
 }
 
 /**
- * Tells all that have not been told. Nobody is waited for who is not there: a rank that is must not
- * die unnoticed meanwhile. One that is lost is no error yet: it may have come before.
- * @return the first other error, when all were tried.
+ * Tells all ranks that were not told yet. It does not wait for a rank that has not joined, because
+ * another rank could be lost in the meantime. A lost rank is not an error yet: it may have arrived
+ * before.
+ * @return the first other error, after all ranks were tried.
  */
 static wherry_status tell_all(const barrier *b, wherry_error *error) {
     wherry_status first = WHERRY_OK;
@@ -86,12 +89,12 @@ static wherry_status tell_all(const barrier *b, wherry_error *error) {
 }
 
 /**
- * Notes how far a rank says that it has come; one that has started anew knows nothing of this one
- * yet.
+ * Records the number that a rank sent. A rank that has restarted is told again that this one has
+ * arrived.
  */
 static void note(const barrier *b, wh_message *message) {
     if (message->size != 8) {
-        wh_log(WHERRY_LOG_WARN, "rank %d sent %zu bytes to a barrier, which takes 8; they are dropped",
+        wh_log(WHERRY_LOG_WARN, "rank %d sent a barrier message of %zu bytes instead of 8; it is ignored",
                (int)message->rank, message->size);
     } else {
         wh_barrier_mark *mark = b->group->marks + message->rank;
@@ -101,13 +104,14 @@ static void note(const barrier *b, wh_message *message) {
         }
         wherry_error error;
         if (message->incarnation > b->told[message->rank] && tell(b, message->rank, &error) != WHERRY_OK) {
-            wh_log(WHERRY_LOG_INFO, "rank %d could not be told of a barrier: %s", (int)message->rank, error.message);
+            wh_log(WHERRY_LOG_INFO, "could not send a barrier message to rank %d: %s", (int)message->rank,
+                   error.message);
         }
     }
     wh_message_clear(message);
 }
 
-/** Looks whether one of the ranks that have not come was lost. */
+/** Checks whether a rank that has not arrived was lost. */
 static wherry_status look_for_losses(const barrier *b, wherry_error *error) {
     for (int32_t rank = 0; rank < b->inner->size; rank++) {
         wh_message message;
@@ -164,7 +168,7 @@ wherry_status wherry_group_barrier(wherry_group *group, uint64_t number, uint32_
     }
     if (atomic_flag_test_and_set(&group->in_barrier)) {
         return wh_fail(error, WHERRY_INVALID_ARGUMENT,
-                       "another thread of this process is in a barrier of the group; let one thread do that");
+                       "another thread is in a barrier of this group; only one thread may be");
     }
     wh_group *inner = group->inner;
     barrier b = {group, inner, number, wh_deadline_in_ms(timeout_ms), NULL};

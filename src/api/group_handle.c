@@ -33,7 +33,7 @@ wherry_status wh_group_wrap(wh_group *inner, wherry_group **group_p, wherry_erro
     return WHERRY_OK;
 }
 
-/** The same; on failure the group is left at once. */
+/** As wh_group_wrap, but leaves the group on failure. */
 static wherry_status wrap_or_leave(wh_group *inner, wherry_group **group_p, wherry_error *error) {
     wherry_status status = wh_group_wrap(inner, group_p, error);
     if (status != WHERRY_OK) {
@@ -44,20 +44,21 @@ static wherry_status wrap_or_leave(wh_group *inner, wherry_group **group_p, wher
 
 static wherry_status check_options(const wherry_group_options *options, wherry_error *error) {
     if (options->reserved || options->allow_insecure > 1 || (options->flags & ~(uint32_t)WHERRY_JOIN_FLAGS)) {
-        return wh_fail(error, WHERRY_INVALID_ARGUMENT,
-                       "allow_insecure is 0 or 1, reserved is 0, and flags are some of WHERRY_JOIN_*; begin with "
-                       "wherry_group_options_init");
+        return wh_fail(
+            error, WHERRY_INVALID_ARGUMENT,
+            "allow_insecure must be 0 or 1, reserved 0, and flags bits of WHERRY_JOIN_*; initialize the options with "
+            "wherry_group_options_init");
     }
     if (!options->secret != !options->secret_size || options->secret_size > WH_HELLO_SECRET_MAX) {
         return wh_fail(error, WHERRY_INVALID_ARGUMENT,
-                       "a secret has 1 to %d bytes, and this one %zu; leave it NULL and 0 to have none",
+                       "the secret must have 1 to %d bytes, but it has %zu; for no secret, use NULL and 0",
                        WH_HELLO_SECRET_MAX, options->secret_size);
     }
     if (!options->heartbeat_ms || options->dead_after_ms <= options->heartbeat_ms) {
         return wh_fail(
             error, WHERRY_INVALID_ARGUMENT,
-            "with a heartbeat every %u ms a rank cannot count as dead after %u ms; let dead_after_ms be some "
-            "times heartbeat_ms, which is over 0",
+            "with a heartbeat every %u ms, a rank cannot be dead after %u ms; heartbeat_ms must be above 0, and "
+            "dead_after_ms several times as large",
             (unsigned)options->heartbeat_ms, (unsigned)options->dead_after_ms);
     }
     return WHERRY_OK;
@@ -68,8 +69,9 @@ wherry_status wherry_group_join(const char *address, const wherry_group_options 
     wherry_group_options chosen;
     wherry_group_options_init(&chosen);
     if (!address || !group_p || !wh_options_take(&chosen, sizeof(chosen), options)) {
-        return wh_fail(error, WHERRY_INVALID_ARGUMENT,
-                       "address or group_p is NULL, or the options were not filled by wherry_group_options_init");
+        return wh_fail(
+            error, WHERRY_INVALID_ARGUMENT,
+            "address or group_p is NULL, or the options were not initialized with wherry_group_options_init");
     }
     wherry_status status = check_options(&chosen, error);
     if (status != WHERRY_OK) {
@@ -93,7 +95,7 @@ wherry_status wherry_group_join(const char *address, const wherry_group_options 
 wherry_status wherry_group_from_ops(const wherry_group_ops *ops, void *context, wherry_group **group_p,
                                     wherry_error *error) {
     if (!group_p) {
-        return wh_fail(error, WHERRY_INVALID_ARGUMENT, "group_p is NULL: the group has nowhere to go");
+        return wh_fail(error, WHERRY_INVALID_ARGUMENT, "group_p is NULL");
     }
     wh_group *inner;
     wherry_status status = wh_callback_create(ops, context, &inner, error);
@@ -144,7 +146,7 @@ wherry_status wherry_group_send(wherry_group *group, int32_t rank, uint32_t tag,
                                 uint32_t timeout_ms, wherry_error *error) {
     if (!group || size > WHERRY_GROUP_MESSAGE_MAX) {
         return wh_fail(error, WHERRY_INVALID_ARGUMENT,
-                       "group is NULL, or a message of %zu bytes is longer than %d; send it in parts, or as a state",
+                       "group is NULL, or the message of %zu bytes is longer than %d; send it in parts, or as a state",
                        size, WHERRY_GROUP_MESSAGE_MAX);
     }
     wherry_status status = wh_group_permit(group->inner, error);

@@ -1,4 +1,4 @@
-/** @file group_handle.h  What stands behind a wherry_group, for the other entry points. */
+/** @file group_handle.h  What is behind a wherry_group. */
 #ifndef WH_API_GROUP_HANDLE_H
 #define WH_API_GROUP_HANDLE_H
 
@@ -9,33 +9,34 @@
 #include "group/group.h"
 
 /**
- * Who uses which tags of a group. Below WH_TAG_PROGRAM they are the library's own; those with
- * WH_TAG_CONVERSATION are conversations'.
+ * The tags of a group. Tags below WH_TAG_PROGRAM belong to the library. Tags with the bit
+ * WH_TAG_CONVERSATION belong to transfers.
  */
-#define WH_TAG_PROGRAM (UINT64_C(1) << 32) /**< Plus the tag of a message of wherry_group_send. */
+/** Plus the tag of a message of wherry_group_send. */
+#define WH_TAG_PROGRAM (UINT64_C(1) << 32)
 /** Messages of wherry_group_barrier: the number, 8 bytes. */
 #define WH_TAG_BARRIER (UINT64_C(2) << 32)
 
-/** How far a rank has come, as it said itself. */
+/** The last barrier that a rank has reached, as it said itself. */
 typedef struct wh_barrier_mark {
-    uint64_t incarnation; /**< Which said it; 0: nobody has. */
+    uint64_t incarnation; /**< The incarnation that said it; 0: none. */
     uint64_t number;
 } wh_barrier_mark;
 
 struct wherry_group {
     wh_group *inner;
-    atomic_flag in_barrier; /**< A thread uses `marks`. */
+    atomic_flag in_barrier; /**< Set while a thread uses `marks`. */
     wh_barrier_mark marks[];
 };
 
-/** The group behind the handle, which lives as long as the handle does. */
+/** The group behind the handle. It lives as long as the handle. */
 static inline wh_group *wh_group_of(const wherry_group *group) {
     return group->inner;
 }
 
 /**
- * Makes a handle of a group.
- * @param inner  taken over on success: wherry_group_leave destroys it.
+ * Creates a handle for a group.
+ * @param inner  taken over on success; wherry_group_leave destroys it.
  * @return WHERRY_OK; WHERRY_NO_MEMORY.
  */
 wherry_status wh_group_wrap(wh_group *inner, wherry_group **group_p, wherry_error *error);

@@ -1,4 +1,4 @@
-/* Transports: a group, and the lanes that there are. */
+/* Transports: a group and all lanes. */
 #include <wherry/checkpoint.h>
 
 #include "api/group_handle.h"
@@ -10,7 +10,7 @@
 
 enum { NUMBER_MAX = 65535 };
 
-/** The fastest first. */
+/** Fastest first. */
 static const wh_lane_ops *const lanes[] = {&wh_lane_cuda_ipc, &wh_lane_nccl,   &wh_lane_cma,   &wh_lane_ring,
                                            &wh_lane_ucx,      &wh_lane_blocks, &wh_lane_stream};
 _Static_assert(sizeof(lanes) / sizeof(*lanes) <= WH_OFFERED_LANES_MAX, "an offer has room for all lanes");
@@ -26,7 +26,7 @@ wherry_status wherry_transport_create(wherry_group *group, const wherry_transpor
     if (!group || !transport_p || !wh_options_take(&chosen, sizeof(chosen), options) || chosen.number > NUMBER_MAX) {
         return wh_fail(
             error, WHERRY_INVALID_ARGUMENT,
-            "group or transport_p is NULL, or the options were not made by wherry_transport_options_init, or "
+            "group or transport_p is NULL, or the options were not initialized with wherry_transport_options_init, or "
             "their number is above %d",
             NUMBER_MAX);
     }

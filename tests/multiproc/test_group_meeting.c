@@ -161,7 +161,7 @@ static void test_open_meeting(void **state) {
     must_fail(WHERRY_TIMED_OUT, error, wherry_group_send(group, 1, ASK, "x", 1, 60, &error));
     must_fail(WHERRY_TIMED_OUT, error, wherry_group_barrier(group, 1, 60, &error));
     assert_int_equal(error.rank, 1);
-    assert_non_null(strstr(error.message, "has not come"));
+    assert_non_null(strstr(error.message, "has not arrived"));
     int channel;
     must_fail(
         WHERRY_PEER_LOST, error,
