@@ -1,7 +1,7 @@
-/* Comparing: a base is built again with one thing changed, and just that is found, at its path. */
+/* Comparing: a tree is built twice, with one change. Exactly that change is found, at its path. */
 #include "../support/build.h"
 
-/** What is built where this is the change, and where it is not. */
+/** One of two values, depending on whether this is the change. */
 #define CHANGE(number, base, changed) (change == (number) ? (changed) : (base))
 
 static void check_differs(const wherry_value *one, const wherry_value *other, const char *path, unsigned flags) {
@@ -16,7 +16,9 @@ static void check_differs(const wherry_value *one, const wherry_value *other, co
 
 typedef wherry_value *(*build_fn)(int change);
 
-/** Compares build(0) with build(1), build(2) and so on, one for each path; "=" where there is no difference. */
+/**
+ * Compares build(0) with build(1), build(2) and so on, one per path; "=" if there is no difference.
+ */
 static void check_changes(build_fn build, const char *const *paths, int count) {
     wherry_value *base = build(0);
     wherry_value *same = build(0);
@@ -137,7 +139,7 @@ static void test_flags(void **state) {
     wherry_value_destroy(dtype);
 }
 
-/** Four tensors of equal content over storages 0 to 3 as `pattern` says. */
+/** Four tensors of equal content over storages 0 to 3, as `pattern` says. */
 static wherry_value *build_sharing(const char *pattern) {
     static const int64_t shape[] = {8};
     wherry_storage *storages[4];
@@ -265,7 +267,7 @@ static void test_shardeds(void **state) {
     wherry_value_destroy(enumerable);
 }
 
-/** Views that need not lie in one piece, and whose bytes between the elements do not matter. */
+/** Views that are not contiguous; the bytes between their elements do not matter. */
 static void test_strided_content(void **state) {
     (void)state;
     static const int64_t shape[] = {4, 3};

@@ -1,4 +1,4 @@
-/* Lists, tuples and dicts: order, keys, who owns what, how deep; and copies of trees. */
+/* Lists, tuples and dicts: order, keys, ownership, depth; copies of trees. */
 #include "../support/build.h"
 
 #include <stdio.h>
@@ -93,7 +93,10 @@ static void test_depth(void **state) {
     wherry_value_destroy(deep);
 }
 
-/** Depth counts from the root down to the deepest container, wherever the parts are joined. */
+/**
+ * The depth is counted from the root to the deepest container, in whatever order the parts are
+ * joined.
+ */
 static void test_depth_in_the_middle(void **state) {
     (void)state;
     wherry_error error;
@@ -176,7 +179,7 @@ static wherry_value *key_of(int which) {
     }
 }
 
-/** Keys of each kind, which all differ: also once there are enough of them for an index. */
+/** Keys of each kind are all different, also in a dict that is large enough for an index. */
 static void test_dict_keys(void **state) {
     (void)state;
     wherry_error error;
@@ -285,7 +288,7 @@ static void test_copy(void **state) {
     assert_null(copy);
 }
 
-/** A part of a tree is copied as a tree of its own. */
+/** The copy of a subtree is a tree without an owner. */
 static void test_copy_of_a_part(void **state) {
     (void)state;
     wherry_value *inner = build_list(build_int(1), NULL);

@@ -1,4 +1,4 @@
-/* Devices and element types: their texts, and the table that travels on the wire. */
+/* Devices and element types: their names, and the numbers of the wire format. */
 #include "../support/build.h"
 
 #include <stdio.h>
@@ -57,7 +57,7 @@ static void test_device_refused(void **state) {
     must_fail(WHERRY_INVALID_ARGUMENT, error, wherry_device_parse("cpu", NULL, &error));
 }
 
-/** Written out once more: a row that moves breaks the wire. */
+/** The table once more: a number that changes breaks the wire format. */
 static const struct {
     const char *name;
     uint32_t bytes;

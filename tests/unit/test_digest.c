@@ -1,4 +1,7 @@
-/* Digests: the values that everybody else's XXH3 has, however the bytes are cut, and whatever changes shows. */
+/*
+ * Digests equal those of any other XXH3 implementation, however the bytes are split, and every
+ * change is detected.
+ */
 #include "support/build.h"
 
 #include <stdlib.h>
@@ -9,7 +12,7 @@
 
 enum { BYTES = 300000 };
 
-/** What the packaged library says. */
+/** The digest of the packaged library. */
 static wh_digest plain(const void *bytes, size_t size) {
     XXH128_canonical_t canonical;
     wh_digest digest;
@@ -27,7 +30,7 @@ static uint8_t *make_bytes(void) {
     return bytes;
 }
 
-/** Of no bytes it is the published 99aa06d3014798d86001c324468d497f. */
+/** The digest of no bytes is the published 99aa06d3014798d86001c324468d497f. */
 static void test_the_empty_digest(void **state) {
     (void)state;
     static const uint8_t expected[] = {0x99, 0xaa, 0x06, 0xd3, 0x01, 0x47, 0x98, 0xd8,
@@ -41,7 +44,7 @@ static void test_the_empty_digest(void **state) {
     wh_digester_destroy(NULL);
 }
 
-/** Sizes around the borders of the algorithm, pieces of any size, at any alignment. */
+/** Sizes around the limits of the algorithm, split into pieces of any size, at any alignment. */
 static void test_pieces(void **state) {
     (void)state;
     static const size_t sizes[] = {1,   3,   4,   8,   9,    16,   17,   128,   129,
@@ -67,7 +70,9 @@ static void test_pieces(void **state) {
     free(bytes);
 }
 
-/** Segments count as if they lay end to end, empty ones not at all; the digester is used again. */
+/**
+ * Segments count as if they were end to end. Empty segments do not matter. The digester is reused.
+ */
 static void test_segments(void **state) {
     (void)state;
     uint8_t *bytes = make_bytes();
@@ -77,7 +82,7 @@ static void test_segments(void **state) {
     for (int i = 0; i < 3; i++) {
         wh_digest digest = wh_digest_of(digester, segments, 5);
         assert_true(wh_digest_equal(&digest, &expected));
-        wh_digester_add(digester, bytes, 99); /* is forgotten by the next */
+        wh_digester_add(digester, bytes, 99); /* the next call discards this */
     }
     wh_digester_destroy(digester);
     free(bytes);

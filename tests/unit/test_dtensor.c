@@ -1,4 +1,4 @@
-/* Meshes and DTensors: what they are made of, what is refused, and who owns the local tensor. */
+/* Meshes and DTensors: their contents, what is refused, and who owns the local tensor. */
 #include "../support/build.h"
 
 static void test_mesh(void **state) {

@@ -63,7 +63,7 @@ static void test_scalars(void **state) {
     check_dump(build_object("\x1B[2J", build_list(NULL)), "<\"\\x1b[2J\"> list of 0\n");
 }
 
-/** Long texts are cut between characters, and say how long they are. */
+/** Long texts are truncated between characters, and show their length. */
 static void test_long_texts(void **state) {
     (void)state;
     char text[82] = "a";
@@ -126,7 +126,7 @@ static wherry_value *build_many(int count) {
     return list;
 }
 
-/** Whether the stream has a buffer or not, and whether that gets full or not. */
+/** With and without a stream buffer, full or not. */
 static void test_write_fails(void **state) {
     (void)state;
     static const struct {
@@ -146,7 +146,7 @@ static void test_write_fails(void **state) {
     }
 }
 
-/** What fits the stream's buffer is written before the answer is given. */
+/** The buffer of the stream is flushed before the function returns. */
 static void test_write_of_little_fails(void **state) {
     (void)state;
     FILE *full = fopen("/dev/full", "w");

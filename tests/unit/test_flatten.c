@@ -1,4 +1,4 @@
-/* Flatten and unflatten: the leaves of a tree in a stable order, and the tree again with others. */
+/* Flatten and unflatten: the leaves of a tree in a stable order, and the tree with other leaves. */
 #include "../support/build.h"
 
 #include <stdlib.h>
@@ -98,7 +98,7 @@ static void test_round_trip(void **state) {
     wherry_value_destroy(again);
 }
 
-/** Leaves may be of any kind, containers with something in them too. */
+/** New leaves may have any kind, also non-empty containers. */
 static void test_replaced_leaves(void **state) {
     (void)state;
     wherry_value *tree = build_tree();
@@ -121,7 +121,7 @@ static void test_replaced_leaves(void **state) {
     wherry_value_destroy(tree);
 }
 
-/** Refused, and every leaf is still the caller's: it can be put somewhere else. */
+/** It is refused, and every leaf still belongs to the caller. */
 static void refuse(const wherry_flat *flat, wherry_value **leaves, size_t count) {
     wherry_error error;
     wherry_value *again = NULL;
@@ -183,7 +183,7 @@ static void test_depth(void **state) {
     wherry_value_destroy(tree);
 }
 
-/** As deep as is allowed, down to an empty list: copies of its own leaves go back. */
+/** At the maximum depth, down to an empty list: copies of its own leaves fit. */
 static void test_depth_of_an_empty_leaf(void **state) {
     (void)state;
     wherry_value *tree = build_nest(WHERRY_DEPTH_MAX, NULL);

@@ -1,4 +1,7 @@
-/* Golden manifests: good ones come back byte for byte, bad ones get the status that is listed for them. */
+/*
+ * Golden manifests: good ones are encoded to the same bytes again, bad ones give their listed
+ * status.
+ */
 #include <dirent.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -34,7 +37,7 @@ static file read_file(const char *folder, const char *name, const char *ending) 
     return content;
 }
 
-/** A copy of exactly the right size, so that a sanitizer sees a read behind the end. */
+/** A copy of exactly the right size, so that a sanitizer detects a read beyond its end. */
 static wherry_status decode(const void *bytes, size_t size, wherry_prepared **prepared_p, wherry_error *error) {
     char *exact = malloc(size ? size : 1);
     memcpy(exact, bytes, size);

@@ -1,6 +1,6 @@
 /*
- * Which boxes of its global tensor a rank holds, against a plain model of torch's semantics: indices are dealt out one by one,
- * as torch.chunk does.
+ * Which boxes of its global tensor a rank has, compared with a simple model of torch: indices are
+ * dealt out one by one, as torch.chunk does.
  */
 #include "../support/build.h"
 
@@ -14,7 +14,7 @@ typedef struct indices {
     int at[SIDE_MAX];
 } indices;
 
-/** torch.chunk(of, pieces)[number], or nothing where there are fewer. */
+/** torch.chunk(of, pieces)[number]; empty if there are fewer pieces. */
 static indices chunk(const indices *of, int pieces, int number) {
     indices result = {0};
     int length = (of->count + pieces - 1) / pieces;
@@ -38,7 +38,7 @@ static indices deal(const indices *of, int ways, int mine, int factor) {
     return result;
 }
 
-/** One layout, and what every rank holds by the model. */
+/** One layout, and what each rank has according to the model. */
 typedef struct layout {
     uint32_t ndim;
     int64_t shape[DIMS];
@@ -102,7 +102,7 @@ static layout random_layout(uint64_t *seed) {
     return l;
 }
 
-/** The DTensor of one rank, whose local tensor has the shape that the model says. */
+/** The DTensor of one rank. Its local tensor has the shape that the model gives. */
 static wherry_value *build_dtensor(const layout *l, const indices *held) {
     wherry_mesh_info info = {WHERRY_DEVICE_CPU, l->mesh_ndim, l->mesh_shape, l->ranks, NULL};
     int64_t local_shape[DIMS] = {0};
@@ -124,7 +124,7 @@ static wherry_value *build_dtensor(const layout *l, const indices *held) {
     return value;
 }
 
-/** How often each element was named by the parts of a rank, and over all ranks. */
+/** How often the parts of one rank, and of all ranks, name each element. */
 typedef struct tally {
     const indices *held;
     int local[CELLS];
@@ -214,7 +214,7 @@ static int note_first(void *context, const wh_part *part) {
     return 7;
 }
 
-/** What torch gives, written out by hand. */
+/** Results of torch, written by hand. */
 static void test_known_boxes(void **state) {
     (void)state;
     static const struct {
@@ -266,7 +266,7 @@ static int count_only(void *context, const wh_part *part) {
     return 0;
 }
 
-/** As many boxes as are still looked at, one more, and a factor that no loop should run to. */
+/** The maximum number of boxes, one more, and a split factor that no loop should run to. */
 static void test_many_boxes(void **state) {
     (void)state;
     static const int64_t mesh_shape[] = {2};

@@ -1,4 +1,4 @@
-/* Paths: made from steps, looked up in trees, and turned into text and back. */
+/* Paths: created from steps, looked up in trees, formatted and parsed. */
 #include "../support/build.h"
 
 #include <stdio.h>
@@ -13,7 +13,7 @@ static wherry_path *parse(const char *text) {
     return path;
 }
 
-/** The text gives a path of one step by a key, which gives the text again. */
+/** The text gives a path with one step by key, and that path gives the text again. */
 static void check_key(const char *text, wherry_value *key) {
     wherry_path *path = parse(text);
     wherry_step step = {key, 0};
@@ -59,7 +59,7 @@ static void test_header_examples(void **state) {
     }
 }
 
-/** The example of a large integer in the header. */
+/** The example of a big integer in the header. */
 static void test_header_example_bigint(void **state) {
     (void)state;
     static const uint8_t magnitude[] = {1, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF};

@@ -1,4 +1,4 @@
-/* Texts that are not paths: each is refused, with the byte at which it is wrong. */
+/* Invalid paths: each is refused, with the byte offset of the fault. */
 #include "../support/build.h"
 
 #include <stdlib.h>
@@ -107,7 +107,7 @@ static const struct {
     BAD("a{7}b", 4),
 };
 
-/** A copy of exactly the right size, so that a sanitizer sees a read behind the end. */
+/** A copy of exactly the right size, so that a sanitizer detects a read beyond its end. */
 static wherry_status parse_exactly(const char *text, size_t size, wherry_path **path_p, wherry_error *error) {
     char *exact = malloc(size ? size : 1);
     memcpy(exact, text, size);
@@ -137,7 +137,7 @@ static void test_bad(void **state) {
     assert_int_equal(wrong, 0);
 }
 
-/** A path cut anywhere is a shorter path or none, and never reads behind its end. */
+/** A truncated path is a shorter path or invalid, and is never read beyond its end. */
 static void test_cut(void **state) {
     (void)state;
     static const char text[] = "a.b[12][\"x\\x41\"]{b\"y\"}{c(1.0,-0.0)}{nan:7ff8000000000001}{0xffffffffffffffff}.z";

@@ -1,11 +1,14 @@
-/* Plans: what is refused, with which path and words, and that nothing was touched; partial mode; what the result looks like. */
+/*
+ * Plans: what is refused, with which path and message, and that nothing is written; partial mode;
+ * the received state.
+ */
 #include "support/build.h"
 
 #define SHAPE(...) ((int64_t[]){__VA_ARGS__})
 
 static wherry_error error;
 
-/** Takes the bytes of all chunks from the source to where the plan puts them. */
+/** Copies the bytes of all chunks from the source to their destinations. */
 static int append_piece(void *context, const wherry_piece *piece) {
     char **at = context;
     for (uint64_t i = 0; i < piece->count; i++) {
@@ -46,7 +49,7 @@ static wherry_value *flagged(uint32_t flags) {
     return value;
 }
 
-/** Memory that a test owns, said to lie on a device. */
+/** Memory of the test that claims to be on a device. */
 static wherry_value *on_device(wherry_device_kind kind) {
     static char memory[24];
     wherry_storage *storage;
@@ -54,7 +57,10 @@ static wherry_value *on_device(wherry_device_kind kind) {
     return build_tensor(storage, WHERRY_F32, 0, 2, SHAPE(2, 3), NULL);
 }
 
-/** The plan must be refused with that path and those words; what was decoded is still whole, and plannable. */
+/**
+ * The plan must be refused with that path and that message. The decoded state is still valid and
+ * can be planned.
+ */
 static void refused_with(const wherry_value *source, const wherry_value *target, const wherry_plan_options *options,
                          wherry_status status, const char *path, const char *words) {
     wherry_prepared *prepared = build_received(source, -1);
@@ -71,7 +77,7 @@ static void refused_with(const wherry_value *source, const wherry_value *target,
     wherry_plan_destroy(plan);
 }
 
-/** The same for two values under the name `w`, destroyed afterwards. */
+/** The same for two values under the name `w`, which are destroyed afterwards. */
 static void refused(wherry_value *source, wherry_value *target, wherry_status status, const char *words) {
     wherry_value *one = build_dict("w", source, NULL);
     wherry_value *other = build_dict("w", target, NULL);
@@ -206,7 +212,7 @@ static void test_partial_with_extra_parts(void **state) {
     wherry_value_destroy(target);
 }
 
-/** A DTensor over two ranks, cut by rows, with the part of one of them. */
+/** A DTensor over two ranks, sharded by rows, with the part of one rank. */
 static wherry_value *row_shard(int64_t local_rows, int64_t rows, uint32_t dim) {
     wherry_mesh *mesh = build_mesh(1, SHAPE(2));
     wherry_placement placement = {.kind = WHERRY_SHARD, .dim = dim};
@@ -250,7 +256,7 @@ static void test_boxes(void **state) {
     wherry_value_destroy(turned);
 }
 
-/** A ShardedTensor of three rows, of which two are local, in the order given. */
+/** A ShardedTensor of three rows, two of them local, in the given order. */
 static wherry_value *two_shards(int64_t first, int64_t second, uint8_t seed) {
     int64_t offsets[3][2] = {{0, 0}, {1, 0}, {2, 0}};
     int64_t sizes[] = {1, 4};
@@ -368,7 +374,7 @@ static void test_arguments(void **state) {
     wherry_value_destroy(source);
 }
 
-/** A receiver that wants one matrix of three asks only for the chunks that hold it. */
+/** A receiver that wants one of three matrices asks only for its chunks. */
 static void test_only_needed_chunks_are_asked_for(void **state) {
     (void)state;
     enum { ROWS = 1024, COLUMNS = 1536 };
@@ -392,7 +398,9 @@ static void test_only_needed_chunks_are_asked_for(void **state) {
     wherry_value_destroy(target);
 }
 
-/** Twenty thousand small tensors of one storage are one copy; over storages of their own, a few chunks. */
+/**
+ * 20,000 small tensors of one storage are one copy; over separate storages they are a few chunks.
+ */
 static void test_small_tensors_are_coalesced(void **state) {
     (void)state;
     enum { COUNT = 20000 };
@@ -428,13 +436,17 @@ static void test_small_tensors_are_coalesced(void **state) {
     wherry_storage_unref(storage);
 }
 
-/** A manifest whose extents leave out bytes of a tensor is refused before anything is allocated for nothing. */
+/**
+ * If the extents of a manifest lack bytes of a tensor, it is refused before memory is allocated.
+ */
 static void test_uncovered_tensors_are_refused(void **state) {
     (void)state;
-    static const unsigned char manifest[] = {
-        0x87, 0x66, 'w',  'h',  'e',  'r',  'r',  'y',  0x01, 0x19, 0x10, 0x00, 0x20, /* chunks of 4096, rank -1 */
-        0x81, 0x84, 0x18, 0x40, 0x00, 0x20, 0x81, 0x82, 0x00, 0x18, 0x20,             /* 64 bytes, of which 0 to 31 */
-        0x80, 0x87, 0x0C, 0x00, 0x01, 0x00, 0x00, 0x81, 0x18, 0x40, 0xF6};            /* uint8[64] */
+    static const unsigned char manifest[] = {/* chunks of 4096, rank -1 */
+                                             0x87, 0x66, 'w', 'h', 'e', 'r', 'r', 'y', 0x01, 0x19, 0x10, 0x00, 0x20,
+                                             /* 64 bytes, of which 0 to 31 */
+                                             0x81, 0x84, 0x18, 0x40, 0x00, 0x20, 0x81, 0x82, 0x00, 0x18, 0x20,
+                                             /* uint8[64] */
+                                             0x80, 0x87, 0x0C, 0x00, 0x01, 0x00, 0x00, 0x81, 0x18, 0x40, 0xF6};
     wherry_prepared *prepared;
     wherry_plan *plan;
     must(wherry_manifest_decode(manifest, sizeof(manifest), NULL, &prepared, &error));

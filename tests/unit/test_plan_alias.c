@@ -1,4 +1,4 @@
-/* Targets that overlap: accepted only where their sources overlap in the same way. */
+/* Overlapping targets: accepted only if their sources overlap in the same way. */
 #include "plan/plan.h"
 #include "support/build.h"
 
@@ -79,7 +79,7 @@ static void test_partly_shared(void **state) {
     expect(&shifted, 1, &turned, 1, WHERRY_MISMATCH, 0);
 }
 
-/** W and its transpose: the same memory twice, in another order. */
+/** A matrix and its transpose: the same memory twice, in different order. */
 static void test_transposed(void **state) {
     (void)state;
     two_views plain = squares;
@@ -88,7 +88,7 @@ static void test_transposed(void **state) {
     expect(&squares, 1, &plain, 1, WHERRY_MISMATCH, 0);
 }
 
-/** Columns of one matrix interleave, but share nothing. */
+/** Columns of one matrix interleave but do not overlap. */
 static void test_interleaved(void **state) {
     (void)state;
     expect(&rows, 2, &columns, 1, WHERRY_OK, 96);
@@ -116,7 +116,7 @@ static void test_memory_wrapped_twice(void **state) {
     wherry_value_destroy(target);
 }
 
-/** A target whose own elements share memory needs a source whose elements share it in the same way. */
+/** A target whose own elements overlap needs a source whose elements overlap in the same way. */
 static void test_one_tensor_over_itself(void **state) {
     (void)state;
     uint64_t bytes = 0;
@@ -137,7 +137,7 @@ static void test_one_tensor_over_itself(void **state) {
     wherry_value_destroy(window);
 }
 
-/** Tied weights stay tied, and are copied once, also where the two sides have other strides. */
+/** Tied weights stay tied and are copied once, even if the strides of the two sides differ. */
 static void test_tied_with_other_strides(void **state) {
     (void)state;
     static const two_views standing = {{0, 0}, {{1, 2}, {1, 2}}, {{2, 3}, {2, 3}}};
@@ -147,7 +147,7 @@ static void test_tied_with_other_strides(void **state) {
     expect(&padded, 2, &tied, 1, WHERRY_MISMATCH, 0);
 }
 
-/** Two dimensions of one stride step on each other. */
+/** Two dimensions of equal stride overlap. */
 static void test_equal_strides(void **state) {
     (void)state;
     uint64_t bytes;
@@ -163,7 +163,7 @@ static void test_equal_strides(void **state) {
     wherry_value_destroy(inside);
 }
 
-/** Many columns of one matrix, each with a source of its own. */
+/** Many columns of one matrix, each with its own source. */
 static void test_many_columns(void **state) {
     (void)state;
     enum { COLUMNS = 512, ROWS = 4096 };
@@ -186,7 +186,7 @@ static void test_many_columns(void **state) {
 
 enum { RANDOM_CASES = 20000, RANDOM_BYTES = 64 };
 
-/** Random geometry that fits a storage of RANDOM_BYTES. */
+/** A random view that fits a storage of RANDOM_BYTES. */
 static void random_views(uint64_t *dice, two_views *views, const two_views *shape_of) {
     for (int v = 0; v < 2; v++) {
         int64_t last;
@@ -201,7 +201,7 @@ static void random_views(uint64_t *dice, two_views *views, const two_views *shap
     }
 }
 
-/** Whether some byte of the targets would be written with two different bytes of the sources. */
+/** True if a byte of the targets would be written with two different bytes of the sources. */
 static bool is_in_conflict(const two_views *from, int from_storages, const two_views *to, int to_storages) {
     int written[2][RANDOM_BYTES];
     memset(written, -1, sizeof(written));
@@ -229,7 +229,7 @@ static wherry_value *random_pair(const two_views *views, int storages) {
                       build_tensor(other, WHERRY_U8, views->offset[1], 2, views->shape[1], views->strides[1]), NULL);
 }
 
-/** Whatever is accepted is free of conflicts, and a good part of what is free of them is accepted. */
+/** Everything that is accepted has no conflict, and much of what has no conflict is accepted. */
 static void test_random_pairs(void **state) {
     (void)state;
     uint64_t dice = 1;
@@ -261,7 +261,7 @@ static void test_random_pairs(void **state) {
     assert_true(sound > RANDOM_CASES / 10 && accepted > sound / 2);
 }
 
-/** Stretches in some order: runs that ascend, of any length, or none at all. */
+/** Stretches in some order: ascending runs of any length, or no order. */
 static void test_stretches(void **state) {
     (void)state;
     enum { MOST = 60 };
@@ -270,7 +270,7 @@ static void test_stretches(void **state) {
     for (int turn = 0; turn < 3000; turn++) {
         wh_stretch stretches[MOST];
         size_t count = (size_t)(next_random(&dice) % (MOST + 1));
-        uint64_t leap = 1 + next_random(&dice) % 20; /* how rarely the next one lies anywhere */
+        uint64_t leap = 1 + next_random(&dice) % 20; /* the average length of an ascending run */
         uint64_t at = 100000;
         for (size_t i = 0; i < count; i++) {
             at = next_random(&dice) % leap ? at : 100000 + next_random(&dice) % 60000;

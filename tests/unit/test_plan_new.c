@@ -1,4 +1,7 @@
-/* Plans in place that make memory for what the target lacks: what that is, what it becomes, and what is refused all the same. */
+/*
+ * Plans in place that allocate memory for what the target lacks: the received state, and what is
+ * still refused.
+ */
 #include "support/build.h"
 
 #define SHAPE(...) ((int64_t[]){__VA_ARGS__})
@@ -15,7 +18,7 @@ static int append_piece(void *context, const wherry_piece *piece) {
     return 0;
 }
 
-/** Takes the bytes of the one chunk that these small states have to where the plan puts them. */
+/** Copies the bytes of the only chunk of these small states to their destinations. */
 static void execute(const wherry_value *source, const wherry_plan *plan) {
     static char bytes[1 << 16];
     char *at = bytes;
@@ -39,7 +42,7 @@ static wherry_plan_options with_flags(uint32_t flags) {
     return options;
 }
 
-/** Receives, and hands out the state. */
+/** Receives and returns the state. */
 static wherry_value *ferry(const wherry_value *source, const wherry_value *target, uint32_t flags) {
     wherry_plan_options options = with_flags(flags);
     wherry_plan *plan;
@@ -68,7 +71,7 @@ static const wherry_storage *storage_of(const wherry_value *dict, const char *na
     return wherry_tensor_get(wherry_dict_get(dict, name))->storage;
 }
 
-/** A model that is there, and an optimizer that has not stepped. */
+/** A model that exists, and an optimizer that has not taken a step. */
 static void test_an_optimizer_that_has_not_stepped(void **state) {
     (void)state;
     wherry_value *moments = build_list(
@@ -101,7 +104,10 @@ static void test_an_optimizer_that_has_not_stepped(void **state) {
     wherry_value_destroy(target);
 }
 
-/** Three views of one storage, of which one has a target: the others share a new one, of the whole size. */
+/**
+ * Three views of one storage, one of them with a target. The other two share a new storage of the
+ * full size.
+ */
 static void test_a_storage_that_is_shared_with_a_target(void **state) {
     (void)state;
     wherry_storage *storage = build_storage(160, 1);
@@ -121,7 +127,10 @@ static void test_a_storage_that_is_shared_with_a_target(void **state) {
     wherry_storage_unref(storage);
 }
 
-/** The local tensor of a DTensor and the shards of a ShardedTensor; places name the receiving rank and device. */
+/**
+ * The local tensor of a DTensor and the shards of a ShardedTensor. The places name the receiving
+ * rank and device.
+ */
 static void test_parts(void **state) {
     (void)state;
     wherry_mesh *mesh = build_mesh(1, SHAPE(2));
@@ -183,7 +192,7 @@ static void test_empty_containers_lack_everything(void **state) {
     wherry_value_destroy(sources[1]);
 }
 
-/** None in a target is a place that is kept free. */
+/** A none in the target is a placeholder. */
 static void test_none_lacks_everything(void **state) {
     (void)state;
     wherry_value *source =
@@ -198,7 +207,7 @@ static void test_none_lacks_everything(void **state) {
     wherry_value_destroy(source);
 }
 
-static void test_what_is_refused_all_the_same(void **state) {
+static void test_what_is_still_refused(void **state) {
     (void)state;
     uint32_t anew = WHERRY_PLAN_NEW;
     refused(build_dict("w", floats(1, 2, 1), NULL), build_dict("w", build_none(), NULL), 0, "the kinds differ");
@@ -219,7 +228,7 @@ static void test_what_is_refused_all_the_same(void **state) {
             WHERRY_PLAN_PARTIAL, "the kinds of containers differ");
 }
 
-/** With both flags: what the source lacks is left alone, what the target lacks is made. */
+/** With both flags: what the source lacks is left alone, and what the target lacks is allocated. */
 static void test_partial_and_new(void **state) {
     (void)state;
     wherry_value *source = build_dict("a", floats(1, 2, 1), "b", floats(1, 2, 2), NULL);
@@ -248,7 +257,10 @@ static wherry_status allocate(void *context, uint64_t nbytes, wherry_device devi
     return a->count == a->fail_at ? WHERRY_NOT_FOUND : wherry_storage_allocate(nbytes, device, storage_p, &error);
 }
 
-/** Memory is asked for once a storage that is needed; where it is refused, what was decoded is still whole. */
+/**
+ * Memory is requested once per needed storage. If the request fails, the decoded state is still
+ * valid.
+ */
 static void test_allocate(void **state) {
     (void)state;
     wherry_storage *shared = build_storage(100, 1);
@@ -280,7 +292,7 @@ static void test_allocate(void **state) {
     wherry_storage_unref(shared);
 }
 
-/** Without a target the flag changes nothing; a target that lacks nothing is not changed by it either. */
+/** The flag changes nothing without a target, or if the target lacks nothing. */
 static void test_nothing_to_make(void **state) {
     (void)state;
     wherry_value *source = build_dict("a", floats(1, 2, 1), "n", build_int(3), NULL);
@@ -302,7 +314,7 @@ int main(void) {
         cmocka_unit_test(test_parts),
         cmocka_unit_test(test_empty_containers_lack_everything),
         cmocka_unit_test(test_none_lacks_everything),
-        cmocka_unit_test(test_what_is_refused_all_the_same),
+        cmocka_unit_test(test_what_is_still_refused),
         cmocka_unit_test(test_partial_and_new),
         cmocka_unit_test(test_allocate),
         cmocka_unit_test(test_nothing_to_make),

@@ -1,4 +1,4 @@
-/* Preparing: unique storages, the bytes that are covered, and the chunks that these are cut into. */
+/* Preparing: unique storages, covered bytes, and chunks. */
 #include "../support/build.h"
 
 #include <stdlib.h>
@@ -69,7 +69,10 @@ static void test_options_refused(void **state) {
     wherry_value_destroy(value);
 }
 
-/** A struct of an older version is shorter, and what it lacks has its default; one of a newer version is refused. */
+/**
+ * A struct of an older version is shorter and gets defaults for the rest. A struct of a newer
+ * version is refused.
+ */
 static void test_struct_size(void **state) {
     (void)state;
     wherry_value *value = build_int(1);
@@ -168,7 +171,7 @@ static void test_unique_storages(void **state) {
     wherry_value_destroy(list);
 }
 
-/** Local tensors of DTensors and ShardedTensors count; so do tensors within objects. */
+/** Local tensors of DTensors and ShardedTensors count, and so do tensors within objects. */
 static void test_where_tensors_are(void **state) {
     (void)state;
     static const int64_t shape[] = {4};
@@ -200,7 +203,7 @@ static void test_where_tensors_are(void **state) {
     wherry_value_destroy(tree);
 }
 
-/** Eight views of one storage of 1 GiB want it once; a slice of 4 KiB wants 4 KiB. */
+/** Eight views of one 1 GiB storage cover it once. A slice of 4 KiB covers 4 KiB. */
 static void test_views_of_a_large_storage(void **state) {
     (void)state;
     static const int64_t shape[] = {1 << 14, 1 << 14};
@@ -223,7 +226,10 @@ static void test_views_of_a_large_storage(void **state) {
     wherry_storage_unref(storage);
 }
 
-/** A column of a matrix costs at most a page a run beyond its own bytes, and nothing where gaps are forbidden. */
+/**
+ * A column of a matrix costs at most one page per run beyond its own bytes, and nothing if gaps are
+ * forbidden.
+ */
 static void test_columns(void **state) {
     (void)state;
     static const int64_t columns[] = {1, 16, 256, 1023};
@@ -255,7 +261,7 @@ static void test_columns(void **state) {
     }
 }
 
-/** Columns of 1024 bytes, 3072 apart: that gap travels along where it is allowed, and no narrower one. */
+/** Columns of 1024 bytes, 3072 bytes apart: the gap is sent only if max_gap allows it. */
 static void test_max_gap(void **state) {
     (void)state;
     static const int64_t shape[] = {100, 256};
@@ -321,7 +327,7 @@ static void test_too_large(void **state) {
     wherry_value_destroy(list);
 }
 
-/** A prepared state keeps its storages alive by references of its own. */
+/** A prepared state holds its own references to its storages. */
 static void test_references(void **state) {
     (void)state;
     static const int64_t shape[] = {8};

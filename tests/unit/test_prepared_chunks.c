@@ -1,4 +1,4 @@
-/* The chunks of a prepared state, against a map of bytes: what each view covers, marked one by one. */
+/* The chunks of a prepared state, compared with a map of the bytes that each view covers. */
 #include "../support/build.h"
 
 #include <stdlib.h>
@@ -26,7 +26,7 @@ static void mark(scene *s, int storage, const wherry_tensor *tensor) {
     }
 }
 
-/** Views of up to three dimensions with any strides that fit. */
+/** Random views of up to three dimensions, with any strides that fit. */
 static void add_view(scene *s, uint64_t *seed) {
     static const wherry_dtype dtypes[] = {WHERRY_U8, WHERRY_F16, WHERRY_F32, WHERRY_C64, WHERRY_C128};
     int storage = (int)(next_random(seed) % STORAGES);
@@ -126,7 +126,7 @@ static int note_piece(void *context, const wherry_piece *piece) {
     return 0;
 }
 
-/** The last piece of a chunk, and how many runs it is in all. */
+/** The last piece of a chunk, and the number of runs in all its pieces. */
 typedef struct single {
     wherry_piece piece;
     uint64_t count;
@@ -139,7 +139,7 @@ static int note_single(void *context, const wherry_piece *piece) {
     return 0;
 }
 
-/** Whether each chunk continues the one before, told from all their pieces. @return how many do. */
+/** Checks from all pieces whether each chunk continues the one before. @return how many do. */
 static uint64_t check_continues(const wherry_prepared *prepared, uint64_t chunks) {
     uint64_t found = 0;
     single before = {.count = 0};
@@ -157,7 +157,10 @@ static uint64_t check_continues(const wherry_prepared *prepared, uint64_t chunks
     return found;
 }
 
-/** Chunks lie end to end within 15 bytes of their size, and their pieces are the bytes of the extents in order. */
+/**
+ * Chunks are end to end, within 15 bytes of their size, and their pieces are the bytes of the
+ * extents in order.
+ */
 static void check_chunks(const scene *s, const wherry_prepared *prepared, const sequence *all) {
     wherry_prepared_summary summary;
     wherry_prepared_summarize(prepared, &summary);
@@ -179,7 +182,7 @@ static void check_chunks(const scene *s, const wherry_prepared *prepared, const 
     free(v.found.at);
 }
 
-/** All that views cover is in the space; what else is there lies in a gap that is not too wide. */
+/** The space has all bytes that views cover. All other bytes are in gaps that are not too wide. */
 static void check_covered(const scene *s, const sequence *all, uint64_t max_gap) {
     static uint8_t seen[STORAGES][STORAGE_BYTES];
     memset(seen, 0, sizeof(seen));
@@ -238,7 +241,10 @@ static void test_random_views(void **state) {
     assert_true(continued > 30 && continued < chunks / 2);
 }
 
-/** By hand: a tensor of four chunks, one of two rows of two chunks each with a gap between them, a small one, and the rest of a large one behind it. */
+/**
+ * By hand: a tensor of four chunks, one with two rows of two chunks each and a gap between, a small
+ * one, and the rest of a large one.
+ */
 static void test_which_continue(void **state) {
     (void)state;
     static const int64_t large[] = {16384};
@@ -262,7 +268,7 @@ static void test_which_continue(void **state) {
     wherry_value_destroy(tree);
 }
 
-/** A view whose runs interleave, with gaps that are filled: no byte lies in two extents. */
+/** A view whose runs interleave, with gaps that are filled: no byte is in two extents. */
 static void test_interleaved_with_gaps(void **state) {
     (void)state;
     static const int64_t shape[] = {5, 4, 2};
@@ -292,7 +298,7 @@ static void test_interleaved_with_gaps(void **state) {
     assert_int_equal(twice, 0);
 }
 
-/** Elements of 16 bytes are not cut, however the space is laid. */
+/** Elements of 16 bytes are never cut. */
 static void test_elements_are_whole(void **state) {
     (void)state;
     static const int64_t few[] = {7};

@@ -1,7 +1,9 @@
 /*
- * Random states: each is encoded, decoded and compared; then received anew, in place, and in place as far as a target that
- * lacks something goes, by executing the plan, and every element is compared with a loop over indices that knows nothing of extents, chunks or copies. WHERRY_PROPERTY_SEED repeats
- * one state, WHERRY_PROPERTY_STATES sets how many there are.
+ * Random states. Each is encoded, decoded and compared. Then its plan is executed: into new memory,
+ * in place, and in place into a target that lacks something. Every element is compared with a loop
+ * over indices that knows nothing about extents, chunks or copies.
+ *
+ * WHERRY_PROPERTY_SEED repeats one state. WHERRY_PROPERTY_STATES sets the number of states.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -29,7 +31,7 @@ static uint64_t current_seed;
         }                                                                                                              \
     } while (0)
 
-/** Calls fn for each tensor of a state, local ones included. */
+/** Calls fn for each tensor of a state, including local tensors. */
 typedef void (*tensor_fn)(void *context, size_t number, const wherry_tensor *tensor);
 
 static void each_tensor(const wherry_value *state, tensor_fn fn, void *context) {
@@ -51,7 +53,7 @@ static void each_tensor(const wherry_value *state, tensor_fn fn, void *context) 
     wherry_flat_destroy(flat);
 }
 
-/** The byte offset of element number `number`, counted with the last dimension fastest. */
+/** The byte offset of element `number`, counted with the last dimension fastest. */
 static uint64_t element_offset(const wherry_tensor *tensor, uint64_t number) {
     uint64_t at = (uint64_t)tensor->offset;
     for (uint32_t d = tensor->ndim; d-- > 0;) {
@@ -69,7 +71,7 @@ static uint64_t element_count(const wherry_tensor *tensor) {
     return count;
 }
 
-/** Which bytes of which storages some element covers. */
+/** Per storage: which bytes some element covers. */
 typedef struct coverage {
     const wherry_storage *storages[1024];
     unsigned char *marks[1024];
@@ -114,7 +116,7 @@ static void list_tensor(void *context, size_t number, const wherry_tensor *tenso
     list->count = number + 1;
 }
 
-/** Prepared and encoded in one walk, it is the same. */
+/** Preparing and encoding in one walk gives the same bytes. */
 static void check_one_walk(const wherry_prepared *two_walks, const wherry_prepare_options *options) {
     wherry_prepared *prepared;
     void *bytes;
@@ -168,7 +170,7 @@ static wherry_prepared *round_trip(const wherry_prepared *sent) {
     return received;
 }
 
-/** The bytes of a chunk, end to end, as the source has them. */
+/** The bytes of a chunk at the source, end to end. */
 typedef struct payload {
     unsigned char bytes[1 << 15];
     uint64_t size;
@@ -186,7 +188,7 @@ static int add_piece(void *context, const wherry_piece *piece) {
     return 0;
 }
 
-/** Checks what is promised of a direct chunk. */
+/** Checks the properties of a direct chunk. */
 typedef struct direct_check {
     uint64_t behind;
     uint64_t copies;
@@ -222,7 +224,7 @@ static void execute(const wherry_prepared *sent, const wherry_plan *plan) {
     }
 }
 
-/** Storages filled with the canary, for memory that a plan asks for. */
+/** Storages filled with a canary, for memory that a plan requests. */
 static wherry_status allocate_canary(void *context, uint64_t nbytes, wherry_device device, wherry_storage **storage_p) {
     (void)context;
     wherry_status status = wherry_storage_allocate(nbytes, device, storage_p, NULL);
@@ -277,7 +279,7 @@ static void check_new(const wherry_value *source, const wherry_prepared *sent, w
     wherry_value_destroy(state);
 }
 
-/** Compares what the target's views do not cover with copies of its storages from before the receive. */
+/** Compares the bytes that the target's views do not cover with copies from before the receive. */
 static void check_untouched(const coverage *covered, unsigned char *const *before) {
     for (size_t s = 0; s < covered->count; s++) {
         const unsigned char *bytes = wherry_storage_data(covered->storages[s]);
@@ -338,7 +340,10 @@ static bool covers(const coverage *covered, const wherry_storage *storage) {
     return found;
 }
 
-/** Tensors without a target are over new storages of the source's sizes, shared where the source's are, and nothing but their elements was written. */
+/**
+ * Tensors without a target are over new storages with the source's sizes, shared as at the source,
+ * and only their elements were written.
+ */
 static void check_new_storages(const wherry_value *source, const wherry_value *state, const coverage *targets) {
     listing *from = calloc(1, sizeof(*from));
     listing *to = calloc(1, sizeof(*to));
@@ -372,7 +377,7 @@ static void check_new_storages(const wherry_value *source, const wherry_value *s
     free(to);
 }
 
-/** Each leaf of the target has become the leaf of the state at the same path. */
+/** Each leaf of the target equals the leaf of the state at the same path. */
 static void check_adopted(const wherry_value *target, const wherry_value *state) {
     wherry_flat *flat;
     assert_int_equal(wherry_flatten(target, &flat, NULL), WHERRY_OK);
@@ -387,13 +392,14 @@ static void check_adopted(const wherry_value *target, const wherry_value *state)
     wherry_flat_destroy(flat);
 }
 
-/** In place into a target that lacks some of what the source has. */
+/** In place, into a target that lacks part of the source. */
 static void check_partly_new(wh_random *random, const wherry_value *source, const wherry_prepared *sent,
                              wherry_prepared *received, int alike) {
     wherry_value *whole = wh_random_target(random, source, alike);
     wherry_value *target = wh_random_thinned(random, whole);
     coverage *covered = calloc(1, sizeof(*covered));
-    each_tensor(whole, cover_tensor, covered); /* what was removed is still there, and must not be touched */
+    /* what was removed from the target still exists and must not be written */
+    each_tensor(whole, cover_tensor, covered);
     for (size_t s = 0; s < covered->count; s++) {
         memset(covered->marks[s], 0, wherry_storage_nbytes(covered->storages[s]));
     }
@@ -427,7 +433,10 @@ static void check_partly_new(wh_random *random, const wherry_value *source, cons
     wherry_value_destroy(whole);
 }
 
-/** With gaps forbidden the space is the covered bytes, each once; with gaps it is never less. */
+/**
+ * With gaps forbidden, the space is exactly the covered bytes, each once. With gaps it is never
+ * less.
+ */
 static void check_space(const wherry_value *source, const wherry_prepared *exact, const wherry_prepared *loose) {
     coverage *covered = calloc(1, sizeof(*covered));
     each_tensor(source, cover_tensor, covered);

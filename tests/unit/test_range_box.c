@@ -1,4 +1,4 @@
-/* Boxes against a loop over the elements of the whole tensor. */
+/* Boxes, compared with a loop over the elements of the whole tensor. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -22,7 +22,10 @@ static void random_box(dice *d, uint32_t ndim, wh_box *box) {
     }
 }
 
-/** Number `number` of a tensor of SIDE elements in each dimension; whether it lies in the box, and its index there. */
+/**
+ * Element `number` of a tensor with SIDE elements per dimension. @return true if it is in the box;
+ * `index` is its index there.
+ */
 static bool in_box(const wh_box *box, uint64_t number, int64_t *index) {
     bool inside = true;
     for (uint32_t i = 0; i < box->ndim; i++) {

@@ -1,4 +1,7 @@
-/* Sets of chunks against a plain array: places, chunks, and handing them out to several threads. */
+/*
+ * Chunk sets, compared with a plain array: places, adding, and handing out chunks to several
+ * threads.
+ */
 #include "support/build.h"
 
 #include <pthread.h>
@@ -19,10 +22,13 @@ static void test_an_empty_set(void **state) {
     assert_false(wh_chunk_set_next(&set, &chunk));
     assert_false(wh_chunk_set_next(&set, &chunk));
     wh_chunk_set_destroy(&set);
-    wh_chunk_set_destroy(&set); /* it is empty again */
+    wh_chunk_set_destroy(&set); /* the set is empty after the first call */
 }
 
-/** Random intervals: place and chunk are each other's inverse, and nothing else is found. */
+/**
+ * Random intervals: a place gives its chunk, the chunk gives its place, and no other chunk is
+ * found.
+ */
 static void test_places(void **state) {
     (void)state;
     uint64_t seed = 4;
@@ -67,7 +73,7 @@ static void test_large_numbers(void **state) {
     wh_chunk_set_destroy(&set);
 }
 
-/** Adding chunks one interval after the other, overlapping or not, against an array of flags. */
+/** Adds intervals, overlapping or not, and compares the set with an array of flags. */
 static void test_adding(void **state) {
     (void)state;
     enum { MANY = 400 };
@@ -117,7 +123,7 @@ static void *take_all(void *context) {
     return NULL;
 }
 
-/** Each chunk goes to one thread, in ascending order for each. */
+/** Each chunk goes to exactly one thread, and each thread gets its chunks in ascending order. */
 static void test_handing_out(void **state) {
     (void)state;
     static wherry_interval odd[CHUNKS];

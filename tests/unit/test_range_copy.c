@@ -1,4 +1,4 @@
-/* Copies against a loop over elements, in windows of what is read. */
+/* Copies, compared with a loop over elements, for several windows of the source. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -12,7 +12,7 @@
 
 enum { STORAGE = 1024, CASES = 3000, WINDOWS = 6 };
 
-/** A view of the same shape and element size with other strides, as long as it needs to be; 0 on one side at most. */
+/** A view of the same shape and element size with other strides. At most one side has stride 0. */
 static void random_like(dice *d, const random_view *view, random_view *result) {
     result->view = view->view;
     memcpy(result->shape, view->shape, sizeof(result->shape));
@@ -87,7 +87,7 @@ static int carry(void *context, const wh_copy_runs *runs) {
     return 0;
 }
 
-/* The bytes themselves, window by window, into memory whose elements lie apart. */
+/* Copies real bytes, window by window, into memory with gaps between the elements. */
 static void test_bytes_arrive(void **state) {
     (void)state;
     static memories m;
@@ -121,7 +121,7 @@ static void test_bytes_arrive(void **state) {
     }
 }
 
-/** A copy of random levels in random order: steps of 0, overlapping, the same twice. */
+/** A copy with random levels in random order: steps of 0, overlapping steps, equal steps. */
 static void random_copy(dice *d, wh_copy_work *work) {
     *work = (wh_copy_work){.from = below(d, 50), .to = below(d, 50), .length = 1 + below(d, 9)};
     work->level_count = (uint32_t)below(d, 5);

@@ -1,4 +1,7 @@
-/* Extents against a loop over bytes: what a view covers, normal form, taking offsets apart, touching and crossing. */
+/*
+ * Extents, compared with a loop over bytes: coverage of views, normal form, splitting offsets,
+ * touching, crossing.
+ */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -13,7 +16,7 @@
 
 enum { STORAGE = 1024, MARGIN = 64, CASES = 3000 };
 
-/** A random view as a normal extent; the next one where it has no elements or interleaves with itself. */
+/** A random view as a normal extent. Views without elements, or that interleave, are skipped. */
 static void random_normal(dice *d, uint64_t max_gap, wh_extent *extent) {
     random_view view;
     do {
@@ -131,7 +134,7 @@ static void test_scalar_and_nothing(void **state) {
     assert_false(wh_extent_of_view(&(wh_view){8, 8, 2, shape, strides}, &extent));
 }
 
-/* The gap that is still merged is max_gap itself. */
+/* A gap of exactly max_gap is merged. */
 static void test_border_of_the_gap(void **state) {
     (void)state;
     const int64_t shape[] = {10, 4};
@@ -148,7 +151,7 @@ static void test_border_of_the_gap(void **state) {
     assert_int_equal(extent.length, 904);
 }
 
-static void test_as_many_dimensions_as_there_can_be(void **state) {
+static void test_maximum_of_dimensions(void **state) {
     (void)state;
     int64_t shape[WHERRY_NDIM_MAX];
     int64_t strides[WHERRY_NDIM_MAX];
@@ -269,7 +272,7 @@ static void test_cross_gives_up(void **state) {
     assert_true(wh_extents_cross(&a, &a, &work));
 }
 
-/** Columns of one matrix are told apart without walking down them. */
+/** Two columns of one matrix are told apart without walking down the rows. */
 static void test_columns_are_apart_at_once(void **state) {
     (void)state;
     const wherry_level rows[] = {{UINT64_C(1) << 20, 102400}, {1024, 100}};
@@ -284,7 +287,7 @@ static void test_columns_are_apart_at_once(void **state) {
     assert_true(wh_extents_cross(&a, &b, &work));
 }
 
-/* The extent of fewer runs is the one that is walked. */
+/* The extent with fewer runs is the one that is walked. */
 static void test_cross_walks_the_shorter(void **state) {
     (void)state;
     const wherry_level odd = {UINT64_C(1) << 40, 4};
@@ -304,7 +307,7 @@ int main(void) {
         cmocka_unit_test(test_levels_of_a_view_are_sorted_and_count),
         cmocka_unit_test(test_scalar_and_nothing),
         cmocka_unit_test(test_border_of_the_gap),
-        cmocka_unit_test(test_as_many_dimensions_as_there_can_be),
+        cmocka_unit_test(test_maximum_of_dimensions),
         cmocka_unit_test(test_split),
         cmocka_unit_test(test_touches),
         cmocka_unit_test(test_cross),

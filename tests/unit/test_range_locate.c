@@ -1,4 +1,4 @@
-/* From bytes of a storage to positions of the space, against a list of all positions. */
+/* From bytes of a storage to positions of the space, compared with a list of all positions. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -13,7 +13,9 @@
 
 enum { CASES = 2000, PLENTY = 1 << 24 };
 
-/** What was found, as pairs of storage bytes and targets: comparable with the copy itself. */
+/**
+ * The result as pairs of source byte and target byte, which can be compared with the copy itself.
+ */
 typedef struct found {
     const random_space *s;
     size_t storage;
@@ -49,7 +51,7 @@ static bool take(void *context, const wh_copy *copy) {
     return true;
 }
 
-/** Whether every run that the copy reads lies within one run of the storage. */
+/** True if every run that the copy reads is within one run of the storage. */
 static bool covered(const random_space *s, size_t storage, const wh_copy *copy) {
     uint64_t runs[SPACE_STORAGE];
     memset(runs, 0xFF, sizeof(runs));
@@ -75,7 +77,7 @@ static bool covered(const random_space *s, size_t storage, const wh_copy *copy) 
     return true;
 }
 
-/** Locates a copy with plenty of work, then with little. */
+/** Locates a copy with a large budget, then with a small one. */
 static void check_copy(uint64_t seed, dice *d, const random_space *s, size_t storage, const wh_copy *copy,
                        bool expected) {
     found f = {.s = s, .storage = storage};
@@ -144,7 +146,7 @@ static void test_random_views_of_random_spaces(void **state) {
     assert_true(yes > CASES / 4 && no > CASES / 4);
 }
 
-/** Makes a space of one storage out of views, which are read again: each must be found. */
+/** Creates a space of one storage from views, then locates each of these views. */
 static void check_own_views(uint64_t seed, uint64_t max_gap) {
     static random_space s;
     dice d = {seed};
@@ -213,7 +215,7 @@ static void test_columns_are_one_copy(void **state) {
     wh_copy_work kept;
     uint64_t work = 10;
     assert_int_equal(wh_space_locate(&space, 0, &copy, &work, keep, &kept), WH_LOCATED);
-    assert_int_equal(work, 7); /* one extent, its level against the copy's */
+    assert_int_equal(work, 7); /* one extent: its level is compared with the level of the copy */
     assert_int_equal(kept.from, 10 + 64 + 16);
     assert_int_equal(kept.to, 5);
     assert_int_equal(kept.length, 32);
@@ -226,7 +228,10 @@ static void test_columns_are_one_copy(void **state) {
     wh_space_destroy(&space);
 }
 
-/* A made up view must not take for ever: what runs through two extents 2^40 times ends with the work. */
+/*
+ * A hostile view must not take forever: a copy that runs through two extents 2^40 times ends when
+ * the budget is spent.
+ */
 static void test_work_ends(void **state) {
     (void)state;
     wh_space space = {.chunk_bytes = 4096};
@@ -247,7 +252,7 @@ static void test_work_ends(void **state) {
     wh_space_destroy(&space);
 }
 
-/* Steps whose product with their count leaves 64 bits are not found by wrapping around. */
+/* If a step times its count exceeds 64 bits, the copy is not found by wrapping around. */
 static void test_steps_that_overflow(void **state) {
     (void)state;
     wh_space space = {.chunk_bytes = 4096};

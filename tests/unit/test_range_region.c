@@ -1,4 +1,4 @@
-/* Regions against a loop over bytes: the union of random views, and the cases that have a name. */
+/* Regions, compared with a loop over bytes: the union of random views, and named cases. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -44,7 +44,7 @@ static void check_region(uint64_t seed, const wh_region *region, const uint32_t 
     }
 }
 
-/** The union of up to six random views, checked; many views of one shape lie side by side. */
+/** The union of up to six random views. Many views of one shape are adjacent. */
 static void check_random_union(uint64_t seed, uint64_t max_gap_below) {
     dice d = {seed};
     random_view view;
@@ -90,7 +90,7 @@ static void add(wh_region *region, uint64_t offset, uint64_t max_gap, int64_t ro
     assert_true(wh_region_add_view(region, &(wh_view){offset, 4, 2, shape, strides}, max_gap));
 }
 
-/* 2^28 floats: 8 views of them want them once. */
+/* 2^28 floats: eight views cover them, and they are in the region once. */
 static void test_views_of_one_storage(void **state) {
     (void)state;
     const uint64_t gib = UINT64_C(1) << 30;
@@ -196,7 +196,7 @@ static void test_contained_columns_are_dropped(void **state) {
     wh_region_destroy(&region);
 }
 
-/* Columns whose last byte lies within a contiguous extent, just behind it, or farther. */
+/* Columns whose last byte is within a contiguous extent, just behind it, or farther away. */
 static void test_columns_at_the_end_of_a_run(void **state) {
     (void)state;
     const int64_t row = 100;
@@ -223,7 +223,10 @@ static void test_nothing(void **state) {
     wh_region_destroy(&region);
 }
 
-/* Rows that cross columns in more runs than are written out: what both cover stays in both, and nothing is lost. */
+/*
+ * Rows and columns that cross in too many runs to expand: common bytes stay in both, and no byte is
+ * lost.
+ */
 static void test_crossing_too_often_to_write_out(void **state) {
     (void)state;
     wh_region region = {0};
@@ -240,7 +243,7 @@ static void test_crossing_too_often_to_write_out(void **state) {
     wh_region_destroy(&region);
 }
 
-/* Runs that are written out merge over a gap; what lies in that gap may be a part of another extent. */
+/* Expanded runs merge over a gap, and the bytes in that gap may be part of another extent. */
 static void test_gaps_that_hold_other_columns(void **state) {
     (void)state;
     const int64_t three = 3;
@@ -289,7 +292,10 @@ static void test_no_memory(void **state) {
     assert_in_range(count.calls, 15, 10000);
 }
 
-/* Views that cross each other in more runs than are written out never want more than the bytes from the first to the last. */
+/*
+ * Views that cross in too many runs to expand never give more bytes than the range from the first
+ * to the last.
+ */
 static void test_never_more_than_the_storage(void **state) {
     (void)state;
     wh_region region = {0};

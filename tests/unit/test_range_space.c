@@ -1,4 +1,7 @@
-/* The space against a list of its positions: chunk borders as docs/wire-format.md has them, and visits in order. */
+/*
+ * The space, compared with a list of its positions: chunk borders as in docs/wire-format.md, and
+ * visits in order.
+ */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -65,7 +68,10 @@ static void test_chunks(void **state) {
     assert_true(moved > CASES / 20);
 }
 
-/* No chunk cuts an element: of 16 bytes where the run is aligned, and never one at a run's own alignment. */
+/*
+ * No chunk cuts an element: none of 16 bytes in an aligned run, and none at the alignment of the
+ * run.
+ */
 static void test_chunks_move_back(void **state) {
     (void)state;
     static const struct {
@@ -154,7 +160,10 @@ static void test_visits(void **state) {
     }
 }
 
-/* Whole runs of the innermost level come as one piece: chunks of columns are not a call a row. */
+/*
+ * Whole runs of the innermost level are one piece, so a chunk of columns does not need one call per
+ * row.
+ */
 static void test_runs_come_together(void **state) {
     (void)state;
     static random_space s;
@@ -243,7 +252,7 @@ static void test_no_memory(void **state) {
     assert_true(count.calls >= 9);
 }
 
-/** The places of a divided space one after the other, as its chunks give them. */
+/** The positions of a divided space, in the order of its chunks. */
 typedef struct parted {
     const place *expected;
     const bool *second;
@@ -263,7 +272,10 @@ static int compare_piece(void *context, const wh_piece *piece) {
     return 0;
 }
 
-/** Two parts, each as a space of its own: no chunk has bytes of both, and each is cut from its own beginning. */
+/**
+ * The two parts behave like two spaces: no chunk has bytes of both, and each part is cut from its
+ * own beginning.
+ */
 static void test_divided(void **state) {
     (void)state;
     static random_space s;

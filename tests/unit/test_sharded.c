@@ -1,4 +1,7 @@
-/* ShardedTensors: boxes within the global tensor, shards of their box's shape, and who owns them. */
+/*
+ * ShardedTensors: boxes within the global tensor, shards with the shape of their box, and who owns
+ * them.
+ */
 #include "../support/build.h"
 
 static const int64_t shape[] = {6, 4};
@@ -14,7 +17,7 @@ static wherry_shard_info info_of(int number) {
     return (wherry_shard_info){offsets[number], sizes, {number, {WHERRY_DEVICE_CUDA, number}}};
 }
 
-/** A 6 by 4 tensor in three shards; shards 0 and 2 are here, as the caller's values. */
+/** A 6 by 4 tensor in three shards. Shards 0 and 2 are local; their values belong to the caller. */
 typedef struct fixture {
     wherry_shard shards[2];
     wherry_shard_info global[3];
@@ -129,7 +132,7 @@ static void test_scalar(void **state) {
     wherry_value_destroy(value);
 }
 
-/** Refused, and both tensors are still the caller's. */
+/** It is refused, and both tensors still belong to the caller. */
 static void refuse(fixture *f) {
     wherry_error error;
     wherry_value *value = NULL;

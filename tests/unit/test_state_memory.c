@@ -1,6 +1,7 @@
 /*
- * Each function of values, paths and states, while memory runs out at its first allocation, its second and so on: the answer is
- * WHERRY_NO_MEMORY, nothing is kept, nothing is written, and what it was given is still the caller's.
+ * Each function on values, paths and states, with allocation number 1, 2, 3 and so on failing. The
+ * result is WHERRY_NO_MEMORY, nothing leaks, nothing is written, and the arguments still belong to
+ * the caller.
  */
 #include "../support/build.h"
 
@@ -10,18 +11,18 @@
 
 static counting memory;
 
-/** What the functions work on: built anew for each attempt. */
+/** The arguments of the functions, built again for each attempt. */
 typedef struct bench {
-    wherry_value *tree;   /**< A list of things of every kind. */
-    wherry_value *dict;   /**< With as many keys as are just not yet indexed. */
+    wherry_value *tree;   /**< A list with values of every kind. */
+    wherry_value *dict;   /**< With the maximum number of keys without an index. */
     wherry_value *list;   /**< Empty. */
-    wherry_value *key;    /**< Free. */
-    wherry_value *item;   /**< Free. */
-    wherry_value *tensor; /**< Free. */
+    wherry_value *key;    /**< Without an owner. */
+    wherry_value *item;   /**< Without an owner. */
+    wherry_value *tensor; /**< Without an owner. */
     wherry_mesh *mesh;
     wherry_path *path;
     wherry_flat *flat;
-    wherry_value *leaves[8]; /**< Free; as many as the flat has. */
+    wherry_value *leaves[8]; /**< Without owners; one per leaf of the flat. */
     size_t leaf_count;
 } bench;
 
@@ -83,7 +84,7 @@ static void tear_down(bench *b) {
     wherry_path_destroy(b->path);
 }
 
-/** What a call has made, whichever it is; all NULL where it failed. */
+/** What a call created; all NULL if it failed. */
 typedef struct made {
     wherry_value *value;
     wherry_storage *storage;
@@ -125,7 +126,7 @@ static wherry_status call_scalar(int number, made *m, wherry_error *error) {
     }
 }
 
-/** Those that take something over set it to NULL in the bench once they have it. */
+/** Functions that take an argument over set it to NULL in the bench on success. */
 static wherry_status call_taking(int number, bench *b, made *m, wherry_error *error) {
     wherry_status status;
     switch (number) {

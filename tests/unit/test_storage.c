@@ -1,4 +1,4 @@
-/* Storages: who owns the memory, until when. */
+/* Storages: who owns the memory, and until when. */
 #include "../support/build.h"
 
 #include <stdlib.h>
@@ -75,7 +75,7 @@ static void test_empty(void **state) {
     wherry_storage_unref(storage);
 }
 
-/** A storage without bytes has no first one, but its memory goes back to whoever gave it. */
+/** A storage without bytes has no data pointer, but its memory is released. */
 static void test_empty_at_an_address(void **state) {
     (void)state;
     releases seen = {0};

@@ -1,4 +1,4 @@
-/* Tensors: which views of a storage there are, and which reach beyond it. */
+/* Tensors: valid views of a storage, and views that reach outside it. */
 #include <wherry/expert.h>
 
 #include "../support/build.h"
@@ -85,7 +85,7 @@ static void test_without_elements(void **state) {
     }
 }
 
-/** A 4 by 6 matrix of float32, 96 bytes, and what can be seen of it. */
+/** A 4 by 6 matrix of float32 (96 bytes) and views of it. */
 static void test_strides(void **state) {
     (void)state;
     static const struct {
@@ -124,7 +124,7 @@ static void test_strides_are_kept(void **state) {
     wherry_value_destroy(value);
 }
 
-/** What multiplies or adds to more than 63 bits is refused, not wrapped. */
+/** Products and sums above 63 bits are refused; they do not wrap around. */
 static void test_overflow(void **state) {
     (void)state;
     const int64_t big = INT64_C(1) << 62;
@@ -196,7 +196,7 @@ static void test_refused(void **state) {
     assert_null(value);
 }
 
-/** The cast sees all of the storage, whatever the tensor sees. */
+/** A cast covers the whole storage, whatever the tensor covers. */
 static void test_cast_to_bytes(void **state) {
     (void)state;
     static const int64_t shape[] = {2, 2};
@@ -258,7 +258,10 @@ static wherry_digest digest_of(wherry_value *tensor) {
     return digest;
 }
 
-/** The same elements have the same digest, whatever their strides; others have another. */
+/**
+ * The same elements have the same digest, whatever their strides; other elements have another
+ * digest.
+ */
 static void test_digest(void **state) {
     (void)state;
     enum { ROWS = 3, COLUMNS = 5 };
@@ -282,7 +285,7 @@ static void test_digest(void **state) {
     from[ROWS * COLUMNS - 1] ^= 1;
     others[0] = digest_of(build_view(plain, WHERRY_U16, 0, 2, shape, NULL));
     assert_memory_not_equal(&digest, others, sizeof(digest));
-    /* XXH3 of nothing, as its authors publish it. */
+    /* The published XXH3 of no bytes. */
     static const uint8_t nothing[] = {0x99, 0xaa, 0x06, 0xd3, 0x01, 0x47, 0x98, 0xd8,
                                       0x60, 0x01, 0xc3, 0x24, 0x46, 0x8d, 0x49, 0x7f};
     shape[0] = 0;

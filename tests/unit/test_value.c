@@ -296,7 +296,7 @@ static void test_objects_refused(void **state) {
     wherry_value_destroy(list);
 }
 
-/** A success leaves the error record alone. */
+/** A success does not change the error record. */
 static void test_error_after_success(void **state) {
     (void)state;
     wherry_error error;
