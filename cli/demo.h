@@ -62,10 +62,9 @@ typedef enum wh_demo_kind {
     /* From the conductor, which closes the socket to end a rank: */
     WH_DEMO_LIMIT, /**< Train up to `step`, then wait. */
     /* From a rank: */
-    WH_DEMO_JOINED,  /**< It is in the group. */
     WH_DEMO_HEALED,  /**< It received the state of `step` from `peer`: all fields; the lane is in `text`. */
     WH_DEMO_LENT,    /**< It sent its state, and was held up for `seconds`. */
-    WH_DEMO_STEPPED, /**< It finished `step`, with `digest`. */
+    WH_DEMO_STEPPED, /**< It finished `step`, with `digest`; step 0: it is in the group. */
     WH_DEMO_FAILED,  /**< It cannot continue: `text`. */
 } wh_demo_kind;
 

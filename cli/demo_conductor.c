@@ -7,9 +7,9 @@
  *     to the next kill.
  *  3. Ranks and the folder are gone when the command returns. If the conductor is killed, the kernel kills the ranks.
  *
- *     STARTING -> TRAINING: on_message (joined)      STARTING -> HEALING: on_message (a replacement joined)
- *     HEALING  -> TRAINING: on_message (healed)      TRAINING -> DOWN: kill_rank
- *     DOWN     -> STARTING: start, after RESTART_SECONDS
+ *     STARTING -> TRAINING: on_message, when the rank reports its first step, or that it was healed
+ *     TRAINING -> DOWN: kill_rank
+ *     DOWN -> STARTING: start, after RESTART_SECONDS
  */
 #include <dirent.h>
 #include <errno.h>
@@ -28,11 +28,10 @@
 
 #define RESTART_SECONDS 0.5 /* from a rank's death to its replacement, as a fast scheduler would take */
 #define SILENCE_SECONDS 60  /* without a message from any rank: the demo hangs */
-#define QUIT_SECONDS 10     /* for all ranks to leave the group */
 
 enum { LEAD = 2, FRAME_MS = 100, FOLDER_MAX = 512 };
 
-typedef enum seat_state { STARTING, HEALING, TRAINING, DOWN } seat_state;
+typedef enum seat_state { STARTING, TRAINING, DOWN } seat_state;
 
 /** A rank, whichever process has it. */
 typedef struct seat {
@@ -41,7 +40,6 @@ typedef struct seat {
     int control;
     int64_t step;
     int64_t limit;     /**< Up to which step it may train. */
-    bool replaced;     /**< The process replaces one that was killed. */
     bool behind;       /**< It was healed and has not caught up yet. */
     double restart_at; /**< If it is down. */
 } seat;
@@ -152,13 +150,15 @@ static void start(conductor *c, int rank, bool replaced) {
         fail(c, "cannot start a process: %s", strerror(errno));
         return;
     }
-    c->seats[rank] = (seat){.state = STARTING, .pid = pid, .control = ends[0], .replaced = replaced};
+    c->seats[rank] = (seat){.state = STARTING, .pid = pid, .control = ends[0], .behind = replaced};
+    if (replaced) {
+        wh_timeline_say(&c->timeline, WH_DEMO_PLAIN, "rank %d is back (pid %d)", rank, (int)pid);
+    }
 }
 
-/** Kills a rank's process. @return its exit status. */
+/** Waits for a rank's process to end. @return its exit status. */
 static int reap(seat *s) {
     int status = 0;
-    kill(s->pid, SIGKILL);
     while (waitpid(s->pid, &status, 0) < 0 && errno == EINTR) {
     }
     close(s->control);
@@ -168,6 +168,7 @@ static int reap(seat *s) {
 
 static void kill_rank(conductor *c, int rank) {
     seat *s = c->seats + rank;
+    kill(s->pid, SIGKILL);
     reap(s);
     s->state = DOWN;
     s->restart_at = wh_clock() + RESTART_SECONDS;
@@ -177,21 +178,16 @@ static void kill_rank(conductor *c, int rank) {
 
 /** Ends all ranks: they leave the group when their socket closes. After a failure they are killed. */
 static void end_ranks(conductor *c) {
-    double until = wh_clock() + QUIT_SECONDS;
-    for (int i = 0; i < c->options->ranks && !c->over; i++) {
-        shutdown(c->seats[i].control, SHUT_WR);
-    }
     for (int i = 0; i < c->options->ranks; i++) {
         seat *s = c->seats + i;
-        siginfo_t info = {0};
-        while (s->pid && !c->over && waitid(P_PID, (id_t)s->pid, &info, WEXITED | WNOHANG | WNOWAIT) == 0 &&
-               !info.si_pid) {
-            if (wh_clock() > until) {
-                fail(c, "rank %d does not exit", i);
-            }
-            usleep(1000);
+        if (s->pid && c->over) {
+            kill(s->pid, SIGKILL);
+        } else if (s->pid) {
+            shutdown(s->control, SHUT_WR);
         }
-        int status = s->pid ? reap(s) : 0;
+    }
+    for (int i = 0; i < c->options->ranks; i++) {
+        int status = c->seats[i].pid ? reap(c->seats + i) : 0;
         if (status != 0) {
             fail(c, "rank %d exited with status %#x", i, (unsigned)status);
         }
@@ -262,6 +258,7 @@ static void on_step(conductor *c, int rank, const wh_demo_message *m) {
              m->step, rank, m->digest.words[2], first->rank, first->digest.words[2]);
     }
     s->step = m->step;
+    s->state = TRAINING;
     if (s->behind && s->step >= lowest_step(c, rank)) {
         s->behind = false;
         wh_timeline_say(&c->timeline, WH_DEMO_PLAIN, "rank %d has caught up at step %" PRId64, rank, s->step);
@@ -269,17 +266,8 @@ static void on_step(conductor *c, int rank, const wh_demo_message *m) {
 }
 
 static void on_message(conductor *c, int rank, const wh_demo_message *m) {
-    seat *s = c->seats + rank;
     switch (m->kind) {
-    case WH_DEMO_JOINED:
-        s->state = s->replaced ? HEALING : TRAINING;
-        if (s->replaced) {
-            wh_timeline_say(&c->timeline, WH_DEMO_PLAIN, "rank %d is back (pid %d)", rank, (int)s->pid);
-        }
-        break;
     case WH_DEMO_HEALED:
-        s->state = TRAINING;
-        s->behind = true;
         wh_timeline_healed(&c->timeline, rank, m);
         on_step(c, rank, m);
         break;
@@ -304,6 +292,7 @@ static void listen_to(conductor *c, int rank) {
         c->heard = wh_clock();
         on_message(c, rank, &message);
     } else if (got >= 0 || (errno != EAGAIN && errno != EINTR)) {
+        kill(c->seats[rank].pid, SIGKILL);
         int status = reap(c->seats + rank);
         if (WIFSIGNALED(status)) {
             fail(c, "rank %d was killed by a signal: %s; if memory ran out, use a smaller --size", rank,
@@ -354,7 +343,7 @@ static bool act(conductor *c) {
 }
 
 static void show_progress(conductor *c) {
-    static const char *const notes[] = {"starts", "heals", "catches up", "is down"};
+    static const char *const notes[] = {"starts", "catches up", "is down"};
     char note[64] = "";
     int away = find_away(c);
     int64_t lowest = lowest_step(c, -1);

@@ -5,11 +5,10 @@
 #include <errno.h>
 #include <inttypes.h>
 #include <poll.h>
-#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/prctl.h>
 #include <sys/socket.h>
+#include <unistd.h>
 
 #include <wherry/checkpoint.h>
 #include <wherry/group.h>
@@ -19,6 +18,7 @@
 enum {
     TIMEOUT_MS = 60000, /**< For each thing that a rank waits for. */
     IDLE_MS = 2,        /**< How often a waiting rank looks for peers that ask for its state. */
+    QUIT_SECONDS = 10,  /**< To leave the group. */
     TAG_REPORT = 1,
 };
 
@@ -173,9 +173,10 @@ int wh_demo_run_rank(const wh_demo_options *options, int rank, bool rejoin, cons
     snprintf(full, sizeof(full), "%s?rank=%d&size=%d", address, rank, (int)options->ranks);
     wh_set_log(&options->common, WHERRY_LOG_WARN);
     wherry_status status = join(&r, full);
-    if (status == WHERRY_OK) {
-        tell(&r, &(wh_demo_message){.kind = WH_DEMO_JOINED});
-        status = rejoin ? heal_from_any(&r) : WHERRY_OK;
+    if (status == WHERRY_OK && rejoin) {
+        status = heal_from_any(&r);
+    } else if (status == WHERRY_OK) {
+        tell(&r, &(wh_demo_message){.kind = WH_DEMO_STEPPED, .digest = wh_demo_model_digest(r.model)});
     }
     WH_THEN(status, train(&r));
     if (status != WHERRY_OK) {
@@ -183,6 +184,7 @@ int wh_demo_run_rank(const wh_demo_options *options, int rank, bool rejoin, cons
         snprintf(message.text, sizeof(message.text), "%s", r.error.message);
         tell(&r, &message);
     }
+    alarm(QUIT_SECONDS);
     leave(&r);
     return status == WHERRY_OK ? WH_EXIT_OK : WH_EXIT_FAILED;
 }
