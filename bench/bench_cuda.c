@@ -1,7 +1,9 @@
 /*
- * GPU to GPU between two processes on one device: bench_cuda [REPEATS [MIB]]. Prints a table. Of the environment: WHERRY_CUDA_LIBRARY, as the library.
+ * bench_cuda [REPEATS [MIB]]: measures GPU to GPU between two processes on one device and prints a
+ * table. WHERRY_CUDA_LIBRARY names the driver, as for the library.
  *
- * Each case is a pair of processes of its own, so that its first transfer opens everything anew and its GPU memory can be told.
+ * Each case has its own pair of processes, so that the first transfer opens all memory and the GPU
+ * memory taken is that of the case.
  */
 #include <dlfcn.h>
 #include <stdio.h>
@@ -13,7 +15,7 @@
 
 enum { REPEATS = 9, DEFAULT_MIB = 3072, SMALL_TENSORS = 20000, SMALL_BYTES = 4096, NAME_MAX_BYTES = 64 };
 
-/** What is asked of the driver itself: to fill memory, to look at it, and how much there is. */
+/** Functions of the driver that the benchmark calls. */
 typedef struct driver {
     int (*set)(uint64_t address, unsigned char value, size_t size);
     int (*read)(void *to, uint64_t from, size_t size);
@@ -75,7 +77,7 @@ static driver find_driver(void) {
 
 /* ---- states ---- */
 
-/** Memory of the device, one allocation a tensor. */
+/** Device memory, one allocation per tensor. */
 static void add(wherry_value *state, const char *name, int64_t rows, int64_t columns, uint64_t element) {
     int64_t shape[] = {rows, columns};
     wherry_error error;
@@ -91,7 +93,7 @@ static void add(wherry_value *state, const char *name, int64_t rows, int64_t col
     wherry_storage_unref(storage);
 }
 
-/** Layers of a language model of 7 billion parameters, until there are so many MiB. */
+/** Layers of a language model of 7 billion parameters, up to `mib` MiB. */
 static void add_layers(wherry_value *state, uint64_t mib) {
     static const int64_t shapes[][2] = {{4096, 4096},  {4096, 4096},  {4096, 4096}, {4096, 4096}, {11008, 4096},
                                         {11008, 4096}, {4096, 11008}, {4096, 1},    {4096, 1}};
@@ -106,7 +108,7 @@ static void add_layers(wherry_value *state, uint64_t mib) {
     }
 }
 
-/** Small tensors are parts of few allocations, as an allocator of a framework has them. */
+/** Small tensors share a few allocations, as with the allocator of a framework. */
 static void add_small(wherry_value *state, size_t count) {
     enum { TOGETHER = 512 };
     wherry_error error;
@@ -117,7 +119,7 @@ static void add_small(wherry_value *state, size_t count) {
         wherry_storage *storage;
         wherry_value *value;
         int64_t size = SMALL_BYTES;
-        if (i % TOGETHER == 0) { /* never given back: the process ends soon */
+        if (i % TOGETHER == 0) { /* never freed: the process ends soon */
             bench_check(wherry_storage_allocate((uint64_t)TOGETHER * SMALL_BYTES, device, &block, &error), &error);
         }
         char *data = (char *)wherry_storage_data(block) + i % TOGETHER * SMALL_BYTES;
@@ -130,7 +132,7 @@ static void add_small(wherry_value *state, size_t count) {
     }
 }
 
-/** Fills each tensor with a number of its own, or zeros; or looks whether it has that at both ends. */
+/** Fills each tensor with its own number, or with zeros; or checks both ends of each tensor. */
 static uint64_t visit(const driver *cuda, const wherry_value *state, bool fill, bool zeros) {
     uint64_t bytes = 0;
     for (size_t i = 0; i < wherry_dict_count(state); i++) {

@@ -1,8 +1,7 @@
 /*
- * bench_ferry CASE REPEATS: ferries a state between processes again and again, in turn with what it is measured
- * against, so that both see the same machine. Prints a line of JSON with the seconds of every repeat, those of each
- * phase, and the memory that the first call took. A first round warms up and is not counted; what it received is
- * compared with what was sent.
+ * bench_ferry CASE REPEATS: transfers a state between processes repeatedly, alternating with a
+ * reference. Prints a line of JSON: the seconds per repeat and per phase, and the extra memory of
+ * the first call. The first round is a warm-up; its data is checked.
  */
 #include <arpa/inet.h>
 #include <errno.h>
@@ -25,20 +24,22 @@ typedef enum step_kind {
     READ,        /**< process_vm_readv by two threads. */
     READ_NEW,    /**< The same into new memory. */
     PLAIN,       /**< Plain sockets. */
-    ROUND_TRIPS, /**< One byte to and fro. */
+    ROUND_TRIPS, /**< One byte and back. */
 } step_kind;
 
-/** One thing that is measured. */
+/** One measurement. */
 typedef struct step {
     step_kind kind;
     const char *name;
-    size_t state;      /**< Its number. */
-    int calls;         /**< For one figure, where one alone is too short; 0: one. */
+    size_t state;      /**< Index of the state. */
+    int calls;         /**< Calls per figure, if one is too short; 0: one. */
     const char *lanes; /**< As wherry_transfer_options.lanes. */
     wherry_verify verify;
 } step;
 
-/** States that are measured in one set of processes, and how. A transfer comes first: it sees the memory untouched. */
+/**
+ * Measurements in one set of processes. A transfer comes first, so that it sees untouched memory.
+ */
 typedef struct bench_case {
     const char *name;
     uint32_t receivers;
@@ -71,7 +72,7 @@ static bench_state nothing(void) {
     return bench_state_uniform(0, 0);
 }
 
-/** Each lane on its own. */
+/** Each lane alone. */
 #define LANES                                                                                                          \
     {                                                                                                                  \
         {.kind = FERRY, .name = "cma", .lanes = "cma"}, {.kind = FERRY, .name = "ring", .lanes = "ring"}, {            \
@@ -112,7 +113,7 @@ static const bench_case cases[] = {
 
 enum { CASES = sizeof(cases) / sizeof(cases[0]) };
 
-/** A run of a case, as each of its processes sees it. */
+/** A run of a case, in one of its processes. */
 typedef struct run {
     const bench_case *what;
     int repeats;
@@ -122,7 +123,7 @@ typedef struct run {
     wherry_group *group;
     wherry_transport *transport;
     bench_state states[BENCH_STATES_MAX];
-    bench_reads reads[BENCH_STATES_MAX]; /**< The first receiver's, where a step wants them. */
+    bench_reads reads[BENCH_STATES_MAX]; /**< Of the first receiver, if a step needs them. */
 } run;
 
 /* ---- the steps ---- */
@@ -141,7 +142,7 @@ static void send_once(run *own, const step *what, const wherry_transfer_options 
     *stats = outcomes[0].stats;
 }
 
-/** @return the state, the caller's. */
+/** @return the state; the caller owns it. */
 static wherry_value *receive_once(run *own, const step *what, wherry_transfer_options *options, wherry_stats *stats) {
     wherry_error error;
     wherry_value *state;
@@ -185,7 +186,7 @@ static double ferry(run *own, const step *what, bool first, wherry_stats *stats,
     return seconds;
 }
 
-/** Seconds until the last receiver was done. */
+/** Seconds until the last receiver had finished. */
 static double until_the_last(const run *own) {
     const bench_world *world = own->world;
     double begin = world->begin[1];
@@ -212,7 +213,7 @@ static double ferry_step(run *own, const step *what, int repeat) {
     return own->what->receivers > 1 ? until_the_last(own) : sum / calls;
 }
 
-/** What only the source and the first receiver do; the others wait. */
+/** A step of the source and the first receiver only; the others wait. */
 static double other_step(run *own, const step *what) {
     const bench_state *state = own->states + what->state;
     double seconds = 0;
@@ -248,7 +249,7 @@ static void set_up(run *own) {
             own->world->tables[i] = (struct iovec){own->states[i].extents, own->states[i].count * sizeof(struct iovec)};
         }
     }
-    /* What is to be measured over TCP must not take the shortcut. */
+    /* Without shortcut=0, the TCP case would use Unix sockets. */
     snprintf(address, sizeof(address), "%s?rank=%d&size=%u&shortcut=0", own->address, (int)own->rank,
              (unsigned)own->world->ranks);
     bench_check(wherry_group_join(address, NULL, &own->group, &error), &error);
@@ -256,7 +257,7 @@ static void set_up(run *own) {
     bench_gate(own->world);
 }
 
-/** Made after the first transfer, since its memory would hide some of what that takes. */
+/** Called after the first transfer, whose extra memory would otherwise not be seen. */
 static void make_reads(run *own, const step *what) {
     if (own->rank == 1 && (what->kind == READ || what->kind == READ_NEW) && !own->reads[what->state].source) {
         own->reads[what->state] = bench_reads_create(own->world, what->state, own->states + what->state);
@@ -285,7 +286,7 @@ static void play(bench_world *world, int32_t rank, void *context) {
     }
 }
 
-/* ---- the whole ---- */
+/* ---- all processes ---- */
 
 static void choose_address(run *own) {
     struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr = {htonl(INADDR_LOOPBACK)}};
@@ -303,7 +304,7 @@ static void choose_address(run *own) {
     snprintf(own->address, sizeof(own->address), "tcp://127.0.0.1:%u", (unsigned)ntohs(address.sin_port));
 }
 
-/** A list of one figure of each repeat, `apart` bytes from the next. */
+/** Prints one figure per repeat; they are `apart` bytes apart. */
 static void print_list(const char *name, const double *first, size_t apart, int count) {
     printf("\"%s\": [", name);
     for (int i = 0; i < count; i++) {

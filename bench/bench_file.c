@@ -1,7 +1,6 @@
 /*
- * What `wherry fetch` is measured against: a file over plain TCP sockets into another, so many connections, a thread at each end of each.
- *
- *     bench_file FROM TO CONNECTIONS     prints the seconds
+ * bench_file FROM TO CONNECTIONS: copies a file over plain TCP sockets, with one thread at each end
+ * of each connection, and prints the seconds. The reference for `wherry fetch`.
  */
 #include <arpa/inet.h>
 #include <errno.h>

@@ -1,6 +1,7 @@
 /*
- * bench_formats FOLDER [REPEATS]: how long it takes to open large files, and to write a state, each in turn with what it is measured against; medians. The files
- * are made in FOLDER, /dev/shm for one, and removed.
+ * bench_formats FOLDER [REPEATS]: measures opening large files and writing a state, each
+ * alternating with its reference. Prints medians. Creates its files in FOLDER, for example
+ * /dev/shm, and removes them.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -26,7 +27,7 @@ static void must(bool good, const char *what) {
     }
 }
 
-/** A safetensors file of so many tensors and bytes, none of which is on the disk. */
+/** A sparse safetensors file. */
 static void make_sparse(const char *path, uint64_t total, size_t tensors) {
     uint64_t each = total / tensors;
     char *header = malloc(tensors * NAME_BYTES);
@@ -60,14 +61,14 @@ static double open_seconds(const char *path) {
     return seconds;
 }
 
-/** The most memory, in MiB, of a process that does nothing but open a file. */
+/** Peak memory, in MiB, of a process that only opens a file. */
 static double open_memory(const char *path) {
     int ends[2];
     double peak = 0;
     must(pipe(ends) == 0, "pipe");
     pid_t child = fork();
     if (child == 0) {
-        bool cleared = bench_memory_mark() >= 0; /* forget what the parent had */
+        bool cleared = bench_memory_mark() >= 0; /* do not count the parent's memory */
         open_seconds(path);
         peak = cleared ? (double)bench_memory_peak() / (1 << 20) : 0;
         _exit(write(ends[1], &peak, sizeof(peak)) == (ssize_t)sizeof(peak) ? 0 : 1);

@@ -1,4 +1,4 @@
-/* What Wherry is measured against: the same bytes, moved in the plainest way. */
+/* The references that Wherry is measured against: the same bytes, moved in the simplest way. */
 #include <errno.h>
 #include <limits.h>
 #include <stdlib.h>
@@ -24,7 +24,7 @@ static size_t least(size_t a, size_t b) {
 
 /* ---- threads ---- */
 
-/** One of the threads that do some work together, and when it did. */
+/** One of the threads that share some work, and when it worked. */
 typedef struct lap {
     void (*work)(void *context);
     void *context;
@@ -40,7 +40,7 @@ static void *run_lap(void *context) {
     return NULL;
 }
 
-/** Has the threads do some work together. @return seconds from the first beginning to the last end. */
+/** Runs work on all threads. @return seconds from the first start to the last end. */
 static double run_laps(void (*work)(void *context), void *context) {
     lap laps[THREADS];
     pthread_t threads[THREADS];
@@ -115,7 +115,7 @@ void bench_reads_destroy(bench_reads *reads) {
     *reads = (bench_reads){0};
 }
 
-/** What the threads read together. */
+/** Work that the reading threads share. */
 typedef struct reading {
     const bench_reads *reads;
     atomic_size_t next;
@@ -180,7 +180,7 @@ double bench_reads_run_fresh(const bench_reads *reads, const bench_state *state)
 
 /* ---- copying within a process ---- */
 
-/** What the threads copy together. */
+/** Work that the copying threads share. */
 typedef struct copying {
     const bench_state *from;
     const bench_state *to;
@@ -222,7 +222,7 @@ static void move_piece(const stream *own, char *bytes, size_t size) {
     }
 }
 
-/** Pieces go around the connections, in the same order on both sides. */
+/** Distributes pieces over the connections in turn, in the same order on both sides. */
 static void *move_pieces(void *context) {
     const stream *own = context;
     size_t piece = 0;

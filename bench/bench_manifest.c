@@ -1,6 +1,6 @@
 /*
- * bench_manifest TENSORS REPEATS: how long it takes to prepare and encode a state of that many tensors, and to decode its manifest with the
- * state built. Prints a line of JSON with the seconds of every repeat.
+ * bench_manifest TENSORS REPEATS: measures preparing and encoding a state, and decoding its
+ * manifest into a state. Prints a line of JSON with the seconds of each repeat.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -25,7 +25,7 @@ static double now(void) {
     return (double)time.tv_sec + 1e-9 * (double)time.tv_nsec;
 }
 
-/** A flat state dict, as PyTorch's: {"model.layers.17.block.weight3": tensor, ...}. */
+/** A flat state dict as in PyTorch: {"model.layers.17.block.weight3": tensor, ...}. */
 static wherry_value *build(size_t tensors) {
     wherry_value *state;
     check(wherry_dict_create(&state, &error));

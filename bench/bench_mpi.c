@@ -1,8 +1,8 @@
 /*
- * mpirun -n 2 bench_mpi PAGES REPEATS: ferries states between two ranks of MPI, in turn with plain MPI_Send and MPI_Recv of one
- * buffer, so that both see the same machine. PAGES says on which memory all of it lies: "small", what malloc gives, or "huge".
- * Rank 1, the receiver, prints a line of JSON with the seconds of every repeat. A first round warms up and is not counted; what it received is
- * compared with what was sent.
+ * mpirun -n 2 bench_mpi PAGES REPEATS: transfers states between two ranks of MPI, alternating with
+ * plain MPI_Send and MPI_Recv of one buffer. PAGES is the kind of memory: "small" pages, as malloc
+ * gives them, or "huge" ones. Rank 1, the receiver, prints a line of JSON with the seconds of each
+ * repeat. The first round is a warm-up; its data is checked.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -31,7 +31,7 @@ static void check(wherry_status status) {
     }
 }
 
-/** Memory on the pages that were asked for, every byte of it written. */
+/** Memory on the chosen kind of pages, with every byte written. */
 static char *new_memory(size_t bytes) {
     char *memory = bytes >= HUGE_PAGE ? aligned_alloc(HUGE_PAGE, bytes) : malloc(bytes);
     if (!memory) {
@@ -46,7 +46,7 @@ static char *new_memory(size_t bytes) {
     return memory;
 }
 
-/** As many tensors, whose storages are memory of the program. */
+/** Tensors over memory of the program. */
 static wherry_value *new_state(int tensors, size_t bytes) {
     wherry_value *state;
     check(wherry_dict_create(&state, &error));
@@ -70,7 +70,7 @@ static wherry_status give_target(void *context, const wherry_value **target_p) {
     return WHERRY_OK;
 }
 
-/** What is compared afterwards has come by then. */
+/** So that a comparison afterwards sees only received data. */
 static void clear(const wherry_value *state) {
     for (size_t i = 0; i < wherry_dict_count(state); i++) {
         const wherry_storage *storage = wherry_tensor_get(wherry_dict_at(state, i))->storage;
@@ -89,7 +89,7 @@ static void compare(const wherry_value *state) {
     }
 }
 
-/** One thing that is measured. */
+/** One measurement. */
 typedef struct step {
     const char *name;
     bool small;        /**< 20,000 tensors of 4 KiB, else 16 of 64 MiB. */
@@ -108,8 +108,8 @@ static const step steps[] = {
 
 enum { STEPS = sizeof(steps) / sizeof(*steps) };
 
-static double seconds[STEPS][REPEATS_MAX + 1]; /* of the call */
-static double data[STEPS][REPEATS_MAX + 1];    /* of moving the bytes */
+static double seconds[STEPS][REPEATS_MAX + 1]; /* per call */
+static double data[STEPS][REPEATS_MAX + 1];    /* per data phase */
 static wherry_stats stats[STEPS];
 
 static void ferry(wherry_transport *transport, const step *one, wherry_value *state, wherry_stats *receiver) {
@@ -135,14 +135,14 @@ static void send_plainly(void) {
     }
 }
 
-/** At one moment, of a clock that both ranks have. */
+/** Starts both ranks at the same moment of their common clock. */
 static void begin_together(void) {
     struct timespec moment = bench_moment();
     MPI_Bcast(&moment, sizeof(moment), MPI_BYTE, 0, MPI_COMM_WORLD);
     bench_begin_at(moment, rank);
 }
 
-/** @return the seconds of the receiver's call, which begins together with the source's. */
+/** @return seconds of the receiver's call, which starts together with the source's. */
 static double measure(wherry_transport *transport, const step *one, wherry_value *state, wherry_stats *receiver) {
     MPI_Barrier(MPI_COMM_WORLD);
     begin_together();
@@ -190,7 +190,7 @@ int main(int argc, char **argv) {
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
     MPI_Comm_size(MPI_COMM_WORLD, &size);
     int repeats = argc == 3 ? (int)strtol(argv[2], NULL, 10) : 0;
-    MPI_Comm near; /* ranks of one host, whose clock both go by */
+    MPI_Comm near; /* ranks on one host have the same clock */
     int neighbours;
     MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &near);
     MPI_Comm_size(near, &neighbours);
@@ -220,7 +220,7 @@ int main(int argc, char **argv) {
             }
         }
     }
-    if (rank == 1) { /* the receiver's figures count */
+    if (rank == 1) { /* figures are the receiver's */
         print_results(repeats);
     }
     wherry_transport_destroy(transport);

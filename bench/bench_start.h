@@ -1,4 +1,7 @@
-/** @file bench_start.h  How ranks on one host begin a measurement: at one moment, each on a processor of its own, as those of a training run are when a transfer begins. */
+/**
+ * @file bench_start.h  Starts the ranks of a benchmark on one host at the same moment, on different
+ * processors.
+ */
 #ifndef BENCH_START_H
 #define BENCH_START_H
 
@@ -7,7 +10,7 @@
 #include <stdbool.h>
 #include <time.h>
 
-/** A moment that is long enough ahead for every rank to hear of it. */
+/** A moment far enough ahead for every rank to learn it. */
 static inline struct timespec bench_moment(void) {
     enum { PAUSE_NS = 5000000, SECOND_NS = 1000000000 };
     struct timespec moment;
@@ -18,7 +21,10 @@ static inline struct timespec bench_moment(void) {
     return moment;
 }
 
-/** Keeps the calling thread on one of its processors, another for each rank. @return false where that is not possible. */
+/**
+ * Pins the calling thread to one of its processors, a different one per rank. @return false if that
+ * is not possible.
+ */
 static inline bool bench_keep_apart(int rank, const cpu_set_t *allowed) {
     int count = CPU_COUNT(allowed);
     int left = count > 0 ? rank % count : 0;
@@ -34,8 +40,9 @@ static inline bool bench_keep_apart(int rank, const cpu_set_t *allowed) {
 }
 
 /**
- * Waits, asleep, for a moment that all ranks know of, and wakes on another processor than the others; from then on it may go where it likes. Ranks that leave a barrier are
- * at times on one processor, and one of them would begin only when the other has to wait: some milliseconds that are not the transfer's.
+ * Sleeps until a moment that all ranks know, and wakes on a different processor than the others.
+ * Then it is no longer pinned. Without this, ranks that leave a barrier are sometimes on the same
+ * processor, and one of them starts milliseconds late.
  */
 static inline void bench_begin_at(struct timespec moment, int rank) {
     cpu_set_t before;

@@ -1,11 +1,11 @@
-/* The states that are ferried. */
+/* The states that the benchmarks transfer. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "bench.h"
 
-/** What a tensor is filled with, told from its number, so that one in another's place is noticed. */
+/** The content of a tensor, derived from its index, so that swapped tensors are noticed. */
 static int pattern(size_t number) {
     return (int)(number % 251 + 1);
 }

@@ -1,8 +1,9 @@
 /*
- * bench_ucx PAGES TENSORS BYTES REPEATS: ferries a state between two processes over the lane `ucx`, in turn with a program that uses UCX itself: by tagged messages and
- * by active ones, with one thread and with two. PAGES says what long tensors lie on: "small" pages, as malloc gives them, or "huge" ones, as wherry_storage_allocate
- * does. Prints a line of JSON with the seconds of every repeat. UCX_TLS and the like hold for all of them. A first round warms up and is not counted; what it
- * received is compared with what was sent.
+ * bench_ucx PAGES TENSORS BYTES REPEATS: transfers a state between two processes over the lane
+ * `ucx`, alternating with plain UCX: tagged and active messages, with one and with two threads.
+ * PAGES is the memory of long tensors: "small" pages, as malloc gives them, or "huge" ones, as
+ * wherry_storage_allocate does. Prints a line of JSON with the seconds of each repeat. UCX_TLS
+ * applies to both. The first round is a warm-up; its data is checked.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -27,7 +28,7 @@ static const step steps[STEPS] = {
     {.name = "am 2", .threads = 2, .api = PLAIN_AM},   {.name = "verified", .verify = WHERRY_VERIFY_ON},
 };
 
-/** What both processes share, besides the world. */
+/** Shared by both processes, besides the world. */
 typedef struct board {
     plain_meeting meeting;
     double seconds[STEPS][BENCH_REPEATS_MAX];
@@ -44,7 +45,7 @@ typedef struct run {
     bench_state state;
 } run;
 
-/** A state that nobody has written to yet. */
+/** A state whose memory is untouched. */
 static bench_state create_state(const run *own) {
     bench_state state = bench_state_uniform(own->tensors, own->bytes);
     for (size_t i = 0; i < state.count && own->bytes >= BENCH_HUGE_PAGE; i++) {
@@ -92,7 +93,8 @@ static void play(bench_world *world, int32_t rank, void *context) {
     for (int repeat = -1; repeat < own->repeats; repeat++) {
         for (int i = 0; i < STEPS; i++) {
             if (repeat < 0 && !source) {
-                bench_state_fill(&own->state, false); /* so that what is checked has come by this step */
+                /* so that the check sees only data of this step */
+                bench_state_fill(&own->state, false);
             }
             bench_line_up(world);
             double begin = bench_now();

@@ -7,7 +7,7 @@
 
 enum { AM_ID = 3, SPINS = 1000 };
 
-/** One thread's place. */
+/** State of one thread. */
 typedef struct place {
     ucp_context_h context;
     ucp_worker_h worker;
@@ -15,9 +15,9 @@ typedef struct place {
     bool source;
     const bench_state *state;
     plain_api api;
-    size_t first; /**< The extents from this one on, */
-    size_t step;  /**< each so many behind the one before. */
-    size_t left;  /**< Operations that are not done. */
+    size_t first; /**< Its first extent. */
+    size_t step;  /**< Distance to its next extent. */
+    size_t left;  /**< Operations in progress. */
 } place;
 
 struct plain_ucx {
@@ -48,7 +48,7 @@ static void note_am_received(void *request, ucs_status_t status, size_t length, 
     note_sent(request, status, argument);
 }
 
-/** What a call has answered: NULL is done already. */
+/** Notes the result of a call; NULL means that it is complete. */
 static void note_begun(place *own, ucs_status_ptr_t answer) {
     if (UCS_PTR_IS_ERR(answer)) {
         check(UCS_PTR_STATUS(answer), "beginning");

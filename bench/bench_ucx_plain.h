@@ -1,4 +1,4 @@
-/** @file bench_ucx_plain.h  What a program does that uses UCX itself: its own workers, large buffers, nothing else. */
+/** @file bench_ucx_plain.h  A program that uses UCX directly: the reference for the lane `ucx`. */
 #ifndef BENCH_UCX_PLAIN_H
 #define BENCH_UCX_PLAIN_H
 
@@ -8,7 +8,7 @@ enum { PLAIN_THREADS_MAX = 2, PLAIN_ADDRESS_MAX = 4096 };
 
 typedef enum plain_api { PLAIN_TAG, PLAIN_AM } plain_api;
 
-/** Where the addresses of the workers are exchanged: memory that both processes share. */
+/** Shared memory in which the processes exchange the addresses of their workers. */
 typedef struct plain_meeting {
     size_t sizes[2][PLAIN_THREADS_MAX];
     unsigned char addresses[2][PLAIN_THREADS_MAX][PLAIN_ADDRESS_MAX];
@@ -16,10 +16,13 @@ typedef struct plain_meeting {
 
 typedef struct plain_ucx plain_ucx;
 
-/** Makes workers and connects them, those of one process with those of the other. Both call it at once. */
+/** Creates workers and connects them to those of the other process. Both call it together. */
 plain_ucx *plain_create(bench_world *world, plain_meeting *meeting, bool source);
 
-/** Moves the extents: all sends and all receives are posted at once, by so many threads, each on a worker of its own. Returns when this side is through. */
+/**
+ * Moves the extents with one worker per thread. Posts all operations at once. Returns when this
+ * side is complete.
+ */
 void plain_run(plain_ucx *ucx, const bench_state *state, plain_api api, int threads);
 
 void plain_destroy(plain_ucx *ucx);

@@ -18,7 +18,7 @@
 #include "bench.h"
 #include "bench_start.h"
 
-/** A process that takes longer than this stands still. */
+/** A process that takes longer than this hangs. */
 enum { PATIENCE_S = 240 };
 
 double bench_now(void) {
@@ -68,7 +68,7 @@ wherry_status bench_give_target(void *context, const wherry_value **target_p) {
 
 /* ---- the world ---- */
 
-/** A connection over loopback, both ends of which are here. */
+/** Creates both ends of each connection over loopback. */
 static void connect_streams(bench_world *world) {
     struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr = {htonl(INADDR_LOOPBACK)}};
     socklen_t size = sizeof(address);
@@ -128,7 +128,7 @@ static pid_t start(bench_world *world, int32_t rank, bench_role_fn role, void *c
         alarm(PATIENCE_S);
         own_rank = rank;
         if (rank == 0) {
-            /* Where the system lets only chosen processes read another's memory; it refuses this where it does not. */
+            /* Needed if Yama restricts process_vm_readv; fails harmlessly otherwise. */
             world->source = getpid();
             (void)prctl(PR_SET_PTRACER, PR_SET_PTRACER_ANY);
         }
@@ -177,7 +177,7 @@ void bench_gate(bench_world *world) {
 
 void bench_line_up(bench_world *world) {
     int arrival = pthread_barrier_wait(&world->gate);
-    if (arrival == PTHREAD_BARRIER_SERIAL_THREAD) { /* one of them */
+    if (arrival == PTHREAD_BARRIER_SERIAL_THREAD) { /* exactly one rank */
         world->moment = bench_moment();
     }
     bench_gate(world);
