@@ -134,7 +134,7 @@ def measure(link: Link, modes: list[str], sizes: list[int], repeats: int) -> lis
             results = job.run(
                 rank_body, modes, sizes, repeats, world.hosts[0].address(), timeout=seconds
             )[1]
-    launch.end_nursery()
+    launch.end_fork_server()
     return results
 
 

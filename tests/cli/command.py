@@ -8,7 +8,7 @@ import time
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 BUILD = pathlib.Path(os.environ.get("WHERRY_BUILD", ROOT / "build"))
 WHERRY = BUILD / "cli" / "wherry"
-STRUCK = BUILD / "tests" / "struck_wherry"
+WITH_SIGNAL = BUILD / "tests" / "wherry_with_signal"
 
 # As `wherry COMMAND --help` lists them.
 OK, FAILED, USAGE, ARGUMENT, RESOURCE, BYTES, PEER, DEADLINE, GROUP, BUG = range(10)
@@ -26,18 +26,18 @@ def wherry(*arguments, timeout=50, cwd=None, text=None, **more):
                           cwd=cwd, input=text, stdin=None if text is not None else subprocess.DEVNULL)
 
 
-def start(*arguments, strike=None, stderr=subprocess.PIPE, **more):
-    """Starts it. `strike` is (count, signal, point): which signal it gets, when it passes a point of the conversation that often."""
-    if strike is not None:
-        count, signal, point = strike
-        more["WHERRY_TEST_STRIKE"] = f"{count} {int(signal)} {point}"
-    return subprocess.Popen([WHERRY if strike is None else STRUCK, *map(str, arguments)], env=environment(**more), stdout=subprocess.PIPE,
+def start(*arguments, signal_at=None, stderr=subprocess.PIPE, **more):
+    """Starts it. `signal_at` is (count, signal, point): which signal it gets, when it passes a point of the conversation that often."""
+    if signal_at is not None:
+        count, signal, point = signal_at
+        more["WHERRY_TEST_SIGNAL"] = f"{count} {int(signal)} {point}"
+    return subprocess.Popen([WHERRY if signal_at is None else WITH_SIGNAL, *map(str, arguments)], env=environment(**more), stdout=subprocess.PIPE,
                             stderr=stderr, stdin=subprocess.DEVNULL, text=True)
 
 
-def await_strike(process):
+def await_signal(process):
     """Waits until one that is to be struck is; what it says before is passed over."""
-    assert "struck\n" in iter(process.stderr.readline, ""), f"it ended before, with {process.wait()}"
+    assert "signalled\n" in iter(process.stderr.readline, ""), f"it ended before, with {process.wait()}"
 
 
 def wait_for(condition, seconds=10):

@@ -16,7 +16,7 @@ import time
 
 import pytest
 from checkpoints import large, native, small, sparse
-from command import ARGUMENT, DEADLINE, OK, PEER, RESOURCE, ROOT, USAGE, WHERRY, await_strike, environment, start, wait_for, wherry
+from command import ARGUMENT, DEADLINE, OK, PEER, RESOURCE, ROOT, USAGE, WHERRY, await_signal, environment, start, wait_for, wherry
 
 
 class Server:
@@ -42,9 +42,9 @@ class Server:
 
 
 @contextlib.contextmanager
-def serving(place, *arguments, strike=None):
+def serving(place, *arguments, signal_at=None):
     with open(place / "serve.log", "w") as log:
-        process = start("serve", "--json", *arguments, strike=strike, stderr=log)
+        process = start("serve", "--json", *arguments, signal_at=signal_at, stderr=log)
     try:
         yield Server(process, place)
     finally:
@@ -268,7 +268,7 @@ def test_killed_three_times_and_resumed(ample, tmp_path):
     with serving(tmp_path, source) as server:
         for number, percent in enumerate((20, 25, 25), 1):
             fetch = start("fetch", server.address, "-o", target, "--resume", "--lanes", "stream", WHERRY_TOKEN=server.token,
-                          strike=(nbytes // CHUNK * percent // 100, signal.SIGKILL, RECEIVED))
+                          signal_at=(nbytes // CHUNK * percent // 100, signal.SIGKILL, RECEIVED))
             assert fetch.wait(60) == -signal.SIGKILL, fetch.stderr.read()
             assert not target.exists() and (ample / ".target.safetensors.part").exists()
             wait_for(lambda: server.log.count(" failed after ") == number)
@@ -305,8 +305,8 @@ def test_a_signal_leaves_nothing_half_done(resume, point, ample, tmp_path):
     target.write_bytes(b"what was there before")
     with serving(tmp_path, source) as server:
         fetch = start("fetch", server.address, "-o", target, *(["--resume"] if resume else []), "--lanes", "stream", WHERRY_TOKEN=server.token,
-                      strike=(nbytes // CHUNK // 4, signal.SIGINT, point))
-        await_strike(fetch)
+                      signal_at=(nbytes // CHUNK // 4, signal.SIGINT, point))
+        await_signal(fetch)
         assert fetch.wait(10) == 128 + signal.SIGINT
         assert target.read_bytes() == b"what was there before"
         assert (ample / ".target.safetensors.part").exists() == resume
@@ -315,9 +315,9 @@ def test_a_signal_leaves_nothing_half_done(resume, point, ample, tmp_path):
 
 def test_a_server_that_dies(ample, tmp_path):
     source = sparse(ample / "source.safetensors", 8, 256 << 20)
-    with serving(tmp_path, source, strike=(100, signal.SIGKILL, SENT)) as server:
+    with serving(tmp_path, source, signal_at=(100, signal.SIGKILL, SENT)) as server:
         fetch = start("fetch", server.address, "-o", ample / "got.safetensors", "--lanes", "stream", WHERRY_TOKEN=server.token)
-        wait_for(lambda: "struck" in server.log, 60)
+        wait_for(lambda: "signalled" in server.log, 60)
         assert fetch.wait(10) == PEER
         assert os.listdir(ample) == ["source.safetensors"]
         begin = time.monotonic()

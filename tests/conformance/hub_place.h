@@ -21,7 +21,7 @@ void *wh_open_plain_place(int32_t size);
 void *wh_open_bare_place(int32_t size);
 void *wh_open_bare_plain_place(int32_t size);
 
-/** Over whatever table_hub_open gave. */
+/** Over whatever callback_hub_open gave. */
 wh_group *wh_join_table_place(void *place, int32_t rank);
 void wh_close_table_place(void *place);
 

@@ -1,11 +1,11 @@
 /* The group over a table of one's own that can do as little as may be: calls do not overlap, blocks are short, deaths go unnoticed. */
 #include "conformance/group_suite.h"
 #include "conformance/hub_place.h"
-#include "support/table_hub.h"
+#include "support/callback_hub.h"
 
 static void *open_hub(int32_t size) {
-    static const table_hub_options options = {.max_block = 1024};
-    return table_hub_open(size, &options);
+    static const callback_hub_options options = {.max_block = 1024};
+    return callback_hub_open(size, &options);
 }
 
 int main(void) {

@@ -11,7 +11,7 @@
 #include "conformance/transfer_world.h"
 #include "group/callback/callback.h"
 #include "lane/blocks/blocks_internal.h"
-#include "support/table_hub.h"
+#include "support/callback_hub.h"
 
 enum { RANKS = 4, BODY = (22 << 20) + 5, CHUNKS = 6, SOON_MS = 5000, STALE_MS = 1500, AFTER = 2 };
 
@@ -22,7 +22,7 @@ static wherry_error error;
 static wh_blocks_limits standard; /* what holds where no test has changed it */
 
 typedef struct world {
-    table_hub *hub;
+    callback_hub *hub;
     wh_group *groups[RANKS];
     wherry_transport *transports[RANKS];
 } world;
@@ -35,22 +35,22 @@ typedef struct kind {
     bool bare;     /**< The table has no put and get. */
 } kind;
 
-static const kind kinds[] = {{TABLE_HUB_ALL, 0, CHUNKS, false},
+static const kind kinds[] = {{CALLBACK_HUB_ALL, 0, CHUNKS, false},
                              {0, LONG_MIB, LONG_BLOCKS, false},
                              {0, 0, CHUNKS, false},
-                             {TABLE_HUB_ALL, LONG_MIB, LONG_BLOCKS, false}};
+                             {CALLBACK_HUB_ALL, LONG_MIB, LONG_BLOCKS, false}};
 
 /** The first two have something of each, for cases that take their time. */
 enum { KINDS = 4, SOME_KINDS = 2 };
 
 static world open_world(kind of) {
     static const wh_lane_ops *const lanes[] = {&wh_lane_blocks};
-    table_hub_options options = {.flags = of.flags, .blocks = !of.bare};
+    callback_hub_options options = {.flags = of.flags, .blocks = !of.bare};
     wh_blocks_limit = (wh_blocks_limits){of.longest_mib, STALE_MS};
-    world w = {.hub = table_hub_open(RANKS, &options)};
+    world w = {.hub = callback_hub_open(RANKS, &options)};
     for (int32_t rank = 0; rank < RANKS; rank++) {
         wherry_group_ops ops;
-        void *context = table_hub_member(w.hub, rank, &ops);
+        void *context = callback_hub_member(w.hub, rank, &ops);
         must(wh_callback_create(&ops, context, w.groups + rank, &error));
         must(wh_transport_create(w.groups[rank], 0, lanes, 1, w.transports + rank, &error));
     }
@@ -62,7 +62,7 @@ static void close_world(world *w) {
         wherry_transport_destroy(w->transports[rank]);
         wh_group_destroy(w->groups[rank]);
     }
-    table_hub_close(w->hub); /* ends the test where an operation is left */
+    callback_hub_close(w->hub); /* ends the test where an operation is left */
 }
 
 static wherry_value *make_state(uint8_t seed) {
@@ -122,8 +122,8 @@ static void expect_next_works(const world *w, int32_t rank, const wherry_value *
 static void await_standstill(const world *w, int32_t rank, size_t count) {
     bool there = false;
     for (int i = 0; i < FERRY_MS && !there; i++) {
-        there = table_hub_moved(w->hub, rank) == count && table_hub_under_way(w->hub, rank) &&
-                table_hub_under_way(w->hub, 0);
+        there = callback_hub_moved(w->hub, rank) == count && callback_hub_under_way(w->hub, rank) &&
+                callback_hub_under_way(w->hub, 0);
         usleep(1000);
     }
     assert_true(there);
@@ -149,7 +149,7 @@ static void test_cancel_in_the_middle(void **state) {
         must(wherry_cancel_create(&cancel, &error));
         ferry_call calls[] = {send_to(&w, source, 1), receive_at(&w, 1, target)};
         calls[!at_source].options.cancel = cancel;
-        table_hub_hold(w.hub, 1, AFTER);
+        callback_hub_hold(w.hub, 1, AFTER);
         ferry_start(calls);
         ferry_start(calls + 1);
         await_standstill(&w, 1, AFTER);
@@ -160,9 +160,9 @@ static void test_cancel_in_the_middle(void **state) {
         assert_true(ms_since(begin) < SOON_MS);
         expect(calls + !at_source, WHERRY_CANCELLED);
         expect(calls + at_source, at_source ? WHERRY_REVOKED : WHERRY_ABORTED);
-        assert_true(table_hub_abandoned(w.hub, 0) > 0 && table_hub_abandoned(w.hub, 1) > 0);
+        assert_true(callback_hub_abandoned(w.hub, 0) > 0 && callback_hub_abandoned(w.hub, 1) > 0);
         memset(bytes_of(target), 0x77, BODY);
-        table_hub_hold(w.hub, 1, SIZE_MAX);
+        callback_hub_hold(w.hub, 1, SIZE_MAX);
         expect_next_works(&w, 1, source);
         for (size_t at = 0; at < BODY; at++) {
             if (bytes_of(target)[at] != 0x77) {
@@ -209,8 +209,8 @@ static void test_memory_that_stays_in_use(void **state) {
         calls[0].options.no_progress_ms = STALE_MS; /* nobody tells it */
         calls[1].options.cancel = cancel;
         calls[1].in_target = i % 3 == 2;
-        table_hub_hold(w.hub, 1, AFTER);
-        table_hub_cling(w.hub, 1);
+        callback_hub_hold(w.hub, 1, AFTER);
+        callback_hub_cling(w.hub, 1);
         ferry_start(calls);
         ferry_start(calls + 1);
         await_standstill(&w, 1, AFTER);
@@ -218,7 +218,7 @@ static void test_memory_that_stays_in_use(void **state) {
         ferry_join(calls + 1);
         wherry_value_destroy(target);
         assert_false(released);
-        assert_true(table_hub_write_late(w.hub, 1) > 0); /* an address sanitizer would see that it was freed */
+        assert_true(callback_hub_write_late(w.hub, 1) > 0); /* an address sanitizer would see that it was freed */
         expect(calls + 1, WHERRY_CANCELLED);
         assert_non_null(strstr(calls[1].error.message, "may still be written to"));
         ferry_join(calls);
@@ -239,12 +239,12 @@ static void test_a_side_dies(void **state) {
         wherry_value *source = make_state(1);
         ferry_call calls[] = {send_to(&w, source, 1), receive_at(&w, 1, NULL)};
         calls[1 - dead].options.no_progress_ms = noticed ? FERRY_MS : STALE_MS;
-        table_hub_hold(w.hub, 1, AFTER);
+        callback_hub_hold(w.hub, 1, AFTER);
         ferry_start(calls);
         ferry_start(calls + 1);
         await_standstill(&w, 1, AFTER);
         uint64_t begin = wh_clock_now();
-        table_hub_kill(w.hub, dead);
+        callback_hub_kill(w.hub, dead);
         ferry_join(calls + (1 - dead));
         assert_true(ms_since(begin) < SOON_MS);
         expect(calls + (1 - dead), noticed ? WHERRY_PEER_LOST : WHERRY_TIMED_OUT);
@@ -265,7 +265,7 @@ static void test_one_of_three_stands_still(void **state) {
         ferry_call calls[] = {send_to(&w, source, 3), receive_at(&w, 1, NULL), receive_at(&w, 2, NULL),
                               receive_at(&w, 3, NULL)};
         calls[0].options.no_progress_ms = STALE_MS;
-        table_hub_hold(w.hub, 1, AFTER);
+        callback_hub_hold(w.hub, 1, AFTER);
         ferry_start(calls);
         ferry_start(calls + 1);
         await_standstill(&w, 1, AFTER); /* it is being served when the others ask */
@@ -287,7 +287,7 @@ static void test_one_of_three_stands_still(void **state) {
         assert_int_equal(calls[0].outcomes[1].status, WHERRY_OK);
         assert_int_equal(calls[0].outcomes[2].status, WHERRY_OK);
         assert_true(calls[1].status == WHERRY_REVOKED || calls[1].status == WHERRY_ABORTED);
-        table_hub_hold(w.hub, 1, SIZE_MAX);
+        callback_hub_hold(w.hub, 1, SIZE_MAX);
         expect_next_works(&w, 1, source);
         wherry_value_destroy(source);
         close_world(&w);
@@ -309,12 +309,12 @@ static void test_three_at_once(void **state) {
             expect(calls + rank, WHERRY_OK);
             assert_string_equal(calls[rank].stats.lane, "blocks");
             assert_int_equal(calls[rank].stats.verified, !(i & 1));
-            assert_int_equal(table_hub_moved(w.hub, rank), kinds[i / 2].blocks);
-            assert_int_equal(table_hub_abandoned(w.hub, rank), 0);
+            assert_int_equal(callback_hub_moved(w.hub, rank), kinds[i / 2].blocks);
+            assert_int_equal(callback_hub_abandoned(w.hub, rank), 0);
             must(wherry_value_compare(source, calls[rank].received, WHERRY_COMPARE_ALL, &error));
             wherry_value_destroy(calls[rank].received);
         }
-        assert_int_equal(table_hub_abandoned(w.hub, 0), 0);
+        assert_int_equal(callback_hub_abandoned(w.hub, 0), 0);
         wherry_value_destroy(source);
         close_world(&w);
     }
@@ -340,7 +340,7 @@ static void test_two_at_once_without_put_and_get(void **state) {
     (void)state;
     for (int i = 0; i < 4; i++) {
         int slow = 1 + (i & 1);
-        world w = open_world((kind){i & 2 ? TABLE_HUB_ALL : 0, 0, CHUNKS, true});
+        world w = open_world((kind){i & 2 ? CALLBACK_HUB_ALL : 0, 0, CHUNKS, true});
         wherry_value *source = make_state(6);
         pause_point middle = {.begun = false};
         ferry_call calls[] = {send_to(&w, source, 2), receive_at(&w, 1, NULL), receive_at(&w, 2, NULL)};
@@ -400,12 +400,12 @@ static void test_damage(void **state) {
         wherry_value *source = make_state(1);
         ferry_call calls[] = {send_to(&w, source, 1), receive_at(&w, 1, NULL)};
         calls[1].options.verify = cases[c].verify;
-        table_hub_damage(w.hub, 1, damaged);
+        callback_hub_damage(w.hub, 1, damaged);
         ferry_run(calls, 2);
         expect(calls + 1, cases[c].status);
         expect(calls, cases[c].status == WHERRY_OK ? WHERRY_OK : WHERRY_ABORTED);
         assert_int_equal(calls[1].stats.retries, cases[c].by_length[is_long].retries);
-        assert_int_equal(table_hub_moved(w.hub, 1), cases[c].by_length[is_long].moved);
+        assert_int_equal(callback_hub_moved(w.hub, 1), cases[c].by_length[is_long].moved);
         if (cases[c].status == WHERRY_OK) {
             bool right = wherry_value_compare(source, calls[1].received, WHERRY_COMPARE_ALL, &error) == WHERRY_OK;
             assert_int_equal(right, cases[c].verify != WHERRY_VERIFY_OFF);
@@ -446,12 +446,12 @@ static void test_other_strides(void **state) {
             build_dict("w", build_tensor(build_storage(23 << 20, 2), WHERRY_F32, 0, 2, shape, steps), NULL);
         ferry_call calls[] = {send_to(&w, source, 1), receive_at(&w, 1, target)};
         calls[1].options.verify = damaged ? WHERRY_VERIFY_ON : WHERRY_VERIFY_OFF;
-        table_hub_damage(w.hub, 1, damaged);
+        callback_hub_damage(w.hub, 1, damaged);
         ferry_run(calls, 2);
         expect(calls + 1, WHERRY_OK);
         expect(calls, WHERRY_OK);
         assert_int_equal(calls[1].stats.retries, damaged);
-        assert_int_equal(table_hub_moved(w.hub, 1), (kinds[i / 4].longest_mib ? 3 : CHUNKS) + damaged);
+        assert_int_equal(callback_hub_moved(w.hub, 1), (kinds[i / 4].longest_mib ? 3 : CHUNKS) + damaged);
         expect_same_elements(source, calls[1].received);
         wherry_value_destroy(calls[1].received);
         wherry_value_destroy(target);
@@ -478,7 +478,7 @@ static void test_length_by_patience(void **state) {
         ferry_run(calls, 2);
         expect(calls + 1, WHERRY_OK);
         expect(calls, WHERRY_OK);
-        assert_int_equal(table_hub_moved(w.hub, 1), cases[i].blocks);
+        assert_int_equal(callback_hub_moved(w.hub, 1), cases[i].blocks);
         must(wherry_value_compare(source, calls[1].received, WHERRY_COMPARE_ALL, &error));
         wherry_value_destroy(calls[1].received);
         wherry_value_destroy(source);
@@ -498,8 +498,8 @@ static void test_a_table_that_fails(void **state) {
         world w = open_world(kinds[i / 8]);
         wherry_value *source = make_state(1);
         ferry_call calls[] = {send_to(&w, source, 1), receive_at(&w, 1, NULL)};
-        table_hub_break_blocks(w.hub, side, finish ? WHERRY_OK : answer, finish ? WHERRY_OK : answer,
-                               finish ? answer : WHERRY_OK);
+        callback_hub_break_blocks(w.hub, side, finish ? WHERRY_OK : answer, finish ? WHERRY_OK : answer,
+                                  finish ? answer : WHERRY_OK);
         uint64_t begin = wh_clock_now();
         ferry_run(calls, 2);
         assert_true(ms_since(begin) < SOON_MS);
@@ -509,7 +509,7 @@ static void test_a_table_that_fails(void **state) {
         assert_non_null(strstr(calls[side].error.message, finish ? "its finish answered"
                                                           : side ? "its get"
                                                                  : "its put"));
-        table_hub_break_blocks(w.hub, side, WHERRY_OK, WHERRY_OK, WHERRY_OK);
+        callback_hub_break_blocks(w.hub, side, WHERRY_OK, WHERRY_OK, WHERRY_OK);
         expect_next_works(&w, 1, source);
         wherry_value_destroy(source);
         close_world(&w);
@@ -528,11 +528,11 @@ static void test_a_late_loss(void **state) {
     must(wh_group_send(w.groups[1], 0, 1, bytes, 1, wh_deadline_in_ms(SOON_MS), &error));
     must(wh_group_receive(w.groups[0], 1, 1, wh_deadline_in_ms(SOON_MS), &message, &error));
     wh_message_clear(&message);
-    table_hub_hold(w.hub, 1, 0);
+    callback_hub_hold(w.hub, 1, 0);
     must(w.groups[0]->ops->put(w.groups[0], 1, 7, bytes, sizeof(bytes), &operation, &error));
     wherry_transport_destroy(w.transports[1]);
     wh_group_destroy(w.groups[1]);
-    void *context = table_hub_member(w.hub, 1, &ops);
+    void *context = callback_hub_member(w.hub, 1, &ops);
     must(wh_callback_create(&ops, context, w.groups + 1, &error));
     must(wh_transport_create(w.groups[1], 0, lanes, 1, w.transports + 1, &error));
     must(wh_group_send(w.groups[1], 0, 1, bytes, 1, wh_deadline_in_ms(SOON_MS), &error));
@@ -543,23 +543,23 @@ static void test_a_late_loss(void **state) {
     must(status);
     wh_message_clear(&message);
     assert_true(wh_mailbox_incarnation(w.groups[0]->mailbox, 1) != 0);
-    table_hub_break_blocks(w.hub, 0, WHERRY_OK, WHERRY_OK, WHERRY_PEER_LOST);
+    callback_hub_break_blocks(w.hub, 0, WHERRY_OK, WHERRY_OK, WHERRY_PEER_LOST);
     assert_int_equal(w.groups[0]->ops->finish(w.groups[0], 1, operation, 1, &error), WHERRY_PEER_LOST);
     assert_true(wh_mailbox_incarnation(w.groups[0]->mailbox, 1) != 0);
-    table_hub_break_blocks(w.hub, 0, WHERRY_OK, WHERRY_OK, WHERRY_OK);
-    table_hub_hold(w.hub, 1, SIZE_MAX);
+    callback_hub_break_blocks(w.hub, 0, WHERRY_OK, WHERRY_OK, WHERRY_OK);
+    callback_hub_hold(w.hub, 1, SIZE_MAX);
     close_world(&w);
 }
 
 /** A table with some of the functions is refused; for one without any of them the library does their work. */
 static void test_tables(void **state) {
     (void)state;
-    static const table_hub_options options = {.flags = TABLE_HUB_ALL, .blocks = true};
+    static const callback_hub_options options = {.flags = CALLBACK_HUB_ALL, .blocks = true};
     static const wh_lane_ops *const lanes[] = {&wh_lane_blocks};
-    table_hub *hub = table_hub_open(2, &options);
+    callback_hub *hub = callback_hub_open(2, &options);
     wherry_group_ops ops;
     wh_group *group;
-    void *context = table_hub_member(hub, 0, &ops);
+    void *context = callback_hub_member(hub, 0, &ops);
     wherry_group_ops some = ops;
     some.get = NULL;
     must_fail(WHERRY_INVALID_ARGUMENT, error, wh_callback_create(&some, context, &group, &error));
@@ -576,7 +576,7 @@ static void test_tables(void **state) {
     }
     world w = {.hub = hub};
     for (int32_t rank = 0; rank < 2; rank++) {
-        context = rank ? table_hub_member(hub, rank, &ops) : context;
+        context = rank ? callback_hub_member(hub, rank, &ops) : context;
         ops.struct_size = offsetof(wherry_group_ops, put);
         must(wh_callback_create(&ops, context, w.groups + rank, &error));
         must(wh_transport_create(w.groups[rank], 0, lanes, 1, w.transports + rank, &error));
@@ -599,7 +599,7 @@ static void test_tables(void **state) {
         wherry_transport_destroy(w.transports[rank]);
         wh_group_destroy(w.groups[rank]);
     }
-    table_hub_close(hub);
+    callback_hub_close(hub);
 }
 
 int main(void) {

@@ -7,7 +7,7 @@
 #include <unistd.h>
 
 #include "support/build.h"
-#include "support/ferry_processes.h"
+#include "support/process_job.h"
 
 enum { SOURCE, RECEIVER, THIRD, RANKS };
 
@@ -15,7 +15,7 @@ enum { SOURCE, RECEIVER, THIRD, RANKS };
 enum { SENDING, SURVIVED, WOKEN };
 
 /** A stopped process is lost by the heartbeat; a slow one must not be. What may pass until a survivor has noticed. */
-enum { DEAD_AFTER_MS = 1000 * CROWD_SLOW, DEATH_MS = 1000, MARGIN_MS = 5000 * CROWD_SLOW };
+enum { DEAD_AFTER_MS = 1000 * JOB_SLOW, DEATH_MS = 1000, MARGIN_MS = 5000 * JOB_SLOW };
 
 /** Cases that run at once: most of the time they wait. */
 enum { AT_ONCE = 8 };
@@ -64,16 +64,16 @@ typedef struct scene {
     wherry_verify verify;
 } scene;
 
-static crowd_state sent;
-static crowd_state target;
-static crowd_state before;
+static job_state sent;
+static job_state target;
+static job_state before;
 
 static int32_t survivor_of(const scene *s) {
     return s->victim == SOURCE ? RECEIVER : SOURCE;
 }
 
 static wherry_transfer_options options_of(const scene *s) {
-    wherry_transfer_options options = crowd_options(s->lane);
+    wherry_transfer_options options = job_options(s->lane);
     options.no_progress_ms = s->no_progress_ms;
     options.verify = s->verify;
     options.threads = 2;
@@ -81,64 +81,64 @@ static wherry_transfer_options options_of(const scene *s) {
 }
 
 /** Whether the survivor was right to end like this, and in time. */
-static void judge_survivor(crowd_rank *self, wherry_status status, const wherry_error *error) {
+static void judge_survivor(job_rank *self, wherry_status status, const wherry_error *error) {
     const scene *s = self->scene;
     if (status == WHERRY_OK) {
-        crowd_check(self, s->where->late & 1 << s->victim, "it succeeded without the other");
-        crowd_await_strike(self);
+        job_check(self, s->where->late & 1 << s->victim, "it succeeded without the other");
+        job_await_signal(self);
         return;
     }
-    crowd_check(self, atomic_load(&self->crowd->struck_at), "the point was not passed: %s: %s",
-                wherry_status_name(status), error->message);
-    double ms = crowd_since_strike(self->crowd);
+    job_check(self, atomic_load(&self->job->signalled_at), "the point was not passed: %s: %s",
+              wherry_status_name(status), error->message);
+    double ms = job_ms_since_signal(self->job);
     bool by_limit = s->no_progress_ms < s->dead_after_ms;
     wherry_status expected = s->signal == SIGSTOP && by_limit ? WHERRY_TIMED_OUT : WHERRY_PEER_LOST;
-    crowd_check(self, status == expected, "%s instead of %s: %s", wherry_status_name(status),
-                wherry_status_name(expected), error->message);
-    crowd_check(self, error->status == status && error->rank == s->victim, "the error is about rank %d: %s",
-                (int)error->rank, error->message);
-    crowd_check(self, status != WHERRY_TIMED_OUT || strstr(error->message, "timed out"), "no \"timed out\" in: %s",
-                error->message);
+    job_check(self, status == expected, "%s instead of %s: %s", wherry_status_name(status),
+              wherry_status_name(expected), error->message);
+    job_check(self, error->status == status && error->rank == s->victim, "the error is about rank %d: %s",
+              (int)error->rank, error->message);
+    job_check(self, status != WHERRY_TIMED_OUT || strstr(error->message, "timed out"), "no \"timed out\" in: %s",
+              error->message);
     double limit = s->signal == SIGKILL ? DEATH_MS : by_limit ? (double)s->no_progress_ms : s->dead_after_ms;
-    crowd_check(self, ms < limit + MARGIN_MS, "it took %.0f ms to notice: %s", ms, error->message);
+    job_check(self, ms < limit + MARGIN_MS, "it took %.0f ms to notice: %s", ms, error->message);
 }
 
 /**
  * One who was stopped and goes on: it fails, or is done because the point was late. A source may find that its receiver had everything and said so before it
  * gave the source up, and that its answer came too late it cannot know.
  */
-static void judge_woken(crowd_rank *self, wherry_status status, const wherry_error *error) {
+static void judge_woken(job_rank *self, wherry_status status, const wherry_error *error) {
     const scene *s = self->scene;
     bool lost = status == WHERRY_PEER_LOST || status == WHERRY_REVOKED || status == WHERRY_TIMED_OUT ||
                 status == WHERRY_ABORTED;
     bool done = status == WHERRY_OK && (s->where->late || self->rank == SOURCE);
-    crowd_check(self, lost || done, "woken: %s: %s", wherry_status_name(status), lost || done ? "" : error->message);
-    crowd_say(self, WOKEN);
+    job_check(self, lost || done, "woken: %s: %s", wherry_status_name(status), lost || done ? "" : error->message);
+    job_announce(self, WOKEN);
 }
 
 /** The survivor's way back to work. */
-static void go_on(crowd_rank *self) {
+static void go_on(job_rank *self) {
     const scene *s = self->scene;
-    wherry_transfer_options options = crowd_options(s->lane);
+    wherry_transfer_options options = job_options(s->lane);
     wherry_error error;
     wherry_value *received = NULL;
-    crowd_say(self, SURVIVED);
+    job_announce(self, SURVIVED);
     if (self->rank == SOURCE) {
-        crowd_must(self,
-                   wherry_checkpoint_send(self->transport, (int32_t[]){THIRD}, 1, sent.value, &options, NULL, &error),
-                   error);
+        job_must(self,
+                 wherry_checkpoint_send(self->transport, (int32_t[]){THIRD}, 1, sent.value, &options, NULL, &error),
+                 error);
     } else {
-        crowd_must(self, wherry_checkpoint_recv(self->transport, THIRD, &options, &received, &error), error);
-        crowd_check(self, crowd_state_is(&sent, received), "what the third rank sent is not right");
+        job_must(self, wherry_checkpoint_recv(self->transport, THIRD, &options, &received, &error), error);
+        job_check(self, job_state_equals(&sent, received), "what the third rank sent is not right");
         wherry_value_destroy(received);
     }
     if (s->signal == SIGSTOP) {
-        crowd_signal(self, s->victim, SIGCONT);
-        crowd_await(self, WOKEN);
+        job_send_signal(self, s->victim, SIGCONT);
+        job_await(self, WOKEN);
     }
 }
 
-static void judge(crowd_rank *self, wherry_status status, const wherry_error *error) {
+static void judge(job_rank *self, wherry_status status, const wherry_error *error) {
     const scene *s = self->scene;
     if (self->rank == s->victim) {
         judge_woken(self, status, error);
@@ -148,66 +148,66 @@ static void judge(crowd_rank *self, wherry_status status, const wherry_error *er
     }
 }
 
-static void be_source(crowd_rank *self) {
+static void be_source(job_rank *self) {
     wherry_transfer_options options = options_of(self->scene);
     wherry_error error;
     wherry_outcome outcome;
-    crowd_say(self, SENDING);
+    job_announce(self, SENDING);
     wherry_status status =
         wherry_checkpoint_send(self->transport, (int32_t[]){RECEIVER}, 1, sent.value, &options, &outcome, &error);
-    crowd_check(self, outcome.rank == RECEIVER && outcome.status == status, "the outcome is not the result");
+    job_check(self, outcome.rank == RECEIVER && outcome.status == status, "the outcome is not the result");
     judge(self, status, &error);
 }
 
-static void be_receiver(crowd_rank *self) {
+static void be_receiver(job_rank *self) {
     wherry_transfer_options options = options_of(self->scene);
     wherry_error error;
     wherry_report *report;
     wherry_value *received;
-    options.target = crowd_target;
+    options.target = job_target;
     options.target_context = target.value;
     options.report_p = &report;
-    crowd_await(self, SENDING);
-    crowd_await_asleep(self, SOURCE); /* in its call: if it died before that, the receiver would wait for it */
+    job_await(self, SENDING);
+    job_await_asleep(self, SOURCE); /* in its call: if it died before that, the receiver would wait for it */
     wherry_status status = wherry_checkpoint_recv(self->transport, SOURCE, &options, &received, &error);
     if (status == WHERRY_OK) {
-        crowd_check(self, memcmp(target.memory, sent.memory, sent.bytes) == 0, "the bytes are not right");
+        job_check(self, memcmp(target.memory, sent.memory, sent.bytes) == 0, "the bytes are not right");
         wherry_value_destroy(received);
     } else {
-        crowd_check_report(self, report, &error, &target, &before, &sent);
+        job_check_report(self, report, &error, &target, &before, &sent);
         wherry_report_destroy(report);
     }
     judge(self, status, &error);
 }
 
-static void be_third(crowd_rank *self) {
+static void be_third(job_rank *self) {
     const scene *s = self->scene;
-    wherry_transfer_options options = crowd_options(s->lane);
+    wherry_transfer_options options = job_options(s->lane);
     wherry_error error;
     wherry_value *received;
     int32_t other = survivor_of(s);
-    crowd_await(self, SURVIVED);
+    job_await(self, SURVIVED);
     if (other == SOURCE) {
-        crowd_must(self, wherry_checkpoint_recv(self->transport, other, &options, &received, &error), error);
-        crowd_check(self, crowd_state_is(&sent, received), "what the survivor sent is not right");
+        job_must(self, wherry_checkpoint_recv(self->transport, other, &options, &received, &error), error);
+        job_check(self, job_state_equals(&sent, received), "what the survivor sent is not right");
         wherry_value_destroy(received);
     } else {
-        crowd_must(self, wherry_checkpoint_send(self->transport, &other, 1, sent.value, &options, NULL, &error), error);
+        job_must(self, wherry_checkpoint_send(self->transport, &other, 1, sent.value, &options, NULL, &error), error);
     }
 }
 
-static crowd *start(scene *s) {
-    static const crowd_part parts[RANKS] = {be_source, be_receiver, be_third};
-    crowd_strike strike = {s->where->name, s->where->count, s->victim, s->signal};
+static job *start(scene *s) {
+    static const job_body parts[RANKS] = {be_source, be_receiver, be_third};
+    job_signal plan = {s->where->name, s->where->count, s->victim, s->signal};
     snprintf(s->name, sizeof(s->name), "%s %s at \"%s\" %d, %s%s", s->victim == SOURCE ? "source" : "receiver",
              s->signal == SIGKILL ? "killed" : "stopped", s->where->name, s->where->count, s->lane,
              s->tcp ? " over tcp" : "");
-    crowd *all = crowd_open(s->name, RANKS, s->tcp, s->dead_after_ms);
+    job *all = job_open(s->name, RANKS, s->tcp, s->dead_after_ms);
     for (int32_t rank = 0; rank < RANKS; rank++) {
         if (s->signal == SIGKILL && rank == s->victim) {
             all->expendable[rank] = true;
         }
-        crowd_start(all, rank, parts[rank], s, rank == s->where->at ? &strike : NULL);
+        job_start(all, rank, parts[rank], s, rank == s->where->at ? &plan : NULL);
     }
     return all;
 }
@@ -215,13 +215,13 @@ static crowd *start(scene *s) {
 static void run(scene *scenes, size_t count) {
     size_t failed = 0;
     for (size_t first = 0; first < count; first += AT_ONCE) {
-        crowd *at_work[AT_ONCE];
+        job *at_work[AT_ONCE];
         size_t some = count - first < AT_ONCE ? count - first : AT_ONCE;
         for (size_t i = 0; i < some; i++) {
             at_work[i] = start(scenes + first + i);
         }
         for (size_t i = 0; i < some; i++) {
-            failed += !crowd_close(at_work[i]);
+            failed += !job_close(at_work[i]);
         }
     }
     assert_int_equal(failed, 0);
@@ -233,7 +233,7 @@ static scene basic(const point *where, int32_t victim, int signal, const char *l
                    .signal = signal,
                    .lane = lane,
                    .dead_after_ms = DEAD_AFTER_MS,
-                   .no_progress_ms = 10000 * CROWD_SLOW};
+                   .no_progress_ms = 10000 * JOB_SLOW};
 }
 
 /** Every point, either victim: one at the point itself, or the other when this one is there. */
@@ -339,7 +339,7 @@ static void without_progress(const char *lane) {
     for (size_t i = 0; i < 5; i++) {
         scenes[i] = basic(find(ways[i].point), ways[i].victim, SIGSTOP, lane);
         scenes[i].dead_after_ms = 60000;
-        scenes[i].no_progress_ms = 800 * CROWD_SLOW;
+        scenes[i].no_progress_ms = 800 * JOB_SLOW;
     }
     run(scenes, 5);
 }
@@ -373,17 +373,17 @@ static void test_no_progress_named(void **state) {
 static int set_up(void **state) {
     (void)state;
     wherry_log_set_level(WHERRY_LOG_OFF);
-    sent = crowd_state_make(1);
-    target = crowd_state_make(2);
-    before = crowd_state_make(2);
+    sent = job_state_create(1);
+    target = job_state_create(2);
+    before = job_state_create(2);
     return 0;
 }
 
 static int tear_down(void **state) {
     (void)state;
-    crowd_state_destroy(&sent);
-    crowd_state_destroy(&target);
-    crowd_state_destroy(&before);
+    job_state_destroy(&sent);
+    job_state_destroy(&target);
+    job_state_destroy(&before);
     return 0;
 }
 

@@ -13,11 +13,11 @@
 #include "support/build.h"
 #include "support/device_memory.h"
 #include "support/fake_driver.h"
-#include "support/ferry_processes.h"
+#include "support/process_job.h"
 
 enum { SOURCE, RECEIVER, RANKS };
 
-enum { TENSORS = 12, TENSOR_BYTES = (5 << 20) + 64, NOTICE_MS = 2500 * CROWD_SLOW };
+enum { TENSORS = 12, TENSOR_BYTES = (5 << 20) + 64, NOTICE_MS = 2500 * JOB_SLOW };
 
 /** What ranks say to each other. */
 enum { READY, DONE };
@@ -28,66 +28,66 @@ static const wh_memory_ops *memory_of(const wherry_storage *storage) {
     return wh_memory_of(wherry_storage_device(storage).kind);
 }
 
-static void fill(crowd_rank *self, const wherry_storage *storage, uint8_t seed) {
+static void fill(job_rank *self, const wherry_storage *storage, uint8_t seed) {
     wherry_error error;
     uint64_t nbytes = wherry_storage_nbytes(storage);
     uint8_t *bytes = malloc(nbytes);
     for (uint64_t i = 0; i < nbytes; i++) {
         bytes[i] = (uint8_t)(seed + 7 * i + (i >> 13));
     }
-    crowd_must(self, memory_of(storage)->write(wherry_storage_data(storage), bytes, nbytes, &error), error);
+    job_must(self, memory_of(storage)->write(wherry_storage_data(storage), bytes, nbytes, &error), error);
     free(bytes);
 }
 
-static void check(crowd_rank *self, const wherry_storage *storage, uint8_t seed) {
+static void check(job_rank *self, const wherry_storage *storage, uint8_t seed) {
     wherry_error error;
     uint64_t nbytes = wherry_storage_nbytes(storage);
     uint8_t *bytes = malloc(nbytes);
-    crowd_must(self, memory_of(storage)->read(bytes, wherry_storage_data(storage), nbytes, &error), error);
+    job_must(self, memory_of(storage)->read(bytes, wherry_storage_data(storage), nbytes, &error), error);
     for (uint64_t i = 0; i < nbytes; i++) {
-        crowd_check(self, bytes[i] == (uint8_t)(seed + 7 * i + (i >> 13)), "byte %llu is wrong", (unsigned long long)i);
+        job_check(self, bytes[i] == (uint8_t)(seed + 7 * i + (i >> 13)), "byte %llu is wrong", (unsigned long long)i);
     }
     free(bytes);
 }
 
-static wherry_value *tensor_over(crowd_rank *self, wherry_storage *storage) {
+static wherry_value *tensor_over(job_rank *self, wherry_storage *storage) {
     wherry_error error;
     wherry_value *value;
     int64_t size = (int64_t)wherry_storage_nbytes(storage);
     wherry_tensor tensor = {.storage = storage, .dtype = WHERRY_U8, .ndim = 1, .shape = &size};
-    crowd_must(self, wherry_tensor_create(&tensor, &value, &error), error);
+    job_must(self, wherry_tensor_create(&tensor, &value, &error), error);
     return value;
 }
 
 /** Tensors of two devices in turn; `seed` 0: zeros. */
-static wherry_value *make_state_on(crowd_rank *self, uint8_t seed, wherry_device even, wherry_device odd) {
+static wherry_value *make_state_on(job_rank *self, uint8_t seed, wherry_device even, wherry_device odd) {
     wherry_error error;
     wherry_value *state;
-    crowd_must(self, wherry_list_create(&state, &error), error);
+    job_must(self, wherry_list_create(&state, &error), error);
     for (int i = 0; i < TENSORS; i++) {
         wherry_storage *storage;
-        crowd_must(self, wherry_storage_allocate(TENSOR_BYTES, i % 2 ? odd : even, &storage, &error), error);
+        job_must(self, wherry_storage_allocate(TENSOR_BYTES, i % 2 ? odd : even, &storage, &error), error);
         if (seed) {
             fill(self, storage, (uint8_t)(seed + i));
         }
-        crowd_must(self, wherry_sequence_append(state, tensor_over(self, storage), &error), error);
+        job_must(self, wherry_sequence_append(state, tensor_over(self, storage), &error), error);
         wherry_storage_unref(storage);
     }
     return state;
 }
 
-static wherry_value *make_state(crowd_rank *self, uint8_t seed) {
+static wherry_value *make_state(job_rank *self, uint8_t seed) {
     return make_state_on(self, seed, device, device);
 }
 
-static void check_state(crowd_rank *self, const wherry_value *state, uint8_t seed) {
+static void check_state(job_rank *self, const wherry_value *state, uint8_t seed) {
     for (size_t i = 0; i < wherry_sequence_count(state); i++) {
         check(self, wherry_tensor_get(wherry_sequence_at(state, i))->storage, (uint8_t)(seed + i));
     }
 }
 
 /** The device must still be of use to this process, or the error must say that it is not. */
-static void check_device(crowd_rank *self, const wherry_error *reason) {
+static void check_device(job_rank *self, const wherry_error *reason) {
     wherry_error error;
     wherry_storage *storage;
     wherry_status status = wherry_storage_allocate(4096, device, &storage, &error);
@@ -96,8 +96,8 @@ static void check_device(crowd_rank *self, const wherry_error *reason) {
         check(self, storage, 3);
         wherry_storage_unref(storage);
     } else {
-        crowd_check(self, strstr(error.message, "is broken") && strstr(reason->message, "is broken"),
-                    "the device is of no more use, and nobody said so: %s; %s", error.message, reason->message);
+        job_check(self, strstr(error.message, "is broken") && strstr(reason->message, "is broken"),
+                  "the device is of no more use, and nobody said so: %s; %s", error.message, reason->message);
     }
 }
 
@@ -105,15 +105,14 @@ static void check_device(crowd_rank *self, const wherry_error *reason) {
 
 enum { TIMES = 4 };
 
-static void send_times(crowd_rank *self) {
+static void send_times(job_rank *self) {
     wherry_error error;
     wherry_value *state = make_state(self, 40);
     for (int i = 0; i < TIMES; i++) {
-        wherry_transfer_options options = crowd_options("cuda_ipc");
+        wherry_transfer_options options = job_options("cuda_ipc");
         options.flags = i < TIMES - 1 ? WHERRY_KEEPS_MEMORY : 0;
-        crowd_must(self,
-                   wherry_checkpoint_send(self->transport, (int32_t[]){RECEIVER}, 1, state, &options, NULL, &error),
-                   error);
+        job_must(self, wherry_checkpoint_send(self->transport, (int32_t[]){RECEIVER}, 1, state, &options, NULL, &error),
+                 error);
     }
     wherry_value_destroy(state);
 }
@@ -127,29 +126,29 @@ static void look_when_done(const char *name) {
     }
 }
 
-static void receive_times(crowd_rank *self) {
+static void receive_times(job_rank *self) {
     wherry_error error;
     wh_point_hook = look_when_done;
     wherry_value *target = make_state(self, 0);
     for (int i = 0; i < TIMES; i++) {
         wherry_value *received;
         wherry_stats stats;
-        wherry_transfer_options options = crowd_options("cuda_ipc");
+        wherry_transfer_options options = job_options("cuda_ipc");
         options.stats = &stats;
         if (i != 1) { /* once into new memory */
-            options.target = crowd_target;
+            options.target = job_target;
             options.target_context = target;
         }
-        crowd_must(self, wherry_checkpoint_recv(self->transport, SOURCE, &options, &received, &error), error);
+        job_must(self, wherry_checkpoint_recv(self->transport, SOURCE, &options, &received, &error), error);
         check_state(self, received, 40);
-        crowd_check(self, strcmp(stats.lane, "cuda_ipc") == 0, "it went by %s", stats.lane);
-        crowd_check(self, stats.bytes_moved == (uint64_t)TENSORS * TENSOR_BYTES, "%llu bytes moved",
-                    (unsigned long long)stats.bytes_moved);
+        job_check(self, strcmp(stats.lane, "cuda_ipc") == 0, "it went by %s", stats.lane);
+        job_check(self, stats.bytes_moved == (uint64_t)TENSORS * TENSOR_BYTES, "%llu bytes moved",
+                  (unsigned long long)stats.bytes_moved);
         size_t open = wh_ipc_open_count();
-        crowd_check(self, i < TIMES - 1 ? open > 0 && open <= TENSORS + 1 : open == 0,
-                    "%zu allocations are open after transfer %d", open, i);
-        crowd_check(self, open_when_done == open,
-                    "%zu allocations were open at the end of transfer %d, and %zu after it", open_when_done, i, open);
+        job_check(self, i < TIMES - 1 ? open > 0 && open <= TENSORS + 1 : open == 0,
+                  "%zu allocations are open after transfer %d", open, i);
+        job_check(self, open_when_done == open, "%zu allocations were open at the end of transfer %d, and %zu after it",
+                  open_when_done, i, open);
         wherry_value_destroy(received);
     }
     wherry_value_destroy(target);
@@ -157,10 +156,10 @@ static void receive_times(crowd_rank *self) {
 
 static void test_opened_once(void **state) {
     (void)state;
-    crowd *all = crowd_open("opened once", RANKS, false, 0);
-    crowd_start(all, SOURCE, send_times, NULL, NULL);
-    crowd_start(all, RECEIVER, receive_times, NULL, NULL);
-    assert_true(crowd_close(all));
+    job *all = job_open("opened once", RANKS, false, 0);
+    job_start(all, SOURCE, send_times, NULL, NULL);
+    job_start(all, RECEIVER, receive_times, NULL, NULL);
+    assert_true(job_close(all));
 }
 
 /* ---- what is kept, and how long ---- */
@@ -173,65 +172,64 @@ static const char *lane_of_turn(int turn) {
     return turn == BY_ANOTHER_LANE ? "ring" : "cuda_ipc";
 }
 
-static void send_and_die(crowd_rank *self) {
+static void send_and_die(job_rank *self) {
     wherry_error error;
     wherry_value *state = make_state(self, 30);
     for (int i = 0; i < TURNS; i++) {
-        wherry_transfer_options options = crowd_options(lane_of_turn(i));
+        wherry_transfer_options options = job_options(lane_of_turn(i));
         options.flags = i == BY_ANOTHER_LANE ? 0 : WHERRY_KEEPS_MEMORY;
-        crowd_must(self,
-                   wherry_checkpoint_send(self->transport, (int32_t[]){RECEIVER}, 1, state, &options, NULL, &error),
-                   error);
+        job_must(self, wherry_checkpoint_send(self->transport, (int32_t[]){RECEIVER}, 1, state, &options, NULL, &error),
+                 error);
     }
     pause();
 }
 
-static void await_death(crowd_rank *self, pid_t process) {
+static void await_death(job_rank *self, pid_t process) {
     int pidfd = (int)syscall(SYS_pidfd_open, process, 0);
     struct pollfd watched = {pidfd, POLLIN, 0};
-    crowd_check(self, pidfd < 0 || poll(&watched, 1, CROWD_MS) == 1, "it does not die");
+    job_check(self, pidfd < 0 || poll(&watched, 1, JOB_MS) == 1, "it does not die");
     close(pidfd);
 }
 
-static void receive_and_survive(crowd_rank *self) {
+static void receive_and_survive(job_rank *self) {
     wherry_error error;
     wherry_value *target = make_state(self, 0);
     bool dies = self->scene != NULL;
     wh_point_hook = look_when_done;
     for (int i = 0; i < TURNS; i++) {
         wherry_value *received;
-        wherry_transfer_options options = crowd_options(lane_of_turn(i));
-        options.target = crowd_target;
+        wherry_transfer_options options = job_options(lane_of_turn(i));
+        options.target = job_target;
         options.target_context = target;
-        crowd_must(self, wherry_checkpoint_recv(self->transport, SOURCE, &options, &received, &error), error);
+        job_must(self, wherry_checkpoint_recv(self->transport, SOURCE, &options, &received, &error), error);
         check_state(self, received, 30);
-        crowd_check(self, i == BY_ANOTHER_LANE ? open_when_done == 0 : open_when_done > 0,
-                    "%zu allocations were open at the end of turn %d", open_when_done, i);
+        job_check(self, i == BY_ANOTHER_LANE ? open_when_done == 0 : open_when_done > 0,
+                  "%zu allocations were open at the end of turn %d", open_when_done, i);
         wherry_value_destroy(received);
     }
     if (dies) {
-        pid_t source = atomic_load(&self->crowd->pids[SOURCE]);
-        crowd_signal(self, SOURCE, SIGKILL);
+        pid_t source = atomic_load(&self->job->pids[SOURCE]);
+        job_send_signal(self, SOURCE, SIGKILL);
         await_death(self, source);
-        wherry_transfer_options options = crowd_options("stream");
-        crowd_must(self, wherry_checkpoint_send(self->transport, (int32_t[]){THIRD}, 1, target, &options, NULL, &error),
-                   error);
-        crowd_check(self, wh_ipc_open_count() == 0, "the memory of a process that is gone is still open");
+        wherry_transfer_options options = job_options("stream");
+        job_must(self, wherry_checkpoint_send(self->transport, (int32_t[]){THIRD}, 1, target, &options, NULL, &error),
+                 error);
+        job_check(self, wh_ipc_open_count() == 0, "the memory of a process that is gone is still open");
     } else {
         wherry_transport_destroy(self->transport);
         self->transport = NULL;
-        crowd_check(self, wh_ipc_open_count() == 0, "memory is kept beyond the transport");
-        crowd_signal(self, SOURCE, SIGKILL);
+        job_check(self, wh_ipc_open_count() == 0, "memory is kept beyond the transport");
+        job_send_signal(self, SOURCE, SIGKILL);
     }
     wherry_value_destroy(target);
 }
 
-static void receive_as_third(crowd_rank *self) {
+static void receive_as_third(job_rank *self) {
     wherry_error error;
     wherry_value *received;
-    wherry_transfer_options options = crowd_options("stream");
+    wherry_transfer_options options = job_options("stream");
     if (self->scene) {
-        crowd_must(self, wherry_checkpoint_recv(self->transport, RECEIVER, &options, &received, &error), error);
+        job_must(self, wherry_checkpoint_recv(self->transport, RECEIVER, &options, &received, &error), error);
         check_state(self, received, 30);
         wherry_value_destroy(received);
     }
@@ -243,12 +241,12 @@ static void test_kept_no_longer(void **state) {
     static const char dies[] = "dies";
     for (int i = 0; i < 2; i++) {
         const char *scene = i ? dies : NULL;
-        crowd *all = crowd_open(i ? "kept, and the source dies" : "kept, and closed", RANKS + 1, false, 0);
+        job *all = job_open(i ? "kept, and the source dies" : "kept, and closed", RANKS + 1, false, 0);
         all->expendable[SOURCE] = true;
-        crowd_start(all, SOURCE, send_and_die, scene, NULL);
-        crowd_start(all, RECEIVER, receive_and_survive, scene, NULL);
-        crowd_start(all, THIRD, receive_as_third, scene, NULL);
-        assert_true(crowd_close(all));
+        job_start(all, SOURCE, send_and_die, scene, NULL);
+        job_start(all, RECEIVER, receive_and_survive, scene, NULL);
+        job_start(all, THIRD, receive_as_third, scene, NULL);
+        assert_true(job_close(all));
     }
 }
 
@@ -264,7 +262,7 @@ static const way ways[] = {{{0, 0}, {1, 1}}, {{0, 1}, {1, 0}}, {{1, 1}, {0, 1}},
 
 enum { WAYS = sizeof(ways) / sizeof(*ways) };
 
-static wherry_value *state_along(crowd_rank *self, uint8_t seed, const int32_t at[2]) {
+static wherry_value *state_along(job_rank *self, uint8_t seed, const int32_t at[2]) {
     wherry_device places[2];
     for (int i = 0; i < 2; i++) {
         places[i] = at[i] < 0 ? wherry_device_cpu()
@@ -273,33 +271,31 @@ static wherry_value *state_along(crowd_rank *self, uint8_t seed, const int32_t a
     return make_state_on(self, seed, places[0], places[1]);
 }
 
-static void send_along(crowd_rank *self) {
+static void send_along(job_rank *self) {
     wherry_error error;
     for (int i = 0; i < WAYS; i++) {
         wherry_value *state = state_along(self, 60, ways[i].from);
-        wherry_transfer_options options = crowd_options(self->scene);
-        crowd_must(self,
-                   wherry_checkpoint_send(self->transport, (int32_t[]){RECEIVER}, 1, state, &options, NULL, &error),
-                   error);
+        wherry_transfer_options options = job_options(self->scene);
+        job_must(self, wherry_checkpoint_send(self->transport, (int32_t[]){RECEIVER}, 1, state, &options, NULL, &error),
+                 error);
         wherry_value_destroy(state);
     }
 }
 
-static void receive_along(crowd_rank *self) {
+static void receive_along(job_rank *self) {
     wherry_error error;
     for (int i = 0; i < WAYS; i++) {
         wherry_value *received;
         wherry_stats stats;
         wherry_value *target = state_along(self, 0, ways[i].to);
-        wherry_transfer_options options = crowd_options(self->scene);
+        wherry_transfer_options options = job_options(self->scene);
         options.stats = &stats;
         options.flags = WHERRY_RECV_ANY_DEVICE;
-        options.target = crowd_target;
+        options.target = job_target;
         options.target_context = target;
-        crowd_must(self, wherry_checkpoint_recv(self->transport, SOURCE, &options, &received, &error), error);
+        job_must(self, wherry_checkpoint_recv(self->transport, SOURCE, &options, &received, &error), error);
         check_state(self, received, 60);
-        crowd_check(self, strcmp(stats.lane, "cuda_ipc") == 0, "way %d: it went by %s: %s", i, stats.lane,
-                    stats.reasons);
+        job_check(self, strcmp(stats.lane, "cuda_ipc") == 0, "way %d: it went by %s: %s", i, stats.lane, stats.reasons);
         wherry_value_destroy(received);
         wherry_value_destroy(target);
     }
@@ -308,74 +304,74 @@ static void receive_along(crowd_rank *self) {
 /** A device reaches by itself only what is its own or was opened for it. */
 static void test_other_devices(void **state) {
     (void)state;
-    crowd *all = crowd_open("other devices", RANKS, false, 0);
-    crowd_start(all, SOURCE, send_along, "cuda_ipc", NULL);
-    crowd_start(all, RECEIVER, receive_along, "cuda_ipc", NULL);
-    assert_true(crowd_close(all));
+    job *all = job_open("other devices", RANKS, false, 0);
+    job_start(all, SOURCE, send_along, "cuda_ipc", NULL);
+    job_start(all, RECEIVER, receive_along, "cuda_ipc", NULL);
+    assert_true(job_close(all));
 }
 
-static void receive_without_peers(crowd_rank *self) {
+static void receive_without_peers(job_rank *self) {
     wherry_error error;
     wherry_value *received;
     wherry_stats stats;
     setenv("FAKE_CUDA_NO_PEERS", "1", 1);
     wherry_value *target = state_along(self, 0, (int32_t[]){1, 1});
-    wherry_transfer_options options = crowd_options("cuda_ipc,ring");
+    wherry_transfer_options options = job_options("cuda_ipc,ring");
     options.stats = &stats;
-    options.target = crowd_target;
+    options.target = job_target;
     options.target_context = target;
-    crowd_must(self, wherry_checkpoint_recv(self->transport, SOURCE, &options, &received, &error), error);
+    job_must(self, wherry_checkpoint_recv(self->transport, SOURCE, &options, &received, &error), error);
     check_state(self, received, 40);
-    crowd_check(self, !fake_driver_find().count || strcmp(stats.lane, "ring") == 0, "it went by %s", stats.lane);
-    crowd_check(self, wh_ipc_open_count() == 0, "something of a lane that was not taken is open");
+    job_check(self, !fake_driver_find().count || strcmp(stats.lane, "ring") == 0, "it went by %s", stats.lane);
+    job_check(self, wh_ipc_open_count() == 0, "something of a lane that was not taken is open");
     wherry_value_destroy(received);
     wherry_value_destroy(target);
 }
 
-static void send_once(crowd_rank *self) {
+static void send_once(job_rank *self) {
     wherry_error error;
     wherry_value *state = make_state(self, 40);
-    wherry_transfer_options options = crowd_options("cuda_ipc,ring");
-    crowd_must(self, wherry_checkpoint_send(self->transport, (int32_t[]){RECEIVER}, 1, state, &options, NULL, &error),
-               error);
+    wherry_transfer_options options = job_options("cuda_ipc,ring");
+    job_must(self, wherry_checkpoint_send(self->transport, (int32_t[]){RECEIVER}, 1, state, &options, NULL, &error),
+             error);
     wherry_value_destroy(state);
 }
 
 /** Where devices do not reach each other, their memory is staged. */
 static void test_no_peers(void **state) {
     (void)state;
-    crowd *all = crowd_open("no peers", RANKS, false, 0);
-    crowd_start(all, SOURCE, send_once, NULL, NULL);
-    crowd_start(all, RECEIVER, receive_without_peers, NULL, NULL);
-    assert_true(crowd_close(all));
+    job *all = job_open("no peers", RANKS, false, 0);
+    job_start(all, SOURCE, send_once, NULL, NULL);
+    job_start(all, RECEIVER, receive_without_peers, NULL, NULL);
+    assert_true(job_close(all));
 }
 
 /* ---- one device of several ---- */
 
-static void check_contexts(crowd_rank *self) {
+static void check_contexts(job_rank *self) {
     fake_driver fake = fake_driver_find();
-    crowd_check(self, !fake.contexts || fake.contexts() == 1U << 1, "there are contexts on other devices: %x",
-                fake.contexts ? fake.contexts() : 0);
+    job_check(self, !fake.contexts || fake.contexts() == 1U << 1, "there are contexts on other devices: %x",
+              fake.contexts ? fake.contexts() : 0);
 }
 
-static void send_of_second(crowd_rank *self) {
+static void send_of_second(job_rank *self) {
     wherry_error error;
     wherry_value *state = state_along(self, 50, (int32_t[]){1, 1});
-    wherry_transfer_options options = crowd_options(self->scene);
-    crowd_must(self, wherry_checkpoint_send(self->transport, (int32_t[]){RECEIVER}, 1, state, &options, NULL, &error),
-               error);
+    wherry_transfer_options options = job_options(self->scene);
+    job_must(self, wherry_checkpoint_send(self->transport, (int32_t[]){RECEIVER}, 1, state, &options, NULL, &error),
+             error);
     check_contexts(self);
     wherry_value_destroy(state);
 }
 
-static void receive_to_second(crowd_rank *self) {
+static void receive_to_second(job_rank *self) {
     wherry_error error;
     wherry_value *received;
     wherry_value *target = state_along(self, 0, (int32_t[]){1, 1});
-    wherry_transfer_options options = crowd_options(self->scene);
-    options.target = crowd_target;
+    wherry_transfer_options options = job_options(self->scene);
+    options.target = job_target;
     options.target_context = target;
-    crowd_must(self, wherry_checkpoint_recv(self->transport, SOURCE, &options, &received, &error), error);
+    job_must(self, wherry_checkpoint_recv(self->transport, SOURCE, &options, &received, &error), error);
     check_state(self, received, 50);
     check_contexts(self);
     wherry_value_destroy(received);
@@ -387,10 +383,10 @@ static void test_one_device_of_several(void **state) {
     (void)state;
     static const char *const lanes[] = {"cuda_ipc", "ring"};
     for (size_t i = 0; i < 2; i++) {
-        crowd *all = crowd_open(lanes[i], RANKS, false, 0);
-        crowd_start(all, SOURCE, send_of_second, lanes[i], NULL);
-        crowd_start(all, RECEIVER, receive_to_second, lanes[i], NULL);
-        assert_true(crowd_close(all));
+        job *all = job_open(lanes[i], RANKS, false, 0);
+        job_start(all, SOURCE, send_of_second, lanes[i], NULL);
+        job_start(all, RECEIVER, receive_to_second, lanes[i], NULL);
+        assert_true(job_close(all));
     }
 }
 
@@ -398,26 +394,26 @@ static void test_one_device_of_several(void **state) {
 
 enum { PIECE = 4 << 20, PIECES = 3 };
 
-static wherry_value *mapped_state(crowd_rank *self, uint8_t seed) {
+static wherry_value *mapped_state(job_rank *self, uint8_t seed) {
     wherry_error error;
     wherry_value *state;
     wherry_storage *storage;
     char *memory = map_device_pieces(PIECE, PIECES);
-    crowd_check(self, memory != NULL, "memory cannot be mapped");
-    crowd_must(self, wherry_list_create(&state, &error), error);
+    job_check(self, memory != NULL, "memory cannot be mapped");
+    job_must(self, wherry_list_create(&state, &error), error);
     wherry_device unsaid = {WHERRY_DEVICE_CUDA, -1};
-    crowd_must(self,
-               wherry_storage_wrap(memory + 512, (uint64_t)PIECE * PIECES - 1024, unsaid, NULL, NULL, &storage, &error),
-               error);
-    crowd_check(self, wherry_storage_device(storage).index == 0, "the device was not found from the address");
+    job_must(self,
+             wherry_storage_wrap(memory + 512, (uint64_t)PIECE * PIECES - 1024, unsaid, NULL, NULL, &storage, &error),
+             error);
+    job_check(self, wherry_storage_device(storage).index == 0, "the device was not found from the address");
     fill(self, storage, seed);
-    crowd_must(self, wherry_sequence_append(state, tensor_over(self, storage), &error), error);
+    job_must(self, wherry_sequence_append(state, tensor_over(self, storage), &error), error);
     wherry_storage_unref(storage);
     return state;
 }
 
 /** A driver that does not let mappings out: the reason says so, and what it answered. */
-static void check_refusal(crowd_rank *self, const wherry_value *state) {
+static void check_refusal(job_rank *self, const wherry_value *state) {
     const void *data = wherry_storage_data(wherry_tensor_get(wherry_sequence_at(state, 0))->storage);
     wh_cuda_allocation allocation;
     wherry_error error;
@@ -425,36 +421,35 @@ static void check_refusal(crowd_rank *self, const wherry_value *state) {
         return; /* a real one does not on demand */
     }
     setenv("FAKE_CUDA_NO_IPC", "1", 1);
-    crowd_check(self, wh_cuda_describe(data, &allocation, &error) == WHERRY_UNSUPPORTED, "it was described");
+    job_check(self, wh_cuda_describe(data, &allocation, &error) == WHERRY_UNSUPPORTED, "it was described");
     unsetenv("FAKE_CUDA_NO_IPC");
-    crowd_check(self, strstr(error.message, "was not allocated for sharing") && strstr(error.message, "(801)"),
-                "the reason is \"%s\"", error.message);
+    job_check(self, strstr(error.message, "was not allocated for sharing") && strstr(error.message, "(801)"),
+              "the reason is \"%s\"", error.message);
 }
 
-static void send_mapped(crowd_rank *self) {
+static void send_mapped(job_rank *self) {
     wherry_error error;
     wherry_value *state = mapped_state(self, 90);
     check_refusal(self, state);
     for (int i = 0; i < 2; i++) {
-        wherry_transfer_options options = crowd_options(i ? "ring" : "cuda_ipc");
-        crowd_must(self,
-                   wherry_checkpoint_send(self->transport, (int32_t[]){RECEIVER}, 1, state, &options, NULL, &error),
-                   error);
+        wherry_transfer_options options = job_options(i ? "ring" : "cuda_ipc");
+        job_must(self, wherry_checkpoint_send(self->transport, (int32_t[]){RECEIVER}, 1, state, &options, NULL, &error),
+                 error);
     }
     wherry_value_destroy(state);
 }
 
-static void receive_mapped(crowd_rank *self) {
+static void receive_mapped(job_rank *self) {
     wherry_error error;
     wherry_value *target = mapped_state(self, 1);
     for (int i = 0; i < 2; i++) {
         wherry_value *received;
-        wherry_transfer_options options = crowd_options(i ? "ring" : "cuda_ipc");
-        options.target = crowd_target;
+        wherry_transfer_options options = job_options(i ? "ring" : "cuda_ipc");
+        options.target = job_target;
         options.target_context = target;
-        crowd_must(self, wherry_checkpoint_recv(self->transport, SOURCE, &options, &received, &error), error);
+        job_must(self, wherry_checkpoint_recv(self->transport, SOURCE, &options, &received, &error), error);
         check_state(self, received, 90);
-        crowd_check(self, wh_ipc_open_count() == 0, "mappings stay open");
+        job_check(self, wh_ipc_open_count() == 0, "mappings stay open");
         fill(self, wherry_tensor_get(wherry_sequence_at(target, 0))->storage, 1);
         wherry_value_destroy(received);
     }
@@ -463,10 +458,10 @@ static void receive_mapped(crowd_rank *self) {
 
 static void test_mapped_memory(void **state) {
     (void)state;
-    crowd *all = crowd_open("mapped memory", RANKS, false, 0);
-    crowd_start(all, SOURCE, send_mapped, NULL, NULL);
-    crowd_start(all, RECEIVER, receive_mapped, NULL, NULL);
-    assert_true(crowd_close(all));
+    job *all = job_open("mapped memory", RANKS, false, 0);
+    job_start(all, SOURCE, send_mapped, NULL, NULL);
+    job_start(all, RECEIVER, receive_mapped, NULL, NULL);
+    assert_true(job_close(all));
 }
 
 /* ---- killed in the middle ---- */
@@ -474,34 +469,34 @@ static void test_mapped_memory(void **state) {
 typedef struct scene {
     const char *lane;
     int32_t victim;
-    crowd_strike strike;
+    job_signal plan;
 } scene;
 
-static void judge(crowd_rank *self, wherry_status status, const wherry_error *error) {
-    double ms = crowd_since_strike(self->crowd);
-    crowd_check(self, status == WHERRY_PEER_LOST, "%s: %s", wherry_status_name(status), error->message);
-    crowd_check(self, ms < NOTICE_MS, "it took %.0f ms to notice", ms);
+static void judge(job_rank *self, wherry_status status, const wherry_error *error) {
+    double ms = job_ms_since_signal(self->job);
+    job_check(self, status == WHERRY_PEER_LOST, "%s: %s", wherry_status_name(status), error->message);
+    job_check(self, ms < NOTICE_MS, "it took %.0f ms to notice", ms);
     check_device(self, error);
 }
 
-static void send_struck(crowd_rank *self) {
+static void send_to_stopped(job_rank *self) {
     const scene *s = self->scene;
     wherry_error error = {.status = WHERRY_OK};
     wherry_value *state = make_state(self, 20);
-    wherry_transfer_options options = crowd_options(s->lane);
+    wherry_transfer_options options = job_options(s->lane);
     wherry_status status =
         wherry_checkpoint_send(self->transport, (int32_t[]){RECEIVER}, 1, state, &options, NULL, &error);
     judge(self, status, &error);
     wherry_value_destroy(state);
 }
 
-static void receive_struck(crowd_rank *self) {
+static void receive_until_stopped(job_rank *self) {
     const scene *s = self->scene;
     wherry_error error = {.status = WHERRY_OK};
     wherry_value *received;
     wherry_value *target = make_state(self, 0);
-    wherry_transfer_options options = crowd_options(s->lane);
-    options.target = crowd_target;
+    wherry_transfer_options options = job_options(s->lane);
+    options.target = job_target;
     options.target_context = target;
     wherry_status status = wherry_checkpoint_recv(self->transport, SOURCE, &options, &received, &error);
     judge(self, status, &error);
@@ -517,11 +512,11 @@ static void test_killed(void **state) {
         {"ring", RECEIVER, {"receiver closed a chunk", 3, RECEIVER, SIGKILL}},
     };
     for (size_t i = 0; i < sizeof(scenes) / sizeof(*scenes); i++) {
-        crowd *all = crowd_open(scenes[i].lane, RANKS, true, 0);
+        job *all = job_open(scenes[i].lane, RANKS, true, 0);
         all->expendable[scenes[i].victim] = true;
-        crowd_start(all, SOURCE, send_struck, scenes + i, NULL);
-        crowd_start(all, RECEIVER, receive_struck, scenes + i, &scenes[i].strike);
-        assert_true(crowd_close(all));
+        job_start(all, SOURCE, send_to_stopped, scenes + i, NULL);
+        job_start(all, RECEIVER, receive_until_stopped, scenes + i, &scenes[i].plan);
+        assert_true(job_close(all));
     }
 }
 
@@ -530,7 +525,7 @@ static bool has_device(wherry_error *error) {
 }
 
 int main(void) {
-    if (!crowd_ask(has_device)) {
+    if (!job_probe(has_device)) {
         printf("1..0 # SKIP needs a CUDA device\n");
         return 0;
     }

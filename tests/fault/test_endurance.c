@@ -8,9 +8,9 @@
 #include <unistd.h>
 
 #include "support/build.h"
-#include "support/ferry_processes.h"
+#include "support/process_job.h"
 
-enum { ROUNDS = 1000 / (CROWD_SLOW == 1 ? 1 : 2), WARM = ROUNDS / 10, RANKS = 2, TENSORS = 40 };
+enum { ROUNDS = 1000 / (JOB_SLOW == 1 ? 1 : 2), WARM = ROUNDS / 10, RANKS = 2, TENSORS = 40 };
 
 /* ---- what a process holds ---- */
 
@@ -91,30 +91,30 @@ static wherry_value *small_state(uint8_t seed) {
                       build_tensor(build_storage((uint64_t)large, seed), WHERRY_U8, 0, 1, &large, NULL), NULL);
 }
 
-static void transfer(crowd_rank *self, int round) {
+static void transfer(job_rank *self, int round) {
     static const char *const in_turn[] = {"cma", "ring", "stream"};
     const char *lane = named ? named : in_turn[round % 3];
-    wherry_transfer_options options = crowd_options(lane);
+    wherry_transfer_options options = job_options(lane);
     wherry_error error;
     wherry_value *received;
     int32_t other = 1 - self->rank;
     options.step = round;
     options.verify = round % 4 == 0 ? WHERRY_VERIFY_ON : WHERRY_VERIFY_DEFAULT;
     if (round / 3 % 2 == self->rank) {
-        crowd_must(self, wherry_checkpoint_send(self->transport, &other, 1, sent[self->rank], &options, NULL, &error),
-                   error);
+        job_must(self, wherry_checkpoint_send(self->transport, &other, 1, sent[self->rank], &options, NULL, &error),
+                 error);
         return;
     }
     wherry_stats stats;
     options.stats = &stats;
-    crowd_must(self, wherry_checkpoint_recv(self->transport, other, &options, &received, &error), error);
-    crowd_check(self, strcmp(stats.lane, lane) == 0, "the lane was %s", stats.lane);
-    crowd_check(self, wherry_value_compare(sent[other], received, WHERRY_COMPARE_ALL, NULL) == WHERRY_OK,
-                "round %d is not right", round);
+    job_must(self, wherry_checkpoint_recv(self->transport, other, &options, &received, &error), error);
+    job_check(self, strcmp(stats.lane, lane) == 0, "the lane was %s", stats.lane);
+    job_check(self, wherry_value_compare(sent[other], received, WHERRY_COMPARE_ALL, NULL) == WHERRY_OK,
+              "round %d is not right", round);
     wherry_value_destroy(received);
 }
 
-static void go_round(crowd_rank *self) {
+static void go_round(job_rank *self) {
     holdings first = {0};
     for (int round = 0; round < ROUNDS; round++) {
         if (round == WARM) {
@@ -123,13 +123,13 @@ static void go_round(crowd_rank *self) {
         transfer(self, round);
     }
     holdings last = take_stock();
-    crowd_check(self, last.threads <= first.threads, "%d threads, then %d", first.threads, last.threads);
-    crowd_check(self, last.descriptors <= first.descriptors, "%d descriptors, then %d", first.descriptors,
-                last.descriptors);
-    crowd_check(self, last.blocks <= first.blocks + 2, "%lld blocks, then %lld", (long long)first.blocks,
-                (long long)last.blocks);
-    crowd_check(self, CROWD_SLOW > 1 || last.resident < first.resident + 2048, "%ld KiB, then %ld", first.resident,
-                last.resident);
+    job_check(self, last.threads <= first.threads, "%d threads, then %d", first.threads, last.threads);
+    job_check(self, last.descriptors <= first.descriptors, "%d descriptors, then %d", first.descriptors,
+              last.descriptors);
+    job_check(self, last.blocks <= first.blocks + 2, "%lld blocks, then %lld", (long long)first.blocks,
+              (long long)last.blocks);
+    job_check(self, JOB_SLOW > 1 || last.resident < first.resident + 2048, "%ld KiB, then %ld", first.resident,
+              last.resident);
 }
 
 static void test_a_thousand_transfers(void **state) {
@@ -137,11 +137,11 @@ static void test_a_thousand_transfers(void **state) {
     wherry_allocator_set(&(wherry_allocator){allocate, reallocate, release, NULL});
     sent[0] = small_state(1);
     sent[1] = small_state(100);
-    crowd *all = crowd_open("a thousand transfers", RANKS, false, 0);
+    job *all = job_open("a thousand transfers", RANKS, false, 0);
     for (int32_t rank = 0; rank < RANKS; rank++) {
-        crowd_start(all, rank, go_round, NULL, NULL);
+        job_start(all, rank, go_round, NULL, NULL);
     }
-    bool good = crowd_close(all);
+    bool good = job_close(all);
     wherry_value_destroy(sent[0]);
     wherry_value_destroy(sent[1]);
     wherry_allocator_set(NULL);

@@ -12,11 +12,11 @@
 
 #include "base/clock.h"
 #include "support/build.h"
-#include "support/ferry_processes.h"
+#include "support/process_job.h"
 
 enum { SOURCE, RECEIVER, RANKS };
 
-enum { NOBODY = 65534, DESCRIPTORS = 10, THREADS = 4, NO_PROGRESS_MS = 1000, ENOUGH_MS = 6000 * CROWD_SLOW };
+enum { NOBODY = 65534, DESCRIPTORS = 10, THREADS = 4, NO_PROGRESS_MS = 1000, ENOUGH_MS = 6000 * JOB_SLOW };
 
 typedef struct scene {
     char name[100];
@@ -25,7 +25,7 @@ typedef struct scene {
     int32_t poor; /**< Which rank has a limit. */
 } scene;
 
-static crowd_state sent;
+static job_state sent;
 
 /* ---- limits ---- */
 
@@ -48,30 +48,30 @@ static int highest_descriptor(void) {
 }
 
 /** The limit is about numbers: once there are no gaps below the highest, so many can be opened and no more. */
-static void limit_descriptors(crowd_rank *self, rlim_t spare) {
+static void limit_descriptors(job_rank *self, rlim_t spare) {
     int highest = highest_descriptor();
     int next = dup(0);
     for (filler_count = 0; next >= 0 && next < highest; next = dup(0)) {
-        crowd_check(self, filler_count < sizeof(fillers) / sizeof(*fillers), "too many gaps");
+        job_check(self, filler_count < sizeof(fillers) / sizeof(*fillers), "too many gaps");
         fillers[filler_count++] = next;
     }
-    crowd_check(self, next >= 0, "no descriptor");
+    job_check(self, next >= 0, "no descriptor");
     close(next);
     struct rlimit limits;
     getrlimit(RLIMIT_NOFILE, &limits);
     limits.rlim_cur = (rlim_t)next + spare;
-    crowd_check(self, setrlimit(RLIMIT_NOFILE, &limits) == 0, "no limit of descriptors");
+    job_check(self, setrlimit(RLIMIT_NOFILE, &limits) == 0, "no limit of descriptors");
 }
 
 /** The limit counts all threads of the user. */
-static void limit_threads(crowd_rank *self, rlim_t spare) {
+static void limit_threads(job_rank *self, rlim_t spare) {
     struct rlimit limits;
     getrlimit(RLIMIT_NPROC, &limits);
     limits.rlim_cur = spare ? 3 + spare : 1;
-    crowd_check(self, setrlimit(RLIMIT_NPROC, &limits) == 0, "no limit of threads");
+    job_check(self, setrlimit(RLIMIT_NPROC, &limits) == 0, "no limit of threads");
 }
 
-static void impoverish(crowd_rank *self, rlim_t spare) {
+static void impoverish(job_rank *self, rlim_t spare) {
     const scene *s = self->scene;
     if (s->poor == self->rank && s->resource == RLIMIT_NOFILE) {
         limit_descriptors(self, spare);
@@ -80,24 +80,24 @@ static void impoverish(crowd_rank *self, rlim_t spare) {
     }
 }
 
-static void enrich(crowd_rank *self, const struct rlimit *limits) {
+static void enrich(job_rank *self, const struct rlimit *limits) {
     const scene *s = self->scene;
     while (filler_count) {
         close(fillers[--filler_count]);
     }
-    crowd_check(self, setrlimit((__rlimit_resource_t)s->resource, limits) == 0, "no limit");
+    job_check(self, setrlimit((__rlimit_resource_t)s->resource, limits) == 0, "no limit");
 }
 
 /* ---- transfers ---- */
 
-static wherry_status transfer(crowd_rank *self, const wherry_transfer_options *options, wherry_error *error) {
+static wherry_status transfer(job_rank *self, const wherry_transfer_options *options, wherry_error *error) {
     wherry_value *received;
     if (self->rank == SOURCE) {
         return wherry_checkpoint_send(self->transport, (int32_t[]){RECEIVER}, 1, sent.value, options, NULL, error);
     }
     wherry_status status = wherry_checkpoint_recv(self->transport, SOURCE, options, &received, error);
     if (status == WHERRY_OK) {
-        crowd_check(self, crowd_state_is(&sent, received), "the state is not right");
+        job_check(self, job_state_equals(&sent, received), "the state is not right");
         wherry_value_destroy(received);
     }
     return status;
@@ -109,31 +109,30 @@ static bool is_fair(wherry_status status) {
            status == WHERRY_UNSUPPORTED || status == WHERRY_TIMED_OUT || status == WHERRY_REVOKED;
 }
 
-static void be_poor(crowd_rank *self) {
+static void be_poor(job_rank *self) {
     const scene *s = self->scene;
     struct rlimit limits;
     wherry_error error;
-    wherry_transfer_options options = crowd_options(s->lane);
+    wherry_transfer_options options = job_options(s->lane);
     rlim_t most = s->resource == RLIMIT_NOFILE ? DESCRIPTORS : THREADS;
     uint32_t number = 1;
     getrlimit((__rlimit_resource_t)s->resource, &limits);
     options.threads = 2;
-    crowd_must(self, transfer(self, &options, &error), error);
+    job_must(self, transfer(self, &options, &error), error);
     for (rlim_t spare = 0; spare <= most; spare++) {
-        crowd_must(self, wherry_group_barrier(self->group, number++, CROWD_MS, &error), error);
-        options.timeout_ms = CROWD_MS;
-        options.no_progress_ms = NO_PROGRESS_MS * CROWD_SLOW;
+        job_must(self, wherry_group_barrier(self->group, number++, JOB_MS, &error), error);
+        options.timeout_ms = JOB_MS;
+        options.no_progress_ms = NO_PROGRESS_MS * JOB_SLOW;
         impoverish(self, spare);
         uint64_t begin = wh_clock_now();
         wherry_status status = transfer(self, &options, &error);
         double ms = (double)(wh_clock_now() - begin) * 1e-6;
         enrich(self, &limits);
-        crowd_check(self, is_fair(status), "%d to spare: %s: %s", (int)spare, wherry_status_name(status),
-                    error.message);
-        crowd_check(self, ms < ENOUGH_MS, "%d to spare: %.0f ms: %s", (int)spare, ms,
-                    status == WHERRY_OK ? "success" : error.message);
-        crowd_must(self, wherry_group_barrier(self->group, number++, CROWD_MS, &error), error);
-        crowd_must(self, transfer(self, &options, &error), error);
+        job_check(self, is_fair(status), "%d to spare: %s: %s", (int)spare, wherry_status_name(status), error.message);
+        job_check(self, ms < ENOUGH_MS, "%d to spare: %.0f ms: %s", (int)spare, ms,
+                  status == WHERRY_OK ? "success" : error.message);
+        job_must(self, wherry_group_barrier(self->group, number++, JOB_MS, &error), error);
+        job_must(self, transfer(self, &options, &error), error);
     }
 }
 
@@ -144,12 +143,12 @@ static void run_poor(scene *scenes, size_t count, uid_t user) {
         snprintf(s->name, sizeof(s->name), "no %s at the %s, %s",
                  s->resource == RLIMIT_NOFILE ? "descriptors" : "threads", s->poor == SOURCE ? "source" : "receiver",
                  s->lane ? s->lane : "any lane");
-        crowd *all = crowd_open(s->name, RANKS, false, 0);
+        job *all = job_open(s->name, RANKS, false, 0);
         all->user = user;
         for (int32_t rank = 0; rank < RANKS; rank++) {
-            crowd_start(all, rank, be_poor, s, NULL);
+            job_start(all, rank, be_poor, s, NULL);
         }
-        failed += !crowd_close(all);
+        failed += !job_close(all);
     }
     assert_int_equal(failed, 0);
 }
@@ -185,18 +184,18 @@ static void test_no_threads(void **state) {
 
 enum { FORKS = 10, STOP = 0 };
 
-/** The crowds that the children of the forks meet in. */
-static crowd *families[FORKS];
+/** The jobs that the children of the forks meet in. */
+static job *families[FORKS];
 
 static void *keep_busy(void *context) {
-    crowd_rank *self = context;
+    job_rank *self = context;
     static const char *const lanes[] = {"cma", "ring", "stream"};
-    for (int round = 0; !atomic_load(self->crowd->flags + STOP) || round % 3; round++) {
-        wherry_transfer_options options = crowd_options(lanes[round % 3]);
+    for (int round = 0; !atomic_load(self->job->flags + STOP) || round % 3; round++) {
+        wherry_transfer_options options = job_options(lanes[round % 3]);
         wherry_error error;
         wherry_status status = transfer(self, &options, &error);
         if (status != WHERRY_OK) {
-            crowd_check(self, atomic_load(self->crowd->flags + STOP), "round %d: %s", round, error.message);
+            job_check(self, atomic_load(self->job->flags + STOP), "round %d: %s", round, error.message);
             break;
         }
     }
@@ -204,55 +203,55 @@ static void *keep_busy(void *context) {
 }
 
 /** The child of a fork: its parent's group and transport are closed to it, and it makes its own. */
-static void be_child(const crowd_rank *parent, crowd *family) {
-    crowd_rank self = {.crowd = family, .rank = parent->rank};
+static void be_child(const job_rank *parent, job *family) {
+    job_rank self = {.job = family, .rank = parent->rank};
     wherry_error error;
-    wherry_transfer_options options = crowd_options(NULL);
-    wherry_status status = transfer((crowd_rank *)parent, &options, &error);
-    crowd_check(&self, status == WHERRY_CLOSED, "the parent's transport: %s", wherry_status_name(status));
-    crowd_join(&self);
-    crowd_must(&self, transfer(&self, &options, &error), error);
-    crowd_must(&self, wherry_group_barrier(self.group, 1, CROWD_MS, &error), error);
+    wherry_transfer_options options = job_options(NULL);
+    wherry_status status = transfer((job_rank *)parent, &options, &error);
+    job_check(&self, status == WHERRY_CLOSED, "the parent's transport: %s", wherry_status_name(status));
+    job_join(&self);
+    job_must(&self, transfer(&self, &options, &error), error);
+    job_must(&self, wherry_group_barrier(self.group, 1, JOB_MS, &error), error);
     wherry_transport_destroy(self.transport);
     wherry_group_leave(self.group);
     _exit(0);
 }
 
-static void be_parent(crowd_rank *self) {
+static void be_parent(job_rank *self) {
     pthread_t busy;
-    crowd_check(self, pthread_create(&busy, NULL, keep_busy, self) == 0, "no thread");
+    job_check(self, pthread_create(&busy, NULL, keep_busy, self) == 0, "no thread");
     for (int i = 0; i < FORKS; i++) {
         usleep(10000 + 1777 * (unsigned)i);
         pid_t child = fork();
         if (child == 0) {
-            alarm(60 * CROWD_SLOW);
+            alarm(60 * JOB_SLOW);
             be_child(self, families[i]);
         }
         int result = -1;
         waitpid(child, &result, 0);
-        crowd_check(self, result == 0, "the child ended with %d: %s", result, families[i]->failures[self->rank]);
+        job_check(self, result == 0, "the child ended with %d: %s", result, families[i]->failures[self->rank]);
     }
     if (self->rank == SOURCE) {
-        crowd_say(self, STOP);
+        job_announce(self, STOP);
     }
     pthread_join(busy, NULL);
 }
 
 static void test_forks_join_groups_of_their_own(void **state) {
     (void)state;
-    if (!crowd_may_fork()) {
+    if (!job_may_fork()) {
         return;
     }
     for (int i = 0; i < FORKS; i++) {
-        families[i] = crowd_open("a family", RANKS, false, 0);
+        families[i] = job_open("a family", RANKS, false, 0);
     }
-    crowd *all = crowd_open("forks", RANKS, false, 0);
+    job *all = job_open("forks", RANKS, false, 0);
     for (int32_t rank = 0; rank < RANKS; rank++) {
-        crowd_start(all, rank, be_parent, NULL, NULL);
+        job_start(all, rank, be_parent, NULL, NULL);
     }
-    bool good = crowd_close(all);
+    bool good = job_close(all);
     for (int i = 0; i < FORKS; i++) {
-        crowd_close(families[i]);
+        job_close(families[i]);
     }
     assert_true(good);
 }
@@ -260,13 +259,13 @@ static void test_forks_join_groups_of_their_own(void **state) {
 static int set_up(void **state) {
     (void)state;
     wherry_log_set_level(WHERRY_LOG_OFF);
-    sent = crowd_state_make(1);
+    sent = job_state_create(1);
     return 0;
 }
 
 static int tear_down(void **state) {
     (void)state;
-    crowd_state_destroy(&sent);
+    job_state_destroy(&sent);
     return 0;
 }
 

@@ -11,7 +11,7 @@
 #include "conformance/sockets_place.h"
 #include "conformance/transfer_world.h"
 #include "group/callback/callback.h"
-#include "support/table_hub.h"
+#include "support/callback_hub.h"
 
 #define MS UINT64_C(1000000)
 
@@ -120,18 +120,18 @@ static void test_a_source_that_has_not_joined(void **state) {
 
 /** Two ranks over tables that can be told to take no block. */
 typedef struct tables {
-    table_hub *hub;
+    callback_hub *hub;
     wh_group *groups[2];
     wherry_transport *transports[2];
 } tables;
 
 static tables open_tables(uint32_t flags) {
     static const wh_lane_ops *const lanes[] = {&wh_lane_stream};
-    table_hub_options options = {.flags = flags};
-    tables t = {.hub = table_hub_open(2, &options)};
+    callback_hub_options options = {.flags = flags};
+    tables t = {.hub = callback_hub_open(2, &options)};
     for (int32_t rank = 0; rank < 2; rank++) {
         wherry_group_ops ops;
-        void *context = table_hub_member(t.hub, rank, &ops);
+        void *context = callback_hub_member(t.hub, rank, &ops);
         must(wh_callback_create(&ops, context, t.groups + rank, &error));
         must(wh_transport_create(t.groups[rank], 0, lanes, 1, t.transports + rank, &error));
     }
@@ -143,20 +143,20 @@ static void close_tables(tables *t) {
         wherry_transport_destroy(t->transports[rank]);
         wh_group_destroy(t->groups[rank]);
     }
-    table_hub_close(t->hub);
+    callback_hub_close(t->hub);
 }
 
 /** The receiver's question finds no way out. */
 static void test_a_question_that_is_not_taken(void **state) {
     (void)state;
-    for (uint32_t flags = 0; flags <= TABLE_HUB_ALL; flags += TABLE_HUB_ALL) {
+    for (uint32_t flags = 0; flags <= CALLBACK_HUB_ALL; flags += CALLBACK_HUB_ALL) {
         tables t = open_tables(flags);
-        table_hub_break(t.hub, 1, WHERRY_TIMED_OUT, WHERRY_OK);
+        callback_hub_break(t.hub, 1, WHERRY_TIMED_OUT, WHERRY_OK);
         for (ending way = 0; way < WAYS; way++) {
             ferry_call call = {.transport = t.transports[1], .ranks = {0}, .options = ferry_options()};
             end_by(&call, way);
         }
-        table_hub_break(t.hub, 1, WHERRY_OK, WHERRY_OK);
+        callback_hub_break(t.hub, 1, WHERRY_OK, WHERRY_OK);
         expect_transfer(t.transports[0], t.transports[1]);
         close_tables(&t);
     }
@@ -168,7 +168,7 @@ static void test_an_offer_that_is_not_taken(void **state) {
     wherry_value *source = ferry_tensor(5000, 1);
     for (ending way = 0; way < WAYS; way++) {
         tables t = open_tables(0);
-        table_hub_break(t.hub, 0, WHERRY_TIMED_OUT, WHERRY_OK);
+        callback_hub_break(t.hub, 0, WHERRY_TIMED_OUT, WHERRY_OK);
         ferry_call receives = {.transport = t.transports[1], .ranks = {0}, .options = ferry_options()};
         receives.options.timeout_ms = 2 * LATER_MS;
         ferry_start(&receives);
@@ -180,7 +180,7 @@ static void test_an_offer_that_is_not_taken(void **state) {
                     strstr(sends.error.message, "rank 1 was not done")); /* its lease was revoked */
         ferry_join(&receives);
         assert_int_equal(receives.status, WHERRY_TIMED_OUT);
-        table_hub_break(t.hub, 0, WHERRY_OK, WHERRY_OK);
+        callback_hub_break(t.hub, 0, WHERRY_OK, WHERRY_OK);
         expect_transfer(t.transports[0], t.transports[1]);
         close_tables(&t);
     }

@@ -9,14 +9,14 @@
 
 #include "base/clock.h"
 #include "support/build.h"
-#include "support/ferry_processes.h"
+#include "support/process_job.h"
 
 enum { SOURCE, RECEIVER, OTHER };
 
 /** What ranks say to each other. */
 enum { SENDING, ENDED, WOKEN, ROUND_OVER };
 
-enum { TIMEOUT_MS = 500 * CROWD_SLOW, AT_ONCE = 6, SCENES_MAX = 100 };
+enum { TIMEOUT_MS = 500 * JOB_SLOW, AT_ONCE = 6, SCENES_MAX = 100 };
 
 /** How the send, or the receive, ends while the other one stands still; and what becomes of the source's memory then. */
 typedef enum ending { TIME_OUT, CANCEL } ending;
@@ -38,14 +38,14 @@ typedef struct scene {
 
 static const char *const lanes[] = {"cma", "ring", "stream"};
 
-static crowd_state sent;
-static crowd_state second;
-static crowd_state target;
-static crowd_state before;
+static job_state sent;
+static job_state second;
+static job_state target;
+static job_state before;
 static wherry_value *many;
 
 static wherry_transfer_options options_of(const scene *s) {
-    wherry_transfer_options options = crowd_options(s->lane);
+    wherry_transfer_options options = job_options(s->lane);
     options.verify = s->verify;
     options.threads = 2;
     return options;
@@ -53,7 +53,7 @@ static wherry_transfer_options options_of(const scene *s) {
 
 /** The call that ends early: by a timeout, or by another thread that cancels it. */
 typedef struct hurry {
-    crowd_rank *self;
+    job_rank *self;
     wherry_cancel *cancel;
     pthread_t thread;
 } hurry;
@@ -61,42 +61,42 @@ typedef struct hurry {
 /** Only once the other one stands still, however long it takes to get there. */
 static void *cancel_later(void *context) {
     const hurry *h = context;
-    crowd_await_strike(h->self);
+    job_await_signal(h->self);
     usleep(TIMEOUT_MS * 1000);
     wherry_cancel_request(h->cancel);
     return NULL;
 }
 
-static void hurry_begin(crowd_rank *self, hurry *h, wherry_transfer_options *options) {
+static void hurry_begin(job_rank *self, hurry *h, wherry_transfer_options *options) {
     const scene *s = self->scene;
     wherry_error error;
     if (s->end == TIME_OUT) {
         options->timeout_ms = TIMEOUT_MS;
         return;
     }
-    crowd_must(self, wherry_cancel_create(&h->cancel, &error), error);
+    job_must(self, wherry_cancel_create(&h->cancel, &error), error);
     h->self = self;
     options->cancel = h->cancel;
-    crowd_check(self, pthread_create(&h->thread, NULL, cancel_later, h) == 0, "no thread");
+    job_check(self, pthread_create(&h->thread, NULL, cancel_later, h) == 0, "no thread");
 }
 
-static void hurry_end(crowd_rank *self, hurry *h, wherry_status status, const wherry_error *error) {
+static void hurry_end(job_rank *self, hurry *h, wherry_status status, const wherry_error *error) {
     const scene *s = self->scene;
     wherry_status expected = s->end == TIME_OUT ? WHERRY_TIMED_OUT : WHERRY_CANCELLED;
     if (s->end == CANCEL) {
         pthread_join(h->thread, NULL);
         wherry_cancel_destroy(h->cancel);
     }
-    crowd_check(self, status == expected, "%s instead of %s: %s", wherry_status_name(status),
-                wherry_status_name(expected), status == WHERRY_OK ? "" : error->message);
-    crowd_check(self, expected != WHERRY_TIMED_OUT || strstr(error->message, "timed out"), "no \"timed out\" in: %s",
-                error->message);
-    double ms = crowd_since_strike(self->crowd);
-    crowd_check(self, ms < TIMEOUT_MS + 5000 * CROWD_SLOW, "it took %.0f ms to end: %s", ms, error->message);
+    job_check(self, status == expected, "%s instead of %s: %s", wherry_status_name(status),
+              wherry_status_name(expected), status == WHERRY_OK ? "" : error->message);
+    job_check(self, expected != WHERRY_TIMED_OUT || strstr(error->message, "timed out"), "no \"timed out\" in: %s",
+              error->message);
+    double ms = job_ms_since_signal(self->job);
+    job_check(self, ms < TIMEOUT_MS + 5000 * JOB_SLOW, "it took %.0f ms to end: %s", ms, error->message);
 }
 
 /** The memory changes at once, before anything else. */
-static void spoil(crowd_state *state, fate memory) {
+static void spoil(job_state *state, fate memory) {
     if (memory == UNMAP) {
         munmap(state->memory, state->bytes);
     } else {
@@ -105,41 +105,41 @@ static void spoil(crowd_state *state, fate memory) {
 }
 
 /** A transfer as every other. */
-static void transfer_again(crowd_rank *self) {
+static void transfer_again(job_rank *self) {
     wherry_transfer_options options = options_of(self->scene);
     wherry_error error;
     wherry_value *received;
     if (self->rank == SOURCE) {
-        crowd_must(
+        job_must(
             self,
             wherry_checkpoint_send(self->transport, (int32_t[]){RECEIVER}, 1, second.value, &options, NULL, &error),
             error);
     } else {
-        crowd_must(self, wherry_checkpoint_recv(self->transport, SOURCE, &options, &received, &error), error);
-        crowd_check(self, crowd_state_is(&second, received), "the second state is not right");
+        job_must(self, wherry_checkpoint_recv(self->transport, SOURCE, &options, &received, &error), error);
+        job_check(self, job_state_equals(&second, received), "the second state is not right");
         wherry_value_destroy(received);
     }
 }
 
 /* ---- the receiver stands still ---- */
 
-static void revoking_source(crowd_rank *self) {
+static void revoking_source(job_rank *self) {
     const scene *s = self->scene;
     wherry_transfer_options options = options_of(s);
     wherry_error error;
     hurry h = {0};
-    crowd_say(self, SENDING);
+    job_announce(self, SENDING);
     hurry_begin(self, &h, &options);
     wherry_status status =
         wherry_checkpoint_send(self->transport, (int32_t[]){RECEIVER}, 1, sent.value, &options, NULL, &error);
     spoil(&sent, s->memory);
     hurry_end(self, &h, status, &error);
-    crowd_signal(self, RECEIVER, SIGCONT);
-    crowd_await(self, WOKEN);
+    job_send_signal(self, RECEIVER, SIGCONT);
+    job_await(self, WOKEN);
     transfer_again(self);
 }
 
-static void revoked_receiver(crowd_rank *self) {
+static void revoked_receiver(job_rank *self) {
     const scene *s = self->scene;
     wherry_transfer_options options = options_of(s);
     wherry_error error;
@@ -147,20 +147,20 @@ static void revoked_receiver(crowd_rank *self) {
     wherry_value *received;
     options.report_p = &report;
     if (s->in_place) {
-        options.target = crowd_target;
+        options.target = job_target;
         options.target_context = target.value;
     }
-    crowd_await(self, SENDING);
-    crowd_await_asleep(self, SOURCE);
+    job_await(self, SENDING);
+    job_await_asleep(self, SOURCE);
     wherry_status status = wherry_checkpoint_recv(self->transport, SOURCE, &options, &received, &error);
-    crowd_check(self, status == WHERRY_REVOKED, "%s instead of revoked: %s", wherry_status_name(status),
-                status == WHERRY_OK ? "" : error.message);
-    crowd_check(self, error.status == status && error.rank == SOURCE, "the error is about rank %d", (int)error.rank);
+    job_check(self, status == WHERRY_REVOKED, "%s instead of revoked: %s", wherry_status_name(status),
+              status == WHERRY_OK ? "" : error.message);
+    job_check(self, error.status == status && error.rank == SOURCE, "the error is about rank %d", (int)error.rank);
     if (s->in_place) {
-        crowd_check_report(self, report, &error, &target, &before, NULL);
+        job_check_report(self, report, &error, &target, &before, NULL);
     }
     wherry_report_destroy(report);
-    crowd_say(self, WOKEN);
+    job_announce(self, WOKEN);
     transfer_again(self);
 }
 
@@ -171,51 +171,51 @@ static bool is_asked_again(const scene *s) {
     return strcmp(s->point, "source was asked") == 0;
 }
 
-static void stopped_source(crowd_rank *self) {
+static void stopped_source(job_rank *self) {
     const scene *s = self->scene;
     wherry_transfer_options options = options_of(s);
     wherry_error error;
-    crowd_say(self, SENDING);
+    job_announce(self, SENDING);
     wherry_status status =
         wherry_checkpoint_send(self->transport, (int32_t[]){RECEIVER}, 1, sent.value, &options, NULL, &error);
     /* One that finds that the receiver has everything confirms it, and cannot know that nobody waits for that any more. */
     bool late = strcmp(s->point, "source was told done") == 0 || strcmp(s->lane, "cma") == 0;
     bool right = status == WHERRY_OK ? late || is_asked_again(s) : status == WHERRY_ABORTED && !is_asked_again(s);
-    crowd_check(self, right, "woken: %s: %s", wherry_status_name(status), status == WHERRY_OK ? "" : error.message);
-    crowd_say(self, WOKEN);
+    job_check(self, right, "woken: %s: %s", wherry_status_name(status), status == WHERRY_OK ? "" : error.message);
+    job_announce(self, WOKEN);
     transfer_again(self);
 }
 
-static void leaving_receiver(crowd_rank *self) {
+static void leaving_receiver(job_rank *self) {
     const scene *s = self->scene;
     wherry_transfer_options options = options_of(s);
     wherry_error error;
     wherry_report *report;
     wherry_value *received;
     hurry h = {0};
-    crowd_await(self, SENDING);
-    crowd_await_asleep(self, SOURCE);
+    job_await(self, SENDING);
+    job_await_asleep(self, SOURCE);
     hurry_begin(self, &h, &options);
-    options.target = crowd_target;
+    options.target = job_target;
     options.target_context = target.value;
     options.report_p = &report;
     wherry_status status = wherry_checkpoint_recv(self->transport, SOURCE, &options, &received, &error);
-    crowd_check(self, status != WHERRY_OK, "it succeeded without the source");
-    crowd_check_report(self, report, &error, &target, &before, &sent);
+    job_check(self, status != WHERRY_OK, "it succeeded without the source");
+    job_check_report(self, report, &error, &target, &before, &sent);
     wherry_report_destroy(report);
     memcpy(target.memory, before.memory, before.bytes);
     hurry_end(self, &h, status, &error);
-    crowd_signal(self, SOURCE, SIGCONT);
+    job_send_signal(self, SOURCE, SIGCONT);
     if (is_asked_again(s)) {
         options = options_of(s);
-        crowd_must(self, wherry_checkpoint_recv(self->transport, SOURCE, &options, &received, &error), error);
-        crowd_check(self, crowd_state_is(&sent, received), "what came at the second question is not right");
+        job_must(self, wherry_checkpoint_recv(self->transport, SOURCE, &options, &received, &error), error);
+        job_check(self, job_state_equals(&sent, received), "what came at the second question is not right");
         wherry_value_destroy(received);
     }
-    crowd_await(self, WOKEN);
+    job_await(self, WOKEN);
     transfer_again(self);
-    crowd_check(self, memcmp(target.memory, before.memory, before.bytes) == 0,
-                "the target was written after the receive had returned");
+    job_check(self, memcmp(target.memory, before.memory, before.bytes) == 0,
+              "the target was written after the receive had returned");
 }
 
 /* ---- one of two receivers stands still ---- */
@@ -226,84 +226,84 @@ static const wherry_value *state_of(const scene *s) {
     return s->many ? many : sent.value;
 }
 
-static void two_source(crowd_rank *self) {
+static void two_source(job_rank *self) {
     const scene *s = self->scene;
     static const int32_t both[] = {RECEIVER, OTHER};
     wherry_transfer_options options = options_of(s);
     wherry_error error;
     wherry_outcome outcomes[2];
-    crowd_must(self, wherry_checkpoint_send(self->transport, both + 1, 1, state_of(s), &options, NULL, &error), error);
-    crowd_await(self, ROUND_OVER);
-    crowd_say(self, SENDING);
+    job_must(self, wherry_checkpoint_send(self->transport, both + 1, 1, state_of(s), &options, NULL, &error), error);
+    job_await(self, ROUND_OVER);
+    job_announce(self, SENDING);
     options.timeout_ms = 4L * TIMEOUT_MS;
     wherry_status status = wherry_checkpoint_send(self->transport, both, 2, state_of(s), &options, outcomes, &error);
-    crowd_check(self, outcomes[1].status == WHERRY_OK, "the good one: %s: %s", wherry_status_name(outcomes[1].status),
-                outcomes[1].status == WHERRY_OK ? "" : outcomes[1].error.message);
-    crowd_check(self, status == WHERRY_TIMED_OUT && outcomes[0].status == status && error.rank == RECEIVER,
-                "the other one: %s: %s", wherry_status_name(outcomes[0].status), error.message);
-    crowd_signal(self, RECEIVER, SIGCONT);
-    crowd_await(self, WOKEN);
+    job_check(self, outcomes[1].status == WHERRY_OK, "the good one: %s: %s", wherry_status_name(outcomes[1].status),
+              outcomes[1].status == WHERRY_OK ? "" : outcomes[1].error.message);
+    job_check(self, status == WHERRY_TIMED_OUT && outcomes[0].status == status && error.rank == RECEIVER,
+              "the other one: %s: %s", wherry_status_name(outcomes[0].status), error.message);
+    job_send_signal(self, RECEIVER, SIGCONT);
+    job_await(self, WOKEN);
 }
 
-static void two_stopped(crowd_rank *self) {
+static void two_stopped(job_rank *self) {
     wherry_transfer_options options = options_of(self->scene);
     wherry_error error;
     wherry_value *received;
-    crowd_await(self, SENDING);
+    job_await(self, SENDING);
     wherry_status status = wherry_checkpoint_recv(self->transport, SOURCE, &options, &received, &error);
-    crowd_check(self, status == WHERRY_REVOKED, "%s instead of revoked: %s", wherry_status_name(status),
-                status == WHERRY_OK ? "" : error.message);
-    crowd_say(self, WOKEN);
+    job_check(self, status == WHERRY_REVOKED, "%s instead of revoked: %s", wherry_status_name(status),
+              status == WHERRY_OK ? "" : error.message);
+    job_announce(self, WOKEN);
 }
 
-static double receive_good(crowd_rank *self) {
+static double receive_good(job_rank *self) {
     wherry_transfer_options options = options_of(self->scene);
     wherry_error error;
     wherry_value *received;
     uint64_t begin = wh_clock_now();
-    crowd_must(self, wherry_checkpoint_recv(self->transport, SOURCE, &options, &received, &error), error);
+    job_must(self, wherry_checkpoint_recv(self->transport, SOURCE, &options, &received, &error), error);
     double seconds = (double)(wh_clock_now() - begin) * 1e-9;
-    crowd_check(self, wherry_value_compare(state_of(self->scene), received, WHERRY_COMPARE_ALL, NULL) == WHERRY_OK,
-                "the good one's state is not right");
+    job_check(self, wherry_value_compare(state_of(self->scene), received, WHERRY_COMPARE_ALL, NULL) == WHERRY_OK,
+              "the good one's state is not right");
     wherry_value_destroy(received);
     return seconds;
 }
 
-static void two_good(crowd_rank *self) {
+static void two_good(job_rank *self) {
     double usual = receive_good(self);
-    crowd_say(self, ROUND_OVER);
-    crowd_await_strike(self);
-    crowd_await_asleep(self, RECEIVER); /* stopped */
+    job_announce(self, ROUND_OVER);
+    job_await_signal(self);
+    job_await_asleep(self, RECEIVER); /* stopped */
     double beside = receive_good(self);
-    crowd_check(self, beside < 3 * usual + CROWD_SLOW,
-                "%.0f ms beside one that stands still, %.0f without: it was held up", beside * 1e3, usual * 1e3);
+    job_check(self, beside < 3 * usual + JOB_SLOW, "%.0f ms beside one that stands still, %.0f without: it was held up",
+              beside * 1e3, usual * 1e3);
 }
 
 /* ---- running them ---- */
 
-static crowd *start(scene *s, const crowd_part *parts, int32_t ranks) {
+static job *start(scene *s, const job_body *parts, int32_t ranks) {
     static const char *const endings[] = {"timeout", "cancel"};
     static const char *const fates[] = {"overwritten", "unmapped"};
-    crowd_strike strike = {s->point, s->count, s->stopped, SIGSTOP};
+    job_signal plan = {s->point, s->count, s->stopped, SIGSTOP};
     snprintf(s->name, sizeof(s->name), "\"%s\", %s, %s%s%s, %s%s", s->point, s->lane, endings[s->end],
              s->in_place ? ", in place" : "", s->tcp ? ", tcp" : "", fates[s->memory], s->many ? ", many" : "");
-    crowd *all = crowd_open(s->name, ranks, s->tcp, 60000);
+    job *all = job_open(s->name, ranks, s->tcp, 60000);
     for (int32_t rank = 0; rank < ranks; rank++) {
-        crowd_start(all, rank, parts[rank], s, rank == s->stopped ? &strike : NULL);
+        job_start(all, rank, parts[rank], s, rank == s->stopped ? &plan : NULL);
     }
     return all;
 }
 
-static void run(scene *scenes, size_t count, const crowd_part *parts, int32_t ranks, size_t at_once) {
+static void run(scene *scenes, size_t count, const job_body *parts, int32_t ranks, size_t at_once) {
     size_t failed = 0;
     for (size_t first = 0; first < count; first += at_once) {
-        crowd *at_work[AT_ONCE];
+        job *at_work[AT_ONCE];
         size_t some = count - first < at_once ? count - first : at_once;
         for (size_t i = 0; i < some; i++) {
             at_work[i] = start(scenes + first + i, parts, ranks);
         }
         for (size_t i = 0; i < some; i++) {
-            failed += !crowd_close(at_work[i]);
+            failed += !job_close(at_work[i]);
         }
     }
     assert_int_equal(failed, 0);
@@ -317,7 +317,7 @@ static void test_receiver_stands_still(void **state) {
     } points[] = {{"receiver asked", 1},          {"receiver has the offer", 1},  {"receiver planned", 1},
                   {"receiver probed", 1},         {"receiver sent the plan", 1},  {"receiver opened a chunk", 1},
                   {"receiver opened a chunk", 3}, {"receiver closed a chunk", 2}, {"receiver has all bytes", 1}};
-    static const crowd_part parts[] = {revoking_source, revoked_receiver};
+    static const job_body parts[] = {revoking_source, revoked_receiver};
     scene scenes[SCENES_MAX];
     size_t count = 0;
     for (size_t i = 0; i < sizeof(points) / sizeof(*points); i++) {
@@ -343,7 +343,7 @@ static void test_source_stands_still(void **state) {
     (void)state;
     static const char *const points[] = {"source was asked", "source offered", "source has the plan",
                                          "source gathers a chunk", "source was told done"};
-    static const crowd_part parts[] = {stopped_source, leaving_receiver};
+    static const job_body parts[] = {stopped_source, leaving_receiver};
     scene scenes[SCENES_MAX];
     size_t count = 0;
     for (size_t i = 0; i < sizeof(points) / sizeof(*points); i++) {
@@ -362,7 +362,7 @@ static void test_one_stands_still_beside_another(void **state) {
     (void)state;
     static const char *const points[] = {"receiver asked", "receiver sent the plan", "receiver opened a chunk",
                                          "receiver has all bytes"};
-    static const crowd_part parts[] = {two_source, two_stopped, two_good};
+    static const job_body parts[] = {two_source, two_stopped, two_good};
     scene scenes[SCENES_MAX];
     size_t count = 0;
     for (size_t i = 0; i < sizeof(points) / sizeof(*points); i++) {
@@ -390,20 +390,20 @@ static wherry_value *make_many(void) {
 static int set_up(void **state) {
     (void)state;
     wherry_log_set_level(WHERRY_LOG_OFF);
-    sent = crowd_state_make(1);
-    second = crowd_state_make(3);
-    target = crowd_state_make(2);
-    before = crowd_state_make(2);
+    sent = job_state_create(1);
+    second = job_state_create(3);
+    target = job_state_create(2);
+    before = job_state_create(2);
     many = make_many();
     return 0;
 }
 
 static int tear_down(void **state) {
     (void)state;
-    crowd_state_destroy(&sent);
-    crowd_state_destroy(&second);
-    crowd_state_destroy(&target);
-    crowd_state_destroy(&before);
+    job_state_destroy(&sent);
+    job_state_destroy(&second);
+    job_state_destroy(&target);
+    job_state_destroy(&before);
     wherry_value_destroy(many);
     return 0;
 }

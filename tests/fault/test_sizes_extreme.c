@@ -6,7 +6,7 @@
 #include <sys/mman.h>
 
 #include "support/build.h"
-#include "support/ferry_processes.h"
+#include "support/process_job.h"
 
 enum { SOURCE, RECEIVER, RANKS };
 
@@ -17,20 +17,20 @@ typedef struct scene {
 
 static const char *const lanes[] = {"cma", "ring", "stream"};
 
-static void run(const char *name, const crowd_part *parts, const scene *s) {
-    crowd *all = crowd_open(name, RANKS, false, 0);
+static void run(const char *name, const job_body *parts, const scene *s) {
+    job *all = job_open(name, RANKS, false, 0);
     for (int32_t rank = 0; rank < RANKS; rank++) {
-        crowd_start(all, rank, parts[rank], s, NULL);
+        job_start(all, rank, parts[rank], s, NULL);
     }
-    assert_true(crowd_close(all));
+    assert_true(job_close(all));
 }
 
-static void send_state(crowd_rank *self, const wherry_value *state) {
+static void send_state(job_rank *self, const wherry_value *state) {
     const scene *s = self->scene;
-    wherry_transfer_options options = crowd_options(s->lane);
+    wherry_transfer_options options = job_options(s->lane);
     wherry_error error;
-    crowd_must(self, wherry_checkpoint_send(self->transport, (int32_t[]){RECEIVER}, 1, state, &options, NULL, &error),
-               error);
+    job_must(self, wherry_checkpoint_send(self->transport, (int32_t[]){RECEIVER}, 1, state, &options, NULL, &error),
+             error);
 }
 
 /* ---- many tensors ---- */
@@ -51,31 +51,31 @@ static wherry_value *make_many(uint8_t seed) {
     return list;
 }
 
-static void many_source(crowd_rank *self) {
+static void many_source(job_rank *self) {
     send_state(self, many);
 }
 
-static void many_receiver(crowd_rank *self) {
+static void many_receiver(job_rank *self) {
     const scene *s = self->scene;
-    wherry_transfer_options options = crowd_options(s->lane);
+    wherry_transfer_options options = job_options(s->lane);
     wherry_error error;
     wherry_stats stats;
     wherry_value *received;
     options.stats = &stats;
     if (s->in_place) {
-        options.target = crowd_target;
+        options.target = job_target;
         options.target_context = many_target;
     }
-    crowd_must(self, wherry_checkpoint_recv(self->transport, SOURCE, &options, &received, &error), error);
+    job_must(self, wherry_checkpoint_recv(self->transport, SOURCE, &options, &received, &error), error);
     wherry_status status = wherry_value_compare(many, received, 0, &error);
-    crowd_check(self, status == WHERRY_OK, "%s: %s", error.path, error.message);
-    crowd_check(self, stats.tensors == MANY, "%llu tensors", (unsigned long long)stats.tensors);
+    job_check(self, status == WHERRY_OK, "%s: %s", error.path, error.message);
+    job_check(self, stats.tensors == MANY, "%llu tensors", (unsigned long long)stats.tensors);
     wherry_value_destroy(received);
 }
 
 static void test_many_tensors(void **state) {
     (void)state;
-    static const crowd_part parts[] = {many_source, many_receiver};
+    static const job_body parts[] = {many_source, many_receiver};
     many = make_many(1);
     many_target = make_many(150);
     for (size_t i = 0; i < 3; i++) {
@@ -104,24 +104,24 @@ static const uint64_t marks[] = {0,
 enum { MARKS = sizeof(marks) / sizeof(*marks), DIRT_STEP = 1 << 20, NEEDED_GIB = 10 };
 
 /** A tensor over memory that takes no room until it is touched. */
-static wherry_value *large_state(crowd_rank *self, uint8_t **memory_p) {
+static wherry_value *large_state(job_rank *self, uint8_t **memory_p) {
     wherry_storage *storage;
     wherry_value *value;
     wherry_value *dict;
     wherry_error error;
     int64_t shape = (int64_t)LARGE;
     *memory_p = mmap(NULL, LARGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    crowd_check(self, *memory_p != MAP_FAILED, "no address space");
-    crowd_must(self, wherry_storage_wrap(*memory_p, LARGE, wherry_device_cpu(), NULL, NULL, &storage, &error), error);
-    crowd_must(self, wherry_tensor_create(&(wherry_tensor){storage, WHERRY_U8, 0, 1, 0, &shape, NULL}, &value, &error),
-               error);
-    crowd_must(self, wherry_dict_create(&dict, &error), error);
-    crowd_must(self, wherry_dict_put(dict, "large", value, &error), error);
+    job_check(self, *memory_p != MAP_FAILED, "no address space");
+    job_must(self, wherry_storage_wrap(*memory_p, LARGE, wherry_device_cpu(), NULL, NULL, &storage, &error), error);
+    job_must(self, wherry_tensor_create(&(wherry_tensor){storage, WHERRY_U8, 0, 1, 0, &shape, NULL}, &value, &error),
+             error);
+    job_must(self, wherry_dict_create(&dict, &error), error);
+    job_must(self, wherry_dict_put(dict, "large", value, &error), error);
     wherry_storage_unref(storage);
     return dict;
 }
 
-static void large_source(crowd_rank *self) {
+static void large_source(job_rank *self) {
     uint8_t *memory;
     wherry_value *state = large_state(self, &memory);
     for (size_t i = 0; i < MARKS; i++) {
@@ -132,9 +132,9 @@ static void large_source(crowd_rank *self) {
 }
 
 /** The target has some dirt in every chunk, which must go. */
-static void large_receiver(crowd_rank *self) {
+static void large_receiver(job_rank *self) {
     const scene *s = self->scene;
-    wherry_transfer_options options = crowd_options(s->lane);
+    wherry_transfer_options options = job_options(s->lane);
     wherry_error error;
     uint8_t *memory;
     wherry_value *received;
@@ -143,15 +143,15 @@ static void large_receiver(crowd_rank *self) {
         memory[at] = 0xEE;
         memory[at + 3] = 0xEE;
     }
-    options.target = crowd_target;
+    options.target = job_target;
     options.target_context = target;
     options.verify = WHERRY_VERIFY_OFF;
-    crowd_must(self, wherry_checkpoint_recv(self->transport, SOURCE, &options, &received, &error), error);
+    job_must(self, wherry_checkpoint_recv(self->transport, SOURCE, &options, &received, &error), error);
     for (size_t i = 0; i < MARKS; i++) {
-        crowd_check(self, memory[marks[i]] == i + 1, "mark %zu is %d", i, memory[marks[i]]);
+        job_check(self, memory[marks[i]] == i + 1, "mark %zu is %d", i, memory[marks[i]]);
         memory[marks[i]] = 0;
     }
-    crowd_check(self, memory[0] == 0 && memcmp(memory, memory + 1, LARGE - 1) == 0, "there is a byte that is not zero");
+    job_check(self, memory[0] == 0 && memcmp(memory, memory + 1, LARGE - 1) == 0, "there is a byte that is not zero");
     wherry_value_destroy(received);
     wherry_value_destroy(target);
 }
@@ -172,13 +172,13 @@ static long available_gib(void) {
 
 static void test_one_large_tensor(void **state) {
     (void)state;
-    static const crowd_part parts[] = {large_source, large_receiver};
+    static const job_body parts[] = {large_source, large_receiver};
     if (available_gib() < NEEDED_GIB) {
         fprintf(stderr, "# a tensor of 4 GiB is not sent: %ld GiB of memory are available, and it takes %d\n",
                 available_gib(), NEEDED_GIB);
         return;
     }
-    for (size_t i = 0; i < (CROWD_SLOW == 1 ? 3 : 1); i++) {
+    for (size_t i = 0; i < (JOB_SLOW == 1 ? 3 : 1); i++) {
         run("one large tensor", parts, &(scene){lanes[i], true});
     }
 }

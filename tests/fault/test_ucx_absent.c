@@ -11,7 +11,7 @@
 
 #include "lane/ucx/ucx.h"
 #include "support/build.h"
-#include "support/ferry_processes.h"
+#include "support/process_job.h"
 
 enum { SOURCE, RECEIVER, RANKS };
 
@@ -25,27 +25,27 @@ typedef struct scene {
     const char *reason; /**< A part of why ucx was not. */
 } scene;
 
-static crowd_state sent;
+static job_state sent;
 
-static wherry_transfer_options begin(crowd_rank *self) {
+static wherry_transfer_options begin(job_rank *self) {
     const scene *s = self->scene;
     if (s->library[self->rank]) {
         setenv("WHERRY_UCX_LIBRARY", s->library[self->rank], 1);
     }
-    return crowd_options(s->lanes);
+    return job_options(s->lanes);
 }
 
-static void be_source(crowd_rank *self) {
+static void be_source(job_rank *self) {
     const scene *s = self->scene;
     wherry_transfer_options options = begin(self);
     wherry_error error;
     wherry_status status =
         wherry_checkpoint_send(self->transport, (int32_t[]){RECEIVER}, 1, sent.value, &options, NULL, &error);
-    crowd_check(self, status == (s->expected == WHERRY_OK ? WHERRY_OK : WHERRY_ABORTED), "source: %s: %s",
-                wherry_status_name(status), status == WHERRY_OK ? "" : error.message);
+    job_check(self, status == (s->expected == WHERRY_OK ? WHERRY_OK : WHERRY_ABORTED), "source: %s: %s",
+              wherry_status_name(status), status == WHERRY_OK ? "" : error.message);
 }
 
-static void be_receiver(crowd_rank *self) {
+static void be_receiver(job_rank *self) {
     const scene *s = self->scene;
     wherry_transfer_options options = begin(self);
     wherry_error error = {.status = WHERRY_OK};
@@ -53,23 +53,23 @@ static void be_receiver(crowd_rank *self) {
     wherry_stats stats;
     options.stats = &stats;
     wherry_status status = wherry_checkpoint_recv(self->transport, SOURCE, &options, &received, &error);
-    crowd_check(self, status == s->expected, "receiver: %s: %s", wherry_status_name(status), error.message);
+    job_check(self, status == s->expected, "receiver: %s: %s", wherry_status_name(status), error.message);
     if (status == WHERRY_OK) {
-        crowd_check(self, crowd_state_is(&sent, received), "what came is not right");
+        job_check(self, job_state_equals(&sent, received), "what came is not right");
         wherry_value_destroy(received);
-        crowd_check(self, strcmp(stats.lane, s->lane) == 0, "over %s: %s", stats.lane, stats.reasons);
+        job_check(self, strcmp(stats.lane, s->lane) == 0, "over %s: %s", stats.lane, stats.reasons);
     }
     const char *why = status == WHERRY_OK ? stats.reasons : error.message;
-    crowd_check(self, strstr(why, s->reason), "no \"%s\" in: %s", s->reason, why);
+    job_check(self, strstr(why, s->reason), "no \"%s\" in: %s", s->reason, why);
     bool is_ucx = strcmp(stats.lane, "ucx") == 0;
-    crowd_check(self, is_ucx == (strstr(stats.detail, "UCX 1.") == stats.detail), "detail: %s", stats.detail);
+    job_check(self, is_ucx == (strstr(stats.detail, "UCX 1.") == stats.detail), "detail: %s", stats.detail);
 }
 
 static void run(const scene *s) {
-    crowd *all = crowd_open(s->name, RANKS, false, 0);
-    crowd_start(all, SOURCE, be_source, s, NULL);
-    crowd_start(all, RECEIVER, be_receiver, s, NULL);
-    assert_true(crowd_close(all));
+    job *all = job_open(s->name, RANKS, false, 0);
+    job_start(all, SOURCE, be_source, s, NULL);
+    job_start(all, RECEIVER, be_receiver, s, NULL);
+    assert_true(job_close(all));
 }
 
 static void test_absent(void **state) {
@@ -239,13 +239,13 @@ static void test_forks(void **state) {
 static int set_up(void **state) {
     (void)state;
     wherry_log_set_level(WHERRY_LOG_OFF);
-    sent = crowd_state_make(1);
+    sent = job_state_create(1);
     return 0;
 }
 
 static int tear_down(void **state) {
     (void)state;
-    crowd_state_destroy(&sent);
+    job_state_destroy(&sent);
     return 0;
 }
 

@@ -11,7 +11,7 @@
 #include "base/point.h"
 #include "lane/ucx/ucx.h"
 #include "support/build.h"
-#include "support/ferry_processes.h"
+#include "support/process_job.h"
 
 enum { SOURCE, RECEIVER, RANKS };
 
@@ -20,102 +20,102 @@ enum { SENDING };
 
 enum { TIMES = 3, MEET_MS = 300, LATE_MS = 30 };
 
-static crowd_state sent;
+static job_state sent;
 
-static void check_figures(crowd_rank *self, const wherry_stats *stats, const char *lane) {
-    crowd_check(self, strcmp(stats->lane, lane) == 0, "over %s: %s", stats->lane, stats->reasons);
+static void check_figures(job_rank *self, const wherry_stats *stats, const char *lane) {
+    job_check(self, strcmp(stats->lane, lane) == 0, "over %s: %s", stats->lane, stats->reasons);
 }
 
-static wherry_stats receive(crowd_rank *self, const char *lanes, const char *lane) {
-    wherry_transfer_options options = crowd_options(lanes);
+static wherry_stats receive(job_rank *self, const char *lanes, const char *lane) {
+    wherry_transfer_options options = job_options(lanes);
     wherry_error error;
     wherry_value *received;
     wherry_stats stats;
     options.stats = &stats;
-    crowd_must(self, wherry_checkpoint_recv(self->transport, SOURCE, &options, &received, &error), error);
-    crowd_check(self, crowd_state_is(&sent, received), "what came is not right");
+    job_must(self, wherry_checkpoint_recv(self->transport, SOURCE, &options, &received, &error), error);
+    job_check(self, job_state_equals(&sent, received), "what came is not right");
     wherry_value_destroy(received);
     check_figures(self, &stats, lane);
     return stats;
 }
 
-static wherry_status send_state(crowd_rank *self, const char *lanes, wherry_outcome *outcome, wherry_error *error) {
-    wherry_transfer_options options = crowd_options(lanes);
+static wherry_status send_state(job_rank *self, const char *lanes, wherry_outcome *outcome, wherry_error *error) {
+    wherry_transfer_options options = job_options(lanes);
     return wherry_checkpoint_send(self->transport, (int32_t[]){RECEIVER}, 1, sent.value, &options, outcome, error);
 }
 
 /* ---- who comes back ---- */
 
-static void be_steady_source(crowd_rank *self) {
+static void be_steady_source(job_rank *self) {
     wherry_outcome outcome;
     wherry_error error;
     wherry_status status = send_state(self, "ucx", &outcome, &error);
-    crowd_check(self, status == WHERRY_PEER_LOST, "the first: %s", wherry_status_name(status));
+    job_check(self, status == WHERRY_PEER_LOST, "the first: %s", wherry_status_name(status));
     for (int i = 0; i < TIMES; i++) {
-        crowd_must(self, send_state(self, "ucx", &outcome, &error), error);
+        job_must(self, send_state(self, "ucx", &outcome, &error), error);
         check_figures(self, &outcome.stats, "ucx");
     }
 }
 
-static void be_mortal_receiver(crowd_rank *self) {
+static void be_mortal_receiver(job_rank *self) {
     receive(self, "ucx", "ucx"); /* it does not get that far */
 }
 
-static void be_returned_receiver(crowd_rank *self) {
+static void be_returned_receiver(job_rank *self) {
     for (int i = 0; i < TIMES; i++) {
         receive(self, "ucx", "ucx");
     }
 }
 
-static void be_steady_receiver(crowd_rank *self) {
-    wherry_transfer_options options = crowd_options("ucx");
+static void be_steady_receiver(job_rank *self) {
+    wherry_transfer_options options = job_options("ucx");
     wherry_error error;
     wherry_value *received;
-    crowd_await(self, SENDING);
+    job_await(self, SENDING);
     receive(self, "ucx", "ucx");
     wherry_status status = wherry_checkpoint_recv(self->transport, SOURCE, &options, &received, &error);
-    crowd_check(self, status == WHERRY_PEER_LOST, "the second: %s", wherry_status_name(status));
+    job_check(self, status == WHERRY_PEER_LOST, "the second: %s", wherry_status_name(status));
     while ((status = wherry_checkpoint_recv(self->transport, SOURCE, &options, &received, &error)) != WHERRY_OK) {
-        crowd_check(self, status == WHERRY_PEER_LOST, "before it was back: %s", wherry_status_name(status));
+        job_check(self, status == WHERRY_PEER_LOST, "before it was back: %s", wherry_status_name(status));
         usleep(20000);
     }
-    crowd_check(self, crowd_state_is(&sent, received), "what came is not right");
+    job_check(self, job_state_equals(&sent, received), "what came is not right");
     wherry_value_destroy(received);
     for (int i = 1; i < TIMES; i++) {
         receive(self, "ucx", "ucx");
     }
 }
 
-static void be_mortal_source(crowd_rank *self) {
+static void be_mortal_source(job_rank *self) {
     wherry_outcome outcome;
     wherry_error error;
-    crowd_say(self, SENDING);
+    job_announce(self, SENDING);
     for (;;) {
         send_state(self, "ucx", &outcome, &error);
     }
 }
 
-static void be_returned_source(crowd_rank *self) {
+static void be_returned_source(job_rank *self) {
     wherry_outcome outcome;
     wherry_error error;
     for (int i = 0; i < TIMES; i++) {
-        crowd_must(self, send_state(self, "ucx", &outcome, &error), error);
+        job_must(self, send_state(self, "ucx", &outcome, &error), error);
     }
 }
 
 /** The victim dies at the point, and another process takes its place. */
-static void come_back(const char *name, int32_t victim, const char *point, int number, crowd_part mortal,
-                      crowd_part returned, crowd_part steady) {
-    crowd *all = crowd_open(name, RANKS, true, 0);
-    crowd_strike strike = {point, number, victim, SIGKILL};
+static void come_back(const char *name, int32_t victim, const char *point, int number, job_body mortal,
+                      job_body returned, job_body steady) {
+    job *all = job_open(name, RANKS, true, 0);
+    job_signal plan = {point, number, victim, SIGKILL};
     int result = 0;
-    crowd_start(all, 1 - victim, steady, NULL, NULL);
-    crowd_start(all, victim, mortal, NULL, &strike);
+    job_start(all, 1 - victim, steady, NULL, NULL);
+    job_start(all, victim, mortal, NULL, &plan);
     assert_int_equal(waitpid(all->children[victim], &result, 0), all->children[victim]);
     assert_true(WIFSIGNALED(result));
     all->expendable[victim] = false;
-    crowd_start(all, victim, returned, NULL, NULL);
-    assert_true(crowd_close(all));
+    job_start(all, victim, returned, NULL, NULL);
+    assert_true(job_close(all));
 }
 
 static void test_receiver_comes_back(void **state) {
@@ -132,32 +132,32 @@ static void test_source_comes_back(void **state) {
 
 /* ---- who does not answer ---- */
 
-static void be_impatient_source(crowd_rank *self) {
+static void be_impatient_source(job_rank *self) {
     wherry_outcome outcome;
     wherry_error error;
     wh_ucx_meet_ms = MEET_MS;
-    crowd_must(self, send_state(self, "ucx,stream", &outcome, &error), error);
+    job_must(self, send_state(self, "ucx,stream", &outcome, &error), error);
     check_figures(self, &outcome.stats, "stream");
-    crowd_check(self, strstr(outcome.stats.reasons, "did not answer over UCX"), "reasons: %s", outcome.stats.reasons);
+    job_check(self, strstr(outcome.stats.reasons, "did not answer over UCX"), "reasons: %s", outcome.stats.reasons);
 }
 
 /** It is stopped when it has asked for UCX, and goes on when the source has given that up. */
-static void be_late_receiver(crowd_rank *self) {
+static void be_late_receiver(job_rank *self) {
     receive(self, "ucx,stream", "stream");
 }
 
 static void test_no_answer(void **state) {
     (void)state;
-    crowd *all = crowd_open("no answer", RANKS, false, 60000);
-    crowd_strike strike = {"receiver sent the plan", 1, RECEIVER, SIGSTOP};
+    job *all = job_open("no answer", RANKS, false, 60000);
+    job_signal plan = {"receiver sent the plan", 1, RECEIVER, SIGSTOP};
     int result = 0;
-    crowd_start(all, SOURCE, be_impatient_source, NULL, NULL);
-    crowd_start(all, RECEIVER, be_late_receiver, NULL, &strike);
+    job_start(all, SOURCE, be_impatient_source, NULL, NULL);
+    job_start(all, RECEIVER, be_late_receiver, NULL, &plan);
     assert_int_equal(waitpid(all->children[RECEIVER], &result, WUNTRACED), all->children[RECEIVER]);
     assert_true(WIFSTOPPED(result));
     usleep(3 * MEET_MS * 1000);
     kill(all->children[RECEIVER], SIGCONT);
-    assert_true(crowd_close(all));
+    assert_true(job_close(all));
 }
 
 /* ---- what is kept ---- */
@@ -176,20 +176,20 @@ static void be_late(const char *point) {
     count_made(point);
 }
 
-static void be_late_source(crowd_rank *self) {
+static void be_late_source(job_rank *self) {
     wherry_outcome outcome;
     wherry_error error;
     wh_point_hook = be_late;
-    crowd_must(self, send_state(self, "ucx", &outcome, &error), error);
+    job_must(self, send_state(self, "ucx", &outcome, &error), error);
     int first = made;
     for (int i = 0; i < TIMES; i++) {
-        crowd_must(self, send_state(self, "ucx", &outcome, &error), error);
+        job_must(self, send_state(self, "ucx", &outcome, &error), error);
     }
-    crowd_check(self, first > 0 && made == first, "%d links were created for the first, %d later", first, made - first);
+    job_check(self, first > 0 && made == first, "%d links were created for the first, %d later", first, made - first);
     wh_point_hook = NULL;
 }
 
-static void be_plain_receiver(crowd_rank *self) {
+static void be_plain_receiver(job_rank *self) {
     for (int i = 0; i <= TIMES; i++) {
         receive(self, "ucx", "ucx");
     }
@@ -198,10 +198,10 @@ static void be_plain_receiver(crowd_rank *self) {
 /** Connections are kept for the next transfer, also where the receiver has all before a worker of the source has heard of the end. */
 static void test_connections_are_kept(void **state) {
     (void)state;
-    crowd *all = crowd_open("connections are kept", RANKS, false, 60000);
-    crowd_start(all, SOURCE, be_late_source, NULL, NULL);
-    crowd_start(all, RECEIVER, be_plain_receiver, NULL, NULL);
-    assert_true(crowd_close(all));
+    job *all = job_open("connections are kept", RANKS, false, 60000);
+    job_start(all, SOURCE, be_late_source, NULL, NULL);
+    job_start(all, RECEIVER, be_plain_receiver, NULL, NULL);
+    assert_true(job_close(all));
 }
 
 /* ---- who is silent ---- */
@@ -222,7 +222,7 @@ static void be_silent(const wh_stop *stop, int out) {
         write(out, link->hello, WH_UCX_ID_BYTES + link->address_size) <= 0) {
         _exit(1);
     }
-    take_turns(link, stop, CROWD_MS);
+    take_turns(link, stop, JOB_MS);
     _exit(1);
 }
 
@@ -261,13 +261,13 @@ static void test_death_is_heard(void **state) {
 /* ---- forks between transfers ---- */
 
 /** @return the receiver's figures, or the source's. */
-static wherry_stats transfer_once(crowd_rank *self) {
+static wherry_stats transfer_once(job_rank *self) {
     wherry_outcome outcome;
     wherry_error error;
     if (self->rank == RECEIVER) {
         return receive(self, "ucx", "ucx");
     }
-    crowd_must(self, send_state(self, "ucx", &outcome, &error), error);
+    job_must(self, send_state(self, "ucx", &outcome, &error), error);
     return outcome.stats;
 }
 
@@ -283,7 +283,7 @@ static int be_child(void) {
     return 0;
 }
 
-static void be_forking(crowd_rank *self) {
+static void be_forking(job_rank *self) {
     wh_point_hook = count_made;
     transfer_once(self);
     int first = made;
@@ -294,23 +294,23 @@ static void be_forking(crowd_rank *self) {
     }
     int result = -1;
     waitpid(child, &result, 0);
-    crowd_check(self, result == 0, "the child ended with %d", result);
+    job_check(self, result == 0, "the child ended with %d", result);
     transfer_once(self);
-    crowd_check(self, first > 0 && made == 2 * first, "%d links were created for the first, %d later", first,
-                made - first);
+    job_check(self, first > 0 && made == 2 * first, "%d links were created for the first, %d later", first,
+              made - first);
     wh_point_hook = NULL;
 }
 
 /** What was kept is released before a fork, at both sides: the next transfer makes it anew. */
 static void test_forks_between_transfers(void **state) {
     (void)state;
-    if (!crowd_may_fork()) {
+    if (!job_may_fork()) {
         return;
     }
-    crowd *all = crowd_open("forks between transfers", RANKS, false, 60000);
-    crowd_start(all, SOURCE, be_forking, NULL, NULL);
-    crowd_start(all, RECEIVER, be_forking, NULL, NULL);
-    assert_true(crowd_close(all));
+    job *all = job_open("forks between transfers", RANKS, false, 60000);
+    job_start(all, SOURCE, be_forking, NULL, NULL);
+    job_start(all, RECEIVER, be_forking, NULL, NULL);
+    assert_true(job_close(all));
 }
 
 /* ---- the length of segments ---- */
@@ -323,7 +323,7 @@ static const struct {
     {{NULL, "64k"}, 1}, {{"64k", NULL}, 1}, {{NULL, NULL}, 2}, {{"64k", "64k"}, 2}, {{NULL, NULL}, 2},
 };
 
-static void be_user(crowd_rank *self) {
+static void be_user(job_rank *self) {
     int first = 0;
     wh_point_hook = count_made;
     for (size_t i = 0; i < sizeof(users) / sizeof(*users); i++) {
@@ -335,7 +335,7 @@ static void be_user(crowd_rank *self) {
         }
         transfer_once(self);
         first = first ? first : made;
-        crowd_check(self, made == users[i].made * first, "user %zu: %d links, of %d", i, made, first);
+        job_check(self, made == users[i].made * first, "user %zu: %d links, of %d", i, made, first);
     }
     wh_point_hook = NULL;
 }
@@ -346,22 +346,22 @@ static void be_user(crowd_rank *self) {
  */
 static void test_users_who_differ(void **state) {
     (void)state;
-    crowd *all = crowd_open("users who differ", RANKS, false, 60000);
-    crowd_start(all, SOURCE, be_user, NULL, NULL);
-    crowd_start(all, RECEIVER, be_user, NULL, NULL);
-    assert_true(crowd_close(all));
+    job *all = job_open("users who differ", RANKS, false, 60000);
+    job_start(all, SOURCE, be_user, NULL, NULL);
+    job_start(all, RECEIVER, be_user, NULL, NULL);
+    assert_true(job_close(all));
 }
 
 static int set_up(void **state) {
     (void)state;
     wherry_log_set_level(WHERRY_LOG_OFF);
-    sent = crowd_state_make(1);
+    sent = job_state_create(1);
     return 0;
 }
 
 static int tear_down(void **state) {
     (void)state;
-    crowd_state_destroy(&sent);
+    job_state_destroy(&sent);
     return 0;
 }
 

@@ -73,7 +73,7 @@ def survivor_body(lane):
     with wherry.Group.join("env://", 30) as group:
         group.barrier(1, 30)
         launch.say(f"ready {group.rank}")
-        lost = launch.wait_for("struck")
+        lost = launch.wait_for("signalled")
         began = time.monotonic()
         while group.alive(lost) and not launch.is_said("back"):
             assert time.monotonic() - began < LINK_SECONDS
@@ -124,7 +124,7 @@ def test_a_rank_returns_on_another_host(rank, power, lane):
                 world.power_off(rank)
             else:
                 job.ranks[rank].signal(signal.SIGKILL)
-            job.say("struck", rank)
+            job.say("signalled", rank)
             job.start(rank, returned_body, lane, host=world.hosts[3])
             assert job.finish(60)[rank] == "host3"
 

@@ -2,7 +2,7 @@
 #include <string.h>
 
 #include "conformance/transfer_suite.h"
-#include "mpi_hands.h"
+#include "mpi_remote.h"
 
 static int level_of(const char *name) {
     return strcmp(name, "multiple") == 0     ? MPI_THREAD_MULTIPLE
@@ -12,8 +12,8 @@ static int level_of(const char *name) {
 }
 
 static int conduct(const char *what, bool smoke) {
-    static const wh_group_kind kind = {"mpi", hands_open, hands_join, hands_close};
-    static const wh_group_kind background = {"mpi", hands_open_background, hands_join, hands_close};
+    static const wh_group_kind kind = {"mpi", remote_open, remote_join, remote_close};
+    static const wh_group_kind background = {"mpi", remote_open_background, remote_join, remote_close};
     if (strcmp(what, "group") == 0) {
         return wh_group_suite_run(&kind);
     }
@@ -35,15 +35,15 @@ int main(int count, char **arguments) {
     MPI_Init_thread(&count, &arguments, level_of(arguments[1]), &level);
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
     MPI_Comm_size(MPI_COMM_WORLD, &size);
-    if (size != HANDS_WORLD || level != level_of(arguments[1])) {
+    if (size != REMOTE_WORLD || level != level_of(arguments[1])) {
         MPI_Abort(MPI_COMM_WORLD, 2);
     }
     if (rank == 0) {
-        hands_begin();
+        remote_begin();
         failed = conduct(arguments[2], smoke);
-        hands_end();
+        remote_end();
     } else {
-        hands_serve();
+        remote_serve();
     }
     MPI_Finalize();
     return failed;

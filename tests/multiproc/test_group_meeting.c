@@ -15,9 +15,9 @@
 #include "api/group_handle.h"
 #include "base/clock.h"
 #include "support/build.h"
-#include "support/ferry_processes.h"
+#include "support/process_job.h"
 
-enum { HOST = 0, RANKS = 3, SOON_MS = 10000 * CROWD_SLOW, DEATH_MS = 4000, ASK = 1, ANSWER = 2 };
+enum { HOST = 0, RANKS = 3, SOON_MS = 10000 * JOB_SLOW, DEATH_MS = 4000, ASK = 1, ANSWER = 2 };
 
 static wherry_error error;
 
@@ -366,8 +366,8 @@ static int ferry(const char *meeting, int32_t rank, int32_t from) {
     wherry_group *group;
     wherry_transport *transport;
     wherry_group_options joining = options_for(2, WHERRY_JOIN_CLIENT);
-    wherry_transfer_options options = crowd_options("cma");
-    crowd_state state = crowd_state_make(7);
+    wherry_transfer_options options = job_options("cma");
+    job_state state = job_state_create(7);
     wherry_stats stats;
     options.stats = &stats;
     wherry_status status = visit(meeting, rank, &joining, &group);
@@ -380,7 +380,7 @@ static int ferry(const char *meeting, int32_t rank, int32_t from) {
     } else if (status == WHERRY_OK) {
         wherry_value *received = NULL;
         status = wherry_checkpoint_recv(transport, from, &options, &received, &error);
-        if (status == WHERRY_OK && (!crowd_state_is(&state, received) || strcmp(stats.lane, "cma") != 0)) {
+        if (status == WHERRY_OK && (!job_state_equals(&state, received) || strcmp(stats.lane, "cma") != 0)) {
             fprintf(stderr, "rank %d got something else, or over %s: %s\n", (int)rank, stats.lane, stats.reasons);
             return 2;
         }
@@ -411,7 +411,7 @@ static void test_the_other_comes_later(void **state) {
         wherry_transport *transport;
         must(wherry_transport_create(group, NULL, &transport, &error));
         tell(workers, meeting);
-        wherry_transfer_options options = crowd_options(NULL);
+        wherry_transfer_options options = job_options(NULL);
         options.timeout_ms = 200;
         wherry_value *received;
         if (!source_first) {
@@ -421,11 +421,11 @@ static void test_the_other_comes_later(void **state) {
             usleep(300000);
         }
         tell(workers + 1, meeting);
-        options.timeout_ms = CROWD_MS;
+        options.timeout_ms = JOB_MS;
         must(wherry_checkpoint_recv(transport, 2, &options, &received, &error));
-        crowd_state expected = crowd_state_make(7);
-        assert_true(crowd_state_is(&expected, received));
-        crowd_state_destroy(&expected);
+        job_state expected = job_state_create(7);
+        assert_true(job_state_equals(&expected, received));
+        job_state_destroy(&expected);
         wherry_value_destroy(received);
         expect_success(workers);
         expect_success(workers + 1);

@@ -12,17 +12,17 @@
 #include "support/build.h"
 #include "support/device_memory.h"
 #include "support/fake_library.h"
-#include "support/ferry_processes.h"
+#include "support/process_job.h"
 
 enum { SOURCE, RECEIVER, RANKS };
 
 /** What ranks say to each other. */
 enum { SENDING };
 
-enum { LARGE = 44 << 20, LITTLE = 5 << 20, SMALL = 300, SMALL_BYTES = 4096, DEAD_AFTER_MS = 1000 * CROWD_SLOW };
+enum { LARGE = 44 << 20, LITTLE = 5 << 20, SMALL = 300, SMALL_BYTES = 4096, DEAD_AFTER_MS = 1000 * JOB_SLOW };
 
 /** What may pass until a survivor has noticed; making a communicator takes a real NCCL a second or two. */
-enum { MARGIN_MS = 3000 * CROWD_SLOW };
+enum { MARGIN_MS = 3000 * JOB_SLOW };
 
 typedef struct scene {
     const char *point;
@@ -33,7 +33,7 @@ typedef struct scene {
 } scene;
 
 /** As NCCL wants to see two processes that share a device. */
-static void look_remote(const crowd_rank *self) {
+static void look_remote(const job_rank *self) {
     char host[32];
     snprintf(host, sizeof(host), "wherry-%d-%d", (int)self->rank, (int)getpid());
     setenv("NCCL_HOSTID", host, 1);
@@ -69,29 +69,29 @@ static bool has_bytes(const wherry_value *tensor, uint64_t nbytes, uint8_t seed)
     return same;
 }
 
-static void check_state(crowd_rank *self, const wherry_value *state, uint64_t large, uint8_t seed) {
+static void check_state(job_rank *self, const wherry_value *state, uint64_t large, uint8_t seed) {
     const wherry_value *list = wherry_dict_get(state, "small");
-    crowd_check(self, has_bytes(wherry_dict_get(state, "large"), large, seed), "the large tensor is not right");
+    job_check(self, has_bytes(wherry_dict_get(state, "large"), large, seed), "the large tensor is not right");
     for (size_t i = 0; i < SMALL; i += 97) {
-        crowd_check(self, has_bytes(wherry_sequence_at(list, i), SMALL_BYTES, (uint8_t)(seed + i)),
-                    "small tensor %zu is not right", i);
+        job_check(self, has_bytes(wherry_sequence_at(list, i), SMALL_BYTES, (uint8_t)(seed + i)),
+                  "small tensor %zu is not right", i);
     }
 }
 
-static wherry_status send_to(crowd_rank *self, const wherry_value *state, const char *lanes, wherry_outcome *outcome,
+static wherry_status send_to(job_rank *self, const wherry_value *state, const char *lanes, wherry_outcome *outcome,
                              wherry_error *error) {
-    wherry_transfer_options options = crowd_options(lanes);
+    wherry_transfer_options options = job_options(lanes);
     return wherry_checkpoint_send(self->transport, (int32_t[]){RECEIVER}, 1, state, &options, outcome, error);
 }
 
 /** @param target  NULL: into new memory. */
-static wherry_status receive(crowd_rank *self, wherry_value *target, const char *lanes, wherry_value **received_p,
+static wherry_status receive(job_rank *self, wherry_value *target, const char *lanes, wherry_value **received_p,
                              wherry_stats *stats, wherry_error *error) {
-    wherry_transfer_options options = crowd_options(lanes);
+    wherry_transfer_options options = job_options(lanes);
     options.verify = WHERRY_VERIFY_OFF;
     options.stats = stats;
     if (target) {
-        options.target = crowd_target;
+        options.target = job_target;
         options.target_context = target;
     }
     return wherry_checkpoint_recv(self->transport, SOURCE, &options, received_p, error);
@@ -106,72 +106,72 @@ static int64_t good_size(void) {
 
 enum { TIMES = 3 };
 
-static void send_well(crowd_rank *self) {
+static void send_well(job_rank *self) {
     wherry_error error;
     wherry_outcome outcome;
     look_remote(self);
     wherry_value *state = make_state(3, good_size());
     for (int i = 0; i < TIMES; i++) {
-        crowd_must(self, send_to(self, state, "nccl", &outcome, &error), error);
+        job_must(self, send_to(self, state, "nccl", &outcome, &error), error);
     }
     wherry_value_destroy(state);
 }
 
-static void receive_well(crowd_rank *self) {
+static void receive_well(job_rank *self) {
     wherry_error error;
     look_remote(self);
     wherry_value *target = make_state(9, good_size());
     for (int i = 0; i < TIMES; i++) {
         wherry_value *received;
         wherry_stats stats;
-        crowd_must(self, receive(self, i ? target : NULL, "nccl", &received, &stats, &error), error);
-        crowd_check(self, strcmp(stats.lane, "nccl") == 0, "the lane is %s", stats.lane);
+        job_must(self, receive(self, i ? target : NULL, "nccl", &received, &stats, &error), error);
+        job_check(self, strcmp(stats.lane, "nccl") == 0, "the lane is %s", stats.lane);
         check_state(self, received, (uint64_t)good_size(), 3);
         fprintf(stderr, "%s: %.1f ms, %.2f GB/s\n", i ? "in place" : "the first, into new memory",
                 stats.data_seconds * 1e3, (double)stats.bytes_moved / stats.data_seconds / 1e9);
         wherry_value_destroy(received);
     }
-    crowd_check(self, wh_nccl_count(1U << WH_NCCL_IDLE) == 1, "%zu communicators are kept",
-                wh_nccl_count(1U << WH_NCCL_IDLE));
+    job_check(self, wh_nccl_count(1U << WH_NCCL_IDLE) == 1, "%zu communicators are kept",
+              wh_nccl_count(1U << WH_NCCL_IDLE));
     wherry_value_destroy(target);
 }
 
 static void test_well(void **state) {
     (void)state;
-    crowd *all = crowd_open("well", RANKS, false, 0);
-    crowd_start(all, SOURCE, send_well, NULL, NULL);
-    crowd_start(all, RECEIVER, receive_well, NULL, NULL);
-    assert_true(crowd_close(all));
+    job *all = job_open("well", RANKS, false, 0);
+    job_start(all, SOURCE, send_well, NULL, NULL);
+    job_start(all, RECEIVER, receive_well, NULL, NULL);
+    assert_true(job_close(all));
 }
 
 /* ---- a victim ---- */
 
 /** The survivor: an error about the other, in time; and its device and its NCCL are of use. */
-static void survive(crowd_rank *self, wherry_status status, const wherry_error *error) {
+static void survive(job_rank *self, wherry_status status, const wherry_error *error) {
     const scene *s = self->scene;
-    crowd_check(self, status == WHERRY_PEER_LOST, "%s: %s", wherry_status_name(status),
-                status == WHERRY_OK ? "" : error->message);
-    crowd_check(self, error->rank == s->victim, "the error is about rank %d: %s", (int)error->rank, error->message);
+    job_check(self, status == WHERRY_PEER_LOST, "%s: %s", wherry_status_name(status),
+              status == WHERRY_OK ? "" : error->message);
+    job_check(self, error->rank == s->victim, "the error is about rank %d: %s", (int)error->rank, error->message);
     double limit = s->signal == SIGSTOP ? DEAD_AFTER_MS + MARGIN_MS : MARGIN_MS;
-    crowd_check(self, crowd_since_strike(self->crowd) < limit, "it took %.0f ms to notice",
-                crowd_since_strike(self->crowd));
-    crowd_check(self, wh_nccl_count(1U << WH_NCCL_BUSY | 1U << WH_NCCL_IDLE) == 0, "a communicator is left");
+    job_check(self, job_ms_since_signal(self->job) < limit, "it took %.0f ms to notice",
+              job_ms_since_signal(self->job));
+    job_check(self, wh_nccl_count(1U << WH_NCCL_BUSY | 1U << WH_NCCL_IDLE) == 0, "a communicator is left");
     wherry_storage *memory = build_device_storage(0, SMALL_BYTES, 5);
     wherry_storage_unref(memory);
     wh_nccl_unique unique;
-    crowd_check(self, wh_nccl_find(NULL)->get_unique(&unique) == WH_NCCL_OK, "NCCL is of no more use");
+    job_check(self, wh_nccl_find(NULL)->get_unique(&unique) == WH_NCCL_OK, "NCCL is of no more use");
     if (s->signal == SIGSTOP) {
-        crowd_signal(self, s->victim, SIGKILL);
+        job_send_signal(self, s->victim, SIGKILL);
     }
 }
 
-static void send_and_see(crowd_rank *self) {
+static void send_and_see(job_rank *self) {
     const scene *s = self->scene;
     wherry_error error;
     wherry_outcome outcome;
     look_remote(self);
     wherry_value *state = make_state(3, LARGE);
-    crowd_say(self, SENDING);
+    job_announce(self, SENDING);
     wherry_status status = send_to(self, state, "nccl", &outcome, &error);
     if (s->victim != SOURCE) {
         survive(self, status, &error);
@@ -179,14 +179,14 @@ static void send_and_see(crowd_rank *self) {
     wherry_value_destroy(state);
 }
 
-static void receive_and_see(crowd_rank *self) {
+static void receive_and_see(job_rank *self) {
     const scene *s = self->scene;
     wherry_error error;
     wherry_stats stats;
     wherry_value *received;
     look_remote(self);
     wherry_value *target = make_state(9, LARGE);
-    crowd_await(self, SENDING);
+    job_await(self, SENDING);
     wherry_status status = receive(self, target, "nccl", &received, &stats, &error);
     if (s->victim != RECEIVER) {
         survive(self, status, &error);
@@ -215,12 +215,12 @@ static void test_victims(void **state) {
         char name[96];
         snprintf(name, sizeof(name), "rank %d gets signal %d when the %s (%d)", (int)s->victim, s->signal, s->point,
                  s->count);
-        crowd *all = crowd_open(name, RANKS, false, DEAD_AFTER_MS);
-        crowd_strike strike = {s->point, s->count, s->victim, s->signal};
+        job *all = job_open(name, RANKS, false, DEAD_AFTER_MS);
+        job_signal plan = {s->point, s->count, s->victim, s->signal};
         all->expendable[s->victim] = true;
-        crowd_start(all, SOURCE, send_and_see, s, s->at == SOURCE ? &strike : NULL);
-        crowd_start(all, RECEIVER, receive_and_see, s, s->at == RECEIVER ? &strike : NULL);
-        fine = crowd_close(all) && fine;
+        job_start(all, SOURCE, send_and_see, s, s->at == SOURCE ? &plan : NULL);
+        job_start(all, RECEIVER, receive_and_see, s, s->at == RECEIVER ? &plan : NULL);
+        fine = job_close(all) && fine;
     }
     assert_true(fine);
 }
@@ -243,7 +243,7 @@ static const lack lacks[] = {
     {RECEIVER, "FAKE_NCCL_VERSION", "21703", "is the oldest"},
 };
 
-static void be_without(const crowd_rank *self) {
+static void be_without(const job_rank *self) {
     const lack *l = self->scene;
     look_remote(self);
     if (self->rank == l->at) {
@@ -251,24 +251,24 @@ static void be_without(const crowd_rank *self) {
     }
 }
 
-static void send_without(crowd_rank *self) {
+static void send_without(job_rank *self) {
     wherry_error error;
     wherry_outcome outcome;
     be_without(self);
     wherry_value *state = make_state(3, LITTLE);
-    crowd_must(self, send_to(self, state, "nccl,stream", &outcome, &error), error);
+    job_must(self, send_to(self, state, "nccl,stream", &outcome, &error), error);
     wherry_value_destroy(state);
 }
 
-static void receive_without(crowd_rank *self) {
+static void receive_without(job_rank *self) {
     const lack *l = self->scene;
     wherry_error error;
     wherry_stats stats;
     wherry_value *received;
     be_without(self);
-    crowd_must(self, receive(self, NULL, "nccl,stream", &received, &stats, &error), error);
-    crowd_check(self, strcmp(stats.lane, "stream") == 0, "the lane is %s", stats.lane);
-    crowd_check(self, strstr(stats.reasons, l->words), "no \"%s\" in: %s", l->words, stats.reasons);
+    job_must(self, receive(self, NULL, "nccl,stream", &received, &stats, &error), error);
+    job_check(self, strcmp(stats.lane, "stream") == 0, "the lane is %s", stats.lane);
+    job_check(self, strstr(stats.reasons, l->words), "no \"%s\" in: %s", l->words, stats.reasons);
     check_state(self, received, LITTLE, 3);
     wherry_value_destroy(received);
 }
@@ -280,10 +280,10 @@ static void test_lacks(void **state) {
         if (strncmp(lacks[i].name, "FAKE", 4) == 0 && !fake_nccl_find().fail_at) {
             continue;
         }
-        crowd *all = crowd_open(lacks[i].words, RANKS, false, 0);
-        crowd_start(all, SOURCE, send_without, lacks + i, NULL);
-        crowd_start(all, RECEIVER, receive_without, lacks + i, NULL);
-        fine = crowd_close(all) && fine;
+        job *all = job_open(lacks[i].words, RANKS, false, 0);
+        job_start(all, SOURCE, send_without, lacks + i, NULL);
+        job_start(all, RECEIVER, receive_without, lacks + i, NULL);
+        fine = job_close(all) && fine;
     }
     assert_true(fine);
 }
@@ -293,7 +293,7 @@ static bool is_there(wherry_error *error) {
 }
 
 int main(void) {
-    if (!crowd_ask(is_there)) {
+    if (!job_probe(is_there)) {
         printf("1..0 # SKIP needs a CUDA device and NCCL\n");
         return 0;
     }

@@ -7,45 +7,44 @@
 
 #include "base/clock.h"
 #include "support/build.h"
-#include "support/ferry_processes.h"
+#include "support/process_job.h"
 
-enum { RANKS = 8, ROUNDS = CROWD_SLOW == 1 ? 200 : 40, TENSORS = 10, RING_NUMBER = 1, LIMIT_S = 60 };
+enum { RANKS = 8, ROUNDS = JOB_SLOW == 1 ? 200 : 40, TENSORS = 10, RING_NUMBER = 1, LIMIT_S = 60 };
 
 static wherry_value *sent[RANKS];
 
 /** A thread of a rank: rounds of one kind of call. */
-typedef struct job {
-    crowd_rank *self;
+typedef struct task {
+    job_rank *self;
     wherry_transport *transport;
     int32_t to[RANKS];
     size_t count; /**< 0: receive from to[0]. */
     pthread_t thread;
-} job;
+} task;
 
-static void send_round(const job *one, const wherry_transfer_options *options) {
-    crowd_rank *self = one->self;
+static void send_round(const task *one, const wherry_transfer_options *options) {
+    job_rank *self = one->self;
     wherry_error error;
-    crowd_must(self,
-               wherry_checkpoint_send(one->transport, one->to, one->count, sent[self->rank], options, NULL, &error),
-               error);
+    job_must(self, wherry_checkpoint_send(one->transport, one->to, one->count, sent[self->rank], options, NULL, &error),
+             error);
 }
 
-static void receive_round(const job *one, const wherry_transfer_options *options) {
-    crowd_rank *self = one->self;
+static void receive_round(const task *one, const wherry_transfer_options *options) {
+    job_rank *self = one->self;
     wherry_error error;
     wherry_value *received;
-    crowd_must(self, wherry_checkpoint_recv(one->transport, one->to[0], options, &received, &error), error);
-    crowd_check(self, wherry_value_compare(sent[one->to[0]], received, WHERRY_COMPARE_ALL, NULL) == WHERRY_OK,
-                "what rank %d sent is not right in round %lld", (int)one->to[0], (long long)options->step);
+    job_must(self, wherry_checkpoint_recv(one->transport, one->to[0], options, &received, &error), error);
+    job_check(self, wherry_value_compare(sent[one->to[0]], received, WHERRY_COMPARE_ALL, NULL) == WHERRY_OK,
+              "what rank %d sent is not right in round %lld", (int)one->to[0], (long long)options->step);
     wherry_value_destroy(received);
 }
 
 static void *work(void *context) {
     static const char *const lanes[] = {"cma", "ring", "stream", NULL};
-    const job *one = context;
+    const task *one = context;
     for (int round = 0; round < ROUNDS; round++) {
-        wherry_transfer_options options = crowd_options(lanes[round % 4]);
-        options.timeout_ms = 3L * CROWD_MS;
+        wherry_transfer_options options = job_options(lanes[round % 4]);
+        options.timeout_ms = 3L * JOB_MS;
         options.step = round;
         options.threads = 1;
         (one->count ? send_round : receive_round)(one, &options);
@@ -53,34 +52,34 @@ static void *work(void *context) {
     return NULL;
 }
 
-static void be_member(crowd_rank *self) {
-    job jobs[RANKS + 2];
+static void be_member(job_rank *self) {
+    task tasks[RANKS + 2];
     size_t count = 0;
     wherry_error error;
     wherry_transport *ring;
     wherry_transport_options options;
     wherry_transport_options_init(&options);
     options.number = RING_NUMBER;
-    crowd_must(self, wherry_transport_create(self->group, &options, &ring, &error), error);
-    crowd_must(self, wherry_group_barrier(self->group, 1, CROWD_MS, &error), error);
-    job *all = jobs + count++;
-    *all = (job){.self = self, .transport = self->transport};
+    job_must(self, wherry_transport_create(self->group, &options, &ring, &error), error);
+    job_must(self, wherry_group_barrier(self->group, 1, JOB_MS, &error), error);
+    task *all = tasks + count++;
+    *all = (task){.self = self, .transport = self->transport};
     for (int32_t rank = 0; rank < RANKS; rank++) {
         if (rank != self->rank) {
             all->to[all->count++] = rank;
-            jobs[count++] = (job){.self = self, .transport = self->transport, .to = {rank}};
+            tasks[count++] = (task){.self = self, .transport = self->transport, .to = {rank}};
         }
     }
-    jobs[count++] = (job){.self = self, .transport = ring, .to = {(self->rank + 1) % RANKS}, .count = 1};
-    jobs[count++] = (job){.self = self, .transport = ring, .to = {(self->rank + RANKS - 1) % RANKS}};
+    tasks[count++] = (task){.self = self, .transport = ring, .to = {(self->rank + 1) % RANKS}, .count = 1};
+    tasks[count++] = (task){.self = self, .transport = ring, .to = {(self->rank + RANKS - 1) % RANKS}};
     for (size_t i = 0; i < count; i++) {
-        crowd_check(self, pthread_create(&jobs[i].thread, NULL, work, jobs + i) == 0, "no thread");
+        job_check(self, pthread_create(&tasks[i].thread, NULL, work, tasks + i) == 0, "no thread");
     }
     for (size_t i = 0; i < count; i++) {
-        pthread_join(jobs[i].thread, NULL);
+        pthread_join(tasks[i].thread, NULL);
     }
     wherry_transport_destroy(ring);
-    crowd_must(self, wherry_group_barrier(self->group, 2, CROWD_MS, &error), error);
+    job_must(self, wherry_group_barrier(self->group, 2, JOB_MS, &error), error);
 }
 
 static wherry_value *state_of(int32_t rank) {
@@ -100,17 +99,17 @@ static void test_all_to_all_and_a_ring_at_once(void **state) {
         sent[rank] = state_of(rank);
     }
     uint64_t begin = wh_clock_now();
-    crowd *all = crowd_open("eight ranks", RANKS, false, 0);
+    job *all = job_open("eight ranks", RANKS, false, 0);
     for (int32_t rank = 0; rank < RANKS; rank++) {
-        crowd_start(all, rank, be_member, NULL, NULL);
+        job_start(all, rank, be_member, NULL, NULL);
     }
-    bool good = crowd_close(all);
+    bool good = job_close(all);
     double seconds = (double)(wh_clock_now() - begin) * 1e-9;
     for (int32_t rank = 0; rank < RANKS; rank++) {
         wherry_value_destroy(sent[rank]);
     }
     assert_true(good);
-    if (seconds > LIMIT_S * CROWD_SLOW) {
+    if (seconds > LIMIT_S * JOB_SLOW) {
         fail_msg("%d rounds took %.1f s", ROUNDS, seconds);
     }
 }

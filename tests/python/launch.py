@@ -49,7 +49,7 @@ class Failure(AssertionError):
 # ---- the side of the test ----
 
 
-class Nursery:
+class ForkServer:
     """The process that has torch, and forks ranks."""
 
     def __init__(self):
@@ -69,23 +69,23 @@ class Nursery:
         return self.line()["process"]
 
 
-_nursery = None
+_fork_server = None
 
 
-def nursery():
-    global _nursery
-    if _nursery is None or _nursery.process.poll() is not None:
-        _nursery = Nursery()
-    return _nursery
+def fork_server():
+    global _fork_server
+    if _fork_server is None or _fork_server.process.poll() is not None:
+        _fork_server = ForkServer()
+    return _fork_server
 
 
-def end_nursery():
+def end_fork_server():
     """Ends it, and waits: what its ranks used is then this process's children's. The next job begins with another."""
-    global _nursery
-    if _nursery is not None:
-        _nursery.process.stdin.close()
-        _nursery.process.wait()
-        _nursery = None
+    global _fork_server
+    if _fork_server is not None:
+        _fork_server.process.stdin.close()
+        _fork_server.process.wait()
+        _fork_server = None
 
 
 class Rank:
@@ -159,7 +159,7 @@ class Job:
             found.spawned = subprocess.Popen([sys.executable, str(HERE), json.dumps(order)])
             found.process = found.spawned.pid
         else:
-            found.process = nursery().fork(order)
+            found.process = fork_server().fork(order)
         return found
 
     def start_all(self, body, *arguments, spawn=False):
@@ -381,7 +381,7 @@ def _reap(folders):
                 _write(pathlib.Path(folder) / "status", str(os.waitstatus_to_exitcode(status)))
 
 
-def _nurse():
+def _serve_forks():
     """Imports torch, then forks a rank for each line that comes in."""
     for name in ("pytest", "torch.distributed._shard.sharded_tensor", "torch.distributed.tensor", "torch._dynamo", "wherry.torch"):
         importlib.import_module(name)
@@ -405,4 +405,4 @@ def _nurse():
 
 
 if __name__ == "__main__":
-    sys.exit(_be_a_rank(json.loads(sys.argv[1])) if len(sys.argv) > 1 else _nurse())
+    sys.exit(_be_a_rank(json.loads(sys.argv[1])) if len(sys.argv) > 1 else _serve_forks())

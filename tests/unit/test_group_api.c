@@ -9,9 +9,9 @@
 #include "base/bytes.h"
 #include "support/asleep.h"
 #include "support/build.h"
+#include "support/callback_hub.h"
 #include "support/counting_allocator.h"
 #include "support/local_group.h"
-#include "support/table_hub.h"
 
 enum { RANKS = 3, SOON_MS = 10000 };
 
@@ -498,14 +498,14 @@ static void test_bad_tables(void **state) {
 /** Messages and barriers over a table, as a program uses it. */
 static void test_from_ops(void **state) {
     (void)state;
-    static const table_hub_options options = {.flags = WHERRY_GROUP_OPS_DEATH};
-    table_hub *hub = table_hub_open(RANKS, &options);
+    static const callback_hub_options options = {.flags = WHERRY_GROUP_OPS_DEATH};
+    callback_hub *hub = callback_hub_open(RANKS, &options);
     wherry_group *groups[RANKS];
     comer comers[RANKS];
     pthread_t threads[RANKS];
     for (int32_t rank = 0; rank < RANKS; rank++) {
         wherry_group_ops ops;
-        void *context = table_hub_member(hub, rank, &ops);
+        void *context = callback_hub_member(hub, rank, &ops);
         must(wherry_group_from_ops(&ops, context, groups + rank, &error));
     }
     for (int32_t rank = 0; rank < RANKS; rank++) {
@@ -518,14 +518,14 @@ static void test_from_ops(void **state) {
     }
     must(wherry_group_send(groups[2], 0, 1, "over a table", 12, SOON_MS, &error));
     expect_text(groups[0], WHERRY_ANY_RANK, 1, "over a table", 2);
-    table_hub_kill(hub, 1);
+    callback_hub_kill(hub, 1);
     must_fail(WHERRY_PEER_LOST, error, wherry_group_barrier(groups[0], 2, SOON_MS, &error));
     assert_int_equal(error.rank, 1);
     assert_false(wherry_group_alive(groups[0], 1));
     for (int32_t rank = 0; rank < RANKS; rank++) {
         wherry_group_leave(groups[rank]);
     }
-    table_hub_close(hub);
+    callback_hub_close(hub);
 }
 
 /** What the thread at hand may do with a table. */

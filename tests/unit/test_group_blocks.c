@@ -5,8 +5,8 @@
 #include "group/callback/callback.h"
 #include "group/callback/callback_internal.h"
 #include "support/build.h"
+#include "support/callback_hub.h"
 #include "support/counting_allocator.h"
-#include "support/table_hub.h"
 
 enum { RANKS = 2, SOON_MS = 10000, LONG = 20 << 20, CHANNEL = 7, NOW_MS = 2 };
 
@@ -14,13 +14,13 @@ static wherry_error error;
 
 /** Two ranks over a hub; rank 1 sends blocks to rank 0. */
 typedef struct world {
-    table_hub *hub;
+    callback_hub *hub;
     wh_group *groups[RANKS];
 } world;
 
-static wh_group *join(table_hub *hub, int32_t rank) {
+static wh_group *join(callback_hub *hub, int32_t rank) {
     wherry_group_ops ops;
-    void *context = table_hub_member(hub, rank, &ops);
+    void *context = callback_hub_member(hub, rank, &ops);
     wh_group *group;
     must(wh_callback_create(&ops, context, &group, &error));
     return group;
@@ -34,8 +34,8 @@ static void greet(const world *w, int32_t from) {
 }
 
 static world open_world(uint32_t flags) {
-    table_hub_options options = {.flags = flags};
-    world w = {.hub = table_hub_open(RANKS, &options)};
+    callback_hub_options options = {.flags = flags};
+    world w = {.hub = callback_hub_open(RANKS, &options)};
     for (int32_t rank = 0; rank < RANKS; rank++) {
         w.groups[rank] = join(w.hub, rank);
     }
@@ -48,7 +48,7 @@ static void close_world(world *w) {
     for (int32_t rank = 0; rank < RANKS; rank++) {
         wh_group_destroy(w->groups[rank]);
     }
-    table_hub_close(w->hub);
+    callback_hub_close(w->hub);
 }
 
 static wherry_status put(const world *w, uint32_t channel, const void *bytes, size_t size, void **operation_p) {
@@ -90,9 +90,9 @@ static uint8_t *pattern(size_t size, uint8_t seed) {
 /** Of any size, begun by either side first. A long one needs more credit than there is at once. */
 static void test_sizes(void **state) {
     (void)state;
-    static const size_t sizes[] = {1, 1000, TABLE_HUB_BLOCK_MAX - WH_FRAME_HEADER, TABLE_HUB_BLOCK_MAX, LONG};
+    static const size_t sizes[] = {1, 1000, CALLBACK_HUB_BLOCK_MAX - WH_FRAME_HEADER, CALLBACK_HUB_BLOCK_MAX, LONG};
     for (int i = 0; i < 4; i++) {
-        world w = open_world(i & 1 ? TABLE_HUB_ALL : 0);
+        world w = open_world(i & 1 ? CALLBACK_HUB_ALL : 0);
         for (size_t k = 0; k < sizeof(sizes) / sizeof(*sizes); k++) {
             uint8_t *from = pattern(sizes[k], (uint8_t)k);
             uint8_t *to = calloc(1, sizes[k]);
@@ -146,7 +146,7 @@ static void test_credit(void **state) {
     world w = open_world(0);
     uint8_t *from = pattern(LONG, 1);
     uint8_t *to = calloc(1, LONG);
-    uint8_t block[TABLE_HUB_BLOCK_MAX];
+    uint8_t block[CALLBACK_HUB_BLOCK_MAX];
     wh_frame frame;
     void *sent;
     void *got;
@@ -154,7 +154,7 @@ static void test_credit(void **state) {
     for (int i = 0; i < 10; i++) {
         assert_int_equal(finish(&w, 1, sent), WHERRY_TIMED_OUT);
     }
-    assert_true(wh_frame_read(block, table_hub_last(w.hub, 1, block, sizeof(block)), &frame));
+    assert_true(wh_frame_read(block, callback_hub_last(w.hub, 1, block, sizeof(block)), &frame));
     assert_int_not_equal(frame.kind, WH_FRAME_PIECE);
     must(get(&w, CHANNEL, to, LONG, &got));
     finish_both(&w, sent, got);
@@ -177,7 +177,7 @@ static void read_all(const world *w) {
 static void test_abandoned(void **state) {
     (void)state;
     for (int i = 0; i < 2; i++) {
-        world w = open_world(i ? TABLE_HUB_ALL : 0);
+        world w = open_world(i ? CALLBACK_HUB_ALL : 0);
         uint8_t *from = pattern(LONG, 1);
         uint8_t *to = calloc(1, LONG);
         void *sent;
@@ -218,12 +218,12 @@ static void inject(const world *w, wh_frame frame, size_t size) {
     uint8_t block[WH_FRAME_HEADER + 256];
     wh_frame known;
     greet(w, 1);
-    assert_true(wh_frame_read(block, table_hub_last(w->hub, 1, block, sizeof(block)), &known));
+    assert_true(wh_frame_read(block, callback_hub_last(w->hub, 1, block, sizeof(block)), &known));
     memset(block, 0xEE, sizeof(block));
     frame.from = known.from;
     frame.to = known.to;
     wh_frame_write(&frame, block);
-    table_hub_inject(w->hub, 1, 0, block, WH_FRAME_HEADER + size);
+    callback_hub_inject(w->hub, 1, 0, block, WH_FRAME_HEADER + size);
 }
 
 static void test_hostile_pieces(void **state) {

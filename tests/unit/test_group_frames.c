@@ -10,8 +10,8 @@
 #include "group/mailbox.h"
 #include "support/asleep.h"
 #include "support/build.h"
+#include "support/callback_hub.h"
 #include "support/counting_allocator.h"
-#include "support/table_hub.h"
 
 enum { RANKS = 2, SOON_MS = 10000, SHORT_MS = 60 };
 
@@ -93,21 +93,21 @@ static void test_assembly(void **state) {
 
 /** Two ranks over a hub. */
 typedef struct world {
-    table_hub *hub;
+    callback_hub *hub;
     wh_group *groups[RANKS];
 } world;
 
-static wh_group *join(table_hub *hub, int32_t rank) {
+static wh_group *join(callback_hub *hub, int32_t rank) {
     wherry_group_ops ops;
-    void *context = table_hub_member(hub, rank, &ops);
+    void *context = callback_hub_member(hub, rank, &ops);
     wh_group *group;
     must(wh_callback_create(&ops, context, &group, &error));
     return group;
 }
 
 static world open_world(uint32_t flags) {
-    table_hub_options options = {.flags = flags, .max_block = 1024};
-    world w = {.hub = table_hub_open(RANKS, &options)};
+    callback_hub_options options = {.flags = flags, .max_block = 1024};
+    world w = {.hub = callback_hub_open(RANKS, &options)};
     for (int32_t rank = 0; rank < RANKS; rank++) {
         w.groups[rank] = join(w.hub, rank);
     }
@@ -118,7 +118,7 @@ static void close_world(world *w) {
     for (int32_t rank = 0; rank < RANKS; rank++) {
         wh_group_destroy(w->groups[rank]);
     }
-    table_hub_close(w->hub);
+    callback_hub_close(w->hub);
 }
 
 static void send_text(world *w, int32_t from, const char *text) {
@@ -155,14 +155,14 @@ static void inject(world *w, const wh_frame *frame, const char *bytes) {
     while (*bytes) {
         block[size++] = (uint8_t)*bytes++;
     }
-    table_hub_inject(w->hub, 1, 0, block, size);
+    callback_hub_inject(w->hub, 1, 0, block, size);
 }
 
 /** The header of the last frame that rank 1 has sent: its incarnation and that of rank 0. */
 static wh_frame last_frame(world *w, int32_t rank) {
-    uint8_t block[TABLE_HUB_BLOCK_MAX];
+    uint8_t block[CALLBACK_HUB_BLOCK_MAX];
     wh_frame frame;
-    assert_true(wh_frame_read(block, table_hub_last(w->hub, rank, block, sizeof(block)), &frame));
+    assert_true(wh_frame_read(block, callback_hub_last(w->hub, rank, block, sizeof(block)), &frame));
     return frame;
 }
 
@@ -171,11 +171,11 @@ static void test_foreign_blocks(void **state) {
     world w = open_world(0);
     static const char noise[] = "this is a message of somebody else, and longer than a header of a frame";
     meet(&w);
-    table_hub_inject(w.hub, 1, 0, noise, sizeof(noise));
-    table_hub_inject(w.hub, 1, 0, noise, 0);
-    table_hub_inject(w.hub, 0, 0, noise, sizeof(noise));
-    table_hub_inject(w.hub, -1, 0, noise, sizeof(noise));
-    table_hub_inject(w.hub, RANKS, 0, noise, sizeof(noise));
+    callback_hub_inject(w.hub, 1, 0, noise, sizeof(noise));
+    callback_hub_inject(w.hub, 1, 0, noise, 0);
+    callback_hub_inject(w.hub, 0, 0, noise, sizeof(noise));
+    callback_hub_inject(w.hub, -1, 0, noise, sizeof(noise));
+    callback_hub_inject(w.hub, RANKS, 0, noise, sizeof(noise));
     wh_frame frame = last_frame(&w, 1);
     frame.total = 8;
     frame.offset = 4;
@@ -243,10 +243,10 @@ static void test_unaware(void **state) {
     world w = open_world(0);
     wh_message message;
     meet(&w);
-    table_hub_break(w.hub, 0, WHERRY_SYSTEM, WHERRY_OK);
+    callback_hub_break(w.hub, 0, WHERRY_SYSTEM, WHERRY_OK);
     wh_group *former = w.groups[0];
     w.groups[0] = join(w.hub, 0);
-    table_hub_break(w.hub, 0, WHERRY_OK, WHERRY_OK);
+    callback_hub_break(w.hub, 0, WHERRY_OK, WHERRY_OK);
     send_text(&w, 1, "to the former one");
     expect_nothing(&w, 0);
     must_fail(WHERRY_TIMED_OUT, error,
@@ -298,7 +298,7 @@ static void test_silent_death(void **state) {
     (void)state;
     world w = open_world(0);
     meet(&w);
-    table_hub_kill(w.hub, 1);
+    callback_hub_kill(w.hub, 1);
     uint64_t begin = wh_clock_now();
     expect_nothing(&w, 0);
     uint64_t waited = (wh_clock_now() - begin) / 1000000;
@@ -315,7 +315,7 @@ static void test_reported_death(void **state) {
     meet(&w);
     assert_true(wh_group_can(w.groups[0], WH_GROUP_DEATH));
     send_text(&w, 1, "last words");
-    table_hub_kill(w.hub, 1);
+    callback_hub_kill(w.hub, 1);
     expect_text(&w, 0, "last words");
     must_fail(WHERRY_PEER_LOST, error, wh_group_receive(w.groups[0], 1, 1, soon(), &message, &error));
     assert_int_equal(error.rank, 1);
@@ -328,19 +328,19 @@ static void test_failing_send(void **state) {
     world w = open_world(0);
     wh_message message;
     meet(&w);
-    table_hub_break(w.hub, 0, WHERRY_SYSTEM, WHERRY_OK);
+    callback_hub_break(w.hub, 0, WHERRY_SYSTEM, WHERRY_OK);
     must_fail(WHERRY_SYSTEM, error, wh_group_send(w.groups[0], 1, 1, "x", 1, soon(), &error));
     assert_int_equal(error.rank, 1);
-    assert_non_null(strstr(error.message, "table_hub"));
-    table_hub_break(w.hub, 0, (wherry_status)17, WHERRY_OK);
+    assert_non_null(strstr(error.message, "callback_hub"));
+    callback_hub_break(w.hub, 0, (wherry_status)17, WHERRY_OK);
     must_fail(WHERRY_INTERNAL, error, wh_group_send(w.groups[0], 1, 1, "x", 1, soon(), &error));
-    table_hub_break(w.hub, 0, WHERRY_TIMED_OUT, WHERRY_OK);
+    callback_hub_break(w.hub, 0, WHERRY_TIMED_OUT, WHERRY_OK);
     must_fail(WHERRY_TIMED_OUT, error, wh_group_send(w.groups[0], 1, 1, "x", 1, wh_deadline_in_ms(SHORT_MS), &error));
     assert_non_null(strstr(error.message, "timed out"));
-    table_hub_break(w.hub, 0, WHERRY_PEER_LOST, WHERRY_OK);
+    callback_hub_break(w.hub, 0, WHERRY_PEER_LOST, WHERRY_OK);
     must_fail(WHERRY_PEER_LOST, error, wh_group_send(w.groups[0], 1, 1, "x", 1, soon(), &error));
     must_fail(WHERRY_PEER_LOST, error, wh_group_receive(w.groups[0], 1, 1, soon(), &message, &error));
-    table_hub_break(w.hub, 0, WHERRY_OK, WHERRY_OK);
+    callback_hub_break(w.hub, 0, WHERRY_OK, WHERRY_OK);
     send_text(&w, 0, "mended");
     expect_text(&w, 1, "mended");
     close_world(&w);
@@ -353,9 +353,9 @@ static void test_failing_receive(void **state) {
         world w = open_world(0);
         wh_message message;
         meet(&w);
-        table_hub_break(w.hub, 0, WHERRY_OK, WHERRY_TIMED_OUT);
+        callback_hub_break(w.hub, 0, WHERRY_OK, WHERRY_TIMED_OUT);
         expect_nothing(&w, 0);
-        table_hub_break(w.hub, 0, WHERRY_OK, answers[i]);
+        callback_hub_break(w.hub, 0, WHERRY_OK, answers[i]);
         must_fail(WHERRY_CLOSED, error, wh_group_receive(w.groups[0], 1, 1, soon(), &message, &error));
         close_world(&w);
     }
@@ -375,13 +375,13 @@ static void test_send_calls_no_service(void **state) {
     meet(&w);
     must(wh_service_open(w.groups[0], 9, count_message, &served, &error));
     must(wh_group_send(w.groups[1], 0, 9, "x", 1, soon(), &error));
-    table_hub_break(w.hub, 0, WHERRY_TIMED_OUT, WHERRY_OK);
+    callback_hub_break(w.hub, 0, WHERRY_TIMED_OUT, WHERRY_OK);
     must_fail(WHERRY_TIMED_OUT, error, wh_group_send(w.groups[0], 1, 1, "x", 1, wh_deadline_in_ms(SHORT_MS), &error));
     assert_int_equal(served, 0);
-    table_hub_break(w.hub, 0, WHERRY_OK, WHERRY_SYSTEM);
+    callback_hub_break(w.hub, 0, WHERRY_OK, WHERRY_SYSTEM);
     must_fail(WHERRY_TIMED_OUT, error, wh_group_receive(w.groups[0], 1, 1, wh_deadline_in_ms(0), &message, &error));
     assert_int_equal(served, 1);
-    table_hub_break(w.hub, 0, WHERRY_OK, WHERRY_OK);
+    callback_hub_break(w.hub, 0, WHERRY_OK, WHERRY_OK);
     wh_service_close(w.groups[0], 9);
     close_world(&w);
 }
@@ -511,11 +511,11 @@ static wherry_status look_and_receive(void *context, uint32_t timeout_ms, wherry
 /** The thread that reads in the background takes none of the program's signals. */
 static void test_reader_takes_no_signals(void **state) {
     (void)state;
-    table_hub_options options = {.flags = TABLE_HUB_ALL | WHERRY_GROUP_OPS_BACKGROUND};
-    table_hub *hub = table_hub_open(RANKS, &options);
+    callback_hub_options options = {.flags = CALLBACK_HUB_ALL | WHERRY_GROUP_OPS_BACKGROUND};
+    callback_hub *hub = callback_hub_open(RANKS, &options);
     wherry_group_ops ops;
     wh_group *group;
-    void *context = table_hub_member(hub, 0, &ops);
+    void *context = callback_hub_member(hub, 0, &ops);
     hub_receive = ops.receive;
     ops.receive = look_and_receive;
     must(wh_callback_create(&ops, context, &group, &error));
@@ -523,7 +523,7 @@ static void test_reader_takes_no_signals(void **state) {
         usleep(1000);
     }
     wh_group_destroy(group);
-    table_hub_close(hub);
+    callback_hub_close(hub);
     assert_true(atomic_load(&reads) > 0);
     assert_int_equal(atomic_load(&open_reads), 0);
 }

@@ -6,8 +6,8 @@
 
 #include "group/callback/callback.h"
 #include "support/blocks_scene.h"
+#include "support/callback_hub.h"
 #include "support/counting_allocator.h"
-#include "support/table_hub.h"
 
 static const lane_shape whole = {
     .chunks = 10, .pieces = 1, .shortest = 1000, .longest = 5000, .source_gap = 9, .target_gap = 20};
@@ -294,13 +294,13 @@ static void test_no_memory(void **state) {
 /** A source whose blocks have another size than they must: the receiver says so, and nothing around its memory is touched. */
 static void test_hostile_size(void **state) {
     (void)state;
-    static const table_hub_options options = {.flags = TABLE_HUB_ALL, .blocks = true};
+    static const callback_hub_options options = {.flags = CALLBACK_HUB_ALL, .blocks = true};
     for (int longer = 0; longer < 2; longer++) {
-        table_hub *hub = table_hub_open(2, &options);
+        callback_hub *hub = callback_hub_open(2, &options);
         wh_group *groups[2];
         for (int32_t rank = 0; rank < 2; rank++) {
             wherry_group_ops ops;
-            void *context = table_hub_member(hub, rank, &ops);
+            void *context = callback_hub_member(hub, rank, &ops);
             must(wh_callback_create(&ops, context, groups + rank, &error));
         }
         scene s;
@@ -323,7 +323,7 @@ static void test_hostile_size(void **state) {
         scene_end(&s);
         wh_group_destroy(groups[0]);
         wh_group_destroy(groups[1]);
-        table_hub_close(hub);
+        callback_hub_close(hub);
     }
 }
 

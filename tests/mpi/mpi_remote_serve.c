@@ -6,8 +6,8 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "mpi_hands.h"
-#include "mpi_hands_wire.h"
+#include "mpi_remote.h"
+#include "mpi_remote_wire.h"
 
 enum { CONNECTIONS_MAX = 64, LOOK_MS = 10 };
 
@@ -29,7 +29,7 @@ static atomic_bool over;
 
 /* ---- what is asked for ---- */
 
-static void open_table(const hands_request *request, hands_answer *answer) {
+static void open_table(const remote_request *request, remote_answer *answer) {
     wherry_mpi_options options;
     table *made = calloc(1, sizeof(*made));
     wherry_mpi_options_init(&options);
@@ -51,23 +51,23 @@ typedef struct pile {
 
 static void add_to_pile(void *sink, int32_t rank, const void *bytes, size_t size) {
     pile *all = sink;
-    hands_block head = {rank, size};
+    remote_block head = {rank, size};
     all->bytes = realloc(all->bytes, all->size + sizeof(head) + size);
     memcpy(all->bytes + all->size, &head, sizeof(head));
     memcpy(all->bytes + all->size + sizeof(head), bytes, size);
     all->size += sizeof(head) + size;
 }
 
-static void begin_block(const table *at, const hands_request *request, void *payload, hands_answer *answer) {
+static void begin_block(const table *at, const remote_request *request, void *payload, remote_answer *answer) {
     block *one = malloc(sizeof(*one) + request->size);
-    *one = (block){.size = request->size, .is_get = request->kind == HANDS_GET};
+    *one = (block){.size = request->size, .is_get = request->kind == REMOTE_GET};
     if (one->is_get) {
         memset(one->bytes, 0xEE, one->size);
         answer->status = at->ops.get(at->context, request->rank, request->channel, one->bytes, one->size,
                                      &one->operation, &answer->error);
     } else {
         if (!payload || request->payload != one->size) {
-            hands_die("a put without its bytes");
+            remote_die("a put without its bytes");
         }
         memcpy(one->bytes, payload, one->size);
         answer->status = at->ops.put(at->context, request->rank, request->channel, one->bytes, one->size,
@@ -80,7 +80,7 @@ static void begin_block(const table *at, const hands_request *request, void *pay
 }
 
 /** @return what is to be freed when the answer has gone. */
-static void *finish_block(const table *at, const hands_request *request, hands_answer *answer, void **payload_p) {
+static void *finish_block(const table *at, const remote_request *request, remote_answer *answer, void **payload_p) {
     block *one = (block *)(uintptr_t)request->operation;
     answer->status = at->ops.finish(at->context, one->operation, request->timeout_ms, &answer->error);
     if (answer->status == WHERRY_OK && one->is_get) {
@@ -90,7 +90,7 @@ static void *finish_block(const table *at, const hands_request *request, hands_a
     return answer->status == WHERRY_TIMED_OUT ? NULL : one;
 }
 
-static wherry_status abandon_block(const table *at, const hands_request *request) {
+static wherry_status abandon_block(const table *at, const remote_request *request) {
     block *one = (block *)(uintptr_t)request->operation;
     if (!at->ops.abandon(at->context, one->operation)) {
         return WHERRY_CLOSED; /* its memory stays */
@@ -101,61 +101,61 @@ static wherry_status abandon_block(const table *at, const hands_request *request
 }
 
 /** Does what was asked for, and answers. */
-static void obey(int connection, const hands_request *request, void *payload) {
-    hands_answer answer = {.status = WHERRY_OK};
+static void obey(int connection, const remote_request *request, void *payload) {
+    remote_answer answer = {.status = WHERRY_OK};
     table *at = (table *)(uintptr_t)request->table;
     pile all = {NULL, 0};
     void *bytes = NULL;
     void *freed = NULL;
     switch (request->kind) {
-    case HANDS_OPEN:
+    case REMOTE_OPEN:
         open_table(request, &answer);
         break;
-    case HANDS_PERMIT:
+    case REMOTE_PERMIT:
         answer.status = at->ops.permit(at->context, &answer.error);
         break;
-    case HANDS_SEND:
+    case REMOTE_SEND:
         answer.status =
             at->ops.send(at->context, request->rank, payload, request->payload, request->timeout_ms, &answer.error);
         break;
-    case HANDS_RECEIVE:
+    case REMOTE_RECEIVE:
         answer.status = at->ops.receive(at->context, request->timeout_ms, add_to_pile, &all, &answer.error);
         answer.payload = all.size;
         bytes = freed = all.bytes;
         break;
-    case HANDS_PUT:
-    case HANDS_GET:
+    case REMOTE_PUT:
+    case REMOTE_GET:
         begin_block(at, request, payload, &answer);
         break;
-    case HANDS_FINISH:
+    case REMOTE_FINISH:
         freed = finish_block(at, request, &answer, &bytes);
         break;
-    case HANDS_ABANDON:
+    case REMOTE_ABANDON:
         answer.status = abandon_block(at, request);
         break;
-    case HANDS_DESTROY:
+    case REMOTE_DESTROY:
         at->ops.destroy(at->context);
         free(at);
         break;
-    case HANDS_QUIT:
+    case REMOTE_QUIT:
         atomic_store(&over, true);
         break;
     }
-    hands_write(connection, &answer, sizeof(answer));
-    hands_write(connection, bytes, answer.payload);
+    remote_write(connection, &answer, sizeof(answer));
+    remote_write(connection, bytes, answer.payload);
     free(freed);
 }
 
 /** Takes the next request. @return false where the connection has ended. */
 static bool serve_one(int connection) {
-    hands_request request;
-    if (!hands_read(connection, &request, sizeof(request))) {
+    remote_request request;
+    if (!remote_read(connection, &request, sizeof(request))) {
         close(connection);
         return false;
     }
     void *payload = request.payload ? malloc(request.payload) : NULL;
-    if (request.payload && !hands_read(connection, payload, request.payload)) {
-        hands_die("half a request");
+    if (request.payload && !remote_read(connection, payload, request.payload)) {
+        remote_die("half a request");
     }
     obey(connection, &request, payload);
     free(payload);
@@ -182,7 +182,7 @@ static void serve_by_threads(int listener) {
             intptr_t connection = accept(listener, NULL, NULL);
             atomic_fetch_add(&threads, 1);
             if (pthread_create(&thread, NULL, serve_connection, (void *)connection) != 0) {
-                hands_die("no thread");
+                remote_die("no thread");
             }
             pthread_detach(thread);
         }
@@ -208,15 +208,15 @@ static void serve_alone(int listener) {
     }
 }
 
-void hands_serve(void) {
+void remote_serve(void) {
     int level;
-    hands_address address = {.name.sun_family = AF_UNIX, .length = sizeof(address.name)};
+    remote_address address = {.name.sun_family = AF_UNIX, .length = sizeof(address.name)};
     int listener = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
     /* A name of the kernel's choice, which ends with the socket. */
     if (bind(listener, (struct sockaddr *)&address.name, sizeof(sa_family_t)) != 0 ||
         listen(listener, SOMAXCONN) != 0 ||
         getsockname(listener, (struct sockaddr *)&address.name, &address.length) != 0) {
-        hands_die("cannot listen");
+        remote_die("cannot listen");
     }
     MPI_Send(&address, sizeof(address), MPI_BYTE, 0, 0, MPI_COMM_WORLD);
     MPI_Comm_split(MPI_COMM_WORLD, 1, 0, &own_communicator);

@@ -1,4 +1,4 @@
-#include "support/ferry_processes.h"
+#include "support/process_job.h"
 #include "support/asleep.h"
 
 #include <arpa/inet.h>
@@ -20,9 +20,9 @@
 #include "support/build.h"
 
 /** A rank that has not ended after so long hangs. */
-enum { PATIENCE_S = 60 * CROWD_SLOW, HEARTBEAT_MS = 200, SECRET_BYTES = 8 };
+enum { PATIENCE_S = 60 * JOB_SLOW, HEARTBEAT_MS = 200, SECRET_BYTES = 8 };
 
-/* ---- the crowd, as the test sees it ---- */
+/* ---- the job, as the test sees it ---- */
 
 /** A port that is free now. */
 static int free_port(void) {
@@ -35,8 +35,8 @@ static int free_port(void) {
     return ntohs(at.sin_port);
 }
 
-crowd *crowd_open(const char *name, int32_t size, bool tcp, uint32_t dead_after_ms) {
-    crowd *all = mmap(NULL, sizeof(*all), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+job *job_open(const char *name, int32_t size, bool tcp, uint32_t dead_after_ms) {
+    job *all = mmap(NULL, sizeof(*all), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     assert_true(all != MAP_FAILED);
     all->name = name;
     all->size = size;
@@ -48,16 +48,16 @@ crowd *crowd_open(const char *name, int32_t size, bool tcp, uint32_t dead_after_
 }
 
 /** As another user, who may still read the memory of its own processes. */
-static void become(crowd_rank *self, uid_t user) {
-    if (user && (chmod(self->crowd->folder, 0777) || setgroups(0, NULL) || setresgid(user, user, user) ||
+static void become(job_rank *self, uid_t user) {
+    if (user && (chmod(self->job->folder, 0777) || setgroups(0, NULL) || setresgid(user, user, user) ||
                  setresuid(user, user, user) || prctl(PR_SET_DUMPABLE, 1))) {
-        crowd_fail(self, "cannot become user %u: %s", (unsigned)user, strerror(errno));
+        job_fail(self, "cannot become user %u: %s", (unsigned)user, strerror(errno));
     }
 }
 
-void crowd_start(crowd *all, int32_t rank, crowd_part part, const void *scene, const crowd_strike *strike) {
-    if (strike && strike->signal == SIGKILL) {
-        all->expendable[strike->victim] = true;
+void job_start(job *all, int32_t rank, job_body part, const void *scene, const job_signal *plan) {
+    if (plan && plan->signal == SIGKILL) {
+        all->expendable[plan->victim] = true;
     }
     pid_t child = fork();
     assert_true(child >= 0);
@@ -67,14 +67,14 @@ void crowd_start(crowd *all, int32_t rank, crowd_part part, const void *scene, c
     }
     alarm(PATIENCE_S);
     wherry_log_set_level(getenv("WHERRY_LOG") ? WHERRY_LOG_DEBUG : WHERRY_LOG_OFF);
-    crowd_rank self = {.crowd = all, .rank = rank, .scene = scene};
+    job_rank self = {.job = all, .rank = rank, .scene = scene};
     become(&self, all->user);
     prctl(PR_SET_PDEATHSIG, SIGKILL);
-    if (strike) {
-        crowd_strike_at(all, rank, strike);
+    if (plan) {
+        job_arm_signal(all, rank, plan);
     }
     atomic_store(all->pids + rank, getpid());
-    crowd_join(&self);
+    job_join(&self);
     part(&self);
     wherry_transport_destroy(self.transport);
     wherry_group_leave(self.group);
@@ -82,7 +82,7 @@ void crowd_start(crowd *all, int32_t rank, crowd_part part, const void *scene, c
 }
 
 /** @param tell  what went wrong: the first failure; the others are its doing. @return whether a rank ended as it should. */
-static bool judge(const crowd *all, int32_t rank, int result, bool tell) {
+static bool judge(const job *all, int32_t rank, int result, bool tell) {
     if ((WIFEXITED(result) && WEXITSTATUS(result) == 0) ||
         (WIFSIGNALED(result) && WTERMSIG(result) == SIGKILL && all->expendable[rank])) {
         return true;
@@ -96,7 +96,7 @@ static bool judge(const crowd *all, int32_t rank, int result, bool tell) {
 }
 
 /** After a failure the others wait in vain; or they hang. */
-static void kill_rest(crowd *all) {
+static void kill_rest(job *all) {
     for (int32_t rank = 0; rank < all->size; rank++) {
         if (all->children[rank]) {
             kill(all->children[rank], SIGKILL);
@@ -118,7 +118,7 @@ static void remove_folder(const char *folder) {
     rmdir(folder);
 }
 
-bool crowd_close(crowd *all) {
+bool job_close(job *all) {
     bool good = true;
     uint64_t limit = wh_clock_now() + (PATIENCE_S + 5) * UINT64_C(1000000000);
     for (int32_t left = all->size; left > 0;) {
@@ -144,101 +144,101 @@ bool crowd_close(crowd *all) {
 
 /* ---- in a rank ---- */
 
-void crowd_fail(crowd_rank *self, const char *format, ...) {
+void job_fail(job_rank *self, const char *format, ...) {
     va_list list;
     va_start(list, format);
-    vsnprintf(self->crowd->failures[self->rank], sizeof(self->crowd->failures[self->rank]), format, list);
+    vsnprintf(self->job->failures[self->rank], sizeof(self->job->failures[self->rank]), format, list);
     va_end(list);
     _exit(1);
 }
 
-void crowd_join(crowd_rank *self) {
+void job_join(job_rank *self) {
     char address[256];
     wherry_group_options options;
     wherry_error error;
-    const crowd *all = self->crowd;
+    const job *all = self->job;
     if (all->port) {
-        snprintf(address, sizeof(address), "tcp://127.0.0.1:%d?rank=%d&size=%d&job=crowd&shortcut=0", all->port,
+        snprintf(address, sizeof(address), "tcp://127.0.0.1:%d?rank=%d&size=%d&job=job&shortcut=0", all->port,
                  (int)self->rank, (int)all->size);
     } else {
-        snprintf(address, sizeof(address), "unix://%s/meet?rank=%d&size=%d&job=crowd", all->folder, (int)self->rank,
+        snprintf(address, sizeof(address), "unix://%s/meet?rank=%d&size=%d&job=job", all->folder, (int)self->rank,
                  (int)all->size);
     }
     wherry_group_options_init(&options);
-    options.timeout_ms = CROWD_MS;
+    options.timeout_ms = JOB_MS;
     options.secret = "a secret";
     options.secret_size = SECRET_BYTES;
     if (all->dead_after_ms) {
         options.heartbeat_ms = HEARTBEAT_MS;
         options.dead_after_ms = all->dead_after_ms;
     }
-    crowd_must(self, wherry_group_join(address, &options, &self->group, &error), error);
-    crowd_must(self, wherry_transport_create(self->group, NULL, &self->transport, &error), error);
+    job_must(self, wherry_group_join(address, &options, &self->group, &error), error);
+    job_must(self, wherry_transport_create(self->group, NULL, &self->transport, &error), error);
 }
 
-void crowd_say(crowd_rank *self, int flag) {
-    atomic_store(self->crowd->flags + flag, 1);
+void job_announce(job_rank *self, int flag) {
+    atomic_store(self->job->flags + flag, 1);
 }
 
-void crowd_await(crowd_rank *self, int flag) {
-    uint64_t limit = wh_clock_now() + CROWD_MS * UINT64_C(1000000);
-    while (!atomic_load(self->crowd->flags + flag)) {
-        crowd_check(self, wh_clock_now() < limit, "waited in vain for flag %d", flag);
+void job_await(job_rank *self, int flag) {
+    uint64_t limit = wh_clock_now() + JOB_MS * UINT64_C(1000000);
+    while (!atomic_load(self->job->flags + flag)) {
+        job_check(self, wh_clock_now() < limit, "waited in vain for flag %d", flag);
         usleep(500);
     }
 }
 
-void crowd_await_strike(crowd_rank *self) {
-    uint64_t limit = wh_clock_now() + CROWD_MS * UINT64_C(1000000);
-    while (!atomic_load(&self->crowd->struck_at)) {
-        crowd_check(self, wh_clock_now() < limit, "the point is never passed");
+void job_await_signal(job_rank *self) {
+    uint64_t limit = wh_clock_now() + JOB_MS * UINT64_C(1000000);
+    while (!atomic_load(&self->job->signalled_at)) {
+        job_check(self, wh_clock_now() < limit, "the point is never passed");
         usleep(500);
     }
 }
 
-void crowd_await_asleep(crowd_rank *self, int32_t rank) {
-    wh_await_asleep(atomic_load(self->crowd->pids + rank));
+void job_await_asleep(job_rank *self, int32_t rank) {
+    wh_await_asleep(atomic_load(self->job->pids + rank));
 }
 
-void crowd_signal(crowd_rank *self, int32_t rank, int signal) {
-    kill(atomic_load(self->crowd->pids + rank), signal);
+void job_send_signal(job_rank *self, int32_t rank, int signal) {
+    kill(atomic_load(self->job->pids + rank), signal);
 }
 
-double crowd_since_strike(const crowd *all) {
-    return (double)(wh_clock_now() - atomic_load(&all->struck_at)) * 1e-6;
+double job_ms_since_signal(const job *all) {
+    return (double)(wh_clock_now() - atomic_load(&all->signalled_at)) * 1e-6;
 }
 
-static crowd *strike_crowd;
-static crowd_strike strike;
-static int32_t strike_self;
+static job *armed_job;
+static job_signal plan;
+static int32_t armed_self;
 static atomic_int passages;
 
 /** The own process must not go on: raise() is about the calling thread, so that the signal is there before the call returns. */
 static void pass(const char *name) {
-    if (strcmp(name, strike.point) != 0 || atomic_fetch_add(&passages, 1) + 1 != strike.count) {
+    if (strcmp(name, plan.point) != 0 || atomic_fetch_add(&passages, 1) + 1 != plan.count) {
         return;
     }
-    atomic_store(&strike_crowd->struck_at, wh_clock_now());
-    if (strike.victim == strike_self) {
-        raise(strike.signal);
+    atomic_store(&armed_job->signalled_at, wh_clock_now());
+    if (plan.victim == armed_self) {
+        raise(plan.signal);
     } else {
-        kill(atomic_load(strike_crowd->pids + strike.victim), strike.signal);
+        kill(atomic_load(armed_job->pids + plan.victim), plan.signal);
         usleep(5000); /* so that it is gone, or stands still, when this one goes on */
     }
 }
 
-void crowd_strike_at(crowd *all, int32_t self, const crowd_strike *at) {
-    strike_crowd = all;
-    strike = *at;
-    strike_self = self;
+void job_arm_signal(job *all, int32_t self, const job_signal *at) {
+    armed_job = all;
+    plan = *at;
+    armed_self = self;
     atomic_store(&passages, 0);
     wh_point_hook = pass;
 }
 
-wherry_transfer_options crowd_options(const char *lane) {
+wherry_transfer_options job_options(const char *lane) {
     wherry_transfer_options options;
     wherry_transfer_options_init(&options);
-    options.timeout_ms = CROWD_MS;
+    options.timeout_ms = JOB_MS;
     options.lanes = lane;
     return options;
 }
@@ -247,11 +247,11 @@ wherry_transfer_options crowd_options(const char *lane) {
 
 enum { LARGE = 3, SMALL_BYTES = 1000 };
 
-static const char *const names[CROWD_TENSORS] = {"embed", "body", "head", "b0",  "b1",  "b2",  "b3",  "b4",  "b5", "b6",
-                                                 "b7",    "b8",   "b9",   "b10", "b11", "b12", "b13", "b14", "b15"};
+static const char *const names[JOB_TENSORS] = {"embed", "body", "head", "b0",  "b1",  "b2",  "b3",  "b4",  "b5", "b6",
+                                               "b7",    "b8",   "b9",   "b10", "b11", "b12", "b13", "b14", "b15"};
 static const size_t large_bytes[LARGE] = {(5 << 20) + 24, 9 << 20, 3 << 20};
 
-const char *crowd_tensor(size_t index, size_t *offset_p, size_t *bytes_p) {
+const char *job_tensor(size_t index, size_t *offset_p, size_t *bytes_p) {
     *offset_p = 0;
     for (size_t i = 0; i < index; i++) {
         *offset_p += i < LARGE ? large_bytes[i] : SMALL_BYTES;
@@ -260,12 +260,12 @@ const char *crowd_tensor(size_t index, size_t *offset_p, size_t *bytes_p) {
     return names[index];
 }
 
-crowd_state crowd_state_make(uint64_t seed) {
-    crowd_state state = {.bytes = 0};
+job_state job_state_create(uint64_t seed) {
+    job_state state = {.bytes = 0};
     size_t offset;
     size_t bytes;
     wherry_error error;
-    crowd_tensor(CROWD_TENSORS - 1, &offset, &bytes);
+    job_tensor(JOB_TENSORS - 1, &offset, &bytes);
     state.bytes = offset + bytes;
     state.memory = mmap(NULL, state.bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     assert_true(state.memory != MAP_FAILED);
@@ -274,9 +274,9 @@ crowd_state crowd_state_make(uint64_t seed) {
         words[i] = (seed << 56) + i * UINT64_C(0x9E3779B97F4A7C15);
     }
     state.value = build_dict(NULL);
-    for (size_t i = 0; i < CROWD_TENSORS; i++) {
+    for (size_t i = 0; i < JOB_TENSORS; i++) {
         wherry_storage *storage;
-        const char *name = crowd_tensor(i, &offset, &bytes);
+        const char *name = job_tensor(i, &offset, &bytes);
         int64_t shape = (int64_t)bytes;
         must(wherry_storage_wrap(state.memory + offset, bytes, wherry_device_cpu(), NULL, NULL, &storage, &error));
         must(wherry_dict_put(state.value, name, build_tensor(storage, WHERRY_U8, 0, 1, &shape, NULL), &error));
@@ -284,16 +284,16 @@ crowd_state crowd_state_make(uint64_t seed) {
     return state;
 }
 
-void crowd_state_destroy(crowd_state *state) {
+void job_state_destroy(job_state *state) {
     wherry_value_destroy(state->value);
     munmap(state->memory, state->bytes);
 }
 
-bool crowd_state_is(const crowd_state *state, const wherry_value *received) {
+bool job_state_equals(const job_state *state, const wherry_value *received) {
     return wherry_value_compare(state->value, received, WHERRY_COMPARE_ALL, NULL) == WHERRY_OK;
 }
 
-bool crowd_ask(bool (*question)(wherry_error *error)) {
+bool job_probe(bool (*question)(wherry_error *error)) {
     int end = 0;
     pid_t child = fork();
     if (child == 0) {
@@ -307,7 +307,7 @@ bool crowd_ask(bool (*question)(wherry_error *error)) {
     return child > 0 && waitpid(child, &end, 0) == child && WIFEXITED(end) && WEXITSTATUS(end) == 0;
 }
 
-wherry_status crowd_target(void *context, const wherry_value **target_p) {
+wherry_status job_target(void *context, const wherry_value **target_p) {
     *target_p = context;
     return WHERRY_OK;
 }
@@ -329,38 +329,37 @@ static int state_of(const wherry_report *report, const char *name) {
     return times == 1 ? found : -1;
 }
 
-void crowd_check_report(crowd_rank *self, const wherry_report *report, const wherry_error *error,
-                        const crowd_state *target, const crowd_state *before, const crowd_state *source) {
+void job_check_report(job_rank *self, const wherry_report *report, const wherry_error *error, const job_state *target,
+                      const job_state *before, const job_state *source) {
     char figures[100];
-    for (size_t i = 0; i < CROWD_TENSORS; i++) {
+    for (size_t i = 0; i < JOB_TENSORS; i++) {
         size_t offset;
         size_t bytes;
-        const char *name = crowd_tensor(i, &offset, &bytes);
+        const char *name = job_tensor(i, &offset, &bytes);
         int state = report ? state_of(report, name) : WHERRY_TENSOR_UNTOUCHED;
-        crowd_check(self, state >= 0, "the report does not have %s once", name);
+        job_check(self, state >= 0, "the report does not have %s once", name);
         bool same = memcmp(target->memory + offset, before->memory + offset, bytes) == 0;
-        crowd_check(self, same || state != WHERRY_TENSOR_UNTOUCHED, "%s was touched, and %s: %s", name,
-                    report ? "the report says not" : "there is no report", error->message);
+        job_check(self, same || state != WHERRY_TENSOR_UNTOUCHED, "%s was touched, and %s: %s", name,
+                  report ? "the report says not" : "there is no report", error->message);
         bool right = !source || memcmp(target->memory + offset, source->memory + offset, bytes) == 0;
-        crowd_check(self, right || state != WHERRY_TENSOR_COMPLETE, "%s is not complete, and the report says so: %s",
-                    name, error->message);
+        job_check(self, right || state != WHERRY_TENSOR_COMPLETE, "%s is not complete, and the report says so: %s",
+                  name, error->message);
     }
     if (report) {
         snprintf(figures, sizeof(figures), "%zu tensors complete, %zu half written",
                  wherry_report_count(report, WHERRY_TENSOR_COMPLETE),
                  wherry_report_count(report, WHERRY_TENSOR_PARTIAL));
-        crowd_check(self, strstr(error->message, figures), "the error does not say \"%s\": %s", figures,
-                    error->message);
+        job_check(self, strstr(error->message, figures), "the error does not say \"%s\": %s", figures, error->message);
     }
 }
 
-bool crowd_may_fork(void) {
-    if (CROWD_THREAD_SANITIZER) {
+bool job_may_fork(void) {
+    if (JOB_THREAD_SANITIZER) {
         fprintf(stderr,
                 "# forks are not tried: the thread sanitizer has no threads in the child of a process with some\n");
         return false;
     }
-    if (CROWD_ADDRESS_SANITIZER && !CROWD_ADDRESS_SANITIZER_FORKS) {
+    if (JOB_ADDRESS_SANITIZER && !JOB_ADDRESS_SANITIZER_FORKS) {
         fprintf(stderr, "# forks are not tried: this compiler's address sanitizer forgets its allocator's locks\n");
         return false;
     }

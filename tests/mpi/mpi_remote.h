@@ -1,33 +1,33 @@
 /**
- * @file mpi_hands.h  The suites of groups and transfers over real ranks of MPI, though their ranks are threads of one process.
+ * @file mpi_remote.h  The suites of groups and transfers over real ranks of MPI, though their ranks are threads of one process.
  *
  * Rank 0 of MPI is the conductor: it runs a suite. The others are its hands: each holds the table of one rank of the group, over a
  * communicator of their own, and does what the conductor asks over Unix sockets. So every message and every block of a suite goes by
  * MPI from process to process, while the suite has all ranks at hand. A block lies in the hands' own memory from its begin to its end.
  */
-#ifndef WH_TESTS_MPI_HANDS_H
-#define WH_TESTS_MPI_HANDS_H
+#ifndef WH_TESTS_MPI_REMOTE_H
+#define WH_TESTS_MPI_REMOTE_H
 
 #include "conformance/group_suite.h"
 #include "mpi_context.h"
 
 /** How many ranks of MPI that takes: the suites have three. */
-enum { HANDS_WORLD = 4 };
+enum { REMOTE_WORLD = 4 };
 
 /**
  * Hands: serves the conductor until it is done. With MPI_THREAD_MULTIPLE each of its threads is served by a thread, else all of them by this one. Collective,
- * with hands_begin.
+ * with remote_begin.
  */
-void hands_serve(void);
+void remote_serve(void);
 
 /** The conductor: meets the hands; ends them. */
-void hands_begin(void);
-void hands_end(void);
+void remote_begin(void);
+void remote_end(void);
 
 /** The conductor: the functions of a wh_group_kind. Nobody comes back: a rank is joined once. */
-void *hands_open(int32_t size);
-void *hands_open_background(int32_t size);
-wh_group *hands_join(void *place, int32_t rank);
-void hands_close(void *place);
+void *remote_open(int32_t size);
+void *remote_open_background(int32_t size);
+wh_group *remote_join(void *place, int32_t rank);
+void remote_close(void *place);
 
 #endif

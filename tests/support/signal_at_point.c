@@ -1,7 +1,7 @@
 /*
  * Linked beside the command, makes one of it that a signal strikes at a known point, for tests in Python:
- *     WHERRY_TEST_STRIKE="COUNT SIGNAL POINT"   when a point (base/point.h) is passed for the COUNT-th time, the process gets the signal
- * It says "struck" on standard error before that. One that is not ended by it takes its time at that point from then on, so that it heeds the signal
+ *     WHERRY_TEST_SIGNAL="COUNT SIGNAL POINT"   when a point (base/point.h) is passed for the COUNT-th time, the process gets the signal
+ * It says "signalled" on standard error before that. One that is not ended by it takes its time at that point from then on, so that it heeds the signal
  * before it could be done.
  */
 #include <signal.h>
@@ -26,7 +26,7 @@ static void pass(const char *name) {
     }
     int passage = atomic_fetch_add(&passages, 1) + 1;
     if (passage == count) {
-        fprintf(stderr, "struck\n");
+        fprintf(stderr, "signalled\n");
         kill(getpid(), (int)number);
     }
     if (passage >= count) {
@@ -35,7 +35,7 @@ static void pass(const char *name) {
 }
 
 __attribute__((constructor)) static void prepare(void) {
-    const char *text = getenv("WHERRY_TEST_STRIKE");
+    const char *text = getenv("WHERRY_TEST_SIGNAL");
     if (!text) {
         return;
     }
@@ -43,7 +43,7 @@ __attribute__((constructor)) static void prepare(void) {
     count = strtol(text, &rest, 10);
     number = strtol(rest, &rest, 10);
     if (count < 1 || number < 1 || *rest != ' ') {
-        fprintf(stderr, "WHERRY_TEST_STRIKE is not \"COUNT SIGNAL POINT\"\n");
+        fprintf(stderr, "WHERRY_TEST_SIGNAL is not \"COUNT SIGNAL POINT\"\n");
         abort();
     }
     point = rest + 1;

@@ -1,6 +1,6 @@
-/** @file mpi_hands_wire.h  What the conductor and its hands say to each other. */
-#ifndef WH_TESTS_MPI_HANDS_WIRE_H
-#define WH_TESTS_MPI_HANDS_WIRE_H
+/** @file mpi_remote_wire.h  What the conductor and its hands say to each other. */
+#ifndef WH_TESTS_MPI_REMOTE_WIRE_H
+#define WH_TESTS_MPI_REMOTE_WIRE_H
 
 #include <errno.h>
 #include <stdio.h>
@@ -10,21 +10,21 @@
 
 #include <wherry/wherry.h>
 
-typedef enum hands_kind {
-    HANDS_OPEN = 1, /**< Collective: makes a table. */
-    HANDS_PERMIT,
-    HANDS_SEND,
-    HANDS_RECEIVE,
-    HANDS_PUT,
-    HANDS_GET,
-    HANDS_FINISH,
-    HANDS_ABANDON,
-    HANDS_DESTROY,
-    HANDS_QUIT,
-} hands_kind;
+typedef enum remote_kind {
+    REMOTE_OPEN = 1, /**< Collective: makes a table. */
+    REMOTE_PERMIT,
+    REMOTE_SEND,
+    REMOTE_RECEIVE,
+    REMOTE_PUT,
+    REMOTE_GET,
+    REMOTE_FINISH,
+    REMOTE_ABANDON,
+    REMOTE_DESTROY,
+    REMOTE_QUIT,
+} remote_kind;
 
-typedef struct hands_request {
-    hands_kind kind;
+typedef struct remote_request {
+    remote_kind kind;
     int32_t rank;
     uint32_t channel;
     uint32_t timeout_ms;
@@ -33,38 +33,38 @@ typedef struct hands_request {
     uint64_t operation;
     uint64_t size;    /**< Of a block. */
     uint64_t payload; /**< Bytes behind this. */
-} hands_request;
+} remote_request;
 
-typedef struct hands_answer {
+typedef struct remote_answer {
     wherry_status status;
     uint32_t flags;  /**< OPEN: WHERRY_GROUP_OPS_*. */
     uint64_t number; /**< OPEN: the table. PUT, GET: the operation. */
     uint64_t payload;
     wherry_error error;
-} hands_answer;
+} remote_answer;
 
 /** RECEIVE: what each block in the payload begins with. */
-typedef struct hands_block {
+typedef struct remote_block {
     int32_t rank;
     uint64_t size;
-} hands_block;
+} remote_block;
 
-typedef struct hands_address {
+typedef struct remote_address {
     struct sockaddr_un name;
     socklen_t length;
-} hands_address;
+} remote_address;
 
 /** What no test can go on after. */
-_Noreturn static inline void hands_die(const char *what) {
-    fprintf(stderr, "mpi_hands: %s (errno %d)\n", what, errno);
+_Noreturn static inline void remote_die(const char *what) {
+    fprintf(stderr, "mpi_remote: %s (errno %d)\n", what, errno);
     abort();
 }
 
-static inline void hands_write(int connection, const void *bytes, size_t size) {
+static inline void remote_write(int connection, const void *bytes, size_t size) {
     for (const char *at = bytes; size;) {
         ssize_t sent = send(connection, at, size, MSG_NOSIGNAL);
         if (sent <= 0) {
-            hands_die("cannot write");
+            remote_die("cannot write");
         }
         at += sent;
         size -= (size_t)sent;
@@ -72,7 +72,7 @@ static inline void hands_write(int connection, const void *bytes, size_t size) {
 }
 
 /** @return false at the end of the connection. */
-static inline bool hands_read(int connection, void *bytes, size_t size) {
+static inline bool remote_read(int connection, void *bytes, size_t size) {
     for (char *at = bytes; size;) {
         ssize_t got = recv(connection, at, size, 0);
         if (got <= 0) {

@@ -1,4 +1,4 @@
-#include "support/table_hub.h"
+#include "support/callback_hub.h"
 
 #include <errno.h>
 #include <poll.h>
@@ -17,7 +17,7 @@
 enum { CLUNG_MAX = 64 };
 
 typedef struct member {
-    table_hub *hub;
+    callback_hub *hub;
     int32_t rank;
     atomic_int inside; /**< Calls that are under way. */
     uint64_t *deaths;  /**< Those of each rank that were reported. */
@@ -56,25 +56,25 @@ typedef struct place {
     struct iovec clung[CLUNG_MAX]; /**< Memory of gets that were abandoned. */
     size_t clung_count;
     size_t last_size;
-    unsigned char last[TABLE_HUB_BLOCK_MAX];
+    unsigned char last[CALLBACK_HUB_BLOCK_MAX];
 } place;
 
-struct table_hub {
+struct callback_hub {
     pthread_mutex_t lock;
     pthread_cond_t changed;
     operation *operations; /**< In the order in which they were begun. */
-    table_hub_options options;
+    callback_hub_options options;
     int32_t size;
     place places[];
 };
 
 static void die(const char *what) {
-    fprintf(stderr, "table_hub: %s: %s\n", what, strerror(errno));
+    fprintf(stderr, "callback_hub: %s: %s\n", what, strerror(errno));
     abort();
 }
 
-table_hub *table_hub_open(int32_t size, const table_hub_options *options) {
-    table_hub *hub = calloc(1, sizeof(*hub) + (size_t)size * sizeof(place));
+callback_hub *callback_hub_open(int32_t size, const callback_hub_options *options) {
+    callback_hub *hub = calloc(1, sizeof(*hub) + (size_t)size * sizeof(place));
     pthread_mutex_init(&hub->lock, NULL);
     wh_condition_init(&hub->changed);
     hub->options = *options;
@@ -88,7 +88,7 @@ table_hub *table_hub_open(int32_t size, const table_hub_options *options) {
     return hub;
 }
 
-void table_hub_close(table_hub *hub) {
+void callback_hub_close(callback_hub *hub) {
     for (int32_t i = 0; i < hub->size; i++) {
         if (hub->places[i].present) {
             die("a member has not left");
@@ -137,12 +137,12 @@ static bool post(const place *to, int32_t from, const void *bytes, size_t size, 
 }
 
 static wherry_status send_block(member *m, int32_t rank, const void *bytes, size_t size, uint32_t timeout_ms) {
-    table_hub *hub = m->hub;
+    callback_hub *hub = m->hub;
     wherry_status status = look(m, true);
     if (status != WHERRY_OK) {
         return status;
     }
-    if (size > TABLE_HUB_BLOCK_MAX || rank == m->rank || rank < 0 || rank >= hub->size) {
+    if (size > CALLBACK_HUB_BLOCK_MAX || rank == m->rank || rank < 0 || rank >= hub->size) {
         die("a block that may not be");
     }
     pthread_mutex_lock(&hub->lock);
@@ -186,7 +186,7 @@ static int32_t find_death(member *m) {
 
 /** Delivers what is there. @return how many blocks. */
 static int drain(member *m, wherry_group_deliver_fn deliver, void *sink) {
-    static _Thread_local unsigned char space[TABLE_HUB_BLOCK_MAX + sizeof(int32_t)];
+    static _Thread_local unsigned char space[CALLBACK_HUB_BLOCK_MAX + sizeof(int32_t)];
     int blocks = 0;
     for (ssize_t got; (got = recv(m->hub->places[m->rank].pair[0], space, sizeof(space), 0)) > 0; blocks++) {
         int32_t from;
@@ -255,7 +255,7 @@ static void move_block(place *to, operation *put, operation *get) {
 }
 
 /** Moves what can be moved: the first that was put with the first that is to be got. */
-static void move_blocks(table_hub *hub) {
+static void move_blocks(callback_hub *hub) {
     for (operation *one = hub->operations; one; one = one->next) {
         place *to = hub->places + one->to;
         for (operation *other = one->next; other && !one->over && to->hold; other = other->next) {
@@ -269,7 +269,7 @@ static void move_blocks(table_hub *hub) {
 }
 
 static wherry_status begin_block(member *m, const operation *what, void **operation_p) {
-    table_hub *hub = m->hub;
+    callback_hub *hub = m->hub;
     int32_t peer = what->is_put ? what->to : what->from;
     if (peer == m->rank || peer < 0 || peer >= hub->size || what->channel > WHERRY_GROUP_CHANNEL_MAX || !what->size) {
         die("a block that may not be");
@@ -332,7 +332,7 @@ static wherry_status table_get(void *context, int32_t rank, uint32_t channel, vo
     return begin_block(m, &get, operation_p);
 }
 
-static void forget(table_hub *hub, operation *gone) {
+static void forget(callback_hub *hub, operation *gone) {
     operation **at = &hub->operations;
     while (*at && *at != gone) {
         at = &(*at)->next;
@@ -359,7 +359,7 @@ static wherry_status look_at(const member *m, const operation *what) {
 
 static wherry_status table_finish(void *context, void *which, uint32_t timeout_ms, wherry_error *error) {
     member *m = context;
-    table_hub *hub = m->hub;
+    callback_hub *hub = m->hub;
     (void)error;
     enter(m);
     wh_deadline deadline = wh_deadline_in_ms(timeout_ms);
@@ -389,13 +389,13 @@ static bool cling(place *at, const operation *gone) {
     return true;
 }
 
-void table_hub_cling(table_hub *hub, int32_t rank) {
+void callback_hub_cling(callback_hub *hub, int32_t rank) {
     pthread_mutex_lock(&hub->lock);
     hub->places[rank].clings = true;
     pthread_mutex_unlock(&hub->lock);
 }
 
-size_t table_hub_write_late(table_hub *hub, int32_t rank) {
+size_t callback_hub_write_late(callback_hub *hub, int32_t rank) {
     size_t bytes = 0;
     pthread_mutex_lock(&hub->lock);
     for (size_t i = 0; i < hub->places[rank].clung_count; i++) {
@@ -420,7 +420,7 @@ static bool table_abandon(void *context, void *which) {
 }
 
 /** The present member of a rank is gone, and its memory with it; the lock is held. */
-static void mark_dead(table_hub *hub, place *at) {
+static void mark_dead(callback_hub *hub, place *at) {
     for (operation *one = hub->operations; one; one = one->next) {
         one->over = one->over || one->owner == at->present;
     }
@@ -441,7 +441,7 @@ static void table_destroy(void *context) {
     free(m);
 }
 
-void *table_hub_member(table_hub *hub, int32_t rank, wherry_group_ops *ops_p) {
+void *callback_hub_member(callback_hub *hub, int32_t rank, wherry_group_ops *ops_p) {
     member *m = calloc(1, sizeof(*m));
     *m = (member){.hub = hub, .rank = rank, .deaths = calloc((size_t)hub->size, sizeof(*m->deaths))};
     pthread_mutex_lock(&hub->lock);
@@ -453,10 +453,10 @@ void *table_hub_member(table_hub *hub, int32_t rank, wherry_group_ops *ops_p) {
     pthread_mutex_unlock(&hub->lock);
     wherry_group_ops_init(ops_p);
     ops_p->flags = hub->options.flags;
-    ops_p->name = "table_hub";
+    ops_p->name = "callback_hub";
     ops_p->rank = rank;
     ops_p->size = hub->size;
-    ops_p->max_block = hub->options.max_block ? hub->options.max_block : TABLE_HUB_BLOCK_MAX;
+    ops_p->max_block = hub->options.max_block ? hub->options.max_block : CALLBACK_HUB_BLOCK_MAX;
     ops_p->send = table_send;
     ops_p->receive = table_receive;
     ops_p->destroy = table_destroy;
@@ -471,26 +471,27 @@ void *table_hub_member(table_hub *hub, int32_t rank, wherry_group_ops *ops_p) {
     return m;
 }
 
-void table_hub_kill(table_hub *hub, int32_t rank) {
+void callback_hub_kill(callback_hub *hub, int32_t rank) {
     pthread_mutex_lock(&hub->lock);
     mark_dead(hub, hub->places + rank);
     pthread_mutex_unlock(&hub->lock);
 }
 
-void table_hub_inject(table_hub *hub, int32_t from, int32_t to, const void *bytes, size_t size) {
+void callback_hub_inject(callback_hub *hub, int32_t from, int32_t to, const void *bytes, size_t size) {
     if (!post(hub->places + to, from, bytes, size, 1000)) {
         die("a block that nobody took");
     }
 }
 
-void table_hub_break(table_hub *hub, int32_t rank, wherry_status send, wherry_status receive) {
+void callback_hub_break(callback_hub *hub, int32_t rank, wherry_status send, wherry_status receive) {
     pthread_mutex_lock(&hub->lock);
     hub->places[rank].send = send;
     hub->places[rank].receive = receive;
     pthread_mutex_unlock(&hub->lock);
 }
 
-void table_hub_break_blocks(table_hub *hub, int32_t rank, wherry_status put, wherry_status get, wherry_status finish) {
+void callback_hub_break_blocks(callback_hub *hub, int32_t rank, wherry_status put, wherry_status get,
+                               wherry_status finish) {
     pthread_mutex_lock(&hub->lock);
     hub->places[rank].put = put;
     hub->places[rank].get = get;
@@ -499,27 +500,27 @@ void table_hub_break_blocks(table_hub *hub, int32_t rank, wherry_status put, whe
     pthread_mutex_unlock(&hub->lock);
 }
 
-void table_hub_hold(table_hub *hub, int32_t rank, size_t after) {
+void callback_hub_hold(callback_hub *hub, int32_t rank, size_t after) {
     pthread_mutex_lock(&hub->lock);
     hub->places[rank].hold = after;
     move_blocks(hub);
     pthread_mutex_unlock(&hub->lock);
 }
 
-void table_hub_damage(table_hub *hub, int32_t rank, size_t count) {
+void callback_hub_damage(callback_hub *hub, int32_t rank, size_t count) {
     pthread_mutex_lock(&hub->lock);
     hub->places[rank].damage = count;
     pthread_mutex_unlock(&hub->lock);
 }
 
-size_t table_hub_moved(table_hub *hub, int32_t rank) {
+size_t callback_hub_moved(callback_hub *hub, int32_t rank) {
     pthread_mutex_lock(&hub->lock);
     size_t moved = hub->places[rank].moved;
     pthread_mutex_unlock(&hub->lock);
     return moved;
 }
 
-size_t table_hub_under_way(table_hub *hub, int32_t rank) {
+size_t callback_hub_under_way(callback_hub *hub, int32_t rank) {
     size_t count = 0;
     pthread_mutex_lock(&hub->lock);
     for (const operation *one = hub->operations; one; one = one->next) {
@@ -529,14 +530,14 @@ size_t table_hub_under_way(table_hub *hub, int32_t rank) {
     return count;
 }
 
-size_t table_hub_abandoned(table_hub *hub, int32_t rank) {
+size_t callback_hub_abandoned(callback_hub *hub, int32_t rank) {
     pthread_mutex_lock(&hub->lock);
     size_t abandoned = hub->places[rank].abandoned;
     pthread_mutex_unlock(&hub->lock);
     return abandoned;
 }
 
-size_t table_hub_last(table_hub *hub, int32_t rank, void *bytes, size_t size) {
+size_t callback_hub_last(callback_hub *hub, int32_t rank, void *bytes, size_t size) {
     pthread_mutex_lock(&hub->lock);
     size_t had = hub->places[rank].last_size;
     memcpy(bytes, hub->places[rank].last, size < had ? size : had);

@@ -1,5 +1,5 @@
 /* The conductor's side. */
-#include "mpi_hands.h"
+#include "mpi_remote.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -8,12 +8,12 @@
 #include <unistd.h>
 
 #include "group/callback/callback.h"
-#include "mpi_hands_wire.h"
+#include "mpi_remote_wire.h"
 
-enum { HANDS = HANDS_WORLD - 1 };
+enum { HANDS = REMOTE_WORLD - 1 };
 
 /** Where the hands are found. */
-static hands_address addresses[HANDS];
+static remote_address addresses[HANDS];
 
 /** A rank of a place. */
 typedef struct member {
@@ -59,38 +59,38 @@ static int connection_to(int32_t rank) {
     }
     if (!connections[rank]) {
         connections[rank] = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
-        const hands_address *to = addresses + rank;
+        const remote_address *to = addresses + rank;
         if (connect(connections[rank], (const struct sockaddr *)&to->name, to->length) != 0) {
-            hands_die("cannot reach the hands of a rank");
+            remote_die("cannot reach the hands of a rank");
         }
     }
     return connections[rank];
 }
 
-static void ask(int32_t rank, const hands_request *request, const void *bytes) {
+static void ask(int32_t rank, const remote_request *request, const void *bytes) {
     int connection = connection_to(rank);
-    hands_write(connection, request, sizeof(*request));
-    hands_write(connection, bytes, request->payload);
+    remote_write(connection, request, sizeof(*request));
+    remote_write(connection, bytes, request->payload);
 }
 
 /** @param bytes_p  the payload, to be freed; NULL: there is none to come. */
-static hands_answer hear(int32_t rank, void **bytes_p) {
-    hands_answer answer;
+static remote_answer hear(int32_t rank, void **bytes_p) {
+    remote_answer answer;
     int connection = connection_to(rank);
-    if (!hands_read(connection, &answer, sizeof(answer))) {
-        hands_die("the hands of a rank are gone");
+    if (!remote_read(connection, &answer, sizeof(answer))) {
+        remote_die("the hands of a rank are gone");
     }
     if (answer.payload && !bytes_p) {
-        hands_die("bytes that nobody asked for");
+        remote_die("bytes that nobody asked for");
     }
     if (answer.payload) {
         *bytes_p = malloc(answer.payload);
-        hands_read(connection, *bytes_p, answer.payload);
+        remote_read(connection, *bytes_p, answer.payload);
     }
     return answer;
 }
 
-static wherry_status give_back(const hands_answer *answer, wherry_error *error) {
+static wherry_status give_back(const remote_answer *answer, wherry_error *error) {
     if (answer->status != WHERRY_OK) {
         *error = answer->error;
     }
@@ -101,31 +101,31 @@ static wherry_status give_back(const hands_answer *answer, wherry_error *error) 
 
 static wherry_status far_permit(void *context, wherry_error *error) {
     const member *own = context;
-    hands_request request = {.kind = HANDS_PERMIT, .table = own->table};
+    remote_request request = {.kind = REMOTE_PERMIT, .table = own->table};
     ask(own->rank, &request, NULL);
-    hands_answer answer = hear(own->rank, NULL);
+    remote_answer answer = hear(own->rank, NULL);
     return give_back(&answer, error);
 }
 
 static wherry_status far_send(void *context, int32_t rank, const void *bytes, size_t size, uint32_t timeout_ms,
                               wherry_error *error) {
     const member *own = context;
-    hands_request request = {
-        .kind = HANDS_SEND, .table = own->table, .rank = rank, .timeout_ms = timeout_ms, .payload = size};
+    remote_request request = {
+        .kind = REMOTE_SEND, .table = own->table, .rank = rank, .timeout_ms = timeout_ms, .payload = size};
     ask(own->rank, &request, bytes);
-    hands_answer answer = hear(own->rank, NULL);
+    remote_answer answer = hear(own->rank, NULL);
     return give_back(&answer, error);
 }
 
 static wherry_status far_receive(void *context, uint32_t timeout_ms, wherry_group_deliver_fn deliver, void *sink,
                                  wherry_error *error) {
     const member *own = context;
-    hands_request request = {.kind = HANDS_RECEIVE, .table = own->table, .timeout_ms = timeout_ms};
+    remote_request request = {.kind = REMOTE_RECEIVE, .table = own->table, .timeout_ms = timeout_ms};
     ask(own->rank, &request, NULL);
     void *bytes = NULL;
-    hands_answer answer = hear(own->rank, &bytes);
+    remote_answer answer = hear(own->rank, &bytes);
     for (const char *at = bytes, *end = at + answer.payload; at < end;) {
-        hands_block block;
+        remote_block block;
         memcpy(&block, at, sizeof(block));
         deliver(sink, block.rank, at + sizeof(block), block.size);
         at += sizeof(block) + block.size;
@@ -134,10 +134,10 @@ static wherry_status far_receive(void *context, uint32_t timeout_ms, wherry_grou
     return give_back(&answer, error);
 }
 
-static wherry_status far_begin(const member *own, const hands_request *request, void *bytes, void **operation_p,
+static wherry_status far_begin(const member *own, const remote_request *request, void *bytes, void **operation_p,
                                wherry_error *error) {
     ask(own->rank, request, bytes);
-    hands_answer answer = hear(own->rank, NULL);
+    remote_answer answer = hear(own->rank, NULL);
     if (answer.status == WHERRY_OK) {
         operation *one = malloc(sizeof(*one));
         *one = (operation){answer.number, bytes, request->size};
@@ -149,26 +149,26 @@ static wherry_status far_begin(const member *own, const hands_request *request, 
 static wherry_status far_put(void *context, int32_t rank, uint32_t channel, const void *bytes, size_t size,
                              void **operation_p, wherry_error *error) {
     const member *own = context;
-    hands_request request = {
-        .kind = HANDS_PUT, .table = own->table, .rank = rank, .channel = channel, .size = size, .payload = size};
+    remote_request request = {
+        .kind = REMOTE_PUT, .table = own->table, .rank = rank, .channel = channel, .size = size, .payload = size};
     return far_begin(own, &request, (void *)bytes, operation_p, error);
 }
 
 static wherry_status far_get(void *context, int32_t rank, uint32_t channel, void *bytes, size_t size,
                              void **operation_p, wherry_error *error) {
     const member *own = context;
-    hands_request request = {.kind = HANDS_GET, .table = own->table, .rank = rank, .channel = channel, .size = size};
+    remote_request request = {.kind = REMOTE_GET, .table = own->table, .rank = rank, .channel = channel, .size = size};
     return far_begin(own, &request, bytes, operation_p, error);
 }
 
 static wherry_status far_finish(void *context, void *begun, uint32_t timeout_ms, wherry_error *error) {
     const member *own = context;
     operation *one = begun;
-    hands_request request = {
-        .kind = HANDS_FINISH, .table = own->table, .operation = one->number, .timeout_ms = timeout_ms};
+    remote_request request = {
+        .kind = REMOTE_FINISH, .table = own->table, .operation = one->number, .timeout_ms = timeout_ms};
     void *bytes = NULL;
     ask(own->rank, &request, NULL);
-    hands_answer answer = hear(own->rank, &bytes);
+    remote_answer answer = hear(own->rank, &bytes);
     if (bytes) {
         memcpy(one->bytes, bytes, one->size);
     }
@@ -182,16 +182,16 @@ static wherry_status far_finish(void *context, void *begun, uint32_t timeout_ms,
 static bool far_abandon(void *context, void *begun) {
     const member *own = context;
     operation *one = begun;
-    hands_request request = {.kind = HANDS_ABANDON, .table = own->table, .operation = one->number};
+    remote_request request = {.kind = REMOTE_ABANDON, .table = own->table, .operation = one->number};
     ask(own->rank, &request, NULL);
-    hands_answer answer = hear(own->rank, NULL);
+    remote_answer answer = hear(own->rank, NULL);
     free(one);
     return answer.status == WHERRY_OK;
 }
 
 static void far_destroy(void *context) {
     member *own = context;
-    hands_request request = {.kind = HANDS_DESTROY, .table = own->table};
+    remote_request request = {.kind = REMOTE_DESTROY, .table = own->table};
     ask(own->rank, &request, NULL);
     own->leaving = true;
 }
@@ -200,32 +200,32 @@ static void far_destroy(void *context) {
 
 static void *open_place(int32_t size, uint32_t flags) {
     if (size != HANDS) {
-        hands_die("the suite does not have the ranks that were started");
+        remote_die("the suite does not have the ranks that were started");
     }
     member *members = calloc((size_t)size, sizeof(*members));
-    hands_request request = {.kind = HANDS_OPEN, .flags = flags};
+    remote_request request = {.kind = REMOTE_OPEN, .flags = flags};
     for (int32_t rank = 0; rank < size; rank++) { /* all first: it is collective */
         ask(rank, &request, NULL);
     }
     for (int32_t rank = 0; rank < size; rank++) {
-        hands_answer answer = hear(rank, NULL);
+        remote_answer answer = hear(rank, NULL);
         if (answer.status != WHERRY_OK) {
-            hands_die(answer.error.message);
+            remote_die(answer.error.message);
         }
         members[rank] = (member){rank, answer.number, answer.flags, false};
     }
     return members;
 }
 
-void *hands_open(int32_t size) {
+void *remote_open(int32_t size) {
     return open_place(size, 0);
 }
 
-void *hands_open_background(int32_t size) {
+void *remote_open_background(int32_t size) {
     return open_place(size, WHERRY_MPI_BACKGROUND);
 }
 
-wh_group *hands_join(void *place, int32_t rank) {
+wh_group *remote_join(void *place, int32_t rank) {
     member *own = (member *)place + rank;
     wh_group *group = NULL;
     wherry_group_ops ops;
@@ -245,18 +245,18 @@ wh_group *hands_join(void *place, int32_t rank) {
     return wh_callback_create(&ops, own, &group, NULL) == WHERRY_OK ? group : NULL;
 }
 
-void hands_close(void *place) {
+void remote_close(void *place) {
     const member *members = place;
     for (int32_t rank = 0; rank < HANDS; rank++) {
         if (!members[rank].leaving) {
-            hands_die("a rank of the group was not left");
+            remote_die("a rank of the group was not left");
         }
         hear(rank, NULL);
     }
     free(place);
 }
 
-void hands_begin(void) {
+void remote_begin(void) {
     for (int i = 0; i < HANDS; i++) {
         MPI_Recv(addresses + i, sizeof(*addresses), MPI_BYTE, i + 1, 0, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
     }
@@ -264,8 +264,8 @@ void hands_begin(void) {
     MPI_Comm_split(MPI_COMM_WORLD, MPI_UNDEFINED, 0, &none);
 }
 
-void hands_end(void) {
-    hands_request request = {.kind = HANDS_QUIT};
+void remote_end(void) {
+    remote_request request = {.kind = REMOTE_QUIT};
     for (int32_t rank = 0; rank < HANDS; rank++) {
         ask(rank, &request, NULL);
         hear(rank, NULL);
