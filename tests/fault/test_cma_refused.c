@@ -427,7 +427,7 @@ static void test_source_with_more_rights(void **state) {
     scene s = {.source = become_user_with_rights, .receiver = become_user};
     if (is_root()) {
         outcome o = play(&s);
-        refused(&o, WHERRY_REFUSED, "the source may hold capabilities that this process has not");
+        refused(&o, WHERRY_REFUSED, "the source may have capabilities that this process lacks");
     }
 }
 
@@ -547,7 +547,7 @@ static void test_death(void **state) {
     scene between = {.dies_at_pull = true};
     scene by_memory = {.dies_at_pull = true, .receiver = filter_eperm};
     outcome o = play(&before);
-    refused(&o, WHERRY_PEER_LOST, "is gone");
+    refused(&o, WHERRY_PEER_LOST, "does not exist");
     o = play(&between);
     assert_int_equal(o.status, WHERRY_OK);
     assert_int_equal(o.pulled, WHERRY_PEER_LOST);

@@ -190,9 +190,9 @@ static void test_reasons(void **state) {
     refusal.scope = 3;
     must_say(refusal, "Yama's ptrace_scope is 3", false);
     refusal.scope = 0;
-    must_say(refusal, "may hold capabilities", false);
+    must_say(refusal, "may have capabilities", false);
     refusal.scope = -1;
-    must_say(refusal, "may hold capabilities", false);
+    must_say(refusal, "may have capabilities", false);
 }
 
 /** One slot: the first gets it for itself; with a second, both need it open. */
