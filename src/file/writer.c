@@ -51,7 +51,9 @@ bool wh_layout_add_file(wh_layout *layout, const char *path) {
     const char *name = slash ? slash + 1 : path;
     wh_string text = {0};
     wh_string_append(&text, path, (size_t)(name - path));
-    wh_string_format(&text, ".%s.part", name);
+    wh_string_append(&text, ".", 1);
+    wh_string_append(&text, name, strlen(name));
+    wh_string_append(&text, ".part", 5);
     wh_layout_file file = {.path = wh_copy_text(path, strlen(path)), .part = wh_string_take(&text)};
     if (!file.path || !file.part || !WH_GROW(layout->files, layout->file_capacity, layout->file_count)) {
         wh_free(file.path);

@@ -1,4 +1,7 @@
-/** @file file_harness.h  What the fuzzers of checkpoint files share: bytes are opened as a file, and everything in it is used. */
+/**
+ * @file file_harness.h  For the fuzzers of checkpoint files: opens bytes as a file and uses
+ * everything in it.
+ */
 #ifndef WH_FUZZ_FILE_HARNESS_H
 #define WH_FUZZ_FILE_HARNESS_H
 
@@ -12,7 +15,10 @@
 
 #include "require.h"
 
-/** Opens a path; what opens must be whole: printed, compared with itself byte by byte, checked against its digests. */
+/**
+ * Opens a path. If that succeeds, its state must be printable, equal to itself, and comparable with
+ * its digests.
+ */
 static inline void fuzz_open(const char *path, wherry_file_format format) {
     static FILE *nowhere;
     wherry_file_open_options options;

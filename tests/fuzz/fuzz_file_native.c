@@ -1,6 +1,7 @@
 /*
- * Hostile files of Wherry's own format. The checksum is made right, and zeros follow up to the length that the header says, or little else would ever be
- * looked at; so an input is a header, a manifest, and digests.
+ * Hostile files of Wherry's own format. An input is a header, a manifest and digests. The checksum
+ * is corrected, and zeros are appended up to the size in the header; otherwise nearly every input
+ * would fail at the first check.
  */
 #include <string.h>
 #include <zlib.h>

@@ -1,4 +1,7 @@
-/* Hostile indices of shards. Beside them lie two good ones, one.safetensors and two.safetensors, with tensors a and b. */
+/*
+ * Hostile indices of shards. Their folder has two good shards, one.safetensors and two.safetensors,
+ * with tensors a and b.
+ */
 #include <string.h>
 
 #include "file_harness.h"

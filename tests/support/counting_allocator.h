@@ -1,4 +1,4 @@
-/** @file counting_allocator.h  An allocator that counts what is held, and fails when it is told to. */
+/** @file counting_allocator.h  An allocator that counts blocks and fails on request. */
 #ifndef TEST_COUNTING_ALLOCATOR_H
 #define TEST_COUNTING_ALLOCATOR_H
 
@@ -8,11 +8,12 @@
 #include "base/alloc.h"
 
 typedef struct counting {
-    int64_t held;   /**< Blocks that were given and not released. */
-    uint64_t calls; /**< Calls that wanted memory. */
-    uint64_t fail;  /**< Number of the call that fails, from 1 on, and all behind it; 0: none. */
-    uint64_t wrong; /**< Calls that the interface rules out: a size of 0, releasing NULL. */
-    size_t last;    /**< The size that was wanted last. */
+    int64_t held;   /**< Blocks that are not released. */
+    uint64_t calls; /**< Calls that asked for memory. */
+    /** The first call that fails, counted from 1; all later ones fail too. 0: none. */
+    uint64_t fail;
+    uint64_t wrong; /**< Calls that break the interface: a size of 0, releasing NULL. */
+    size_t last;    /**< The last requested size. */
 } counting;
 
 static inline void *counting_allocate(void *context, size_t size) {
@@ -48,7 +49,7 @@ static inline void counting_release(void *context, void *memory) {
     free(memory);
 }
 
-/** Takes over until wherry_allocator_set(NULL). */
+/** Installs the allocator until wherry_allocator_set(NULL). */
 static inline void counting_begin(counting *count) {
     *count = (counting){0};
     wherry_allocator_set(&(wherry_allocator){counting_allocate, counting_reallocate, counting_release, count});

@@ -1,10 +1,9 @@
 /*
- * What tests in Python see of checkpoint files:
- *     file_tool list FILE          a line a tensor: path, dtype, shape, strides, its bytes; then the texts of its metadata
- *     file_tool convert FILE OUT   opens one and writes its state as the other
- *     file_tool verify FILE        opens it and compares its digests
- *     file_tool open FILE          opens it, and prints the most memory that this process has had, in KiB
- * A failure is a line "STATUS OFFSET PATH MESSAGE" on standard error, and 1.
+ * Checkpoint files, for tests in Python: file_tool list FILE          one line per tensor: path,
+ * dtype, shape, strides, bytes; then the metadata file_tool convert FILE OUT   writes the state of
+ * FILE to OUT file_tool verify FILE        opens it and compares its digests file_tool open FILE
+ * opens it and prints the peak memory of this process, in KiB On failure it prints "STATUS OFFSET
+ * PATH MESSAGE" to standard error and exits with 1.
  */
 #include <inttypes.h>
 #include <stdio.h>
@@ -27,7 +26,7 @@ static void print_numbers(uint32_t count, const int64_t *numbers) {
     printf("\t");
 }
 
-/** The bytes of a tensor that is dense, in hexadecimal. */
+/** The bytes of a dense tensor, in hexadecimal. */
 static void print_bytes(const wherry_tensor *tensor) {
     uint32_t width = wherry_dtype_describe(tensor->dtype)->bytes;
     const unsigned char *bytes = wherry_storage_data(tensor->storage);

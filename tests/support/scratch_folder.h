@@ -1,4 +1,4 @@
-/** @file scratch_folder.h  A folder of its own for a test that writes files, gone at the end. */
+/** @file scratch_folder.h  A temporary folder for a test that writes files. */
 #ifndef WH_TEST_SCRATCH_FOLDER_H
 #define WH_TEST_SCRATCH_FOLDER_H
 
@@ -24,7 +24,7 @@ static inline scratch scratch_open(void) {
     return folder;
 }
 
-/** The path of a file in it; valid until the 8th call from here. */
+/** The path of a file in it; valid for the next 7 calls. */
 static inline const char *scratch_file(const scratch *folder, const char *name) {
     static char paths[8][512];
     static unsigned next;
@@ -33,7 +33,7 @@ static inline const char *scratch_file(const scratch *folder, const char *name) 
     return path;
 }
 
-/** Files in it, hidden ones too. */
+/** Number of files in it, including hidden ones. */
 static inline size_t scratch_count(const scratch *folder) {
     size_t count = 0;
     DIR *entries = opendir(folder->path);

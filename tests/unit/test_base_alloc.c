@@ -1,4 +1,4 @@
-/* The one allocator: replaceable, overflow-checked, growing arrays. */
+/* The allocator: replacing it, overflow checks, growing arrays. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

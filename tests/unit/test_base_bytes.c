@@ -1,4 +1,4 @@
-/* Cursors over bytes from outside: never beyond the end, and once failed, failed. */
+/* Cursors over bytes from outside: they never read past the end, and a failure is permanent. */
 #include "support/build.h"
 
 #include "base/alloc.h"
@@ -25,7 +25,7 @@ static void test_numbers_of_every_width(void **state) {
     }
 }
 
-/** A number that is too large for its width loses its upper bytes, as everywhere. */
+/** A number that is too large for its width loses its upper bytes. */
 static void test_numbers_wider_than_their_place(void **state) {
     (void)state;
     wh_string text = {0};
@@ -41,7 +41,7 @@ static void test_beyond_the_end(void **state) {
     wh_cursor cursor = wh_cursor_over(bytes, sizeof(bytes));
     assert_int_equal(wh_cursor_number(&cursor, 4), 0);
     assert_true(cursor.failed);
-    assert_int_equal(wh_cursor_number(&cursor, 1), 0); /* although there is one */
+    assert_int_equal(wh_cursor_number(&cursor, 1), 0); /* although one byte is left */
     assert_null(wh_cursor_bytes(&cursor, 0));
     assert_false(wh_cursor_ended(&cursor));
     cursor = wh_cursor_over(bytes, sizeof(bytes));
@@ -71,7 +71,7 @@ static void test_sized_bytes(void **state) {
     }
 }
 
-/** A length that claims more than is there, up to the largest, gives nothing. */
+/** A length above what is left, up to the maximum, gives nothing. */
 static void test_sized_bytes_that_are_not_there(void **state) {
     (void)state;
     static const uint8_t claims[][9] = {{0, 0, 0, 0, 0, 0, 0, 2, 'x'},

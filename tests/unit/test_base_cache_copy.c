@@ -1,4 +1,4 @@
-/* Copying past the caches, and into them, is copying. */
+/* Copies that bypass or fill the caches copy the right bytes. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -16,7 +16,7 @@ enum { ROOM = 20000, EDGE = 80 };
 
 typedef void copy_fn(void *restrict to, const void *restrict from, size_t size);
 
-/** All alignments of both sides, and lengths around each bound; nothing beside the copy is written. */
+/** All alignments of both sides, and lengths around each limit; no other byte is written. */
 static void check_every_alignment(copy_fn *copy) {
     static const size_t sizes[] = {0, 1, 63, 64, 2047, 2048, 2049, 2111, 2112, 4095, 4096, 4097, 5000, 16384};
     uint8_t *from = malloc(ROOM);

@@ -1,4 +1,4 @@
-/* The error record: what each way of filling it writes, and how long paths are cut. */
+/* The error record: what each function writes to it, and how long paths are shortened. */
 #include <errno.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -14,7 +14,7 @@
 
 #define ELLIPSIS "\xE2\x80\xA6"
 
-/** A record full of what must not stay. */
+/** A record full of garbage that must be overwritten. */
 static wherry_error used_record(void) {
     wherry_error error;
     memset(&error, 0x5A, sizeof(error));
@@ -97,7 +97,7 @@ static void test_long_messages_end_in_time(void **state) {
     }
 }
 
-/* wherry/base.h says that the message is UTF-8: cutting it must not leave half a character. */
+/* wherry/base.h says that the message is UTF-8: truncating it must not split a character. */
 static void test_long_messages_stay_utf8(void **state) {
     (void)state;
     static const char *const characters[] = {"\xC3\xA9", "\xE2\x82\xAC", "\xF0\x9F\x9B\xB6"};
@@ -149,7 +149,7 @@ static void check_cut(const char *path, size_t length) {
     size_t tail = size - head - strlen(ELLIPSIS);
     assert_memory_equal(error.path, path, head);
     assert_memory_equal(middle + strlen(ELLIPSIS), path + length - tail, tail);
-    /* At most three bytes of a character are lost on each side, and both sides get their half. */
+    /* Each side keeps its half, less at most three bytes of a split character. */
     assert_true(size + 6 >= sizeof(error.path) - 1);
     assert_true(head >= 120 && tail >= 120);
     assert_string_equal(error.message, "why");
@@ -172,7 +172,7 @@ static void test_long_paths_keep_both_ends_and_whole_characters(void **state) {
     }
 }
 
-/* Paths are UTF-8, but bytes that are not must at least stay within the record. */
+/* Paths are UTF-8; other bytes must not overflow the record. */
 static void test_paths_of_stray_bytes(void **state) {
     (void)state;
     char path[600];

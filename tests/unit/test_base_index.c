@@ -1,4 +1,4 @@
-/* The hash index: many keys, keys that collide, growth, no memory; the salt. */
+/* The hash index: many keys, collisions, growth, failing allocations, the salt. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -31,12 +31,12 @@ static uint64_t same_hash(uint64_t key) {
     return 12345;
 }
 
-/** Hashes that differ in the half that is not kept. */
+/** Hashes that differ only in the upper half, which the index does not store. */
 static uint64_t high_hash(uint64_t key) {
     return key << 32 | 0xFFFFFFFF;
 }
 
-/** Hashes that differ only above what a small index looks at. */
+/** Hashes that differ only in bits that a small index does not use. */
 static uint64_t striding_hash(uint64_t key) {
     return key << 12;
 }
@@ -66,7 +66,10 @@ static void fill(size_t count, uint64_t (*hash)(uint64_t)) {
     assert_int_equal(index.count, 0);
 }
 
-/* The salt is chosen once a process: two children choose for themselves. Comes before anything is hashed here. */
+/*
+ * The salt is chosen once per process: two children choose different ones. Must run before anything
+ * is hashed here.
+ */
 static void test_salt_differs_between_processes(void **state) {
     (void)state;
     uint64_t hashes[2];
@@ -116,7 +119,7 @@ static void test_many_keys(void **state) {
     (void)state;
     compared = 0;
     fill(KEYS, good_hash);
-    /* The hash that is kept with each element sorts out nearly all others. */
+    /* The stored hash excludes nearly all other elements. */
     assert_in_range(compared, KEYS, KEYS + KEYS / 10);
 }
 

@@ -1,4 +1,4 @@
-/* The log. What depends on the environment runs in a child, since WHERRY_LOG is read once a process. */
+/* The log. Tests of WHERRY_LOG run in a child process, because it is read once per process. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -33,7 +33,10 @@ static void say_all(void) {
     wh_log(WHERRY_LOG_DEBUG, "d%d", 4);
 }
 
-/** Runs body in a child whose WHERRY_LOG is value (NULL: not set); its standard error comes back in text. */
+/**
+ * Runs body in a child whose WHERRY_LOG is value (NULL: not set).
+ * @param text  its standard error.
+ */
 static int in_child(const char *value, int (*body)(void), char *text, size_t size) {
     int ends[2];
     assert_int_equal(pipe(ends), 0);
@@ -194,7 +197,7 @@ static void test_long_lines_are_cut(void **state) {
 }
 
 int main(void) {
-    /* Those with a child come first: later ones set the level, which a child would inherit. */
+    /* Tests with a child come first: later ones set the level, which a child would inherit. */
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_environment),
         cmocka_unit_test(test_bad_environment),

@@ -1,4 +1,4 @@
-/* Numbers: checked sizes, byte order, doubles as text; and options, which are read by their size. */
+/* Numbers: checked sizes, byte order, doubles as text; and option structs of other sizes. */
 #include <float.h>
 #include <locale.h>
 #include <math.h>
@@ -177,7 +177,9 @@ static void test_parse_of_what_is_no_number(void **state) {
     }
 }
 
-/* Which locales a machine has is its own affair: those without a decimal comma prove nothing, and change nothing. */
+/*
+ * Only locales with a decimal comma test anything; which ones are installed depends on the machine.
+ */
 static void test_locales(void **state) {
     (void)state;
     static const char *const names[] = {"C",           "C.UTF-8",     "de_DE.UTF-8", "de_DE.utf8",

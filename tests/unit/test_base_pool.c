@@ -1,4 +1,4 @@
-/* Pools: objects lie apart, live on without the pool, and give their block back with the last of them. */
+/* Pools: objects do not overlap, outlive the pool, and the last one frees their block. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -78,7 +78,7 @@ static void test_without_a_pool(void **state) {
     assert_int_equal(count.held, 0);
 }
 
-/* A pool whose objects are all gone may still be cutting; closed, it may begin anew. */
+/* A pool whose objects are all released can still allocate; after closing, it can start again. */
 static void test_pool_outlives_its_objects(void **state) {
     (void)state;
     wh_pool pool = {0};
@@ -117,7 +117,7 @@ static void test_no_memory(void **state) {
     wh_pool_close(&pool);
 }
 
-/** Makes the objects of a thread, and looks whether another wrote into them. @return NULL where all was well. */
+/** Allocates objects and checks that no other thread wrote to them. @return NULL on success. */
 static void *make_and_release(void *context) {
     enum { MINE = 500 };
     static _Thread_local object mine[MINE];
@@ -137,7 +137,10 @@ static void *make_and_release(void *context) {
     return well ? NULL : context;
 }
 
-/* With the default allocator objects that are made one by one lie together, whatever else is allocated between them; any thread may make them. */
+/*
+ * With the default allocator, objects of the shared pool lie together, whatever is allocated in
+ * between, by any thread.
+ */
 static void test_common_pool(void **state) {
     (void)state;
     enum { MANY = 1000, THREADS = 4 };

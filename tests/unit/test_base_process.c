@@ -1,4 +1,7 @@
-/* A lock that a fork finds free, and what it guards whole, whenever the fork comes. */
+/*
+ * A fork lock is free in the child, and the data that it guards is consistent, whenever the fork
+ * happens.
+ */
 #include <errno.h>
 #include <pthread.h>
 #include <stdatomic.h>
@@ -10,7 +13,7 @@
 
 enum { FORKS = 200, THREADS = 2, CHILD_S = 20 };
 
-/** Two numbers that are equal whenever nobody holds the lock. */
+/** Two numbers that are equal while nobody holds the lock. */
 typedef struct guarded {
     wh_fork_lock *lock;
     volatile int one;
@@ -54,7 +57,7 @@ static void *count(void *context) {
     return NULL;
 }
 
-/** @return 0 where all is well; a child that waits for a lock without end is ended by the alarm. */
+/** @return 0 on success. The alarm ends a child that waits for a lock forever. */
 static int be_child(void) {
     alarm(CHILD_S);
     for (int i = 0; i < THREADS; i++) {
@@ -64,7 +67,7 @@ static int be_child(void) {
         }
         wh_fork_lock_give(all[i].lock);
     }
-    wh_fork_lock_take(&late); /* one that nobody has taken before */
+    wh_fork_lock_take(&late); /* never taken before */
     wh_fork_lock_give(&late);
     return children == 1 && befores >= 1 && afters == befores ? 0 : 2;
 }
@@ -73,7 +76,7 @@ static void test_forks(void **state) {
     (void)state;
     pthread_t threads[THREADS];
     for (int i = 0; i < THREADS; i++) {
-        wh_fork_lock_take(all[i].lock); /* from now on forks see to it */
+        wh_fork_lock_take(all[i].lock); /* registers it with the fork handlers */
         wh_fork_lock_give(all[i].lock);
         assert_int_equal(pthread_create(threads + i, NULL, count, all + i), 0);
     }
@@ -88,7 +91,7 @@ static void test_forks(void **state) {
         assert_int_equal(result, 0);
         assert_int_equal(befores, i + 1);
         assert_int_equal(afters, i + 1);
-        assert_int_equal(children, 0); /* that is the children's */
+        assert_int_equal(children, 0); /* only children count it */
     }
     atomic_store(&over, true);
     for (int i = 0; i < THREADS; i++) {

@@ -35,7 +35,7 @@ static void test_list(void **state) {
     }
 }
 
-/* These values are in programs and on disks: a change of the list must not move them. */
+/* Compiled programs contain these values: a change of the list must not change them. */
 static void test_pinned_values(void **state) {
     (void)state;
     assert_int_equal(WHERRY_OK, 0);

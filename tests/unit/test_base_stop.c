@@ -1,4 +1,4 @@
-/* Stops: seen between two steps and within a wait, by any number of threads, for good. */
+/* Stops: seen between two steps and inside a wait, by any number of threads, permanently. */
 #include "support/asleep.h"
 #include "support/build.h"
 
@@ -28,7 +28,7 @@ static void test_a_request_stays(void **state) {
     wh_stop_destroy(&stop);
 }
 
-/** On one that was never made. */
+/** Destroying a stop that was never initialized. */
 static void test_without_a_descriptor(void **state) {
     (void)state;
     wh_stop stop = {.event = -1};
@@ -49,14 +49,14 @@ static void test_waiting_for_a_descriptor(void **state) {
     assert_true(wh_stop_wait_fd(&stop, ends[1], POLLOUT, wh_deadline_in_ms(10000)));
     assert_int_equal(write(ends[1], "x", 1), 1);
     assert_true(wh_stop_wait_fd(&stop, ends[0], POLLIN, wh_deadline_never()));
-    wh_stop_request(&stop); /* goes before what is ready */
+    wh_stop_request(&stop); /* takes precedence over a ready descriptor */
     assert_false(wh_stop_wait_fd(&stop, ends[0], POLLIN, wh_deadline_never()));
     close(ends[0]);
     close(ends[1]);
     wh_stop_destroy(&stop);
 }
 
-/** The end of the other side is told by the next call on the descriptor, so that it counts as ready. */
+/** A closed peer counts as ready: the next call on the descriptor reports it. */
 static void test_a_descriptor_that_has_failed(void **state) {
     (void)state;
     wh_stop stop;
@@ -108,7 +108,7 @@ static void test_ending_the_waits_of_several_threads(void **state) {
 
 typedef struct question {
     int asked;
-    int yes_at; /**< The number of the question that is answered by yes. */
+    int yes_at; /**< The number of the question that is answered with yes. */
 } question;
 
 static bool answer(void *context) {
@@ -116,7 +116,10 @@ static bool answer(void *context) {
     return ++q->asked >= q->yes_at;
 }
 
-/** Whoever looks asks; a yes is a request, which stays when there is no question any more. */
+/**
+ * Checking the stop asks the question. A yes is a request, which stays after the question is
+ * removed.
+ */
 static void test_a_question(void **state) {
     (void)state;
     wh_stop stop;
@@ -137,7 +140,7 @@ static void test_a_question(void **state) {
     wh_stop_destroy(&stop);
 }
 
-/** A wait asks as it goes on, ends by a yes, keeps its deadline, and is not ended early by a no. */
+/** A wait asks repeatedly. A yes ends it; a no does not end it early, nor delay the deadline. */
 static void test_a_question_within_a_wait(void **state) {
     (void)state;
     wh_stop stop;

@@ -1,4 +1,7 @@
-/* UTF-8: tables of good and bad text, and all sequences of up to three bytes against a decoder that only counts bits. */
+/*
+ * UTF-8: tables of good and bad text; all sequences of up to three bytes, compared with a simple
+ * decoder.
+ */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -11,7 +14,7 @@
 #include "../support/random_range.h"
 #include "base/text.h"
 
-/** Decodes each character and asks whether its number could have been written shorter. */
+/** Decodes each character and checks that it has no shorter encoding. */
 static bool slow_valid(const uint8_t *bytes, size_t size) {
     static const uint32_t least[] = {0, 0, 0x80, 0x800, 0x10000};
     for (size_t at = 0; at < size;) {
@@ -38,7 +41,7 @@ static bool slow_valid(const uint8_t *bytes, size_t size) {
     return true;
 }
 
-/** From memory of exactly that size, so that a sanitizer sees a read behind the end. */
+/** Uses memory of exactly that size, so that a sanitizer sees a read past the end. */
 static bool valid(const void *bytes, size_t size) {
     char *exact = malloc(size ? size : 1);
     memcpy(exact, bytes, size);
@@ -129,7 +132,7 @@ static void test_all_of_up_to_three_bytes(void **state) {
     assert_int_equal(wrong, 0);
 }
 
-/* Four bytes: all first and second ones, with the others at their borders. */
+/* Four bytes: all first and second bytes, with the others at their limits. */
 static void test_four_bytes(void **state) {
     (void)state;
     static const uint8_t others[] = {0x00, 0x7F, 0x80, 0x8F, 0x90, 0x9F, 0xA0, 0xBF, 0xC0, 0xFF};
@@ -162,7 +165,10 @@ static void test_every_character(void **state) {
     }
 }
 
-/* Long texts of whole characters with one byte changed, cut anywhere: the steps of eight bytes must not skip it. */
+/*
+ * Long texts with one changed byte, truncated anywhere: checking eight bytes at a time must not
+ * skip it.
+ */
 static void test_long_texts(void **state) {
     (void)state;
     static const text parts[] = {TEXT("a"), TEXT("bcdefghijkl"), TEXT("\xC3\xA9"), TEXT("\xE2\x82\xAC"),

@@ -1,4 +1,7 @@
-/* Files of every format: what is written comes back, and what a format cannot hold is refused with its path. */
+/*
+ * Files of every format: a state reads back as it was written, and an error names what a format
+ * cannot hold.
+ */
 #include <errno.h>
 
 #include <wherry/file.h>
@@ -44,7 +47,7 @@ static void write_file(const char *path, const wherry_value *state, const wherry
     }
 }
 
-/** Writes a state and opens it again: it is the same, and nothing but `files` files are left. */
+/** Writes a state and reads it back. No other files are left. */
 static void check_round(const char *name, const wherry_value *state, const wherry_value *expected) {
     const char *path = scratch_file(&folder, name);
     write_file(path, state, NULL);
@@ -58,7 +61,7 @@ static void check_round(const char *name, const wherry_value *state, const wherr
     assert_int_equal(scratch_count(&folder), 0);
 }
 
-/** Tensors of every dtype that the format has, and others that must be refused. */
+/** Writes tensors of every dtype; `known` of them must be accepted, and the others refused. */
 static void check_dtypes(const char *name, wherry_file_format format, size_t known) {
     wherry_value *state = build_dict(NULL);
     size_t count = 0;
@@ -102,7 +105,7 @@ static void test_empty(void **state) {
     wherry_value_destroy(scalars);
 }
 
-/** Names are joined by dots; metadata stays metadata, where the format has any. */
+/** Names are joined by dots. Metadata stays metadata. */
 static void test_nested(void **state) {
     (void)state;
     wherry_value *nested = build_dict(
@@ -119,7 +122,7 @@ static void test_nested(void **state) {
     wherry_value_destroy(flat);
 }
 
-/** A view of a larger storage is written alone. */
+/** Of a storage, only the part that a view covers is written. */
 static void test_views(void **state) {
     (void)state;
     wherry_storage *storage = build_storage(400, 9);
@@ -185,7 +188,7 @@ static void test_refused(void **state) {
     wherry_storage_unref(storage);
 }
 
-/** Wherry's own files hold any state, with its sharing. */
+/** Wherry's own files hold any state, with shared storages. */
 static void test_any_state(void **state) {
     (void)state;
     wherry_file_write_options options;
@@ -253,7 +256,7 @@ static void test_names_of_formats(void **state) {
     assert_string_equal(wherry_file_format_name((wherry_file_format)77), "?");
 }
 
-/** What is mapped lives as long as a storage of it; a private mapping can be written. */
+/** A mapping lives as long as its last storage; a private one can be written. */
 static void test_mapping(void **state) {
     (void)state;
     wherry_value *source = build_dict("a", tensor(WHERRY_U8, 100, 100, 1), NULL);
@@ -329,7 +332,7 @@ static void test_damage(void **state) {
     wherry_value_destroy(source);
 }
 
-/** Any file as it is, only where that is asked for. */
+/** The format `bytes` holds any file, and is used only on request. */
 static void test_bytes(void **state) {
     (void)state;
     const char *path = scratch_file(&folder, "any");

@@ -1,4 +1,7 @@
-/* Hostile files: each gets the status that is listed for it, an error that names file, tensor and byte, and leaves nothing behind. */
+/*
+ * Hostile files: each gets its expected status and an error that names file, tensor and byte;
+ * nothing leaks.
+ */
 #include <dirent.h>
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -15,7 +18,7 @@ static void golden_path(char path[1024], const char *folder, const char *name) {
     snprintf(path, 1024, "%.500s/files/%s/%.400s", getenv("WHERRY_GOLDEN"), folder, name);
 }
 
-/** One line of the list. @return false where it is wrong. */
+/** Opens one file of the list. @return false if the result is not as listed. */
 static bool check_line(const char *name, const char *status_name, const char *where) {
     char path[1024];
     wherry_file *file = NULL;
@@ -37,7 +40,7 @@ static bool check_line(const char *name, const char *status_name, const char *wh
                     error.message);
         return false;
     }
-    /* The file is named; errors of the manifest's own decoder name its byte alone. */
+    /* The message names the file, except if the manifest's decoder or a shard fails. */
     bool named = strstr(error.message, name) != NULL || strncmp(name, "manifest_", 9) == 0 ||
                  strcmp(name, "storage_huge.wherry") == 0 || strcmp(name, "file_missing.safetensors.index.json") == 0 ||
                  strcmp(name, "file_not_safetensors.safetensors.index.json") == 0;
@@ -89,7 +92,7 @@ static wherry_status open_cut(const void *bytes, size_t size, wherry_file_format
     return status;
 }
 
-/** Good files are read; cut off anywhere, they are not. */
+/** Good files open. Truncated at any byte, they do not. */
 static void test_good(void **state) {
     (void)state;
     static const char *const names[] = {"plain.safetensors", "no_metadata.safetensors", "plain.wherry"};
@@ -115,7 +118,10 @@ static void test_good(void **state) {
     }
 }
 
-/** Memory and time follow from what is in the header, not from what it claims, nor from how large the file is. */
+/**
+ * Memory and time depend on what the header contains, not on what it claims or how large the file
+ * is.
+ */
 static void test_sparse(void **state) {
     (void)state;
     enum { TENSORS = 1000 };
@@ -152,7 +158,7 @@ static void test_sparse(void **state) {
         wherry_file_close(file);
         wherry_allocator_set(NULL);
         static uint64_t calls;
-        assert_true(k == 0 || memory.calls == calls); /* the same work for a thousand times the bytes */
+        assert_true(k == 0 || memory.calls == calls); /* the same work for a thousand times as many bytes */
         calls = memory.calls;
     }
     scratch_close(&folder);

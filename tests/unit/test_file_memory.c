@@ -1,4 +1,4 @@
-/* Every allocation fails in turn, the JSON library's too: WHERRY_NO_MEMORY, nothing held, no file left behind. */
+/* Every allocation fails in turn, also Jansson's: WHERRY_NO_MEMORY, no leak, no file left. */
 #include <jansson.h>
 
 #include <wherry/file.h>
@@ -27,7 +27,7 @@ static const char *const names[] = {"a.safetensors", "a.safetensors.index.json",
 
 enum { NAMES = sizeof(names) / sizeof(*names) };
 
-/** What all formats hold. */
+/** A state that every format can hold. */
 static wherry_value *make_state(void) {
     return build_dict("a", build_tensor(build_storage(40, 1), WHERRY_F32, 0, 2, SHAPE(2, 5), NULL), "b",
                       build_list(build_tensor(build_storage(8, 2), WHERRY_I64, 0, 0, NULL, NULL), NULL), NULL);
@@ -57,7 +57,7 @@ static wherry_status try_write(size_t name, const wherry_value *state, wherry_er
     return wherry_file_write(scratch_file(&output, names[name]), state, &options, error);
 }
 
-/** Files that must be refused, each for a reason of its own: saying so takes memory as well, or does without. */
+/** Opens a bad file of each format: filling the error may need memory too. */
 static wherry_status try_bad(size_t name, const wherry_value *state, wherry_error *error) {
     static const char *const bad[] = {"overlap.safetensors", "tensor_missing.safetensors.index.json",
                                       "digests_missing.wherry"};
@@ -71,7 +71,7 @@ static wherry_status try_bad(size_t name, const wherry_value *state, wherry_erro
 
 typedef wherry_status (*try_fn)(size_t name, const wherry_value *state, wherry_error *error);
 
-/** Lets the first allocation fail, then the second, and so on, until there are no more. */
+/** Makes the first allocation fail, then the second, and so on, until all succeed. */
 static void fail_all(size_t name, try_fn attempt, const wherry_value *state) {
     wherry_status status = WHERRY_NO_MEMORY;
     uint64_t failures = 0;

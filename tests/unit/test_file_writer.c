@@ -1,4 +1,4 @@
-/* Writing files: straight from a receive, and so that nothing half done is ever found under the name. */
+/* Writing files: directly from a receive; and a name never refers to an incomplete file. */
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
@@ -40,7 +40,7 @@ static wherry_file_write_options with_flags(uint32_t flags) {
     return options;
 }
 
-/** The file must hold that state. */
+/** Fails unless the file holds that state. */
 static void expect_file(const char *path, const wherry_value *state) {
     wherry_file *file;
     if (wherry_file_open(path, NULL, &file, &error) != WHERRY_OK) {
@@ -65,7 +65,7 @@ static void *data_of(const wherry_value *state, const char *name) {
     return wherry_storage_data(wherry_tensor_get(wherry_dict_get(state, name))->storage);
 }
 
-/* ---- straight from a receive ---- */
+/* ---- receiving into a file ---- */
 
 typedef struct landing {
     const char *path;
@@ -93,7 +93,7 @@ static bool has_no_shards(const wherry_value *state) {
     return none;
 }
 
-/** A receive straight into a file. @return bytes that were moved. */
+/** Receives into a file. @return the bytes that moved. */
 static uint64_t receive_file(const wherry_value *source, landing *l, uint32_t flags) {
     ferry_world world = ferry_open();
     ferry_call calls[] = {ferry_send(&world, 0, 1, source), ferry_receive(&world, 1, 0)};
@@ -105,7 +105,10 @@ static uint64_t receive_file(const wherry_value *source, landing *l, uint32_t fl
     ferry_expect_ok(calls + 1);
     must(wherry_file_writer_finish(l->writer, &error));
     wherry_file_writer_destroy(l->writer);
-    /* What was received outlives the writer. Shards name the receiving rank, so that a state with some is another. */
+    /*
+     * The received state outlives the writer. A ShardedTensor names the receiving rank, so it
+     * differs.
+     */
     if (has_no_shards(source) &&
         wherry_value_compare(calls[1].received, source, WHERRY_COMPARE_NO_SHARING, &error) != WHERRY_OK) {
         fail_msg("%s", error.message);
@@ -137,13 +140,13 @@ static void test_received_any_state(void **state) {
         wh_random random = {seed};
         wherry_value *source = wh_random_state(&random);
         landing l = {scratch_file(&folder, "a.wherry"), with_flags(WHERRY_FILE_DIGESTS), NULL};
-        receive_file(source, &l, WHERRY_RECV_ANY_BOX); /* it keeps the part of rank 0 */
+        receive_file(source, &l, WHERRY_RECV_ANY_BOX); /* the file holds the part of rank 0 */
         expect_file(l.path, source);
         wherry_value_destroy(source);
     }
 }
 
-/** What an earlier receive has left is not moved again. */
+/** What an earlier receive left in the part is not moved again. */
 static void test_resumed(void **state) {
     (void)state;
     enum { LARGE = 24 << 20 };
@@ -153,8 +156,7 @@ static void test_resumed(void **state) {
     assert_false(wherry_file_writer_resumed(writer));
     memcpy(data_of(wherry_file_writer_target(writer), "a"), data_of(source, "a"), LARGE / 2);
     wherry_value *kept;
-    must(wherry_value_copy(wherry_file_writer_target(writer), &kept,
-                           &error)); /* which does not keep others from writing */
+    must(wherry_value_copy(wherry_file_writer_target(writer), &kept, &error)); /* which does not lock the part */
     wherry_file_writer_destroy(writer);
     assert_int_equal(scratch_count(&folder), 1);
     assert_int_equal(access(path, F_OK), -1);
@@ -171,7 +173,7 @@ static void test_resumed(void **state) {
     expect_file(path, source);
     assert_int_equal(scratch_count(&folder), 1);
 
-    /* A part of another state is none to go on with. */
+    /* A part of another state is not resumed. */
     writer = begin(path, source, WHERRY_FILE_KEEP_PART);
     memset(data_of(wherry_file_writer_target(writer), "b"), 7, 77);
     wherry_file_writer_destroy(writer);
@@ -185,8 +187,11 @@ static void test_resumed(void **state) {
     wherry_value_destroy(source);
 }
 
-/** Whoever goes on with a part has its room, also where the one who left it found none; and a part without any is not left. */
-static void test_room_of_what_is_resumed(void **state) {
+/**
+ * Resuming reserves disk space that the earlier writer could not get; and a writer that gets none
+ * leaves no part.
+ */
+static void test_resuming_reserves_space(void **state) {
     (void)state;
     enum { LARGE = 1 << 20 };
     wherry_value *source = bytes(LARGE, 1);
@@ -218,7 +223,10 @@ static void test_room_of_what_is_resumed(void **state) {
     wherry_value_destroy(source);
 }
 
-/** A file that is cut off while it is sent: where the system reads the bytes, both sides fail, and nobody else is harmed. */
+/**
+ * A file is truncated while it is sent, and the kernel reads its bytes: both sides fail, without a
+ * signal.
+ */
 static void test_cut_while_sent(void **state) {
     (void)state;
     enum { LARGE = 16 << 20 };
@@ -243,7 +251,7 @@ static void test_cut_while_sent(void **state) {
     wherry_value_destroy(source);
 }
 
-/* ---- whole or not at all ---- */
+/* ---- complete or absent ---- */
 
 static void test_abandoned(void **state) {
     (void)state;
@@ -269,7 +277,7 @@ static void test_abandoned(void **state) {
     wherry_value_destroy(two);
 }
 
-/** A process that dies leaves its part behind, which the next one takes over. */
+/** A killed process leaves its part, and the next writer takes it over. */
 static void test_killed(void **state) {
     (void)state;
     wherry_value *one = build_dict("a", bytes(1000, 1), NULL);
@@ -305,7 +313,7 @@ static void test_one_at_a_time(void **state) {
     wherry_file_writer *second = NULL;
     must_fail(WHERRY_REFUSED, error, wherry_file_writer_create(path, source, NULL, &second, &error));
     assert_null(second);
-    assert_int_equal(scratch_count(&folder), 1); /* the part of the first is still there */
+    assert_int_equal(scratch_count(&folder), 1); /* the part of the first writer */
     wherry_file_writer_destroy(first);
     first = begin(path, source, 0);
     wherry_file_writer_destroy(first);
@@ -342,7 +350,7 @@ static void test_no_place(void **state) {
     wherry_value_destroy(source);
 }
 
-/** The index comes last: without it there is no file. */
+/** The index is renamed last: until then there is no checkpoint. */
 static void test_shards_move_last(void **state) {
     (void)state;
     wherry_value *source = build_dict("a", bytes(1000, 1), "b", bytes(1000, 2), NULL);
@@ -356,7 +364,7 @@ static void test_shards_move_last(void **state) {
     must_fail(WHERRY_SYSTEM, error, wherry_file_writer_finish(writer, &error));
     assert_int_equal(access(path, F_OK), -1);
     rmdir(obstacle);
-    must(wherry_file_writer_finish(writer, &error)); /* it can be tried again */
+    must(wherry_file_writer_finish(writer, &error)); /* finishing can be repeated */
     assert_int_equal(access(path, F_OK), 0);
     wherry_file_writer_destroy(writer);
     assert_int_equal(scratch_count(&folder), 3);
@@ -390,7 +398,7 @@ static void test_other_memory(void **state) {
     wherry_value_destroy(bare);
 }
 
-/** Bytes that no tensor covers are not written, and take no room on the disk. */
+/** Bytes that no tensor covers are not written, and take no disk space. */
 static void test_holes(void **state) {
     (void)state;
     static const int64_t strides[] = {1 << 20, 100};
@@ -404,7 +412,7 @@ static void test_holes(void **state) {
         expect_file(path, sparse);
         struct stat info;
         assert_int_equal(stat(path, &info), 0);
-        assert_true(info.st_size > 64 << 20 && info.st_blocks * 512 < 48 << 20); /* file systems round up, generously */
+        assert_true(info.st_size > 64 << 20 && info.st_blocks * 512 < 48 << 20); /* file systems round up */
         wherry_file *file;
         must(wherry_file_open(path, NULL, &file, &error));
         const char *data = data_of(wherry_file_state(file), "a");
@@ -426,7 +434,7 @@ int main(void) {
         cmocka_unit_test_setup_teardown(test_received, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_received_any_state, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_resumed, set_up, tear_down),
-        cmocka_unit_test_setup_teardown(test_room_of_what_is_resumed, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_resuming_reserves_space, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_cut_while_sent, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_abandoned, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_killed, set_up, tear_down),

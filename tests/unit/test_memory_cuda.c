@@ -1,4 +1,4 @@
-/* Memory of CUDA devices: on a real one where there is, else on the fake driver. */
+/* Memory of CUDA devices: on a real device if there is one, otherwise on the fake driver. */
 #include <stdlib.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
@@ -48,7 +48,7 @@ static void test_refusals(void **state) {
 
 enum { RUNS = 20000, PIECE = 700 };
 
-/** Many runs, apart and in another order, on the device and to pinned memory; none writes a byte too many. */
+/** Many scattered runs, on the device and to pinned memory; none writes a byte too many. */
 static void copy_many(wh_cuda_run_kind way, size_t align) {
     size_t span = RUNS * PIECE;
     wherry_storage *from = build_device_storage(0, span, 3);
@@ -108,7 +108,7 @@ static void test_many_runs(void **state) {
     unsetenv("WHERRY_PINNED_MIB");
 }
 
-/** Long runs go by several blocks of threads, and by several launches. */
+/** Long runs take several blocks of threads and several launches. */
 static void test_long_runs(void **state) {
     (void)state;
     enum { COUNT = 5 };
@@ -137,7 +137,7 @@ static void test_long_runs(void **state) {
     wherry_storage_unref(to);
 }
 
-/** Allocations that lie end to end: a run over two of them is copied, though the driver copies within one alone. */
+/** A run over two adjacent allocations is copied, although the driver copies only inside one. */
 static void test_run_over_allocations(void **state) {
     (void)state;
     enum { COUNT = 64, BYTES = 4096 };
@@ -174,7 +174,7 @@ static void test_run_over_allocations(void **state) {
     }
 }
 
-/** More tickets than there are events, and each passes. */
+/** More tickets than events; each passes. */
 static void test_tickets(void **state) {
     (void)state;
     wherry_storage *memory = build_device_storage(0, 4096, 0);
@@ -222,7 +222,7 @@ static void test_pinned(void **state) {
     must_fail(WHERRY_LIMIT, error, wh_pinned_take(0, 8 << 20, &large, &error));
     wh_pinned_give(two, 1);
     wh_pinned_give(one, 1);
-    must(wh_pinned_take(0, 8 << 20, &large, &error)); /* those that are kept give way */
+    must(wh_pinned_take(0, 8 << 20, &large, &error)); /* frees the cached blocks */
     wh_pinned_give(large, 8 << 20);
     unsetenv("WHERRY_PINNED_MIB");
     must(wh_cuda_await_stream(NULL, 1, NULL, wh_deadline_in_ms(5000), &error));
@@ -230,7 +230,7 @@ static void test_pinned(void **state) {
 
 enum { SHARED_BYTES = 1 << 20 };
 
-/** What the two processes hand over. */
+/** What the two processes share. */
 typedef struct handover {
     wh_cuda_allocation allocation;
     volatile int described;
@@ -246,7 +246,7 @@ static void await_flag(const volatile int *flag) {
     }
 }
 
-/** The other process: it has a driver of its own. */
+/** The other process, with its own driver. */
 static void read_shared(handover *shared) {
     wherry_error why = {.status = WHERRY_OK};
     wh_cuda_import import;
@@ -266,7 +266,7 @@ static void read_shared(handover *shared) {
     shared->read = 1;
 }
 
-/** Forked before this process has used the driver: the child has one of its own. */
+/** Forks before this process uses the driver, so that the child can load its own. */
 static handover *shared_memory;
 static pid_t child;
 
@@ -293,7 +293,7 @@ static void test_shared(void **state) {
     wherry_storage_unref(storage);
 }
 
-/** What costs the context is said, whichever it is, and what does not is not. */
+/** The message says that the context is broken for exactly the errors that break it. */
 static void test_broken_contexts(void **state) {
     (void)state;
     static const int answers[] = {214, 220, 700, 719, 704, 999};
@@ -307,13 +307,13 @@ static void test_broken_contexts(void **state) {
     }
 }
 
-/** Behind a fork the driver is of no use, and the error says what to do. */
+/** The driver does not work in a forked child, and the error says what to do. */
 static void test_forked(void **state) {
     (void)state;
     int end;
     wherry_storage *storage;
     if (!fake_driver_find().shadow) {
-        return; /* what a real driver does there is not to be relied on */
+        return; /* a real driver's behaviour there is undefined */
     }
     pid_t forked = fork();
     if (forked == 0) {

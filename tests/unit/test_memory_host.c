@@ -1,4 +1,4 @@
-/* Host memory: zeroed, aligned to huge pages where large, given back whole. */
+/* Host memory: zeroed, aligned to huge pages if it is large, and fully released. */
 #include <errno.h>
 #include <fcntl.h>
 #include <setjmp.h>
@@ -19,7 +19,7 @@
 
 static const wherry_device cpu = {WHERRY_DEVICE_CPU, -1};
 
-/** Bytes of address space that the process has; read without allocating. */
+/** The size of the process's address space, read without allocating. */
 static uint64_t address_space(void) {
     char text[128];
     int file = open("/proc/self/statm", O_RDONLY | O_CLOEXEC);
@@ -94,7 +94,9 @@ static void test_large(void **state) {
     }
 }
 
-/* Pages come when they are touched: far more than the machine has can be mapped. */
+/*
+ * Pages are allocated when they are touched, so far more than the machine's memory can be mapped.
+ */
 static void test_pages_come_when_touched(void **state) {
     (void)state;
     const wh_memory_ops *host = wh_memory_of(WHERRY_DEVICE_CPU);
@@ -129,7 +131,7 @@ static void test_more_than_any_machine_has(void **state) {
     check_refused((uint64_t)INT64_MAX - 2 * HUGE_PAGE, ENOMEM);
 }
 
-/* As all outputs, *data_p is written only on success. */
+/* *data_p is written only on success. */
 static void test_no_memory(void **state) {
     (void)state;
     counting count;

@@ -1,4 +1,4 @@
-/* Which pages memory lies on, as far as the kernel says. */
+/* Small and huge pages, as far as the kernel reports them. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdbool.h>
@@ -42,7 +42,7 @@ static void test_kinds(void **state) {
     munmap(data, ROOM);
 }
 
-/** What the kernel says elsewhere of the mapping that an address is in. */
+/** What /proc/self/smaps says about the mapping of an address. */
 static bool has_huge_pages(const char *at) {
     char line[256];
     bool here = false;
@@ -63,7 +63,7 @@ static bool has_huge_pages(const char *at) {
     return huge;
 }
 
-/** The system may have none to give: then they are small. */
+/** The system may have no huge pages left; then pages are small. */
 static void test_huge(void **state) {
     (void)state;
     char *data = mmap(NULL, ROOM, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
