@@ -77,9 +77,7 @@ else:
 
 
 def _own_host() -> str:
-    """The address at which other replicas reach this process: the one on the route to the
-    lighthouse.
-    """
+    """The address at which other replicas reach this process, on the route to the lighthouse."""
     given = os.environ.get("TORCHFT_LIGHTHOUSE", "")
     lighthouse = urlsplit(given if "://" in given else f"//{given}").hostname
     if lighthouse is not None and is_loopback(lighthouse):
@@ -178,8 +176,9 @@ class Transport(_Base[T]):
         self.last_stats: Stats | None = None
 
     def metadata(self) -> str:
-        """The ticket with which a receiver reaches this process. torchft hands it on, and writes it
-        to its log.
+        """The ticket with which a receiver reaches this process.
+
+        torchft hands it on, and writes it to its log.
 
         Anyone who reads a ticket can fetch the states that are offered, unless WHERRY_SECRET or
         WHERRY_SECRET_FILE is set: then the ticket has no secret, and receivers need the same one in
@@ -190,8 +189,9 @@ class Transport(_Base[T]):
     def send_checkpoint(
         self, dst_ranks: Iterable[int], step: int, state_dict: T, timeout: Duration
     ) -> None:
-        """Offers a state and returns at once. It is served in the background until
-        :meth:`disallow_checkpoint`.
+        """Offers a state and returns at once.
+
+        It is served in the background until :meth:`disallow_checkpoint`.
 
         The state and its tensors must not change until that has returned. A receiver that asks for
         another step gets an error. A second call ends the first offer.
@@ -218,8 +218,9 @@ class Transport(_Base[T]):
         self._resources.end_server()
 
     def recv_checkpoint(self, src_rank: int, metadata: str, step: int, timeout: Duration) -> T:
-        """Fetches the state of a step from the process that gave this :meth:`metadata`, and waits
-        for it if need be.
+        """Fetches the state of a step from the process that gave this :meth:`metadata`.
+
+        Waits until that process serves the step.
 
         Raises wherry.Timeout, also if that process is gone; wherry.Mismatch if it offers another
         step.
@@ -309,9 +310,7 @@ def _fetch(
 
 
 def _mesh_rank() -> int:
-    """The rank of this process in torch's default group, as meshes name it; 0 if there is no such
-    group.
-    """
+    """The rank of this process in torch's default group, as meshes name it; 0 without one."""
     distributed = sys.modules.get("torch.distributed")
     if distributed is None or not distributed.is_available() or not distributed.is_initialized():
         return 0

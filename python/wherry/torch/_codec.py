@@ -227,8 +227,9 @@ class TorchCodec(Codec):
     # Devices.
 
     def new_on(self, device: Any, or_else: Any = None) -> None:
-        """A CUDA device takes new tensors that the source has on CUDA, a device of another kind
-        takes all of them.
+        """Says where new tensors go.
+
+        A CUDA device takes those that the source has on CUDA. A device of another kind takes all.
         """
         found = torch.device("cpu" if device is None else device)
         if found.type == "meta":
@@ -258,8 +259,9 @@ class TorchCodec(Codec):
         self._staging.fill_device()
 
     def stream(self, devices: Iterable[int], fixed: bool = False) -> int:
-        """A stream behind all work that this thread's current streams have queued on these devices;
-        0: default streams.
+        """A stream behind all work that torch has queued on these devices; 0: the default streams.
+
+        That is the work on this thread's current streams.
 
         A call returns when its copies are done, so it has nothing to tell torch's streams or
         allocator afterwards.
@@ -275,7 +277,8 @@ class TorchCodec(Codec):
         if not fixed and len(current) == 1:
             return int(current[0].cuda_stream)
         # From torch's pool, which never destroys a stream.
-        behind = torch.cuda.Stream(current[0].device)  # type: ignore[no-untyped-call, unused-ignore]
+        make: Any = torch.cuda.Stream
+        behind = make(current[0].device)
         for stream in current:
             behind.wait_stream(stream)
         return int(behind.cuda_stream)

@@ -126,8 +126,9 @@ class Operation:
         return self._done.wait(seconds)
 
     def end(self) -> None:
-        """Ends the operation. A wait that times out closes the group's connections, and then gloo
-        leaves the memory alone.
+        """Ends the operation.
+
+        A wait that times out closes the group's connections, and then gloo leaves the memory alone.
 
         The waiting thread usually notices. It does not if the other side died while a piece was
         moving: gloo wakes nobody then, and the thread ends with its limit, or with the process.

@@ -1,4 +1,4 @@
-"""What Wherry needs to know of a torch process group: its backend, its store, its ranks, its hosts."""
+"""What Wherry needs to know of a torch process group: backend, store, ranks and hosts."""
 
 from __future__ import annotations
 
@@ -52,8 +52,9 @@ def _inside(pg: Any) -> Any:
 
 
 def _check_rank(pg: Any) -> None:
-    """Refuses a class that knows its size but not its rank, such as torchft's for groups in another
-    process.
+    """Refuses a class that knows its size but not its rank.
+
+    torchft has such classes, for groups in another process.
     """
     base, own = dist.ProcessGroup, type(pg)
     if not isinstance(pg, base) or own.rank is not base.rank or own.size is base.size:

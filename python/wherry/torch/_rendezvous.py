@@ -152,8 +152,9 @@ def _held(lock: threading.Lock, source: int, deadline: Deadline) -> Iterator[Non
 
 
 class StoreRendezvous(Rendezvous):
-    """This process has a listener, whose ticket is in the store, and connections to other ranks'
-    listeners.
+    """Listeners whose tickets are in the store.
+
+    This process may have a listener, and connections to the listeners of other ranks.
     """
 
     def __init__(self, pg: Any, store: Store) -> None:
@@ -317,9 +318,7 @@ class AddressRendezvous(Rendezvous):
     def should_retry(
         self, source: int, connection: Connection, error: Error, deadline: Deadline
     ) -> bool:
-        """A source that has left the group, but whose process lives on, is waited for until it
-        joins again.
-        """
+        """Waits for a source that has left the group and lives on, until it joins again."""
         rank = self._ranks[source]
         if not isinstance(error, PeerLost) or not connection.returned([rank], deadline):
             return False

@@ -1,5 +1,4 @@
-"""Tensors on devices without a lane of their own (XPU, MPS, HPU, ...): torch copies them through
-host memory.
+"""Staging: torch copies tensors through host memory if their device has no lane (XPU, MPS, ...).
 
 The library sees host memory in their place. Torch copies between the two in buckets of at most 128
 MiB: many small storages share a bucket and cross in one copy, a large one crosses in several. The

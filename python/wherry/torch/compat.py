@@ -1,9 +1,8 @@
-"""The names of ``torch.distributed.checkpoint._pg_transport``, for programs and test suites that
-were written for that module.
+"""The names of ``torch.distributed.checkpoint._pg_transport``, for programs that use them.
 
-``PGTransport`` is Wherry's. The functions give what the reference's give, from what Wherry itself
-reads of a state: the tensors and storages of ``wherry._core.build``. Wherry's transport needs none
-of them; the wire has a format of its own.
+``PGTransport`` is Wherry's. The functions return what torch's functions return, but take it from
+what Wherry reads: the tensors and storages of ``wherry._core.build``. Wherry's transport uses none
+of them.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ _BY_CODE: dict[int, torch.dtype] = {code: dtype for dtype, code in DTYPES.items(
 
 @dataclass
 class _TensorMeta:
-    """How a tensor lies in its storage, and how long that is."""
+    """The layout of a tensor in its storage, and the size of the storage."""
 
     shape: torch.Size
     dtype: torch.dtype
@@ -57,7 +56,7 @@ class _TensorMeta:
 
 @dataclass
 class _DTensorMeta:
-    """A DTensor: its local part, and its spec."""
+    """A DTensor: its local part and its spec."""
 
     local: _TensorMeta
     spec: DTensorSpec
@@ -65,7 +64,7 @@ class _DTensorMeta:
 
 @dataclass
 class _ShardedTensorMeta:
-    """A ShardedTensor: its local shards, and the metadata of all."""
+    """A ShardedTensor: its local shards, and the metadata of all shards."""
 
     local_shards_meta: list[_TensorMeta]
     local_shards_shard_metadata: list[ShardMetadata]
@@ -74,9 +73,7 @@ class _ShardedTensorMeta:
 
 @dataclass
 class _StateDictMeta:
-    """A state without the bytes of its tensors: its tree, the path of each leaf, and the leaves,
-    tensors among them as above.
-    """
+    """A state without the bytes of its tensors: its tree, and the path and value of each leaf."""
 
     treespec: TreeSpec
     paths: list[KeyPath]
@@ -92,9 +89,7 @@ def _timeit(name: str) -> Generator[None, None, None]:
 
 
 def _read(values: list[Any]) -> Iterator[tuple[_TensorMeta, int]]:
-    """What the core reads of tensors: of each its layout, and the address of its storage, in order,
-    a shard each.
-    """
+    """The layout of each tensor, or shard, as the core reads it, and the address of its storage."""
     state = _core.build(values, TorchCodec())
     storages = state.storages()
     for _, dtype, shape, strides, offset, number, _ in state.tensors():
@@ -118,7 +113,7 @@ def _plain(tensor: torch.Tensor) -> torch.Tensor:
 def _whole(
     tensor: torch.Tensor, meta: _TensorMeta, address: int, dtype: torch.dtype
 ) -> torch.Tensor:
-    """The storage of a tensor as a line of elements of another type."""
+    """The storage of a tensor as a one-dimensional tensor of another dtype."""
     storage = tensor.untyped_storage()
     if storage.data_ptr() != address or meta.nbytes % dtype.itemsize:
         raise AssertionError(
@@ -129,21 +124,19 @@ def _whole(
 
 
 def _cast_tensor(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """The whole storage of a tensor, whatever part of it that is, as a line of elements of another
-    type. No bytes are copied.
-    """
+    """The whole storage of a tensor as a one-dimensional tensor of another dtype. No copy."""
     ((meta, address),) = _read([_plain(tensor)])
     return _whole(tensor, meta, address, dtype)
 
 
 def _prepare_tensor(tensor: torch.Tensor) -> tuple[torch.Tensor, _TensorMeta]:
-    """The bytes of the storage of a tensor, and how the tensor lies in it."""
+    """The bytes of a tensor's storage, and the layout of the tensor in it."""
     ((meta, address),) = _read([_plain(tensor)])
     return _whole(tensor, meta, address, torch.uint8), meta
 
 
 def _parts(leaf: object) -> list[torch.Tensor]:
-    """The tensors with memory that a leaf has in this process."""
+    """The tensors that a leaf has in this process."""
     if isinstance(leaf, DTensor):
         return [leaf._local_tensor]
     if isinstance(leaf, ShardedTensor):
@@ -154,9 +147,9 @@ def _parts(leaf: object) -> list[torch.Tensor]:
 def _prepare_state_dict(
     state_dict: object, device: torch.device
 ) -> tuple[_StateDictMeta, list[torch.Tensor]]:
-    """What describes a state, and the bytes of its tensors, in the order of the leaves.
+    """Describes a state, and gives the bytes of its tensors in the order of the leaves.
 
-    device: as the reference, not used.
+    `device` is not used; torch's function has it.
     """
     leaves, treespec = tree_flatten_with_path(state_dict)
     parts = [_plain(part) for _, leaf in leaves for part in _parts(leaf)]

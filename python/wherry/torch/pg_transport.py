@@ -59,8 +59,9 @@ class _Current:
 
 
 class PGTransport:
-    """Sends and receives checkpoints between the ranks of a process group. Replaces torch's class
-    of this name.
+    """Sends and receives checkpoints between the ranks of a process group.
+
+    It replaces torch's class of this name.
 
     ``pg`` is a process group of any backend, or a wrapper of one, such as torchft's. The ranks meet
     through its store, and the bytes take the fastest lane to the other rank instead of the group.
@@ -266,9 +267,7 @@ class PGTransport:
         return self._options
 
     def _find_rendezvous(self) -> Rendezvous:
-        """The rendezvous for the group that is inside `pg` at this moment: a wrapper may have got
-        another one.
-        """
+        """The rendezvous for the group inside `pg`. A wrapper may have got another one."""
         pg = _process_group.unwrap(self._pg)
         with self._current.lock:
             if self._current.closed:
