@@ -14,8 +14,8 @@ from typing import Any, Protocol
 
 from wherry import _core, _types
 from wherry._nodes import TENSOR_CONJ, TENSOR_NEG, Memory, Object
-from wherry._types import Decoder, Encoder, Refuse, check_arguments, expect
-from wherry.errors import Malformed, Unsupported
+from wherry._types import Decoder, DecoderMaker, Encoder, Refuse, check_arguments, expect, hostile
+from wherry.errors import Unsupported
 
 #: The code of each element type by PyTorch's name, and its size in bytes by code.
 CODES = {name: code for name, (code, _) in _core.DTYPES.items()}
@@ -258,7 +258,7 @@ def _time_name(dtype: Any) -> str | None:
 def _check_time(name: object) -> str:
     """A received name of a datetime64 or timedelta64 dtype."""
     if type(name) is not str or not _TIME.fullmatch(name):
-        raise Malformed(f"there is no element type {name!r:.80}; the sender is broken or hostile")
+        raise hostile(f"there is no element type {name!r:.80}")
     return name
 
 
@@ -368,19 +368,16 @@ def _scalar_decoder(arguments: dict[str, Any]) -> Decoder:
     def decode(payload: Any) -> Any:
         data = expect(payload, bytes)
         if len(data) != dtype.itemsize:
-            raise Malformed(
-                f"a scalar of type {name} has {dtype.itemsize} bytes, not {len(data)}; "
-                "the sender is broken or hostile"
-            )
+            raise hostile(f"a scalar of type {name} has {dtype.itemsize} bytes, not {len(data)}")
         return numpy.frombuffer(_little(data, dtype), dtype)[0]
 
     return decode
 
 
-SCALAR_DECODERS: dict[str, Callable[[dict[str, Any]], Decoder]] = {"numpy.scalar": _scalar_decoder}
+SCALAR_DECODERS: dict[str, DecoderMaker] = {"numpy.scalar": _scalar_decoder}
 
 
-def array_decoder(to_array: Callable[[Any], Any]) -> Callable[[dict[str, Any]], Decoder]:
+def array_decoder(to_array: Callable[[Any], Any]) -> DecoderMaker:
     """For numpy.ndarray. ``to_array`` makes an array from the result of the codec's tensor()."""
 
     def make(arguments: dict[str, Any]) -> Decoder:
@@ -392,9 +389,7 @@ def array_decoder(to_array: Callable[[Any], Any]) -> Callable[[dict[str, Any]], 
             if time is None or array is None:
                 return array
             if array.dtype != "int64":
-                raise Malformed(
-                    f"times are sent as int64, not {array.dtype}; the sender is broken or hostile"
-                )
+                raise hostile(f"times are sent as int64, not {array.dtype}")
             return array.view(time)
 
         return decode
@@ -402,7 +397,7 @@ def array_decoder(to_array: Callable[[Any], Any]) -> Callable[[dict[str, Any]], 
     return make
 
 
-def bytearray_decoder(to_array: Callable[[Any], Any]) -> Callable[[dict[str, Any]], Decoder]:
+def bytearray_decoder(to_array: Callable[[Any], Any]) -> DecoderMaker:
     """For python.bytearray."""
 
     def make(arguments: dict[str, Any]) -> Decoder:
@@ -413,9 +408,7 @@ def bytearray_decoder(to_array: Callable[[Any], Any]) -> Callable[[dict[str, Any
             if array is None:
                 return None
             if array.ndim != 1 or array.dtype != "uint8":
-                raise Malformed(
-                    "a bytearray has one dimension of uint8; the sender is broken or hostile"
-                )
+                raise hostile("a bytearray has one dimension of uint8")
             return bytearray(array)
 
         return decode

@@ -1,7 +1,13 @@
-"""Names of types as they travel: `python.OrderedDict`, `python.namedtuple {"class":"mod.Point"}`.
+"""Type names, and the encoders and decoders of Python's own types.
 
-A name, and where it has arguments one space and a JSON object in ASCII, without spaces, its keys sorted. docs/python-types.md has the
-list. Nothing that a name says is imported or executed: a class is found only where this process has it already.
+A type name is a name, or a name, one space and its arguments: a JSON object in ASCII, without
+spaces, its keys sorted. Examples: `python.set`, `python.namedtuple {"class":"mod.Point"}`.
+docs/python-types.md lists them. Nothing in a name is imported or executed: a class is found only if
+this process has already imported it.
+
+An encoder turns a value into a node. It is made once per type. A decoder turns a payload into a
+value. It is made from the arguments of the type name, so names are checked before the payload is
+there. Sets, and dicts with keys that are not scalars, are in _codec.
 """
 
 from __future__ import annotations
@@ -22,9 +28,24 @@ from typing import Any, NoReturn
 from wherry._nodes import Object
 from wherry.errors import Malformed, Unsupported
 
-# ---- py ----
+Encoder = Callable[[Any], Any]
+Decoder = Callable[[Any], Any]
+DecoderMaker = Callable[[dict[str, Any]], Decoder]
+Refuse = Callable[[object, str], Any]
 
 _MISSING = object()
+
+
+def hostile(text: str) -> Malformed:
+    """The error for bytes that no sound sender sends."""
+    return Malformed(f"{text}; the sender is broken or hostile")
+
+
+def _other_program(text: str) -> Malformed:
+    return Malformed(f"{text}; both sides must run the same version of the program")
+
+
+# ---- type names ----
 
 
 def format_type_name(name: str, **arguments: object) -> str:
@@ -32,64 +53,90 @@ def format_type_name(name: str, **arguments: object) -> str:
     given = {key: value for key, value in arguments.items() if value is not None}
     if not given:
         return name
-    return name + " " + json.dumps(given, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return f"{name} {json.dumps(given, sort_keys=True, separators=(',', ':'), allow_nan=False)}"
 
 
 def parse_type_name(text: str) -> tuple[str, dict[str, Any]]:
-    """Name and arguments of a text from elsewhere. Raises ValueError or RecursionError where it is not of that form."""
+    """Name and arguments of a received text. Raises ValueError or RecursionError if it is bad."""
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(pairs)
+        if len(found) != len(pairs):
+            raise ValueError("a key occurs twice")
+        return found
+
+    def no_constant(text: str) -> NoReturn:
+        raise ValueError(f"{text} is not JSON")
+
     name, space, rest = text.partition(" ")
     if not space:
         return name, {}
-    arguments = json.loads(rest, object_pairs_hook=_unique, parse_constant=_no_constant)
+    arguments = json.loads(rest, object_pairs_hook=unique, parse_constant=no_constant)
     if type(arguments) is not dict:
         raise ValueError("the arguments are not a JSON object")
     return name, arguments
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        raise ValueError("a key occurs twice")
-    return found
+def check_arguments(arguments: dict[str, Any], *allowed: str) -> None:
+    """Refuses unknown arguments: they may matter."""
+    for name in arguments:
+        if name not in allowed:
+            raise Unsupported(
+                f"its type name has an argument {name!r:.80} that this version does not know; "
+                "update wherry here"
+            )
 
 
-def _no_constant(text: str) -> NoReturn:
-    raise ValueError(f"{text} is not JSON")
+def no_arguments(decoder: Decoder) -> DecoderMaker:
+    """The maker for a type name without arguments."""
+
+    def make(arguments: dict[str, Any]) -> Decoder:
+        check_arguments(arguments)
+        return decoder
+
+    return make
+
+
+def expect(payload: object, *types: type) -> Any:
+    """The payload, if it has exactly one of these types."""
+    if type(payload) not in types:
+        raise hostile(f"its payload is a {type(payload).__name__}, not a {types[0].__name__}")
+    return payload
+
+
+# ---- classes ----
 
 
 def full_name(cls: type) -> str:
-    """What people know a class by."""
+    """The name of a class in messages."""
     module = cls.__module__
     return cls.__qualname__ if module == "builtins" else f"{module}.{cls.__qualname__}"
 
 
 def importable_name(cls: type) -> str | None:
-    """The name by which another process finds the class, or None where this one could not find it by that either."""
+    """The name by which another process finds the class; None if there is none."""
     name = f"{cls.__module__}.{cls.__qualname__}"
     return name if _look_up(name) is cls else None
 
 
 def find_class(name: object, base: type, what: str) -> type:
-    """The class of that name which this process has, and which is a subclass of base; what: in words, for errors."""
+    """The class with that name in this process, a subclass of ``base``. ``what`` is for errors."""
     if type(name) is not str:
-        raise Malformed(
-            f"the type name of a {what} names no class; the sender is broken or hostile"
-        )
+        raise hostile(f"the type name of a {what} has no class")
     cls = _look_up(name)
     if cls is None:
         raise Unsupported(
-            f"the {what} is of the class {name}, which is not known in this process; import the module that defines it "
-            "before receiving (a class can only be found under its own name, at the top of its module or in another class)"
+            f"the {what} has the class {name}, which this process does not have; import the module "
+            "that defines it before receiving (the class must be at the top of its module or in "
+            "another class)"
         )
     if not issubclass(cls, base):
-        raise Malformed(
-            f"the class {name} is no {what} here; both sides must run the same version of the program"
-        )
+        raise _other_program(f"the class {name} is not a {what} here")
     return cls
 
 
 def _look_up(name: str) -> type | None:
-    # Through the dicts of modules and classes, not by getattr: a module may have a __getattr__ that imports.
+    # Uses the dicts of modules and classes: getattr could run a __getattr__ that imports.
     parts = name.split(".")
     for cut in range(len(parts) - 1, 0, -1):
         found: object = sys.modules.get(".".join(parts[:cut]))
@@ -102,11 +149,20 @@ def _look_up(name: str) -> type | None:
     return None
 
 
-# JSON of a few more types. An object whose key "$" is there says which type it is.
+def hidden_class(cls: type, refuse: Refuse) -> Encoder:
+    """The encoder for a class that the other side could not find."""
+    reason = (
+        f"the other side could not find {full_name(cls)} by that name: "
+        "define the class at the top of its module"
+    )
+    return lambda value: refuse(value, reason)
+
+
+# ---- JSON with a few more types: an object with the key "$" names its type ----
 
 
 def to_json(value: Any) -> Any:
-    """A value of plain types as JSON that keeps types and order. Raises TypeError for any other."""
+    """A value of plain types as JSON that keeps types and order. Raises TypeError for others."""
     cls = type(value)
     if value is None or cls in (bool, int, str):
         return value
@@ -118,31 +174,21 @@ def to_json(value: Any) -> Any:
         return {"$": "tuple", "items": [to_json(item) for item in value]}
     if cls is bytes:
         return {"$": "bytes", "value": value.hex()}
-    if cls is dict or cls is OrderedDict:
-        return _dict_to_json(value)
-    raise TypeError(full_name(cls))
-
-
-def _dict_to_json(value: Any) -> Any:
-    if type(value) is OrderedDict and vars(value):
+    if cls is not dict and cls is not OrderedDict:
+        raise TypeError(full_name(cls))
+    if cls is OrderedDict and vars(value):
         raise TypeError("an OrderedDict with attributes")
     keys = list(value)
-    # Sorting the keys must not lose their order.
-    if (
-        type(value) is dict
-        and all(type(key) is str for key in keys)
-        and keys == sorted(keys)
-        and "$" not in value
-    ):
-        return {key: to_json(item) for key, item in value.items()}
-    return {
-        "$": type(value).__name__,
-        "items": [[to_json(key), to_json(item)] for key, item in value.items()],
-    }
+    # The keys of a JSON object are sorted, which must not change their order.
+    if cls is dict and all(type(key) is str for key in keys):
+        if keys == sorted(keys) and "$" not in value:
+            return {key: to_json(item) for key, item in value.items()}
+    pairs = [[to_json(key), to_json(item)] for key, item in value.items()]
+    return {"$": cls.__name__, "items": pairs}
 
 
 def from_json(value: Any) -> Any:
-    """The reverse. Raises ValueError, TypeError or KeyError where it is not of that form."""
+    """The inverse of to_json(). Raises ValueError, TypeError or KeyError if the value is bad."""
     if type(value) is list:
         return [from_json(item) for item in value]
     if type(value) is not dict:
@@ -168,11 +214,11 @@ _FROM_JSON: dict[str, Callable[[dict[str, Any]], object]] = {
 }
 
 
-# Attributes of an instance: what is in its __dict__ and its slots.
+# ---- attributes of instances. They are in the type name: paths lead through the payload. ----
 
 
 def attributes_of(value: object) -> dict[str, object]:
-    """Every attribute that the instance itself has."""
+    """The attributes in the __dict__ and the slots of an instance."""
     found = dict(getattr(value, "__dict__", ()))
     cls: Any = type(value)
     for name in _slots(cls):
@@ -184,34 +230,29 @@ def attributes_of(value: object) -> dict[str, object]:
 
 @functools.lru_cache(maxsize=1024)
 def _slots(cls: Any) -> tuple[str, ...]:
-    return tuple(copyreg._slotnames(cls))  # type: ignore[attr-defined]  # pickle's own list; the stubs leave it out
+    return tuple(copyreg._slotnames(cls))  # type: ignore[attr-defined]  # as pickle does
 
 
 def may_set(cls: Any, name: object) -> bool:
-    """Whether an attribute of an instance may come from another process: none that stands for a method or a rule."""
-    if (
-        type(name) is not str
-        or not name.isidentifier()
-        or (name.startswith("__") and name.endswith("__"))
-    ):
+    """True if another process may set this attribute: it must not replace a method or descriptor."""
+    if type(name) is not str or not name.isidentifier():
+        return False
+    if name.startswith("__") and name.endswith("__"):
         return False
     if name in _slots(cls):
         return True
     known = inspect.getattr_static(cls, name, None)
-    return (
-        not callable(known)
-        and not hasattr(type(known), "__set__")
-        and not hasattr(type(known), "__func__")
-    )
+    kind = type(known)
+    return not (callable(known) or hasattr(kind, "__set__") or hasattr(kind, "__func__"))
 
 
 def set_attributes(value: object, attributes: dict[str, object], what: str) -> None:
-    """Gives a new instance its attributes, without running code of its class."""
+    """Sets the attributes of a new instance without running code of its class."""
     cls: Any = type(value)
     for name, item in attributes.items():
         if not may_set(cls, name):
-            raise Malformed(
-                f"the {what} has an attribute {name!r:.80} that {full_name(cls)} cannot have; the sender is broken or hostile"
+            raise hostile(
+                f"the {what} has an attribute {name!r:.80} that {full_name(cls)} cannot have"
             )
         if name in _slots(cls):
             object.__setattr__(value, name, item)
@@ -219,100 +260,42 @@ def set_attributes(value: object, attributes: dict[str, object], what: str) -> N
             vars(value)[name] = item
 
 
-Encoder = Callable[[Any], Any]
-Decoder = Callable[[Any], Any]
-Refuse = Callable[[object, str], Any]
-
-#: What a defaultdict may make its values by.
-FACTORIES: dict[str, Callable[[], object]] = {
-    cls.__name__: cls
-    for cls in (
-        bool,
-        bytes,
-        bytearray,
-        complex,
-        dict,
-        float,
-        frozenset,
-        int,
-        list,
-        set,
-        str,
-        tuple,
-        OrderedDict,
-        collections.Counter,
-        deque,
-    )
-}
-_FACTORY_NAMES = {id(factory): name for name, factory in FACTORIES.items()}
-
-
-def expect(payload: object, *types: type) -> Any:
-    """The payload, where it is of one of the exact types."""
-    if type(payload) not in types:
-        raise Malformed(
-            f"its payload is a {type(payload).__name__}, not a {types[0].__name__}; the sender is broken or hostile"
-        )
-    return payload
-
-
-def no_arguments(decoder: Decoder) -> Callable[[dict[str, Any]], Decoder]:
-    """Of a type whose name has no arguments."""
-
-    def make(arguments: dict[str, Any]) -> Decoder:
-        check_arguments(arguments)
-        return decoder
-
-    return make
-
-
-def check_arguments(arguments: dict[str, Any], *allowed: str) -> None:
-    """Refuses arguments that a type does not have: they may say something that must not be overlooked."""
-    for name in arguments:
-        if name not in allowed:
-            raise Unsupported(
-                f"its type name has an argument {name!r:.80} that this version does not know; update wherry here"
-            )
-
-
-# Attributes: they travel in the type name, since paths lead through the payload.
-
-
 def attributes_json(attributes: dict[str, object], cls: type) -> Any:
-    """The attributes as JSON, None where there are none. Raises TypeError with the reason where they cannot travel."""
+    """The attributes as JSON, or None if there are none. Raises TypeError with the reason."""
     made = {}
     for name, item in attributes.items():
         if not may_set(cls, name):
-            raise TypeError(
-                f"its attribute {name!r} stands in the place of something that the class defines"
-            )
+            raise TypeError(f"its attribute {name!r} hides something that the class defines")
         try:
             made[name] = to_json(item)
         except TypeError as error:
-            raise TypeError(f"its attribute {name!r} is more than plain values ({error})") from None
+            raise TypeError(f"its attribute {name!r} is not a plain value ({error})") from None
         except RecursionError:
             raise TypeError(f"its attribute {name!r} is nested too deeply") from None
     return made or None
 
 
 def attributes_from(arguments: dict[str, Any]) -> dict[str, Any]:
-    """The reverse."""
-    return {
-        name: from_json(item)
-        for name, item in expect(arguments.get("attributes", {}), dict).items()
-    }
+    """The inverse of attributes_json(), from the arguments of a type name."""
+    found = expect(arguments.get("attributes", {}), dict)
+    return {name: from_json(item) for name, item in found.items()}
 
 
-# Dicts.
+# ---- dicts ----
+
+#: The default factories that a defaultdict may have.
+_PLAIN: list[type] = [bool, bytes, bytearray, complex, dict, float, frozenset, int, list, set]
+_PLAIN += [str, tuple, OrderedDict, collections.Counter, deque]
+FACTORIES: dict[str, Callable[[], object]] = {cls.__name__: cls for cls in _PLAIN}
+_FACTORY_NAMES = {id(factory): name for name, factory in FACTORIES.items()}
 
 _DICT_BASES: tuple[type, ...] = (OrderedDict, defaultdict, dict)
 
 
 def dict_encoder(cls: type, refuse: Refuse) -> Encoder | None:
-    """For a subclass of dict."""
+    """The encoder for dict and its subclasses."""
     base: Any = next(one for one in _DICT_BASES if issubclass(cls, one))
     class_name = None if cls is base else importable_name(cls)
-    name = "python." + base.__name__
     if cls is not base and class_name is None:
         return hidden_class(cls, refuse)
 
@@ -323,46 +306,41 @@ def dict_encoder(cls: type, refuse: Refuse) -> Encoder | None:
         if factory is not None and factory_name is None:
             return refuse(
                 value,
-                f"its default_factory is {factory!r}, and only {', '.join(FACTORIES)} and None travel: send dict(value)",
+                f"its default_factory is {factory!r}, but must be one of {', '.join(FACTORIES)} "
+                "or None: send dict(value)",
             )
         try:
             packed = attributes_json(attributes, cls) if attributes else None
         except TypeError as error:
             return refuse(value, f"{error}: delete it, or send dict(value)")
-        type_name = format_type_name(
-            name, **{"class": class_name, "factory": factory_name, "attributes": packed}
-        )
+        arguments = {"class": class_name, "factory": factory_name, "attributes": packed}
+        type_name = format_type_name("python." + base.__name__, **arguments)
         return Object(type_name, dict(base.items(value)))
 
     return encode
 
 
-def hidden_class(cls: type, refuse: Refuse) -> Encoder:
-    """For a class that the other side could not find."""
-    reason = (
-        f"{full_name(cls)} cannot be found under that name, as the other side must find it: define the class at the top of "
-        "its module"
-    )
-    return lambda value: refuse(value, reason)
-
-
-def _dict_decoder(base: Any) -> Callable[[dict[str, Any]], Decoder]:
+def _dict_decoder(base: Any) -> DecoderMaker:
     def make(arguments: dict[str, Any]) -> Decoder:
         check_arguments(arguments, "class", "factory", "attributes")
-        cls = find_class(arguments["class"], base, base.__name__) if "class" in arguments else base
-        factory = FACTORIES[arguments["factory"]] if arguments.get("factory") is not None else None
+        cls = base
+        if "class" in arguments:
+            cls = find_class(arguments["class"], base, base.__name__)
+        factory = None
+        if arguments.get("factory") is not None:
+            factory = FACTORIES[arguments["factory"]]
         if factory is not None and base is not defaultdict:
-            raise Malformed(f"a {base.__name__} has no factory; the sender is broken or hostile")
+            raise hostile(f"a {base.__name__} has no factory")
         attributes_from(arguments)
 
         def decode(payload: Any) -> Any:
-            # Straight from the base: a class may have a __new__, an __init__ or an update of its own.
+            # Methods of the base: those of the class must not run.
             made: Any = base.__new__(cls)
             if factory is not None:
                 defaultdict.__init__(made, factory)
             for key, item in expect(payload, dict).items():
                 base.__setitem__(made, key, item)
-            # Read anew each time: two values must not share what an attribute holds.
+            # Decoded for each value: two values must not share the attributes.
             set_attributes(made, attributes_from(arguments), base.__name__)
             return made
 
@@ -371,11 +349,11 @@ def _dict_decoder(base: Any) -> Callable[[dict[str, Any]], Decoder]:
     return make
 
 
-# Classes with fields.
+# ---- classes with fields ----
 
 
 def namedtuple_encoder(cls: Any, refuse: Refuse) -> Encoder | None:
-    """For a subclass of tuple with fields."""
+    """The encoder for a named tuple; None for other subclasses of tuple."""
     fields = getattr(cls, "_fields", None)
     if type(fields) is not tuple or not all(type(field) is str for field in fields):
         return None
@@ -386,13 +364,10 @@ def namedtuple_encoder(cls: Any, refuse: Refuse) -> Encoder | None:
 
     def encode(value: Any) -> Any:
         if len(value) != len(fields):
-            return refuse(value, f"it has {len(value)} items and its class {len(fields)} fields")
-        attributes = attributes_of(value)
-        if attributes:
-            return refuse(
-                value,
-                f"it has an attribute {next(iter(attributes))!r} beside its fields: delete it",
-            )
+            return refuse(value, f"it has {len(value)} items, but its class {len(fields)} fields")
+        if attributes := attributes_of(value):
+            extra = next(iter(attributes))
+            return refuse(value, f"it has an attribute {extra!r} that is not a field: delete it")
         return Object(type_name, dict(zip(fields, tuple.__iter__(value))))
 
     return encode
@@ -403,9 +378,7 @@ def _namedtuple_decoder(arguments: dict[str, Any]) -> Decoder:
     cls = find_class(arguments.get("class"), tuple, "namedtuple")
     fields = getattr(cls, "_fields", None)
     if type(fields) is not tuple:
-        raise Malformed(
-            f"the class {full_name(cls)} is no namedtuple here; both sides must run the same version of the program"
-        )
+        raise _other_program(f"the class {full_name(cls)} is not a namedtuple here")
 
     def decode(payload: Any) -> Any:
         _check_fields(cls, expect(payload, dict), set(fields))
@@ -420,14 +393,12 @@ def _check_fields(cls: type, payload: dict[Any, Any], fields: set[str], more: bo
     if missing or extra:
         lacks = f" lacks {sorted(missing)}" if missing else ""
         has = f" has {sorted(map(str, extra))}" if extra else ""
-        raise Malformed(
-            f"the {full_name(cls)} that was sent{lacks}{' and' if lacks and has else ''}{has}; both sides must run the same "
-            "version of the program"
-        )
+        both = " and" if lacks and has else ""
+        raise _other_program(f"the {full_name(cls)} that was sent{lacks}{both}{has}")
 
 
 def dataclass_encoder(cls: type, refuse: Refuse) -> Encoder | None:
-    """For a dataclass: its fields and whatever other attributes the instance has."""
+    """The encoder for a dataclass: its fields, and other attributes of the instance."""
     if not dataclasses.is_dataclass(cls):
         return None
     class_name = importable_name(cls)
@@ -436,28 +407,24 @@ def dataclass_encoder(cls: type, refuse: Refuse) -> Encoder | None:
     try:
         object.__new__(cls)
     except TypeError:
-        return lambda value: refuse(
-            value, "it is a dataclass that has memory of another type as well"
-        )
+        return lambda value: refuse(value, "it is a dataclass and a builtin type at once")
     fields = tuple(field.name for field in dataclasses.fields(cls))
     type_name = format_type_name("python.dataclass", **{"class": class_name})
 
     def encode(value: Any) -> Any:
-        attributes = attributes_of(value)
+        found = attributes_of(value)
         try:
             payload = {
-                field: attributes.pop(field) if field in attributes else getattr(value, field)
+                field: found.pop(field) if field in found else getattr(value, field)
                 for field in fields
             }
         except AttributeError as error:
             return refuse(value, f"it has a field without a value ({error}): give it one")
-        for name in attributes:
+        for name in found:
             if not may_set(cls, name):
-                return refuse(
-                    value,
-                    f"its attribute {name!r} stands in the place of something that the class defines",
-                )
-        payload.update(attributes)
+                reason = f"its attribute {name!r} hides something that the class defines"
+                return refuse(value, reason)
+        payload.update(found)
         return Object(type_name, payload)
 
     return encode
@@ -467,9 +434,7 @@ def _dataclass_decoder(arguments: dict[str, Any]) -> Decoder:
     check_arguments(arguments, "class")
     cls = find_class(arguments.get("class"), object, "dataclass")
     if not dataclasses.is_dataclass(cls):
-        raise Malformed(
-            f"the class {full_name(cls)} is no dataclass here; both sides must run the same version of the program"
-        )
+        raise _other_program(f"the class {full_name(cls)} is not a dataclass here")
     fields = {field.name for field in dataclasses.fields(cls)}
 
     def decode(payload: Any) -> Any:
@@ -477,16 +442,15 @@ def _dataclass_decoder(arguments: dict[str, Any]) -> Decoder:
         made = object.__new__(cls)
         for name in fields:
             object.__setattr__(made, name, payload[name])
-        set_attributes(
-            made, {name: item for name, item in payload.items() if name not in fields}, "dataclass"
-        )
+        others = {name: item for name, item in payload.items() if name not in fields}
+        set_attributes(made, others, "dataclass")
         return made
 
     return decode
 
 
 def enum_encoder(cls: Any, refuse: Refuse) -> Encoder | None:
-    """For members of an enumeration: by name; flags, which may be combined, by value."""
+    """The encoder for an enum: members by name; flags, which may be combined, by value."""
     class_name = importable_name(cls)
     if class_name is None:
         return hidden_class(cls, refuse)
@@ -504,9 +468,7 @@ def _enum_decoder(arguments: dict[str, Any]) -> Decoder:
     def decode(payload: Any) -> Any:
         member = cls._member_map_.get(expect(payload, str))
         if member is None:
-            raise Malformed(
-                f"{full_name(cls)} has no member {payload!r:.80} here; both sides must run the same version of the program"
-            )
+            raise _other_program(f"{full_name(cls)} has no member {payload!r:.80} here")
         return member
 
     return decode
@@ -518,14 +480,14 @@ def _flag_decoder(arguments: dict[str, Any]) -> Decoder:
     return lambda payload: cls(expect(payload, int))
 
 
-# The rest.
+# ---- other types ----
 
 
 def _set_decoder(cls: Callable[[list[Any]], Any]) -> Decoder:
     def decode(payload: Any) -> Any:
         made = cls(expect(payload, list))
         if len(made) != len(payload):
-            raise Malformed("an element occurs twice; the sender is broken or hostile")
+            raise hostile("an element occurs twice")
         return made
 
     return decode
@@ -549,17 +511,15 @@ def _deque_decoder(arguments: dict[str, Any]) -> Decoder:
     return lambda payload: deque(expect(payload, list), maxlen)
 
 
-#: Exact types.
+#: By exact type. The core reads strings, except those with lone surrogates.
 ENCODERS: dict[type, Encoder] = {
     deque: lambda value: Object(format_type_name("python.deque", maxlen=value.maxlen), list(value)),
     range: lambda value: Object("python.range", (value.start, value.stop, value.step)),
     slice: lambda value: Object("python.slice", (value.start, value.stop, value.step)),
-    # The core reads every other str by itself: this one has halves of surrogate pairs in it.
     str: lambda value: Object("python.str", value.encode("utf-8", "surrogatepass")),
 }
 
-#: From a name to what makes the decoder of its arguments.
-DECODERS: dict[str, Callable[[dict[str, Any]], Decoder]] = {
+DECODERS: dict[str, DecoderMaker] = {
     "python.dict": _dict_decoder(dict),
     "python.OrderedDict": _dict_decoder(OrderedDict),
     "python.defaultdict": _dict_decoder(defaultdict),

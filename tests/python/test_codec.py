@@ -198,7 +198,7 @@ def unset_field():
 
 
 REFUSED = [
-    (lambda: print, "function", "send what it was made of"),
+    (lambda: print, "function", "send the data that it was made from"),
     (lambda: Weird(), "Weird", "send its contents as a dict"),
     (lambda: Weird, "type", "functions and classes"),
     (lambda: sys, "module", "docs/python-types.md"),
@@ -214,7 +214,7 @@ REFUSED = [
     (lambda: with_attributes(OrderedDict(), hook=print), "OrderedDict", "'hook'"),
     (lambda: with_attributes(OrderedDict(), keys=1), "OrderedDict", "'keys'"),
     (lambda: with_attributes(t.Config(1.0), __len__=1), "Config", "'__len__'"),
-    (lambda: Failure(), "Failure", "memory of another type"),
+    (lambda: Failure(), "Failure", "a dataclass and a builtin type at once"),
     (namedtuple_with_attribute, "PairSub", "'note'"),
     (unset_field, "Slotted", "field without a value"),
     (lambda: array.array("u", "ab"), "array.array", "format is 'w'"),
