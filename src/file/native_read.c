@@ -217,7 +217,7 @@ static void name_tensor(const wherry_prepared *prepared, size_t storage, wherry_
         size_t tensors = sharded ? sharded->shard_count : wherry_tensor_get(leaf) || wherry_dtensor_get(leaf) ? 1 : 0;
         bool here = false;
         for (size_t k = 0; k < tensors; k++) {
-            here = here || prepared->places[number + k] == storage;
+            here = here || prepared->tensor_storages[number + k] == storage;
         }
         number += tensors;
         char *text;
@@ -282,7 +282,7 @@ wherry_status wh_native_open(wherry_file *file, wherry_error *error) {
     }
     if (status == WHERRY_OK) {
         status = wh_map_state(wherry_prepared_state(f.prepared), file->mappings, f.layout.ranges, f.layout.range_count,
-                              f.prepared->places, &file->state, error);
+                              f.prepared->tensor_storages, &file->state, error);
     }
     if (status == WHERRY_OK) {
         file->summary.tensors = f.prepared->tensor_count;

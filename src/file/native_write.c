@@ -17,7 +17,7 @@ static wherry_status move_to_cpu(const wherry_prepared *prepared, wherry_value *
                                          storages + i, error);
     }
     if (status == WHERRY_OK) {
-        status = wh_replace_storages(prepared->state, storages, prepared->places, state_p, error);
+        status = wh_replace_storages(prepared->state, storages, prepared->tensor_storages, state_p, error);
     }
     for (size_t i = 0; i < count && storages; i++) {
         wherry_storage_unref(storages[i]);
@@ -84,7 +84,7 @@ static wherry_status add_header(const wherry_prepared *prepared, uint32_t flags,
         return wh_fail_memory(error, "the header of a file");
     }
     for (size_t i = 0; i < prepared->tensor_count; i++) {
-        layout->storage_of[i] = prepared->places[i];
+        layout->storage_of[i] = prepared->tensor_storages[i];
     }
     return WHERRY_OK;
 }

@@ -388,7 +388,7 @@ static wherry_status read_tables(wh_decoder *d) {
     size_t likely = wh_min(count, wh_reader_left(&d->in) / STORAGE_BYTES);
     if (status == WHERRY_OK && (!wh_space_reserve(&prepared->space, likely) ||
                                 !WH_RESERVE(prepared->storages, prepared->storage_capacity, likely) ||
-                                !WH_RESERVE(prepared->places, prepared->place_capacity, likely))) {
+                                !WH_RESERVE(prepared->tensor_storages, prepared->tensor_storage_capacity, likely))) {
         status = wh_fail_memory(d->in.error, "the storages of a manifest");
     }
     for (uint64_t i = 0; i < count && status == WHERRY_OK; i++) {

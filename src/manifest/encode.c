@@ -3,8 +3,8 @@
  * its last.
  *
  * 1. The same prepared state always gives the same bytes.
- * 2. Tensors and DTensors are written in the order of the walk, so the next entry of `places` and
- *    `mesh_places` belongs to the next one.
+ * 2. Tensors and DTensors are written in the order of the walk, so the next entry of
+ *    `tensor_storages` and `dtensor_meshes` belongs to the next one.
  */
 #include "manifest/manifest.h"
 
@@ -61,15 +61,15 @@ static void write_device(wh_writer *out, wherry_device device) {
 }
 
 static void write_storage(wh_writer *out, const wherry_prepared *prepared, size_t number) {
-    const wh_holding *holding = prepared->holdings + number;
+    const wh_storage_fields *fields = prepared->storage_fields + number;
     size_t count;
     const wherry_extent *extents = wh_space_extents(&prepared->space, number, &count);
-    bool whole = wh_extents_are_whole(extents, count, holding->nbytes);
+    bool whole = wh_extents_are_whole(extents, count, fields->nbytes);
     unsigned char *at = wh_writer_room(out, 5 * WH_HEAD_MAX);
     if (at) {
         at = wh_put_array(at, 4);
-        at = wh_put_int(at, (int64_t)holding->nbytes);
-        at = put_device(at, holding->device);
+        at = wh_put_int(at, (int64_t)fields->nbytes);
+        at = put_device(at, fields->device);
         wh_writer_take(out, whole ? wh_put_null(at) : wh_put_array(at, count));
     }
     for (size_t i = 0; i < count && !whole; i++) {
@@ -112,7 +112,7 @@ static void write_shape(wh_writer *out, uint32_t ndim, const int64_t *shape, con
 }
 
 static void write_tensor(encoder *e, const wherry_tensor *tensor) {
-    uint32_t place = e->prepared->places[e->tensor++];
+    uint32_t place = e->prepared->tensor_storages[e->tensor++];
     unsigned char *at = wh_writer_room(&e->out, (WH_TENSOR_ITEMS + heads_of_shape(tensor->ndim)) * WH_HEAD_MAX);
     if (at) {
         at = wh_put_array(at, WH_TENSOR_ITEMS);
@@ -144,7 +144,7 @@ static void write_dtensor(encoder *e, const wherry_dtensor *dtensor) {
     uint32_t placements = wherry_mesh_get(dtensor->mesh)->ndim;
     wh_write_array(&e->out, WH_DTENSOR_ITEMS);
     wh_write_int(&e->out, WHERRY_KIND_DTENSOR);
-    wh_write_int(&e->out, e->prepared->mesh_places[e->dtensor++]);
+    wh_write_int(&e->out, e->prepared->dtensor_meshes[e->dtensor++]);
     wh_write_array(&e->out, placements);
     for (uint32_t i = 0; i < placements; i++) {
         write_placement(&e->out, dtensor->placements + i);

@@ -167,7 +167,7 @@ void wh_fresh_add(wh_fresh *fresh, wherry_value *leaf, size_t first) {
 void wh_fresh_adopt(const wh_fresh *fresh, const wherry_prepared *prepared) {
     for (size_t i = 0; fresh->count && i < prepared->tensor_count; i++) {
         if (fresh->tensors[i]) {
-            wh_plan_bind(fresh->tensors[i]->as.tensor, fresh->storages[prepared->places[i]]);
+            wh_plan_bind(fresh->tensors[i]->as.tensor, fresh->storages[prepared->tensor_storages[i]]);
         }
     }
 }

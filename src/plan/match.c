@@ -79,7 +79,7 @@ static wherry_status match_tensor(wherry_plan *plan, wherry_value *source, const
     if (!WH_GROW(matches->items, matches->capacity, matches->count)) {
         return wh_fail_memory(error, "matching a state");
     }
-    matches->items[matches->count] = (wh_match){source, target, plan->prepared->places[number]};
+    matches->items[matches->count] = (wh_match){source, target, plan->prepared->tensor_storages[number]};
     return wh_plan_add_match(plan, matches->items + matches->count++, error);
 }
 

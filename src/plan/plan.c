@@ -211,7 +211,7 @@ void wherry_plan_options_init(wherry_plan_options *options) {
 
 bool wh_plan_keep(wherry_plan *plan, wherry_storage *storage) {
     if (plan->borrowed) {
-        wh_census_add(&plan->census, storage);
+        wh_storage_traits_add(&plan->traits, storage);
         return true;
     }
     if (plan->kept_count && plan->kept[plan->kept_count - 1] == storage) {
@@ -221,7 +221,7 @@ bool wh_plan_keep(wherry_plan *plan, wherry_storage *storage) {
         return false;
     }
     plan->kept[plan->kept_count++] = wherry_storage_ref(storage);
-    wh_census_add(&plan->census, storage);
+    wh_storage_traits_add(&plan->traits, storage);
     return true;
 }
 
@@ -455,7 +455,7 @@ wherry_status wh_plan_create(wherry_prepared *prepared, const wherry_value *targ
 /** The bytes that are written in a storage with one contiguous tensor. */
 static wh_stretch stretch_of(const wherry_prepared *prepared, size_t storage) {
     const wherry_extent *extent = prepared->space.extents + prepared->space.firsts[storage];
-    uint64_t begin = (uintptr_t)prepared->holdings[storage].memory + extent->offset;
+    uint64_t begin = (uintptr_t)prepared->storage_fields[storage].memory + extent->offset;
     return (wh_stretch){begin, begin + extent->length};
 }
 
@@ -491,10 +491,10 @@ static void add_all_solid(wherry_plan *plan) {
         plan->moves[s] = (wh_move){{.from = begin, .to = extent->offset, .length = extent->length},
                                    begin + extent->length,
                                    prepared->storages[s],
-                                   prepared->holdings[s].memory};
+                                   prepared->storage_fields[s].memory};
     }
     plan->move_count = prepared->storage_count;
-    plan->census = prepared->census;
+    plan->traits = prepared->traits;
 }
 
 static bool list_match(void *context, wherry_value *leaf) {
@@ -515,7 +515,7 @@ static wherry_status add_all(wherry_plan *plan, wherry_error *error) {
     }
     wh_visit_tensor_leaves(prepared->state, list_match, &matches);
     for (size_t i = 0; i < matches.count; i++) {
-        matches.items[i].storage = prepared->places[i];
+        matches.items[i].storage = prepared->tensor_storages[i];
     }
     wherry_status status = wh_plan_check_aliases(&matches, error);
     for (size_t i = 0; i < matches.count && status == WHERRY_OK; i++) {

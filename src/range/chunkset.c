@@ -43,15 +43,15 @@ void wh_chunk_set_destroy(wh_chunk_set *set) {
 }
 
 /**
- * The last interval whose first chunk, or first place, is at most `key`. The set has such an
+ * The last interval whose first chunk, or first index, is at most `key`. The set has such an
  * interval.
  */
-static size_t search(const wh_chunk_set *set, uint64_t key, bool by_place) {
+static size_t search(const wh_chunk_set *set, uint64_t key, bool by_index) {
     size_t low = 0;
     size_t high = set->count;
     while (high - low > 1) {
         size_t middle = low + (high - low) / 2;
-        if ((by_place ? set->starts[middle] : set->intervals[middle].first) <= key) {
+        if ((by_index ? set->starts[middle] : set->intervals[middle].first) <= key) {
             low = middle;
         } else {
             high = middle;
@@ -60,9 +60,9 @@ static size_t search(const wh_chunk_set *set, uint64_t key, bool by_place) {
     return low;
 }
 
-uint64_t wh_chunk_set_at(const wh_chunk_set *set, uint64_t place) {
-    size_t at = search(set, place, true);
-    return set->intervals[at].first + (place - set->starts[at]);
+uint64_t wh_chunk_set_at(const wh_chunk_set *set, uint64_t index) {
+    size_t at = search(set, index, true);
+    return set->intervals[at].first + (index - set->starts[at]);
 }
 
 uint64_t wh_chunk_set_find(const wh_chunk_set *set, uint64_t chunk) {
@@ -79,10 +79,10 @@ bool wh_chunk_set_has(const wh_chunk_set *set, uint64_t chunk) {
 }
 
 bool wh_chunk_set_next(wh_chunk_set *set, uint64_t *chunk_p) {
-    uint64_t place = atomic_fetch_add_explicit(&set->given, 1, memory_order_relaxed);
-    if (place >= set->total) {
+    uint64_t index = atomic_fetch_add_explicit(&set->given, 1, memory_order_relaxed);
+    if (index >= set->total) {
         return false;
     }
-    *chunk_p = wh_chunk_set_at(set, place);
+    *chunk_p = wh_chunk_set_at(set, index);
     return true;
 }

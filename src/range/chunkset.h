@@ -1,8 +1,8 @@
 /**
  * @file chunkset.h  A set of chunk numbers, kept as sorted intervals.
  *
- * Each chunk of the set also has a place: 0 for the smallest number, then counting up. Tables with
- * one entry per chunk of the set are indexed by place.
+ * Each chunk of the set also has an index: 0 for the smallest chunk number, then counting up.
+ * Tables with one entry per chunk of the set use this index.
  */
 #ifndef WH_RANGE_CHUNKSET_H
 #define WH_RANGE_CHUNKSET_H
@@ -17,12 +17,12 @@
 /** Starts as {0}. */
 typedef struct wh_chunk_set {
     wherry_interval *intervals; /**< Ascending; no two touch. */
-    uint64_t *starts;           /**< Per interval: the place of its first chunk. */
+    uint64_t *starts;           /**< Per interval: the index of its first chunk. */
     size_t count;               /**< Of intervals. */
     size_t interval_capacity;
     size_t start_capacity;
     uint64_t total;         /**< Chunks in the set. */
-    _Atomic uint64_t given; /**< Places that wh_chunk_set_next has handed out. */
+    _Atomic uint64_t given; /**< Indices that wh_chunk_set_next has handed out. */
 } wh_chunk_set;
 
 /**
@@ -43,10 +43,10 @@ bool wh_chunk_set_add(wh_chunk_set *set, uint64_t first, uint64_t last);
 
 bool wh_chunk_set_has(const wh_chunk_set *set, uint64_t chunk);
 
-/** The chunk at a place, which is below total. */
-uint64_t wh_chunk_set_at(const wh_chunk_set *set, uint64_t place);
+/** The chunk at an index, which is below total. */
+uint64_t wh_chunk_set_at(const wh_chunk_set *set, uint64_t index);
 
-/** The place of a chunk; UINT64_MAX if the set does not have it. */
+/** The index of a chunk; UINT64_MAX if the set does not have it. */
 uint64_t wh_chunk_set_find(const wh_chunk_set *set, uint64_t chunk);
 
 /** Hands out each chunk once, in order, to any number of threads. @return false if none is left. */

@@ -101,13 +101,13 @@ uint64_t wh_space_chunk_count(const wh_space *space) {
     return space->first_chunks + chunks_in(space, space->bytes - space->first_bytes);
 }
 
-/** The extent at a place in position order. */
-static size_t extent_at(const wh_space *space, size_t place) {
-    return space->order ? space->order[place] : place;
+/** The extent with a given ordinal in position order. */
+static size_t extent_at(const wh_space *space, size_t ordinal) {
+    return space->order ? space->order[ordinal] : ordinal;
 }
 
-/** The place of the extent that contains a position. There is one. */
-static size_t place_of(const wh_space *space, uint64_t position) {
+/** The ordinal, in position order, of the extent that contains a position. There is one. */
+static size_t ordinal_of(const wh_space *space, uint64_t position) {
     size_t low = 0;
     for (size_t count = space->extent_count; count > 1;) {
         size_t half = count / 2;
@@ -134,7 +134,7 @@ uint64_t wh_space_chunk_begin(const wh_space *space, uint64_t chunk) {
     if (position == 0) {
         return 0;
     }
-    size_t at = extent_at(space, place_of(space, position));
+    size_t at = extent_at(space, ordinal_of(space, position));
     const wherry_extent *extent = space->extents + at;
     uint64_t inside = position - space->begins[at];
     uint64_t into_run = inside % extent->length;
@@ -195,8 +195,8 @@ int wh_space_visit(const wh_space *space, uint64_t begin, uint64_t end, wh_piece
     }
     size_t storage = SIZE_MAX;
     int result = 0;
-    for (size_t place = place_of(space, begin); place < space->extent_count && !result; place++) {
-        size_t at = extent_at(space, place);
+    for (size_t ordinal = ordinal_of(space, begin); ordinal < space->extent_count && !result; ordinal++) {
+        size_t at = extent_at(space, ordinal);
         uint64_t base = space->begins[at];
         if (base >= end) {
             break;

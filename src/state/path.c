@@ -143,16 +143,20 @@ void wh_trail_append(wh_string *text, const wh_trail *trail) {
     }
 }
 
+/** Adds a path to an error that was filled before, and frees the text. */
+static void fail_at_path(wherry_error *error, wh_string *text) {
+    if (text->bytes && !text->failed) {
+        wh_fail_path(error, text->bytes);
+    }
+    wh_free(text->bytes);
+}
+
 void wh_fail_trail(wherry_error *error, const wh_trail *trail) {
-    if (!error) {
-        return;
+    if (error) {
+        wh_string text = {0};
+        wh_trail_append(&text, trail);
+        fail_at_path(error, &text);
     }
-    wh_string text = {0};
-    wh_trail_append(&text, trail);
-    if (text.bytes && !text.failed) {
-        wh_fail_path(error, text.bytes);
-    }
-    wh_free(text.bytes);
 }
 
 /**
@@ -169,6 +173,7 @@ static bool step_to(const wherry_value *value, wherry_step *step_p) {
     return false;
 }
 
+/** Appends the path of a value. @return true if it has no steps. */
 static bool append_above(wh_string *text, const wherry_value *value) {
     if (!value->parent) {
         return true;
@@ -187,15 +192,11 @@ void wh_value_path_append(wh_string *text, const wherry_value *value) {
 }
 
 void wh_fail_value(wherry_error *error, const wherry_value *value) {
-    if (!error) {
-        return;
+    if (error) {
+        wh_string text = {0};
+        append_above(&text, value);
+        fail_at_path(error, &text);
     }
-    wh_string text = {0};
-    append_above(&text, value);
-    if (text.bytes && !text.failed) {
-        wh_fail_path(error, text.bytes);
-    }
-    wh_free(text.bytes);
 }
 
 /* Path objects */

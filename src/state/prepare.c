@@ -2,7 +2,7 @@
  * Preparing a state: which storages it has, and which of their bytes its tensors cover.
  *
  * 1. Storages are unique and numbered in the order in which the walk first meets them.
- * 2. `places` has one entry per tensor, in the order of the walk.
+ * 2. `tensor_storages` has one entry per tensor, in the order of the walk.
  * 3. While `solid` is true, the space already has one extent per storage. The first tensor that is
  *    not contiguous, or that shares a storage, makes it false. Then wh_preparing_end covers all
  *    storages again.
@@ -51,7 +51,7 @@ static bool index_all(wh_preparing *g) {
     const wherry_prepared *prepared = g->prepared;
     bool ok = wh_index_reserve(&g->storages, prepared->storage_count);
     for (; g->indexed < prepared->storage_count && ok; g->indexed++) {
-        const void *data = prepared->holdings[g->indexed].memory;
+        const void *data = prepared->storage_fields[g->indexed].memory;
         ok = wh_index_add(&g->storages, wh_hash_pointer(data ? data : prepared->storages[g->indexed]), g->indexed);
     }
     return ok;
@@ -224,8 +224,8 @@ static size_t count_about(const wherry_value *state) {
 static bool reserve(wh_preparing *g, size_t tensors) {
     wherry_prepared *prepared = g->prepared;
     return WH_RESERVE(prepared->storages, prepared->storage_capacity, tensors) &&
-           WH_RESERVE(prepared->holdings, prepared->holding_capacity, tensors) &&
-           WH_RESERVE(prepared->places, prepared->place_capacity, tensors) &&
+           WH_RESERVE(prepared->storage_fields, prepared->field_capacity, tensors) &&
+           WH_RESERVE(prepared->tensor_storages, prepared->tensor_storage_capacity, tensors) &&
            WH_RESERVE(g->tensors, g->capacity, tensors) && wh_space_reserve(&prepared->space, tensors);
 }
 
@@ -329,10 +329,10 @@ void wherry_prepared_destroy(wherry_prepared *prepared) {
         wherry_mesh_unref(prepared->meshes[i]);
     }
     wh_free(prepared->storages);
-    wh_free(prepared->holdings);
+    wh_free(prepared->storage_fields);
     wh_free(prepared->meshes);
-    wh_free(prepared->places);
-    wh_free(prepared->mesh_places);
+    wh_free(prepared->tensor_storages);
+    wh_free(prepared->dtensor_meshes);
     wh_space_destroy(&prepared->space);
     wh_free(prepared);
 }
@@ -347,19 +347,19 @@ static void add_saturating(uint64_t *sum, uint64_t number) {
 bool wh_prepared_take_storage(wherry_prepared *prepared, wherry_storage *storage) {
     if (prepared->storage_count == UINT32_MAX ||
         !WH_GROW(prepared->storages, prepared->storage_capacity, prepared->storage_count) ||
-        !WH_GROW(prepared->holdings, prepared->holding_capacity, prepared->storage_count)) {
+        !WH_GROW(prepared->storage_fields, prepared->field_capacity, prepared->storage_count)) {
         return false;
     }
-    prepared->holdings[prepared->storage_count] =
-        (wh_holding){wherry_storage_data(storage), wherry_storage_nbytes(storage), wherry_storage_device(storage)};
+    prepared->storage_fields[prepared->storage_count] = (wh_storage_fields){
+        wherry_storage_data(storage), wherry_storage_nbytes(storage), wherry_storage_device(storage)};
     prepared->storages[prepared->storage_count++] = storage;
-    wh_census_add(&prepared->census, storage);
+    wh_storage_traits_add(&prepared->traits, storage);
     add_saturating(&prepared->storage_bytes, wherry_storage_nbytes(storage));
     return true;
 }
 
 bool wh_prepared_divide(wherry_prepared *prepared) {
-    if (!prepared->census.devices) {
+    if (!prepared->traits.devices) {
         return true;
     }
     bool *second = wh_alloc_array(prepared->storage_count, sizeof(*second));
@@ -387,19 +387,19 @@ bool wh_prepared_has_mesh(const void *prepared, size_t number, const void *mesh)
 }
 
 bool wh_prepared_add_tensor(wherry_prepared *prepared, const wherry_tensor *tensor, size_t storage) {
-    if (!WH_GROW(prepared->places, prepared->place_capacity, prepared->tensor_count)) {
+    if (!WH_GROW(prepared->tensor_storages, prepared->tensor_storage_capacity, prepared->tensor_count)) {
         return false;
     }
-    prepared->places[prepared->tensor_count++] = (uint32_t)storage;
+    prepared->tensor_storages[prepared->tensor_count++] = (uint32_t)storage;
     add_saturating(&prepared->view_bytes, wherry_tensor_count(tensor) * wherry_dtype_describe(tensor->dtype)->bytes);
     return true;
 }
 
 bool wh_prepared_add_dtensor(wherry_prepared *prepared, size_t mesh) {
-    if (!WH_GROW(prepared->mesh_places, prepared->mesh_place_capacity, prepared->dtensor_count)) {
+    if (!WH_GROW(prepared->dtensor_meshes, prepared->dtensor_mesh_capacity, prepared->dtensor_count)) {
         return false;
     }
-    prepared->mesh_places[prepared->dtensor_count++] = (uint32_t)mesh;
+    prepared->dtensor_meshes[prepared->dtensor_count++] = (uint32_t)mesh;
     return true;
 }
 
@@ -504,13 +504,13 @@ bool wh_grouping_init(wh_grouping *groups, const wherry_prepared *prepared) {
         return false;
     }
     for (size_t i = 0; i < prepared->tensor_count; i++) {
-        starts[prepared->places[i] + 2]++;
+        starts[prepared->tensor_storages[i] + 2]++;
     }
     for (size_t s = 2; s < prepared->storage_count + 2; s++) {
         starts[s] += starts[s - 1];
     }
     for (size_t i = 0; i < prepared->tensor_count; i++) {
-        order[starts[prepared->places[i] + 1]++] = i;
+        order[starts[prepared->tensor_storages[i] + 1]++] = i;
     }
     return true;
 }

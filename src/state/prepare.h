@@ -2,8 +2,8 @@
  * @file prepare.h  What a prepared state is made of; see wherry/expert.h.
  *
  * A depth-first walk over the tree, in the order of entries and items, meets the tensors in the
- * order of `places` and the DTensors in the order of `mesh_places`. The encoder, the decoder and
- * the plan rely on it.
+ * order of `tensor_storages` and the DTensors in the order of `dtensor_meshes`. The encoder, the
+ * decoder and the plan rely on it.
  */
 #ifndef WH_STATE_PREPARE_H
 #define WH_STATE_PREPARE_H
@@ -14,11 +14,11 @@
 #include "state/tensor.h"
 
 /** A copy of the fields of a storage. */
-typedef struct wh_holding {
+typedef struct wh_storage_fields {
     void *memory; /**< NULL: none. */
     uint64_t nbytes;
     wherry_device device;
-} wh_holding;
+} wh_storage_fields;
 
 struct wherry_prepared {
     const wherry_value *state;
@@ -30,18 +30,19 @@ struct wherry_prepared {
     wherry_storage **storages; /**< Unique. */
     size_t storage_count;
     size_t storage_capacity;
-    wh_holding *holdings; /**< Per storage. In one array, because each storage is a cache miss. */
-    size_t holding_capacity;
-    wh_census census;     /**< Of the storages. */
-    wherry_mesh **meshes; /**< Unique, each with a reference. */
+    /** Per storage. In one array, because each storage is a cache miss. */
+    wh_storage_fields *storage_fields;
+    size_t field_capacity;
+    wh_storage_traits traits; /**< Of the storages. */
+    wherry_mesh **meshes;     /**< Unique, each with a reference. */
     size_t mesh_count;
     size_t mesh_capacity;
-    uint32_t *places; /**< Per tensor: the number of its storage. */
+    uint32_t *tensor_storages; /**< Per tensor: the number of its storage. */
     size_t tensor_count;
-    size_t place_capacity;
-    uint32_t *mesh_places; /**< Per DTensor: the number of its mesh. */
+    size_t tensor_storage_capacity;
+    uint32_t *dtensor_meshes; /**< Per DTensor: the number of its mesh. */
     size_t dtensor_count;
-    size_t mesh_place_capacity;
+    size_t dtensor_mesh_capacity;
     uint64_t storage_bytes;
     uint64_t view_bytes;
     /**

@@ -249,14 +249,14 @@ bool wh_storage_is_bare(const wherry_storage *storage) {
     return !storage->data && storage->nbytes > 0;
 }
 
-void wh_census_add(wh_census *census, const wherry_storage *storage) {
+void wh_storage_traits_add(wh_storage_traits *traits, const wherry_storage *storage) {
     wherry_device device = storage->device;
-    census->devices |= device.kind != WHERRY_DEVICE_CPU;
+    traits->devices |= device.kind != WHERRY_DEVICE_CPU;
     if (device.kind == WHERRY_DEVICE_CUDA) {
-        census->cuda |= UINT64_C(1) << (device.index < 0 ? 0 : device.index % WH_CUDA_DEVICES_MAX);
+        traits->cuda |= UINT64_C(1) << (device.index < 0 ? 0 : device.index % WH_CUDA_DEVICES_MAX);
     }
-    census->bare |= wh_storage_is_bare(storage);
-    census->largest = storage->nbytes > census->largest ? storage->nbytes : census->largest;
+    traits->bare |= wh_storage_is_bare(storage);
+    traits->largest = storage->nbytes > traits->largest ? storage->nbytes : traits->largest;
 }
 
 /** The number of storages to sample, and their minimum size. */
@@ -266,10 +266,10 @@ static bool is_worth_a_look(const wherry_storage *storage) {
     return storage->nbytes >= PAGE_SAMPLE_BYTES && storage->data && storage->device.kind == WHERRY_DEVICE_CPU;
 }
 
-bool wh_storages_on_small_pages(wherry_storage *const *storages, size_t count, const wh_census *census) {
+bool wh_storages_on_small_pages(wherry_storage *const *storages, size_t count, const wh_storage_traits *traits) {
     uint64_t bytes[] = {[WH_PAGES_UNKNOWN] = 0, [WH_PAGES_SMALL] = 0, [WH_PAGES_HUGE] = 0};
     size_t large = 0;
-    for (size_t i = 0; i < count && census->largest >= PAGE_SAMPLE_BYTES; i++) {
+    for (size_t i = 0; i < count && traits->largest >= PAGE_SAMPLE_BYTES; i++) {
         large += is_worth_a_look(storages[i]);
     }
     int look = large ? wh_pages_open() : -1;

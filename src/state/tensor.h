@@ -16,21 +16,21 @@ wherry_status wh_storage_describe(wh_pool *pool, uint64_t nbytes, wherry_device 
  * What is known about many storages together. It saves a second look at each, which would be a
  * cache miss. Starts as {0}.
  */
-typedef struct wh_census {
+typedef struct wh_storage_traits {
     bool devices;     /**< Some are not in host memory. */
     uint64_t cuda;    /**< One bit per CUDA device that has some. */
     bool bare;        /**< Some are bare. */
     uint64_t largest; /**< Bytes of the largest. */
-} wh_census;
+} wh_storage_traits;
 
-void wh_census_add(wh_census *census, const wherry_storage *storage);
+void wh_storage_traits_add(wh_storage_traits *traits, const wherry_storage *storage);
 
 /**
  * True if most bytes of the storages are on small pages. It samples large storages, a few
  * microseconds per sample.
- * @param census  of these storages.
+ * @param traits  of these storages.
  */
-bool wh_storages_on_small_pages(wherry_storage *const *storages, size_t count, const wh_census *census);
+bool wh_storages_on_small_pages(wherry_storage *const *storages, size_t count, const wh_storage_traits *traits);
 
 /**
  * Writes the strides of a contiguous tensor of that shape. @return false if they do not fit 63

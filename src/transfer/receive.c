@@ -225,7 +225,7 @@ static void log_success(const wh_receive *receive) {
 static wherry_status run(wh_receive *receive, wherry_value **state_p, wherry_error *error) {
     wherry_status status = wh_receive_agree(receive, error);
     if (status == WHERRY_OK) {
-        status = wh_transfer_await_stream(&receive->transfer, receive->plan->census.cuda, error);
+        status = wh_transfer_await_stream(&receive->transfer, receive->plan->traits.cuda, error);
     }
     if (status == WHERRY_OK && (receive->transfer.options.flags & WHERRY_RECV_COMPARE) && receive->in_place) {
         status = wh_receive_compare(receive, error);

@@ -76,7 +76,7 @@ static wherry_status new_site(wh_receive *receive, wherry_error *error) {
         .stop = &receive->stop,
         .deadline = receive->transfer.deadline,
         .no_progress_ms = (uint32_t)receive->transfer.options.no_progress_ms,
-        .devices = receive->plan->census.cuda,
+        .devices = receive->plan->traits.cuda,
         .ordered = receive->transfer.lanes.ordered,
         .held_p = &receive->held,
     };
@@ -220,7 +220,7 @@ static void note_forbidden(wh_receive *receive) {
 static uint64_t count_runs(const wh_receive *receive) {
     const wherry_plan *plan = receive->plan;
     uint64_t pages = receive->summary.bytes / SMALL_PAGE;
-    bool small = receive->offer.small_pages || wh_storages_on_small_pages(plan->kept, plan->kept_count, &plan->census);
+    bool small = receive->offer.small_pages || wh_storages_on_small_pages(plan->kept, plan->kept_count, &plan->traits);
     return pages > receive->summary.copies && small ? pages : receive->summary.copies;
 }
 

@@ -18,7 +18,7 @@ static bool on_device(const wherry_storage *storage) {
 }
 
 void wh_chunk_sink_init_stage(wh_chunk_sink *sink, wh_deadline deadline) {
-    uint64_t devices = sink->plan->census.cuda;
+    uint64_t devices = sink->plan->traits.cuda;
     sink->to_device = devices != 0;
     if (sink->to_device) {
         pthread_mutex_init(&sink->lock, NULL);

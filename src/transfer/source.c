@@ -42,12 +42,12 @@ static bool can_be_sent(void *context, wherry_value *leaf) {
 
 static wherry_status check_memory(wh_source *source, const wherry_value *state, wherry_error *error) {
     bool all = true;
-    const wh_census *census = &source->prepared->census;
-    for (size_t i = 0; i < source->summary.storages && all && (census->devices || census->bare); i++) {
+    const wh_storage_traits *traits = &source->prepared->traits;
+    for (size_t i = 0; i < source->summary.storages && all && (traits->devices || traits->bare); i++) {
         const wherry_storage *storage = source->prepared->storages[i];
         all = can_be_read(storage) && !wh_storage_is_bare(storage);
     }
-    source->devices = census->cuda;
+    source->devices = traits->cuda;
     wherry_error found;
     if (all || wh_visit_tensor_leaves(state, can_be_sent, &found)) {
         return WHERRY_OK;
@@ -78,9 +78,9 @@ wherry_status wh_source_init(wh_source *source, const wherry_value *state, int64
 
 wherry_status wh_source_locate(wh_source *source, wherry_error *error) {
     source->small_pages =
-        wh_storages_on_small_pages(source->prepared->storages, source->summary.storages, &source->prepared->census);
+        wh_storages_on_small_pages(source->prepared->storages, source->summary.storages, &source->prepared->traits);
     for (size_t i = 0; i < source->summary.storages; i++) {
-        wh_append_number(&source->addresses, (uintptr_t)source->prepared->holdings[i].memory, 8);
+        wh_append_number(&source->addresses, (uintptr_t)source->prepared->storage_fields[i].memory, 8);
     }
     if (source->addresses.failed) {
         return wh_fail_memory(error, "a checkpoint's addresses");

@@ -38,7 +38,7 @@ static inline bool move_leaf(void *context, wherry_value *leaf) {
     device_move *move = context;
     for (size_t i = 0; i < wh_value_tensor_count(leaf); i++) {
         wherry_tensor *tensor = wh_value_tensor_at(leaf, i)->as.tensor;
-        wherry_storage *to = move->storages[move->prepared->places[move->next++]];
+        wherry_storage *to = move->storages[move->prepared->tensor_storages[move->next++]];
         wherry_storage_unref(tensor->storage);
         tensor->storage = wherry_storage_ref(to);
         if (leaf->kind == WHERRY_KIND_SHARDED) {

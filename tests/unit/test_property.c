@@ -130,8 +130,8 @@ static void check_one_walk(const wherry_prepared *two_walks, const wherry_prepar
           "one walk: %s", error.message);
     CHECK(size == again_size && memcmp(bytes, again, size) == 0, "encoded in one walk it is not the same");
     CHECK(prepared->solid == two_walks->solid && prepared->storage_count == two_walks->storage_count &&
-              (!prepared->storage_count ||
-               memcmp(prepared->holdings, two_walks->holdings, prepared->storage_count * sizeof(wh_holding)) == 0),
+              (!prepared->storage_count || memcmp(prepared->storage_fields, two_walks->storage_fields,
+                                                  prepared->storage_count * sizeof(wh_storage_fields)) == 0),
           "prepared in one walk it is not the same");
     wherry_prepared_destroy(prepared);
     wherry_free(bytes);
