@@ -516,14 +516,16 @@ static void fork_bystander(void) {
     if (wh_cma_nonce(&nonce, NULL) != WHERRY_OK) {
         abort();
     }
-    pid_t child = fork();
-    if (child == 0) {
-        alarm(PATIENCE_S); /* in case nobody ends it */
+    if (fork() == 0) {
+        alarm(PATIENCE_S);                 /* in case nobody ends it */
+        atomic_store(bystander, getpid()); /* its fork handlers have run */
         while (true) {
             pause();
         }
     }
-    atomic_store(bystander, child);
+    while (!atomic_load(bystander)) {
+        usleep(1000);
+    }
 }
 
 static void claim_bystander(wh_cma_offer *offer) {
