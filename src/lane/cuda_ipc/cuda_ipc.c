@@ -1,3 +1,8 @@
+/*
+ * The lane `cuda_ipc`: the receiver opens the source's device memory, and its device copies. This
+ * file is what a source says about its memory, and how a receiver opens it. cuda_ipc_cache.c keeps
+ * what is open, cuda_ipc_pull.c copies.
+ */
 #include "lane/cuda_ipc/cuda_ipc.h"
 
 #include <errno.h>
@@ -8,19 +13,139 @@
 #include <unistd.h>
 
 #include "base/alloc.h"
+#include "base/bytes.h"
 #include "base/checked.h"
 #include "base/error.h"
 #include "base/process.h"
-#include "lane/lane_common.h"
+#include "base/text.h"
 #include "lane/lanes.h"
 #include "memory/memory.h"
 
-/** Threads that find out what goes where: the device copies faster than one of them does that, where tensors are small. */
+/**
+ * Threads that collect runs: with small tensors, a device copies faster than one thread collects.
+ */
 enum { WORKERS = 2 };
+
+enum { ALLOCATION_BYTES = 18 + WH_CUDA_HANDLE_BYTES };
+
+/* ---- the wire ---- */
+
+static void append_allocation(wh_string *string, const wh_cuda_allocation *one) {
+    uint8_t handle[WH_CUDA_HANDLE_BYTES] = {0};
+    bool mapped = one->fd >= 0;
+    wh_append_number(string, one->base, 8);
+    wh_append_number(string, one->size, 8);
+    wh_append_number(string, (uint64_t)one->device, 1);
+    wh_append_number(string, mapped ? WH_IPC_MAPPED : WH_IPC_PLAIN, 1);
+    if (mapped) {
+        wh_append_number(string, (uint32_t)one->fd, 4);
+        wh_string_append(string, (const char *)handle, sizeof(handle) - 4);
+    } else {
+        wh_string_append(string, (const char *)one->handle, sizeof(one->handle));
+    }
+}
+
+void wh_ipc_append_request(wh_string *string, const wh_identity *receiver) {
+    wh_append_number(string, WH_IPC_VERSION, 1);
+    wh_identity_append(string, receiver);
+}
+
+void wh_ipc_append_offer(wh_string *string, const wh_ipc_offer *offer) {
+    wh_append_number(string, WH_IPC_VERSION, 1);
+    wh_append_number(string, offer->keeps ? WH_IPC_KEEPS : 0, 1);
+    wh_identity_append(string, &offer->identity);
+    wh_string_append(string, (const char *)offer->nonce, sizeof(offer->nonce));
+    wh_append_number(string, offer->nonce_address, 8);
+    wh_append_number(string, offer->device_count, 1);
+    for (size_t i = 0; i < offer->device_count; i++) {
+        wh_append_number(string, (uint64_t)offer->devices[i], 1);
+        wh_string_append(string, (const char *)offer->uuids[i], WH_CUDA_UUID_BYTES);
+    }
+    wh_append_number(string, offer->allocation_count, 4);
+    for (size_t i = 0; i < offer->allocation_count; i++) {
+        append_allocation(string, offer->allocations + i);
+    }
+}
+
+static void take_allocation(wh_cursor *cursor, wh_cuda_allocation *one) {
+    *one = (wh_cuda_allocation){.base = wh_cursor_number(cursor, 8), .fd = -1};
+    one->size = wh_cursor_number(cursor, 8);
+    one->device = (int32_t)wh_cursor_number(cursor, 1);
+    uint64_t kind = wh_cursor_number(cursor, 1);
+    wh_cursor_copy(cursor, one->handle, sizeof(one->handle));
+    if (kind == WH_IPC_MAPPED && !cursor->failed) {
+        wh_cursor handle = wh_cursor_over(one->handle, sizeof(one->handle));
+        uint64_t number = wh_cursor_number(&handle, 4);
+        uint64_t rest = 0;
+        while (handle.left) {
+            rest |= wh_cursor_number(&handle, 1);
+        }
+        one->fd = (int)(number & INT32_MAX);
+        cursor->failed = number > INT32_MAX || rest;
+    }
+    cursor->failed = cursor->failed || kind > WH_IPC_MAPPED || one->size == 0 || one->base > UINT64_MAX - one->size;
+}
+
+wherry_status wh_ipc_parse_request(const void *bytes, size_t size, wh_identity *receiver_p, wherry_error *error) {
+    wh_cursor cursor = wh_cursor_over(bytes, size);
+    wh_identity receiver = {.process = 0};
+    uint64_t version = wh_cursor_number(&cursor, 1);
+    wh_identity_take(&cursor, &receiver);
+    if (!wh_cursor_ended(&cursor) || version != WH_IPC_VERSION) {
+        return wh_fail(error, WHERRY_MALFORMED, "malformed cuda_ipc request of %zu bytes", size);
+    }
+    *receiver_p = receiver;
+    return WHERRY_OK;
+}
+
+static void take_head(wh_cursor *cursor, wh_ipc_offer *offer) {
+    uint64_t flags = wh_cursor_number(cursor, 1);
+    offer->keeps = flags & WH_IPC_KEEPS;
+    wh_identity_take(cursor, &offer->identity);
+    wh_cursor_copy(cursor, offer->nonce, sizeof(offer->nonce));
+    offer->nonce_address = wh_cursor_number(cursor, 8);
+    offer->device_count = (size_t)wh_cursor_number(cursor, 1);
+    cursor->failed = cursor->failed || flags > WH_IPC_KEEPS || offer->device_count > WH_CUDA_DEVICES_MAX;
+    for (size_t i = 0; i < offer->device_count && !cursor->failed; i++) {
+        offer->devices[i] = (int32_t)wh_cursor_number(cursor, 1);
+        wh_cursor_copy(cursor, offer->uuids[i], WH_CUDA_UUID_BYTES);
+    }
+    offer->allocation_count = (size_t)wh_cursor_number(cursor, 4);
+}
+
+wherry_status wh_ipc_parse_offer(const void *bytes, size_t size, wh_ipc_offer *offer_p, wherry_error *error) {
+    wh_cursor cursor = wh_cursor_over(bytes, size);
+    wh_ipc_offer offer = {.keeps = false};
+    uint64_t version = wh_cursor_number(&cursor, 1);
+    if (!cursor.failed && version != WH_IPC_VERSION) {
+        return wh_fail(error, WHERRY_BAD_VERSION, "the source has version %u of the lane cuda_ipc, this side has %d",
+                       (unsigned)version, WH_IPC_VERSION);
+    }
+    take_head(&cursor, &offer);
+    if (cursor.failed || offer.allocation_count == 0 || offer.allocation_count != cursor.left / ALLOCATION_BYTES) {
+        return wh_fail(error, WHERRY_MALFORMED, "malformed cuda_ipc offer of %zu bytes", size);
+    }
+    offer.allocations = wh_alloc_array(offer.allocation_count, sizeof(*offer.allocations));
+    if (!offer.allocations) {
+        return wh_fail_memory(error, "an offer");
+    }
+    for (size_t i = 0; i < offer.allocation_count; i++) {
+        take_allocation(&cursor, offer.allocations + i);
+    }
+    const wh_cuda_allocation *first = offer.allocations;
+    bool inside = offer.nonce_address >= first->base && first->size >= WH_IPC_NONCE &&
+                  offer.nonce_address - first->base <= first->size - WH_IPC_NONCE;
+    if (!wh_cursor_ended(&cursor) || !inside) {
+        wh_free(offer.allocations);
+        return wh_fail(error, WHERRY_MALFORMED, "malformed cuda_ipc offer of %zu bytes", size);
+    }
+    *offer_p = offer;
+    return WHERRY_OK;
+}
 
 /* ---- the source ---- */
 
-/** This process's nonce, on each device that was offered; it lives as long as the process. */
+/** The nonce of this process, on each device that was offered. It is never freed. */
 static uint8_t nonce[WH_IPC_NONCE];
 static bool nonce_made;
 static void *nonce_data[WH_CUDA_DEVICES_MAX];
@@ -33,7 +158,10 @@ static void forget_nonce(void) {
 
 static wh_fork_lock nonce_lock = WH_FORK_LOCK(.in_child = forget_nonce);
 
-/** Copies the nonce, made at its first use. @param data_p  its memory on the device; NULL: none yet. */
+/**
+ * Copies the nonce, which is made at its first use. @param data_p  its memory on the device; NULL:
+ * none yet.
+ */
 static wherry_status read_nonce(int32_t device, uint8_t copy[WH_IPC_NONCE], void **data_p, wherry_error *error) {
     wherry_status status = WHERRY_OK;
     wh_fork_lock_take(&nonce_lock);
@@ -48,7 +176,10 @@ static wherry_status read_nonce(int32_t device, uint8_t copy[WH_IPC_NONCE], void
     return status;
 }
 
-/** Copies the nonce to the device. Outside the lock: CUDA may have fork handlers that take its own locks. */
+/**
+ * Copies the nonce to the device. Outside the lock: CUDA may have fork handlers that take its own
+ * locks.
+ */
 static wherry_status place_nonce(int32_t device, const uint8_t copy[WH_IPC_NONCE], void **data_p, wherry_error *error) {
     const wh_memory_ops *memory = wh_memory_of(WHERRY_DEVICE_CUDA);
     if (!memory) {
@@ -70,7 +201,7 @@ static wherry_status place_nonce(int32_t device, const uint8_t copy[WH_IPC_NONCE
         *data_p = nonce_data[device];
         wh_fork_lock_give(&nonce_lock);
     }
-    if (unused) { /* another thread was faster, or writing failed */
+    if (unused) { /* another thread was first, or writing failed */
         memory->release(unused, WH_IPC_NONCE);
     }
     return status;
@@ -122,8 +253,8 @@ static wherry_status ipc_offer(const wh_lane_site *site, wh_string *text, wherry
         status = text->failed ? wh_fail_memory(error, "an offer") : WHERRY_OK;
     }
     if (status == WHERRY_OK && text->size > WH_LANE_LONG_OFFER_MAX) {
-        status = wh_fail(error, WHERRY_LIMIT, "the state lies in %zu allocations, more than an offer can name",
-                         shared->count);
+        status =
+            wh_fail(error, WHERRY_LIMIT, "the state is in %zu allocations, more than an offer can list", shared->count);
     }
     wh_free(offer.allocations);
     return status;
@@ -137,7 +268,10 @@ static wherry_status ipc_assist(const wh_lane_site *site, const void *bytes, siz
 
 /* ---- the receiver ---- */
 
-/** Whether the source is a thread of this process: the driver opens no memory of the own process, and need not. */
+/**
+ * True if the source is a thread of this process, whose memory the driver cannot open, and need
+ * not.
+ */
 static bool is_own(const wh_ipc_offer *offer) {
     wh_fork_lock_take(&nonce_lock);
     bool own = nonce_made && memcmp(nonce, offer->nonce, sizeof(nonce)) == 0;
@@ -145,7 +279,10 @@ static bool is_own(const wh_ipc_offer *offer) {
     return own;
 }
 
-/** The device here that is the source's; 0 where this process does not see it: any opens its memory. */
+/**
+ * The local number of a device of the source; 0 if this process does not see it: any device opens
+ * its memory.
+ */
 static int32_t find_device(const wh_ipc_offer *offer, int32_t theirs) {
     for (size_t i = 0; i < offer->device_count; i++) {
         for (int32_t here = 0; offer->devices[i] == theirs && here < wh_cuda_device_count(); here++) {
@@ -158,29 +295,27 @@ static int32_t find_device(const wh_ipc_offer *offer, int32_t theirs) {
     return 0;
 }
 
-/** The source's number here; 0: it is in another pid namespace, and cannot be told. */
+/** The source's pid in this process's namespace; 0: unknown, it is in another one. */
 static int32_t find_process(const wh_lane_site *site, const wh_identity *here, const wh_identity *source) {
     int32_t process = wh_group_process(site->group, site->peer);
-    bool said = !process && source->process <= INT32_MAX && wh_identity_shares_pids(here, source);
-    return said ? (int32_t)source->process : process;
+    bool shared = !process && source->process <= INT32_MAX && wh_identity_shares_pids(here, source);
+    return shared ? (int32_t)source->process : process;
 }
 
-/** A descriptor of the source's, as one of this process. */
+/** Duplicates a descriptor of the source into this process. */
 static wherry_status fetch_descriptor(wh_ipc_end *end, int theirs, int *fd_p, wherry_error *error) {
     int pidfd = wh_ipc_owner_pidfd(end->owner);
     if (pidfd < 0) {
-        return wh_fail(
-            error, WHERRY_UNSUPPORTED,
-            "the process of rank %d is not to be had here (another pid namespace, or Linux before 5.6), and its "
-            "mapped memory cannot be fetched",
-            end->site->peer);
+        return wh_fail(error, WHERRY_UNSUPPORTED,
+                       "cannot open the mapped memory of rank %d: its process is in another pid namespace, or Linux is "
+                       "older than 5.6",
+                       end->site->peer);
     }
     int fd = (int)syscall(SYS_pidfd_getfd, pidfd, theirs, 0);
     if (fd < 0) {
         end->refused = errno == EPERM;
         return wh_fail_errno(error, WHERRY_REFUSED, errno,
-                             "the mapped memory of rank %d (expandable segments) cannot be fetched from its process",
-                             end->site->peer);
+                             "cannot open the mapped memory of rank %d (expandable segments)", end->site->peer);
     }
     *fd_p = fd;
     return WHERRY_OK;
@@ -207,7 +342,7 @@ static wherry_status check_nonce(const wh_ipc_end *end, const wh_ipc_offer *offe
     wherry_status status = wh_cuda_read(end->device, found, at, sizeof(found), error);
     if (status == WHERRY_OK && memcmp(found, offer->nonce, sizeof(found)) != 0) {
         status =
-            wh_fail(error, WHERRY_REFUSED, "what rank %d says is its memory does not hold the nonce", end->site->peer);
+            wh_fail(error, WHERRY_REFUSED, "the memory that rank %d offers does not hold the nonce", end->site->peer);
     }
     return status;
 }
@@ -218,7 +353,10 @@ static int by_base(const void *one, const void *other) {
     return a->base < b->base ? -1 : a->base > b->base;
 }
 
-/** An allocation of this process. Whoever has received from it knows its nonce and can offer what is none: the driver is asked. */
+/**
+ * An allocation of this process. Its nonce is known to every receiver, so the driver must confirm
+ * the allocation.
+ */
 static wherry_status find_own(const wh_ipc_end *end, const wh_cuda_allocation *one, wh_ipc_window *window,
                               wherry_error *error) {
     wh_cuda_allocation real = {.fd = -1};
@@ -228,13 +366,13 @@ static wherry_status find_own(const wh_ipc_end *end, const wh_cuda_allocation *o
         close(real.fd);
     }
     if (status != WHERRY_OK || real.base != one->base || real.size != one->size) {
-        return wh_fail(error, WHERRY_REFUSED, "rank %d offers memory of this process that is none", end->site->peer);
+        return wh_fail(error, WHERRY_REFUSED, "rank %d offers memory that this process does not have", end->site->peer);
     }
     *window = (wh_ipc_window){one->base, one->size, data, real.device == end->device, NULL};
     return WHERRY_OK;
 }
 
-/** Opens all that is offered, the one with the nonce first. */
+/** Opens all allocations of the offer, the one with the nonce first. */
 static wherry_status open_all(wh_ipc_end *end, const wh_ipc_offer *offer, const wh_identity *here,
                               wherry_error *error) {
     bool own = is_own(offer);
@@ -268,8 +406,8 @@ static void ipc_close(wh_lane_end *base) {
     }
 }
 
-static wherry_status check_place(const wh_lane_site *site, const wh_ipc_offer *offer, wh_identity *here,
-                                 wherry_error *error) {
+static wherry_status check_host(const wh_lane_site *site, const wh_ipc_offer *offer, wh_identity *here,
+                                wherry_error *error) {
     wherry_status status = wh_identity_read(here, error);
     if (status == WHERRY_OK && memcmp(here->boot, offer->identity.boot, sizeof(here->boot)) != 0) {
         status = wh_site_other_host(site, error);
@@ -277,7 +415,7 @@ static wherry_status check_place(const wh_lane_site *site, const wh_ipc_offer *o
     return status == WHERRY_OK ? wh_cuda_check(error) : status;
 }
 
-/** An end with room for all windows; NULL where there is no memory. */
+/** An end with room for all windows; NULL if there is no memory. */
 static wh_ipc_end *make_end(const wh_lane_site *site, const wh_ipc_offer *offer) {
     wh_ipc_end *end = wh_alloc_zeroed(1, sizeof(*end));
     wh_ipc_window *windows = wh_alloc_zeroed(offer->allocation_count, sizeof(*windows));
@@ -299,7 +437,7 @@ static wherry_status ipc_probe(const wh_lane_site *site, const void *bytes, size
     *assist_p = false;
     wherry_status status = wh_ipc_parse_offer(bytes, size, &offer, error);
     if (status == WHERRY_OK) {
-        status = check_place(site, &offer, &here, error);
+        status = check_host(site, &offer, &here, error);
     }
     wh_ipc_end *end = status == WHERRY_OK ? make_end(site, &offer) : NULL;
     if (!end) {

@@ -1,4 +1,14 @@
-/* What is open of other processes' memory, by the process. The driver opens an allocation once a process, so that this is one list for all transfers. */
+/*
+ * Memory of other processes that is open here.
+ *
+ * 1. The driver opens an allocation only once per process. So there is one list, which all
+ *    transfers share.
+ * 2. An allocation stays open beyond its last window only if the source has promised that it stays
+ *    allocated, and only if this process can notice that the source has ended.
+ *
+ *     closed -> used: wh_ipc_open       used -> kept: wh_ipc_close, if promised      kept -> used: wh_ipc_open
+ *     used -> closed: wh_ipc_close      kept -> closed: wh_ipc_owner_take (a later offer lacks it), wh_ipc_forget
+ */
 #include <poll.h>
 #include <string.h>
 #include <sys/syscall.h>
@@ -9,7 +19,7 @@
 #include "base/process.h"
 #include "lane/cuda_ipc/cuda_ipc.h"
 
-/** An allocation. */
+/** An allocation that is open. */
 typedef struct wh_ipc_open_entry {
     uint8_t handle[WH_CUDA_HANDLE_BYTES];
     bool keeps;
@@ -20,9 +30,9 @@ typedef struct wh_ipc_open_entry {
 } wh_ipc_open_entry;
 
 struct wh_ipc_owner {
-    uint8_t nonce[WH_IPC_NONCE]; /**< Which process it is: another never has the same. */
-    int pidfd;                   /**< Readable from its end on; -1: its number here is not known. */
-    const wh_group *group;       /**< Of which it was a rank when it was met last: only compared. */
+    uint8_t nonce[WH_IPC_NONCE]; /**< Identifies the process. */
+    int pidfd;                   /**< Readable once it has ended; -1: its pid is unknown here. */
+    const wh_group *group;       /**< Where it was a rank at the last transfer. Only compared. */
     int32_t rank;
     size_t users;
     wh_ipc_open_entry *entries;
@@ -31,7 +41,7 @@ struct wh_ipc_owner {
 
 static wh_ipc_owner *owners;
 
-/** It has nothing of what its parent has open. */
+/** A child of fork() has none of its parent's memory open. */
 static void after_fork_in_child(void) {
     owners = NULL;
 }
@@ -51,7 +61,7 @@ static void close_entry(wh_ipc_open_entry *entry) {
     wh_free(entry);
 }
 
-/** Closes what nobody uses and the offer does not name. @param offer  NULL: all that nobody uses. */
+/** Closes what is unused and not in the offer. @param offer  NULL: everything unused. */
 static void close_entries(wh_ipc_owner *owner, const wh_ipc_offer *offer) {
     for (wh_ipc_open_entry *entry = owner->entries, *next; entry; entry = next) {
         bool offered = false;
@@ -70,7 +80,7 @@ static bool is_gone(const wh_ipc_owner *owner) {
     return owner->pidfd >= 0 && poll(&watched, 1, 0) == 1;
 }
 
-/** Forgets an owner of whom nothing is open. */
+/** Removes an owner if nothing of it is open. */
 static void drop_idle(wh_ipc_owner **at) {
     wh_ipc_owner *owner = *at;
     if (owner && owner->users == 0 && !owner->entries) {
@@ -130,7 +140,7 @@ void wh_ipc_owner_give(wh_ipc_owner *owner) {
 }
 
 void wh_ipc_forget(const wh_group *group, int32_t rank, bool lost) {
-    (void)lost; /* a transfer over another lane ends the promise, too */
+    (void)lost; /* a transfer over another lane ends the promise too */
     wh_fork_lock_take(&lock);
     for (wh_ipc_owner **at = &owners, *owner; (owner = *at);) {
         bool meant = group && owner->group == group && (rank < 0 || owner->rank == rank);
@@ -145,7 +155,7 @@ void wh_ipc_forget(const wh_group *group, int32_t rank, bool lost) {
 
 /* ---- allocations ---- */
 
-/** One with a handle; nobody else finds what is mapped. */
+/** An entry with a handle. Mapped memory is opened anew each time. */
 static wh_ipc_open_entry *find(const wh_ipc_owner *owner, const wh_cuda_allocation *allocation, int32_t device) {
     wh_ipc_open_entry *entry = owner->entries;
     while (entry && (entry->import.mapped || entry->import.device != device ||
@@ -155,7 +165,7 @@ static wh_ipc_open_entry *find(const wh_ipc_owner *owner, const wh_cuda_allocati
     return entry;
 }
 
-/** Makes an entry that is open; under the lock, so that nobody opens the same meanwhile. */
+/** Opens an allocation. Under the lock, so that no other thread opens the same one. */
 static wherry_status make(wh_ipc_owner *owner, const wh_cuda_allocation *allocation, int fd, int32_t device,
                           wh_ipc_open_entry **entry_p, wherry_error *error) {
     wh_ipc_open_entry *entry = wh_alloc_zeroed(1, sizeof(*entry));
@@ -183,11 +193,12 @@ wherry_status wh_ipc_open(wh_ipc_owner *owner, bool keeps, const wh_cuda_allocat
     wh_ipc_open_entry *entry = fd < 0 ? find(owner, allocation, device) : NULL;
     wherry_status status = entry ? WHERRY_OK : make(owner, allocation, fd, device, &entry, error);
     if (status == WHERRY_OK && entry && entry->import.size < allocation->size) {
-        status = wh_fail(error, WHERRY_OUT_OF_BOUNDS, "the source's allocation has %llu bytes, and not %llu as it says",
+        status = wh_fail(error, WHERRY_OUT_OF_BOUNDS, "the source's allocation has %llu bytes, not %llu as offered",
                          (unsigned long long)entry->import.size, (unsigned long long)allocation->size);
     }
     if (status == WHERRY_OK && entry) {
-        entry->keeps = keeps && !entry->import.mapped && owner->pidfd >= 0; /* or its end would not be noticed */
+        /* else its end would go unnoticed */
+        entry->keeps = keeps && !entry->import.mapped && owner->pidfd >= 0;
         entry->users++;
         *window_p = (wh_ipc_window){allocation->base, allocation->size, entry->import.data, true, entry};
     }

@@ -1,6 +1,7 @@
 /*
- * Pulling: chunks are collected into batches, each a launch or a few copies on the device, so that it is busy while the next one is collected. Batches go to two
- * queues in turn, so that one fills the device while another ends.
+ * Copying: chunks are collected into batches, each of them a kernel launch or a few copies, so that
+ * the device is busy while the next batch is collected. Batches alternate between two queues, so
+ * that one fills the device while another ends.
  */
 #include <inttypes.h>
 #include <string.h>
@@ -9,24 +10,27 @@
 #include "base/checked.h"
 #include "base/error.h"
 #include "lane/cuda_ipc/cuda_ipc.h"
-#include "lane/lane_common.h"
 #include "memory/cuda_queue.h"
 #include "memory/pinned.h"
 
-/** The first batch is small, so that the device begins at once, and each is twice as large as the one before. */
+/**
+ * The first batch is small, so that the device starts at once. Each following one is twice as
+ * large.
+ */
 #define FIRST_BYTES (UINT64_C(16) << 20)
 #define BATCH_BYTES (UINT64_C(256) << 20)
 
 enum { UNDER_WAY = 4, QUEUES = 2, BATCH_CHUNKS = 1024, RUNS = 512 };
 
 /**
- * Runs to the host up to this length go by a block of pinned memory, many with one launch: a copy of the driver to memory that is not pinned takes some
- * microseconds and is waited for. Fewer than so many are not worth it.
+ * Runs to the host up to this length go through a block of pinned memory, many per launch: a driver
+ * copy to memory that is not pinned takes some microseconds and blocks. With fewer runs than
+ * BOUNCE_FROM this does not pay.
  */
 enum { BOUNCE_RUN_MAX = 64 << 10, BOUNCE_FROM = 8 };
 
-/** How runs go. */
-typedef enum way { NEAR, FAR, BOUNCED, WAYS } way;
+/** How a run is copied: by the device, by the driver, or through pinned memory. */
+typedef enum copy_kind { BY_DEVICE, BY_DRIVER, BOUNCED, COPY_KINDS } copy_kind;
 
 typedef struct batch {
     uint64_t chunks[BATCH_CHUNKS];
@@ -41,26 +45,27 @@ typedef struct pulling {
     wh_ipc_end *end;
     const wh_sink *sink;
     wh_cuda_queue *queues[QUEUES];
-    size_t turn; /**< Which of them is next. */
+    size_t turn; /**< The next one. */
     wh_routes routes;
-    size_t window; /**< Where the last route was found. */
-    wh_cuda_run
-        runs[WAYS]
-            [RUNS]; /**< What the device reaches by itself, what is left to the driver, and what goes by the block. */
-    size_t run_count[WAYS];
+    size_t window;                      /**< Where the last route was found. */
+    wh_cuda_run runs[COPY_KINDS][RUNS]; /**< Collected, per kind. */
+    size_t run_count[COPY_KINDS];
     size_t bounced_bytes;
-    char *block; /**< Pinned, of WH_PINNED_BLOCK bytes; NULL: there was none to be had, or it was not needed yet. */
+    char *block; /**< Pinned, WH_PINNED_BLOCK bytes; NULL: not needed yet, or not available. */
     batch batches[UNDER_WAY];
     size_t oldest;
     size_t under_way;
 } pulling;
 
-/** What a run takes of the block: each begins where the device reads and writes in its largest words. */
+/** Space of a run in the block: aligned for the device's widest loads and stores. */
 static size_t room_of(uint64_t length) {
     return (size_t)(length + 15) / 16 * 16;
 }
 
-/** Copies what is collected to the block, waits, and brings it from there to its places. */
+/**
+ * Copies the collected runs into the block, waits, and copies them from there to their
+ * destinations.
+ */
 static wherry_status bounce(pulling *p, size_t count, wherry_error *error) {
     const wh_lane_site *site = p->end->site;
     wh_cuda_queue *queue = p->queues[p->turn];
@@ -84,8 +89,8 @@ static wherry_status bounce(pulling *p, size_t count, wherry_error *error) {
     return wh_site_blame(site, status, error);
 }
 
-/** Sends what is collected of one kind to the device. */
-static wherry_status flush(pulling *p, way how, wherry_error *error) {
+/** Starts copying the collected runs of one kind. */
+static wherry_status flush(pulling *p, copy_kind how, wherry_error *error) {
     size_t count = p->run_count[how];
     p->run_count[how] = 0;
     if (how == BOUNCED) {
@@ -94,12 +99,12 @@ static wherry_status flush(pulling *p, way how, wherry_error *error) {
             return bounce(p, count, error);
         }
     }
-    return count ? wh_cuda_queue_copy(p->queues[p->turn], how == NEAR ? WH_CUDA_ON_DEVICES : WH_CUDA_WITH_PAGEABLE,
+    return count ? wh_cuda_queue_copy(p->queues[p->turn], how == BY_DEVICE ? WH_CUDA_ON_DEVICES : WH_CUDA_WITH_PAGEABLE,
                                       p->runs[how], count, error)
                  : WHERRY_OK;
 }
 
-/** Whether the block is there, or can be had. */
+/** True if there is a block, or one can be allocated. */
 static bool has_block(pulling *p) {
     void *block;
     if (!p->block && wh_pinned_take(p->end->device, WH_PINNED_BLOCK, &block, NULL) == WHERRY_OK) {
@@ -108,14 +113,14 @@ static bool has_block(pulling *p) {
     return p->block != NULL;
 }
 
-static way choose_way(pulling *p, const wh_ipc_window *window, const wh_route *route, uint64_t length) {
-    if (window->near && route->device == p->end->device) {
-        return NEAR;
+static copy_kind choose_kind(pulling *p, const wh_ipc_window *window, const wh_route *route, uint64_t length) {
+    if (window->direct && route->device == p->end->device) {
+        return BY_DEVICE;
     }
-    return window->near && route->device < 0 && length <= BOUNCE_RUN_MAX && has_block(p) ? BOUNCED : FAR;
+    return window->direct && route->device < 0 && length <= BOUNCE_RUN_MAX && has_block(p) ? BOUNCED : BY_DRIVER;
 }
 
-/** The window that an address of the source's lies in; NULL: none. */
+/** The window that contains an address of the source; NULL: none. */
 static const wh_ipc_window *find_window(pulling *p, uint64_t address) {
     const wh_ipc_window *windows = p->end->windows;
     if (address >= windows[p->window].base && address - windows[p->window].base < windows[p->window].size) {
@@ -141,11 +146,11 @@ static wherry_status add_route(pulling *p, const wh_route *route, wherry_error *
         uint64_t from = route->from + done;
         const wh_ipc_window *window = find_window(p, from);
         if (!window) {
-            return wh_fail(error, WHERRY_OUT_OF_BOUNDS, "rank %d has not offered the memory at 0x%" PRIx64,
+            return wh_fail(error, WHERRY_OUT_OF_BOUNDS, "rank %d did not offer the memory at 0x%" PRIx64,
                            p->end->site->peer, from);
         }
         part = wh_min(route->length - done, window->size - (from - window->base));
-        way how = choose_way(p, window, route, part);
+        copy_kind how = choose_kind(p, window, route, part);
         if (p->run_count[how] == RUNS || (how == BOUNCED && p->bounced_bytes + room_of(part) > WH_PINNED_BLOCK)) {
             status = flush(p, how, error);
         }
@@ -158,7 +163,7 @@ static wherry_status add_route(pulling *p, const wh_route *route, wherry_error *
     return status;
 }
 
-/** Collects chunks. @return with none in the batch where there are no more. */
+/** Collects chunks. The batch stays empty if there are no more. */
 static wherry_status collect(pulling *p, batch *b, uint64_t most, wherry_error *error) {
     wherry_status status = WHERRY_OK;
     uint64_t chunk;
@@ -179,7 +184,7 @@ static wherry_status begin(pulling *p, batch *b, wherry_error *error) {
     for (size_t i = 0; i < p->routes.count && status == WHERRY_OK; i++) {
         status = add_route(p, p->routes.items + i, error);
     }
-    for (way how = NEAR; how < WAYS && status == WHERRY_OK; how++) {
+    for (copy_kind how = BY_DEVICE; how < COPY_KINDS && status == WHERRY_OK; how++) {
         status = flush(p, how, error);
     }
     if (status == WHERRY_OK) {
