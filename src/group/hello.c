@@ -1,3 +1,4 @@
+/* The first frames on a connection. hello.h has the protocol and the invariants. */
 #include "group/hello.h"
 
 #include <assert.h>
@@ -10,38 +11,191 @@
 #include <openssl/rand.h>
 
 #include "base/alloc.h"
+#include "base/bytes.h"
 #include "base/error.h"
 #include "base/text.h"
-#include "group/hello_codec.h"
 
-enum { HEADER = WH_HELLO_HEADER, MAC = 32, OUTPUT_MAX = 1024 };
+typedef enum frame_type { FRAME_HELLO = 1, FRAME_PROOF = 2, FRAME_ACCEPT = 3, FRAME_REFUSE = 4 } frame_type;
+
+enum {
+    HEADER = 5,
+    MAC = 32,
+    OUTPUT_MAX = 1024,
+    /** The longest HELLO that this version sends: header, fixed fields, two texts. */
+    OWN_HELLO_MAX = HEADER + 28 + WH_HELLO_NONCE + 2 * (2 + WH_HELLO_TEXT_MAX),
+};
 
 struct wh_hello {
     bool dialled;
-    bool proven; /* the other side's PROOF was right */
+    bool proven; /**< The peer's PROOF was right. */
     wh_hello_state state;
     wh_refusal refusal;
-    uint64_t newer;          /* incarnation, that a refusal as stale is about */
-    wh_hello_frame expected; /* unless it is a REFUSE */
+    uint64_t newer;      /**< Incarnation that a refusal as stale is about. */
+    frame_type expected; /**< The peer's next frame, unless it is a REFUSE. */
     wh_hello_admit admit;
     void *context;
     wh_hello_fields own;
     wh_hello_fields peer;
-    uint8_t proof[MAC];         /* what the other side's PROOF has to be */
-    uint8_t output[OUTPUT_MAX]; /* all that was ever to be sent; own HELLO stays at its beginning, for the proofs */
+    uint8_t proof[MAC]; /**< What the peer's PROOF has to be. */
+    /**
+     * Everything to be sent, also if it was sent. The own HELLO stays at the beginning, for the
+     * proofs.
+     */
+    uint8_t output[OUTPUT_MAX];
     size_t output_size;
     size_t sent;
     size_t hello_size;
-    uint8_t input[WH_HELLO_FRAME_MAX]; /* the frame that is arriving */
+    uint8_t input[WH_HELLO_FRAME_MAX]; /**< The frame that is arriving. */
     size_t input_size;
-    size_t secret_size; /* 0: no secret */
+    size_t secret_size; /**< 0: no secret. */
     uint8_t secret[];
 };
 
-static void put_frame(wh_hello *hello, wh_hello_frame type, const void *body, size_t size) {
+static const char magic[4] = {'W', 'H', 'R', 'Y'};
+
+/* ---- encoding: each function returns where the next field goes ---- */
+
+static uint8_t *put(uint8_t *at, size_t width, uint64_t number) {
+    for (size_t i = width; i-- > 0;) {
+        at[i] = (uint8_t)number;
+        number >>= 8;
+    }
+    return at + width;
+}
+
+static uint8_t *put_bytes(uint8_t *at, const void *bytes, size_t size) {
+    memcpy(at, bytes, size);
+    return at + size;
+}
+
+static uint8_t *put_text(uint8_t *at, const char *text) {
+    size_t size = strlen(text);
+    return put_bytes(put(at, 2, size), text, size);
+}
+
+static void put_header(uint8_t header[HEADER], frame_type type, size_t size) {
+    put(put(header, 4, size), 1, type);
+}
+
+/** @return the size of the frame. */
+static size_t encode_hello(const wh_hello_fields *own, uint8_t frame[OWN_HELLO_MAX]) {
+    uint8_t *at = put_bytes(frame + HEADER, magic, sizeof(magic));
+    at = put(at, 2, WH_HELLO_VERSION);
+    at = put(at, 2, WH_HELLO_VERSION_LOWEST);
+    at = put(at, 2, own->flags);
+    at = put(at, 1, own->method);
+    at = put(at, 1, own->purpose);
+    at = put(at, 4, own->rank);
+    at = put(at, 4, own->size);
+    at = put(at, 8, own->incarnation);
+    at = put_bytes(at, own->nonce, sizeof(own->nonce));
+    at = put_text(at, own->job);
+    at = put_text(at, own->address);
+    size_t size = (size_t)(at - frame);
+    assert(size <= OWN_HELLO_MAX);
+    put_header(frame, FRAME_HELLO, size - HEADER);
+    return size;
+}
+
+/* ---- decoding ---- */
+
+/** Copies a text and ends it by a zero byte. */
+static wherry_status take_text(wh_cursor *body, const char *what, char text[WH_HELLO_TEXT_MAX + 1],
+                               wherry_error *error) {
+    size_t size = (size_t)wh_cursor_number(body, 2);
+    if (size > WH_HELLO_TEXT_MAX) {
+        return wh_fail(error, WHERRY_LIMIT, "the peer's HELLO has %s of %zu bytes; the limit is %d", what, size,
+                       WH_HELLO_TEXT_MAX);
+    }
+    const uint8_t *bytes = wh_cursor_bytes(body, size);
+    if (!bytes) {
+        return wh_fail(error, WHERRY_TRUNCATED, "the peer's HELLO ends within %s", what);
+    }
+    if (!wh_utf8_printable((const char *)bytes, size)) {
+        return wh_fail(error, WHERRY_MALFORMED, "the peer's HELLO has %s that is not printable UTF-8", what);
+    }
+    memcpy(text, bytes, size);
+    text[size] = '\0';
+    return WHERRY_OK;
+}
+
+/** Reads the fields that are the same in every version, and chooses the version. */
+static wherry_status take_version(wh_cursor *body, wh_hello_fields *peer, bool *newer, wherry_error *error) {
+    const uint8_t *first = wh_cursor_bytes(body, sizeof(magic));
+    if (!first || memcmp(first, magic, sizeof(magic)) != 0) {
+        return wh_fail(error, WHERRY_MALFORMED,
+                       "the peer does not speak Wherry's protocol; check the address and the port");
+    }
+    uint16_t version = (uint16_t)wh_cursor_number(body, 2);
+    uint16_t lowest = (uint16_t)wh_cursor_number(body, 2);
+    if (lowest == 0 || lowest > version) {
+        return wh_fail(error, WHERRY_MALFORMED, "the peer's HELLO has an impossible range of versions: %u to %u",
+                       lowest, version);
+    }
+    if (lowest > WH_HELLO_VERSION || version < WH_HELLO_VERSION_LOWEST) {
+        return wh_fail(error, WHERRY_BAD_VERSION,
+                       "the peer speaks versions %u to %u of the protocol, this side %d to %d; use the same version of "
+                       "Wherry on both sides",
+                       lowest, version, WH_HELLO_VERSION_LOWEST, WH_HELLO_VERSION);
+    }
+    *newer = version > WH_HELLO_VERSION;
+    peer->version = *newer ? WH_HELLO_VERSION : version;
+    return WHERRY_OK;
+}
+
+/** Reads the fields between the version and the texts. */
+static wherry_status take_numbers(wh_cursor *body, wh_hello_fields *peer, wherry_error *error) {
+    peer->flags = (uint16_t)wh_cursor_number(body, 2);
+    peer->method = (uint8_t)wh_cursor_number(body, 1);
+    peer->purpose = (uint8_t)wh_cursor_number(body, 1);
+    peer->rank = (uint32_t)wh_cursor_number(body, 4);
+    peer->size = (uint32_t)wh_cursor_number(body, 4);
+    peer->incarnation = wh_cursor_number(body, 8);
+    const uint8_t *nonce = wh_cursor_bytes(body, sizeof(peer->nonce));
+    if (!nonce) {
+        return wh_fail(error, WHERRY_TRUNCATED, "the peer's HELLO ends within its nonce");
+    }
+    memcpy(peer->nonce, nonce, sizeof(peer->nonce));
+    if (peer->size > INT32_MAX || peer->rank >= peer->size) {
+        return wh_fail(error, WHERRY_MALFORMED, "the peer's HELLO has an impossible rank: %" PRIu32 " of %" PRIu32,
+                       peer->rank, peer->size);
+    }
+    if (peer->purpose > WH_HELLO_DATA) {
+        return wh_fail(error, WHERRY_MALFORMED, "the peer's HELLO has the unknown purpose %u", peer->purpose);
+    }
+    return WHERRY_OK;
+}
+
+/** Checks each field alone. Whether the HELLO fits this side is checked by `compare`. */
+static wherry_status decode_hello(const uint8_t *body, size_t size, wh_hello_fields *peer_p, wherry_error *error) {
+    wh_cursor rest = wh_cursor_over(body, size);
+    wh_hello_fields peer = {0};
+    bool newer = false;
+    wherry_status status = take_version(&rest, &peer, &newer, error);
+    if (status == WHERRY_OK) {
+        status = take_numbers(&rest, &peer, error);
+    }
+    if (status == WHERRY_OK) {
+        status = take_text(&rest, "a job id", peer.job, error);
+    }
+    if (status == WHERRY_OK) {
+        status = take_text(&rest, "an address", peer.address, error);
+    }
+    if (status == WHERRY_OK && rest.left > 0 && !newer) {
+        status = wh_fail(error, WHERRY_TRAILING_BYTES, "the peer's HELLO has %zu bytes too many", rest.left);
+    }
+    if (status == WHERRY_OK) {
+        *peer_p = peer;
+    }
+    return status;
+}
+
+/* ---- the machine ---- */
+
+static void put_frame(wh_hello *hello, frame_type type, const void *body, size_t size) {
     uint8_t *at = hello->output + hello->output_size;
     assert(HEADER + size <= sizeof(hello->output) - hello->output_size);
-    wh_hello_header(at, type, size);
+    put_header(at, type, size);
     if (size > 0) {
         memcpy(at + HEADER, body, size);
     }
@@ -56,12 +210,12 @@ static const char *refusal_text(wh_refusal refusal) {
         WH_REFUSAL_LIST(WH_X)
 #undef WH_X
     }
-    return "for a reason that this version does not know";
+    return "an unknown reason";
 }
 
 /**
- * Tells the other side that this one refuses it, and why. Behind an ACCEPT it would be the next layer that hears it, so
- * that closing the connection has to do. @return status.
+ * Tells the peer that this side refuses it, and why. After an ACCEPT the next layer would read
+ * that, so the owner only closes the connection. @return status.
  */
 static wherry_status refuse(wh_hello *hello, wh_refusal refusal, wherry_status status) {
     char body[1 + WH_HELLO_TEXT_MAX + 1];
@@ -70,8 +224,8 @@ static wherry_status refuse(wh_hello *hello, wh_refusal refusal, wherry_status s
         size += snprintf(body + size, sizeof(body) - (size_t)size, ": incarnation %" PRIu64, hello->newer);
     }
     hello->refusal = refusal;
-    if (hello->expected != WH_HELLO_FRAME_ACCEPT) {
-        put_frame(hello, WH_HELLO_FRAME_REFUSE, body, (size_t)size);
+    if (hello->expected != FRAME_ACCEPT) {
+        put_frame(hello, FRAME_REFUSE, body, (size_t)size);
     }
     return status;
 }
@@ -83,59 +237,59 @@ static wherry_status compare_methods(wh_hello *hello, wherry_error *error) {
         return WHERRY_OK;
     }
     if (peer == WH_HELLO_METHOD_NONE) {
-        wh_fail(error, WHERRY_BAD_SECRET, "this side has a secret and the other has none; give both the same");
+        wh_fail(error, WHERRY_BAD_SECRET, "this side has a secret and the peer has none; give both the same");
     } else if (own == WH_HELLO_METHOD_NONE) {
-        wh_fail(error, WHERRY_BAD_SECRET, "the other side has a secret and this one has none; give both the same");
+        wh_fail(error, WHERRY_BAD_SECRET, "the peer has a secret and this side has none; give both the same");
     } else {
         wh_fail(error, WHERRY_BAD_SECRET,
-                "the other side proves its secret by method %u, which this version does not know; use the same version "
-                "of Wherry on both sides",
+                "the peer proves its secret by the unknown method %u; use the same version of Wherry on both sides",
                 peer);
     }
     return refuse(hello, WH_REFUSAL_SECRET, WHERRY_BAD_SECRET);
 }
 
-/** Whether the two HELLOs fit together. */
+/** Checks that the two HELLOs fit together. */
 static wherry_status compare(wh_hello *hello, wherry_error *error) {
     const wh_hello_fields *own = &hello->own;
     const wh_hello_fields *peer = &hello->peer;
     bool same_process = own->rank == peer->rank && own->incarnation == peer->incarnation;
     if (strcmp(own->job, peer->job) != 0) {
-        wh_fail(
-            error, WHERRY_MISMATCH,
-            "the other side belongs to job \"%s\" and this one to \"%s\"; look at the address, or give both one job",
-            peer->job, own->job);
+        wh_fail(error, WHERRY_MISMATCH,
+                "the peer belongs to job \"%s\", this side to \"%s\"; check the address, or give both the same job",
+                peer->job, own->job);
         return refuse(hello, WH_REFUSAL_JOB, WHERRY_MISMATCH);
     }
     if (own->size != peer->size) {
         wh_fail(error, WHERRY_MISMATCH,
-                "the other side is in a group of %" PRIu32 " ranks and this one in one of %" PRIu32
-                "; start all ranks with the same size",
+                "the peer's group has %" PRIu32 " ranks, this side's %" PRIu32 "; start all ranks with the same size",
                 peer->size, own->size);
         return refuse(hello, WH_REFUSAL_SIZE, WHERRY_MISMATCH);
     }
-    /* A nonce that comes back is this side's own HELLO, whatever was changed in the rest. */
+    /* A nonce that comes back is this side's own HELLO, even if the rest was changed. */
     if (same_process || memcmp(own->nonce, peer->nonce, WH_HELLO_NONCE) == 0) {
         wh_fail(error, WHERRY_MISMATCH,
-                "the other side says that it is this very process, rank %" PRIu32 " incarnation %" PRIu64
-                "; either it is, or two were started as one rank",
+                "the peer is rank %" PRIu32 " incarnation %" PRIu64
+                ", as this process; either this is a connection to itself, or two processes have the same rank",
                 own->rank, own->incarnation);
         return refuse(hello, WH_REFUSAL_OWN_RANK, WHERRY_MISMATCH);
     }
     if (hello->dialled && peer->purpose != WH_HELLO_CONTROL) {
-        return wh_fail(error, WHERRY_MALFORMED, "the other side was dialled, and says what the connection is for");
+        return wh_fail(error, WHERRY_MALFORMED, "the peer was dialled, but says what the connection is for");
     }
     return compare_methods(hello, error);
 }
 
-/** The PROOF of one of the sides, while the other's HELLO is in `input`. @return false where libcrypto fails. */
+/**
+ * Computes the PROOF of one side while the peer's HELLO is in `input`. @return false if libcrypto
+ * fails.
+ */
 static bool prove(const wh_hello *hello, bool of_peer, uint8_t proof[MAC]) {
-    uint8_t text[1 + WH_HELLO_OWN_MAX + WH_HELLO_FRAME_MAX];
+    uint8_t text[1 + OWN_HELLO_MAX + WH_HELLO_FRAME_MAX];
     const uint8_t *first = of_peer ? hello->input : hello->output;
     const uint8_t *second = of_peer ? hello->output : hello->input;
     size_t first_size = of_peer ? hello->input_size : hello->hello_size;
     size_t second_size = of_peer ? hello->hello_size : hello->input_size;
-    text[0] = hello->dialled == of_peer; /* 0 where the side dialled whose proof it is */
+    text[0] = hello->dialled == of_peer; /* 0 if the side whose proof it is has dialled */
     memcpy(text + 1, first, first_size);
     memcpy(text + 1 + first_size, second, second_size);
     return HMAC(EVP_sha256(), hello->secret, (int)hello->secret_size, text, 1 + first_size + second_size, proof, NULL);
@@ -146,7 +300,7 @@ static size_t proof_size(const wh_hello *hello) {
 }
 
 static wherry_status on_hello(wh_hello *hello, const uint8_t *body, size_t size, wherry_error *error) {
-    wherry_status status = wh_hello_decode(body, size, &hello->peer, error);
+    wherry_status status = decode_hello(body, size, &hello->peer, error);
     if (status == WHERRY_BAD_VERSION) {
         return refuse(hello, WH_REFUSAL_VERSION, status);
     }
@@ -158,43 +312,43 @@ static wherry_status on_hello(wh_hello *hello, const uint8_t *body, size_t size,
     }
     uint8_t own[MAC] = {0};
     if (proof_size(hello) > 0 && (!prove(hello, false, own) || !prove(hello, true, hello->proof))) {
-        return wh_fail(error, WHERRY_INTERNAL, "libcrypto cannot compute HMAC-SHA-256; look at its configuration");
+        return wh_fail(error, WHERRY_INTERNAL, "libcrypto cannot compute HMAC-SHA-256; check its configuration");
     }
-    put_frame(hello, WH_HELLO_FRAME_PROOF, own, proof_size(hello));
-    hello->expected = WH_HELLO_FRAME_PROOF;
+    put_frame(hello, FRAME_PROOF, own, proof_size(hello));
+    hello->expected = FRAME_PROOF;
     return WHERRY_OK;
 }
 
 static wherry_status on_proof(wh_hello *hello, const uint8_t *body, size_t size, wherry_error *error) {
     if (size != proof_size(hello)) {
-        return wh_fail(error, WHERRY_MALFORMED, "the other side's PROOF has %zu bytes in place of %zu", size,
+        return wh_fail(error, WHERRY_MALFORMED, "the peer's PROOF has %zu bytes instead of %zu", size,
                        proof_size(hello));
     }
     if (CRYPTO_memcmp(body, hello->proof, size) != 0) {
-        wh_fail(error, WHERRY_BAD_SECRET, "the other side has another secret than this one; give both the same");
+        wh_fail(error, WHERRY_BAD_SECRET, "the peer has a different secret; give both sides the same");
         return refuse(hello, WH_REFUSAL_SECRET, WHERRY_BAD_SECRET);
     }
     hello->proven = true;
     wh_refusal refusal = hello->admit ? hello->admit(hello->context, &hello->peer, &hello->newer) : WH_REFUSAL_NONE;
     if (refusal != WH_REFUSAL_NONE) {
-        wh_fail(error, WHERRY_MISMATCH, "this side refused rank %" PRIu32 " incarnation %" PRIu64 ": %s",
-                hello->peer.rank, hello->peer.incarnation, refusal_text(refusal));
+        wh_fail(error, WHERRY_MISMATCH, "refused rank %" PRIu32 " incarnation %" PRIu64 ": %s", hello->peer.rank,
+                hello->peer.incarnation, refusal_text(refusal));
         return refuse(hello, refusal, WHERRY_MISMATCH);
     }
-    put_frame(hello, WH_HELLO_FRAME_ACCEPT, "", 0);
-    hello->expected = WH_HELLO_FRAME_ACCEPT;
+    put_frame(hello, FRAME_ACCEPT, "", 0);
+    hello->expected = FRAME_ACCEPT;
     return WHERRY_OK;
 }
 
 static wherry_status on_accept(wh_hello *hello, size_t size, wherry_error *error) {
     if (size > 0) {
-        return wh_fail(error, WHERRY_TRAILING_BYTES, "the other side's ACCEPT has %zu bytes too many", size);
+        return wh_fail(error, WHERRY_TRAILING_BYTES, "the peer's ACCEPT has %zu bytes too many", size);
     }
     hello->state = WH_HELLO_DONE;
     return WHERRY_OK;
 }
 
-/** The number that a text ends with; 0 where it does not, or it is too large. */
+/** @return the number at the end of a text; 0 if there is none or it is too large. */
 static uint64_t number_at_end(const char *text, size_t size) {
     size_t begin = size;
     while (begin > 0 && text[begin - 1] >= '0' && text[begin - 1] <= '9') {
@@ -214,26 +368,25 @@ static wherry_status on_refuse(wh_hello *hello, const uint8_t *body, size_t size
     uint8_t reason = size > 0 ? body[0] : WH_REFUSAL_NONE;
     const char *text = (const char *)body + 1;
     if (reason == WH_REFUSAL_NONE || size - 1 > WH_HELLO_TEXT_MAX || !wh_utf8_printable(text, size - 1)) {
-        return wh_fail(error, WHERRY_MALFORMED, "the other side refused this one in a way that cannot be read");
+        return wh_fail(error, WHERRY_MALFORMED, "the peer sent a malformed REFUSE");
     }
     hello->refusal = reason <= WH_REFUSAL_OTHER ? (wh_refusal)reason : WH_REFUSAL_OTHER;
     hello->newer = hello->refusal == WH_REFUSAL_STALE ? number_at_end(text, size - 1) : 0;
-    return wh_fail(error, WHERRY_REFUSED, "the other side refused this one, and says: %.*s (reason %u)", (int)size - 1,
-                   text, reason);
+    return wh_fail(error, WHERRY_REFUSED, "the peer refused this side: %.*s (reason %u)", (int)size - 1, text, reason);
 }
 
-/** What can be told from the first bytes of a frame. */
+/** Checks the header of a frame before its body is read. */
 static wherry_status check_header(const wh_hello *hello, wherry_error *error) {
-    uint32_t size = wh_hello_body_size(hello->input);
+    uint32_t size = wh_load_be32(hello->input);
     uint8_t type = hello->input[4];
     if (size > WH_HELLO_FRAME_MAX - HEADER) {
         return wh_fail(error, WHERRY_LIMIT,
-                       "the other side begins a frame of %" PRIu32
-                       " bytes, more than %d; is it Wherry? Look at the address and the port",
+                       "the peer begins a frame of %" PRIu32
+                       " bytes; the limit is %d. Is it Wherry? Check the address and the port",
                        size, WH_HELLO_FRAME_MAX - HEADER);
     }
-    if (type != (uint8_t)hello->expected && type != WH_HELLO_FRAME_REFUSE) {
-        return wh_fail(error, WHERRY_MALFORMED, "the other side sent a frame of type %u where %d was due", type,
+    if (type != (uint8_t)hello->expected && type != FRAME_REFUSE) {
+        return wh_fail(error, WHERRY_MALFORMED, "the peer sent a frame of type %u instead of %d", type,
                        (int)hello->expected);
     }
     return WHERRY_OK;
@@ -242,25 +395,28 @@ static wherry_status check_header(const wh_hello *hello, wherry_error *error) {
 static wherry_status on_frame(wh_hello *hello, wherry_error *error) {
     const uint8_t *body = hello->input + HEADER;
     size_t size = hello->input_size - HEADER;
-    switch ((wh_hello_frame)hello->input[4]) {
-    case WH_HELLO_FRAME_HELLO:
+    switch ((frame_type)hello->input[4]) {
+    case FRAME_HELLO:
         return on_hello(hello, body, size, error);
-    case WH_HELLO_FRAME_PROOF:
+    case FRAME_PROOF:
         return on_proof(hello, body, size, error);
-    case WH_HELLO_FRAME_ACCEPT:
+    case FRAME_ACCEPT:
         return on_accept(hello, size, error);
-    case WH_HELLO_FRAME_REFUSE:
+    case FRAME_REFUSE:
         return on_refuse(hello, body, size, error);
     }
-    return wh_fail(error, WHERRY_INTERNAL, "a frame of an unknown type passed the check");
+    return wh_fail(error, WHERRY_INTERNAL, "a frame of an unknown type passed check_header");
 }
 
 size_t wh_hello_missing(const wh_hello *hello) {
-    size_t whole = hello->input_size < HEADER ? HEADER : HEADER + wh_hello_body_size(hello->input);
+    size_t whole = hello->input_size < HEADER ? HEADER : HEADER + wh_load_be32(hello->input);
     return whole - hello->input_size;
 }
 
-/** Takes what is missing of a header or a body, and acts on what is whole. @return how many bytes in *taken. */
+/**
+ * Completes a header or a body, and acts on it when it is complete. @param taken  bytes that were
+ * used.
+ */
 static wherry_status step(wh_hello *hello, const uint8_t *bytes, size_t size, size_t *taken, wherry_error *error) {
     size_t missing = wh_hello_missing(hello);
     size_t whole = hello->input_size + missing;
@@ -271,7 +427,7 @@ static wherry_status step(wh_hello *hello, const uint8_t *bytes, size_t size, si
         return WHERRY_OK;
     }
     wherry_status status = whole == HEADER ? check_header(hello, error) : WHERRY_OK;
-    if (status == WHERRY_OK && hello->input_size == HEADER + wh_hello_body_size(hello->input)) {
+    if (status == WHERRY_OK && hello->input_size == HEADER + wh_load_be32(hello->input)) {
         status = on_frame(hello, error);
         hello->input_size = 0;
     }
@@ -282,7 +438,7 @@ wherry_status wh_hello_input(wh_hello *hello, const void *bytes, size_t size, si
     const uint8_t *at = bytes;
     size_t consumed = 0;
     if (hello->state == WH_HELLO_FAILED) {
-        return wh_fail(error, WHERRY_INVALID_ARGUMENT, "the two sides have parted already; close the connection");
+        return wh_fail(error, WHERRY_INVALID_ARGUMENT, "the connection has failed already; close it");
     }
     while (consumed < size && hello->state == WH_HELLO_RUNNING) {
         size_t taken;
@@ -309,10 +465,10 @@ wherry_status wh_hello_end(wh_hello *hello, wherry_error *error) {
     }
     hello->state = WH_HELLO_FAILED;
     return wh_fail(error, WHERRY_TRUNCATED,
-                   "the other side closed the connection before both had accepted each other; look at its messages");
+                   "the peer closed the connection before both sides had accepted each other; check its log");
 }
 
-/** Copies an own text; NULL is "". `text` starts as zeros. */
+/** Copies a text of this side; NULL is "". `text` is zeroed before. */
 static wherry_status own_text(const char *from, const char *what, char text[WH_HELLO_TEXT_MAX + 1],
                               wherry_error *error) {
     size_t size = from ? strnlen(from, WH_HELLO_TEXT_MAX + 1) : 0;
@@ -329,21 +485,20 @@ static wherry_status own_text(const char *from, const char *what, char text[WH_H
 static wherry_status check_config(const wh_hello_config *config, wherry_error *error) {
     if (config->size > INT32_MAX || config->rank >= config->size) {
         return wh_fail(error, WHERRY_INVALID_ARGUMENT,
-                       "rank %" PRIu32 " of %" PRIu32 " cannot be; ranks are 0 to size - 1", config->rank,
+                       "rank %" PRIu32 " of %" PRIu32 " is impossible; ranks are 0 to size - 1", config->rank,
                        config->size);
     }
     if (config->purpose != WH_HELLO_CONTROL && config->purpose != WH_HELLO_DATA) {
-        return wh_fail(error, WHERRY_INVALID_ARGUMENT, "purpose %d is not one of those in hello.h",
-                       (int)config->purpose);
+        return wh_fail(error, WHERRY_INVALID_ARGUMENT, "unknown purpose %d", (int)config->purpose);
     }
     if (config->secret && (config->secret_size == 0 || config->secret_size > WH_HELLO_SECRET_MAX)) {
-        return wh_fail(error, WHERRY_INVALID_ARGUMENT, "a secret has 1 to %d bytes, and this one %zu",
-                       WH_HELLO_SECRET_MAX, config->secret_size);
+        return wh_fail(error, WHERRY_INVALID_ARGUMENT, "a secret has 1 to %d bytes, not %zu", WH_HELLO_SECRET_MAX,
+                       config->secret_size);
     }
     return WHERRY_OK;
 }
 
-/** The own fields of a machine that is all zeros, and its HELLO. */
+/** Fills in the own fields of a zeroed machine, and encodes its HELLO. */
 static wherry_status set_up(wh_hello *hello, const wh_hello_config *config, wherry_error *error) {
     wh_hello_fields *own = &hello->own;
     own->version = WH_HELLO_VERSION;
@@ -361,9 +516,9 @@ static wherry_status set_up(wh_hello *hello, const wh_hello_config *config, wher
         return status;
     }
     if (RAND_bytes(own->nonce, sizeof(own->nonce)) != 1) {
-        return wh_fail(error, WHERRY_SYSTEM, "libcrypto has no random numbers; look at its configuration");
+        return wh_fail(error, WHERRY_SYSTEM, "libcrypto has no random numbers; check its configuration");
     }
-    hello->hello_size = wh_hello_encode(own, hello->output);
+    hello->hello_size = encode_hello(own, hello->output);
     hello->output_size = hello->hello_size;
     return WHERRY_OK;
 }
@@ -379,7 +534,7 @@ wherry_status wh_hello_create(const wh_hello_config *config, bool dialled, wh_he
         return wh_fail_memory(error, "a connection's first frames");
     }
     hello->dialled = dialled;
-    hello->expected = WH_HELLO_FRAME_HELLO;
+    hello->expected = FRAME_HELLO;
     hello->admit = config->admit;
     hello->context = config->context;
     hello->secret_size = secret_size;

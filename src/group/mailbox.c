@@ -14,7 +14,9 @@
 #include "base/log.h"
 
 enum {
-    /** How long a waiter pumps before it checks whether it was woken, if the group has no `nudge`. */
+    /**
+     * How long a waiter pumps before it checks whether it was woken, if the group has no `nudge`.
+     */
     PUMP_MS = 5,
     /** After a message was sent, its answer is expected for this long. */
     AWAKE_NS = 200000,
@@ -189,7 +191,10 @@ static bool poll_for_wake(wh_mailbox *mailbox, wh_deadline deadline) {
     return count_wakes(mailbox) != before;
 }
 
-/** Waits for a condition. One waiter at a time pumps the group. @return false if the deadline has passed. */
+/**
+ * Waits for a condition. One waiter at a time pumps the group. @return false if the deadline has
+ * passed.
+ */
 static bool wait_for(wh_mailbox *mailbox, pthread_cond_t *changed, wh_deadline deadline) {
     if (!mailbox->pumped || mailbox->pumping) {
         return poll_for_wake(mailbox, deadline) || wh_wait(changed, &mailbox->lock, deadline);
@@ -394,7 +399,10 @@ static wh_inbox *find_inbox(const wh_mailbox *mailbox, uint64_t tag) {
     return inbox;
 }
 
-/** Appends to the inbox, or to the mailbox if that is NULL, and wakes whoever waits there. The lock is held. */
+/**
+ * Appends to the inbox, or to the mailbox if that is NULL, and wakes whoever waits there. The lock
+ * is held.
+ */
 static void deliver_to(wh_mailbox *mailbox, wh_inbox *inbox, queued *item) {
     if (item->message.kind == WH_MESSAGE_BYTES) {
         mailbox->ranks[item->message.rank].bytes += item->message.size;
@@ -403,7 +411,9 @@ static void deliver_to(wh_mailbox *mailbox, wh_inbox *inbox, queued *item) {
     wake(mailbox, inbox ? &inbox->changed : &mailbox->changed);
 }
 
-/** Delivers a message of a current incarnation. The lock is held, but not while a service is called. */
+/**
+ * Delivers a message of a current incarnation. The lock is held, but not while a service is called.
+ */
 static void deliver(wh_mailbox *mailbox, queued *item) {
     const wh_message *message = &item->message;
     wh_inbox *inbox = find_inbox(mailbox, message->tag);

@@ -2,8 +2,8 @@
  * @file mailbox.h  Messages that have arrived and that nobody has taken yet; inboxes and services.
  *
  * Whoever reads from the peers puts messages in. A message goes, by its tag, to an inbox, to a
- * service, or into the mailbox itself. All functions may be called from any thread, unless they
- * say otherwise.
+ * service, or into the mailbox itself. All functions may be called from any thread, unless they say
+ * otherwise.
  *
  * Invariants:
  * 1. A message is delivered only if its sender's incarnation is the current one of that rank.
@@ -19,7 +19,7 @@
  *     unknown -> present   wh_mailbox_admit
  *     present -> lost      wh_mailbox_lose
  *     lost    -> present   wh_mailbox_admit, with the same incarnation or a newer one
- *     present -> present   wh_mailbox_admit with a newer incarnation: counts as a loss of the old one
+ *     present -> present   wh_mailbox_admit, with a newer incarnation: counts as a loss
  */
 #ifndef WH_GROUP_MAILBOX_H
 #define WH_GROUP_MAILBOX_H
@@ -163,7 +163,9 @@ void wh_inbox_wake(wh_inbox *inbox);
 
 /* ---- services: messages that nobody waits for ---- */
 
-/** Called for each message by the thread that reads from the peers. Must be quick. Owns the message. */
+/**
+ * Called for each message by the thread that reads from the peers. Must be quick. Owns the message.
+ */
 typedef void (*wh_service_fn)(void *context, wh_message *message);
 
 /**
