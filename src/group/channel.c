@@ -1,3 +1,4 @@
+/* Reading and writing channels. */
 #include "group/channel.h"
 
 #include <errno.h>
@@ -9,24 +10,24 @@
 #include "base/error.h"
 
 static wherry_status cancelled(wherry_error *error) {
-    return wh_fail(error, WHERRY_CANCELLED, "a channel's work was stopped");
+    return wh_fail(error, WHERRY_CANCELLED, "reading or writing a channel was cancelled");
 }
 
 /*
- * The calls do not say MSG_DONTWAIT: a channel never blocks as it comes from the group, and whoever moves much over it may let the kernel wait for a short
- * while instead (SO_RCVTIMEO, SO_SNDTIMEO). That too ends with EAGAIN.
+ * The system calls do not pass MSG_DONTWAIT: a channel is non-blocking when the group opens it, but
+ * its user may let the kernel wait a short while (SO_RCVTIMEO, SO_SNDTIMEO). Both end with EAGAIN.
  */
 
-/** What came of a call that moved no byte: waits where it would have blocked, else says why it failed. */
+/** After a system call that moved nothing: waits if it would have blocked, otherwise fails. */
 static wherry_status wait_or_fail(int channel, short events, int errnum, const wh_stop *stop, wh_deadline deadline,
                                   wherry_error *error) {
     switch (errnum) {
     case EINTR:
         return WHERRY_OK;
     case EAGAIN:
-        /* A peer that gives a byte now and then must not carry a call beyond its deadline: it counts before readiness. */
+        /* Before the wait: a peer that moves a byte now and then must not extend the deadline. */
         if (wh_deadline_passed(deadline)) {
-            return wh_fail(error, WHERRY_TIMED_OUT, "timed out %s a channel; the other side is slow or stopped",
+            return wh_fail(error, WHERRY_TIMED_OUT, "timed out %s a channel; the peer is slow or stopped",
                            events == POLLIN ? "reading from" : "writing to");
         }
         wh_stop_wait_fd(stop, channel, events, deadline);
@@ -41,24 +42,16 @@ static wherry_status wait_or_fail(int channel, short events, int errnum, const w
     case ENETDOWN:
     case ENETRESET:
     case EHOSTDOWN:
-        return wh_fail_errno(error, WHERRY_PEER_LOST, errnum, "a channel to the peer was lost");
+        return wh_fail_errno(error, WHERRY_PEER_LOST, errnum, "a channel was lost");
     default:
         return wh_fail_errno(error, WHERRY_SYSTEM, errnum, "cannot %s a channel",
                              events == POLLIN ? "read from" : "write to");
     }
 }
 
-/** Passes over what is empty. */
-static void skip_empty(struct iovec **segments, size_t *count) {
-    while (*count && (*segments)->iov_len == 0) {
-        ++*segments;
-        --*count;
-    }
-}
-
-/** Cuts off what was moved. */
+/** Cuts off what was moved, and empty segments at the beginning. */
 static void cut(struct iovec **segments, size_t *count, size_t moved) {
-    while (moved && moved >= (*segments)->iov_len) {
+    while (*count && moved >= (*segments)->iov_len) {
         moved -= (*segments)->iov_len;
         (*segments)->iov_base = (char *)(*segments)->iov_base + (*segments)->iov_len;
         (*segments)->iov_len = 0;
@@ -69,7 +62,6 @@ static void cut(struct iovec **segments, size_t *count, size_t moved) {
         (*segments)->iov_base = (char *)(*segments)->iov_base + moved;
         (*segments)->iov_len -= moved;
     }
-    skip_empty(segments, count);
 }
 
 static struct msghdr message_of(const struct iovec *segments, size_t count) {
@@ -79,7 +71,7 @@ static struct msghdr message_of(const struct iovec *segments, size_t count) {
 wherry_status wh_channel_write(int channel, struct iovec *segments, size_t count, const wh_stop *stop,
                                wh_deadline deadline, wherry_error *error) {
     wherry_status status = WHERRY_OK;
-    skip_empty(&segments, &count);
+    cut(&segments, &count, 0);
     while (status == WHERRY_OK && count) {
         if (wh_stop_requested(stop)) {
             return cancelled(error);
@@ -88,7 +80,7 @@ wherry_status wh_channel_write(int channel, struct iovec *segments, size_t count
         ssize_t moved = sendmsg(channel, &message, MSG_NOSIGNAL);
         int errnum = moved < 0 ? errno : EAGAIN;
         cut(&segments, &count, moved > 0 ? (size_t)moved : 0);
-        /* Also behind a part of it: a slow peer takes some at each call, and none of them would ever have to wait. */
+        /* Also after a part was moved: otherwise a slow peer could keep it from ever waiting. */
         if (count) {
             status = wait_or_fail(channel, POLLOUT, errnum, stop, deadline, error);
         }
@@ -99,7 +91,7 @@ wherry_status wh_channel_write(int channel, struct iovec *segments, size_t count
 wherry_status wh_channel_read_some(int channel, const struct iovec *segments, size_t count, const wh_stop *stop,
                                    wh_deadline deadline, size_t *got_p, wherry_error *error) {
     wherry_status status = WHERRY_OK;
-    /* A vector that begins with as many empty runs as a call takes would read nothing, as at the end of the stream. */
+    /* IOV_MAX empty segments at the beginning would read nothing, like the end of the stream. */
     while (count && segments->iov_len == 0) {
         segments++;
         count--;
@@ -119,7 +111,7 @@ wherry_status wh_channel_read_some(int channel, const struct iovec *segments, si
             return WHERRY_OK;
         }
         if (moved == 0) {
-            return wh_fail(error, WHERRY_PEER_LOST, "the peer has closed a channel before all had come over it");
+            return wh_fail(error, WHERRY_PEER_LOST, "the peer closed a channel too early");
         }
         status = wait_or_fail(channel, POLLIN, errno, stop, deadline, error);
     }

@@ -1,7 +1,7 @@
 /**
- * @file channel.h  A channel: a stream of bytes between two ranks, opened by wh_group_connect. All its reading and writing is here.
- *
- * Every call ends at its deadline, and as soon as the stop is requested. One thread reads, one may write.
+ * @file channel.h  Reading and writing a channel: a stream of bytes between two ranks, opened by
+ * wh_group_connect. Every call ends at its deadline, or as soon as the stop is requested. One
+ * thread may read while another one writes.
  */
 #ifndef WH_GROUP_CHANNEL_H
 #define WH_GROUP_CHANNEL_H
@@ -12,8 +12,9 @@
 
 /**
  * Writes all of the segments.
- * @param segments  changed on the way: what was written is cut off.
- * @return WHERRY_OK; WHERRY_PEER_LOST; WHERRY_TIMED_OUT; WHERRY_CANCELLED where the stop was requested.
+ * @param segments  changed: what was written is cut off.
+ * @return WHERRY_OK; WHERRY_PEER_LOST; WHERRY_TIMED_OUT; WHERRY_CANCELLED if the stop was
+ * requested.
  */
 wherry_status wh_channel_write(int channel, struct iovec *segments, size_t count, const wh_stop *stop,
                                wh_deadline deadline, wherry_error *error);

@@ -7,7 +7,7 @@
 #include "base/error.h"
 #include "group/mailbox.h"
 
-/** What has no more bytes is taken for a part of a conversation, which is answered at once. */
+/** Messages up to this length are taken to be part of a conversation: the answer comes at once. */
 enum { SHORT_BYTES = 64 << 10 };
 
 void wh_message_clear(wh_message *message) {
@@ -30,7 +30,7 @@ wherry_status wh_group_check_rank(const wh_group *group, int32_t rank, wherry_er
         return WHERRY_OK;
     }
     return wh_fail_rank(error, rank,
-                        wh_fail(error, WHERRY_INVALID_ARGUMENT, "rank %d is not one of the %d of the group", (int)rank,
+                        wh_fail(error, WHERRY_INVALID_ARGUMENT, "the group has no rank %d, only %d ranks", (int)rank,
                                 (int)group->size));
 }
 
@@ -46,7 +46,8 @@ wherry_status wh_group_send_until(wh_group *group, int32_t rank, uint64_t tag, c
         return status;
     }
     if (size > WH_MESSAGE_MAX || (size && !bytes)) {
-        return wh_fail(error, WHERRY_INVALID_ARGUMENT, "a message of %zu bytes is longer than %llu, or at NULL", size,
+        return wh_fail(error, WHERRY_INVALID_ARGUMENT,
+                       "a message of %zu bytes is longer than %llu, or its address is NULL", size,
                        (unsigned long long)WH_MESSAGE_MAX);
     }
     status = group->ops->send(group, rank, tag, bytes, size, deadline, stop, error);
@@ -75,7 +76,7 @@ wherry_status wh_group_connect(wh_group *group, int32_t rank, uint64_t tag, wh_d
         return status;
     }
     if (!group->ops->connect) {
-        return wh_fail(error, WHERRY_UNSUPPORTED, "a group of the kind %s has no channels", group->ops->name);
+        return wh_fail(error, WHERRY_UNSUPPORTED, "a group over %s has no channels", group->ops->name);
     }
     return group->ops->connect(group, rank, tag, deadline, stop, channel_p, error);
 }
@@ -85,17 +86,18 @@ int32_t wh_group_process(wh_group *group, int32_t rank) {
 }
 
 wherry_status wh_group_meeting(wh_group *group, char *text, size_t size, wherry_error *error) {
-    return group->ops->meeting
-               ? group->ops->meeting(group, text, size, error)
-               : wh_fail(error, WHERRY_UNSUPPORTED, "a group of the kind %s has no meeting point", group->ops->name);
+    return group->ops->meeting ? group->ops->meeting(group, text, size, error)
+                               : wh_fail(error, WHERRY_UNSUPPORTED,
+                                         "a group over %s has no rendezvous that others could join", group->ops->name);
 }
 
 wherry_status wh_group_check_blocks(const wh_group *group, int32_t rank, wherry_error *error) {
     if (!group->ops->put) {
-        return wh_fail(error, WHERRY_UNSUPPORTED, "a group of the kind %s moves no blocks", group->ops->name);
+        return wh_fail(error, WHERRY_UNSUPPORTED, "a group over %s moves no blocks", group->ops->name);
     }
     if (rank == group->rank) {
-        return wh_fail(error, WHERRY_UNSUPPORTED, "rank %d is this process, and blocks move between two", (int)rank);
+        return wh_fail(error, WHERRY_UNSUPPORTED, "rank %d is this process; blocks move only between two processes",
+                       (int)rank);
     }
     return wh_group_check_rank(group, rank, error);
 }
