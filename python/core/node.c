@@ -1,29 +1,34 @@
-/* Builds values from the nodes of wherry._nodes, by which a codec describes objects and tensors. */
+/*
+ * Builds values from the nodes of wherry._nodes, by which a codec describes objects and tensors. Nodes
+ * are named tuples; their fields have the order of the classes there.
+ */
 #include <stdlib.h>
 
 #include "core.h"
 
-/** True if it is a node of this class with all its fields. */
-static bool is_node(PyObject *node, PyObject *type, Py_ssize_t fields) {
-    if (node && (PyObject *)Py_TYPE(node) == type && PyTuple_Size(node) == fields) {
+/** True if it is a node of this class. */
+static bool is_node(PyObject *node, PyObject *type) {
+    if ((PyObject *)Py_TYPE(node) == type) {
         return true;
     }
     PyErr_Format(PyExc_TypeError, "the codec returned something other than a %R", type);
     return false;
 }
 
-/** A field of a node, borrowed. */
-static PyObject *field(PyObject *node, Py_ssize_t number) {
-    return PyTuple_GetItem(node, number);
+static bool raise_value_error(const char *message) {
+    if (!PyErr_Occurred()) {
+        PyErr_SetString(PyExc_ValueError, message);
+    }
+    return false;
 }
 
-static bool read_number(PyObject *number, int64_t *number_p) {
-    *number_p = PyLong_AsLongLong(number);
-    return *number_p != -1 || !PyErr_Occurred();
-}
-
-static bool is_leaf(const wherry_value *value) {
-    return wherry_value_kind(value) >= WHERRY_KIND_TENSOR;
+/** Adds a new leaf to the state. Destroys the value on failure. */
+static wherry_value *add_leaf(wpy_builder *builder, wherry_value *value, PyObject *original) {
+    if (value && !wpy_state_add_leaf(builder->state, value, original)) {
+        wherry_value_destroy(value);
+        return NULL;
+    }
+    return value;
 }
 
 /* ---- objects ---- */
@@ -31,9 +36,9 @@ static bool is_leaf(const wherry_value *value) {
 static wherry_value *build_object(wpy_builder *builder, PyObject *node, PyObject *original, const wpy_step *step) {
     wherry_value *value = NULL;
     wherry_error error;
-    const char *name = PyUnicode_AsUTF8AndSize(field(node, 0), NULL);
-    PyObject *inside = field(node, 1);
-    if (!name) {
+    const char *name;
+    PyObject *inside;
+    if (!PyArg_ParseTuple(node, "sO:Object", &name, &inside)) {
         return NULL;
     }
     bool nested = (PyObject *)Py_TYPE(inside) == wpy_node.memory || (PyObject *)Py_TYPE(inside) == wpy_node.object;
@@ -43,7 +48,7 @@ static wherry_value *build_object(wpy_builder *builder, PyObject *node, PyObject
         return NULL;
     }
     wpy_leaf *last = builder->state->leaf_count ? builder->state->leaves + builder->state->leaf_count - 1 : NULL;
-    if (is_leaf(payload) && last && last->value == payload && last->object != original) {
+    if (wherry_value_kind(payload) >= WHERRY_KIND_TENSOR && last && last->value == payload) {
         PyObject *before = last->object;
         last->object = Py_NewRef(original); /* a receive in place returns the wrapper, not the inner tensor */
         Py_DECREF(before);
@@ -57,51 +62,43 @@ static wherry_value *build_object(wpy_builder *builder, PyObject *node, PyObject
 
 /* ---- memory ---- */
 
-static wherry_storage *memory_storage(wpy_builder *builder, PyObject *node) {
-    wherry_device device;
-    void *data = PyLong_AsVoidPtr(field(node, 0));
-    uint64_t nbytes = PyErr_Occurred() ? 0 : PyLong_AsUnsignedLongLong(field(node, 1));
-    if (PyErr_Occurred()) {
-        return NULL;
-    }
-    wpy_storage_key key = {(uintptr_t)data, nbytes};
-    wherry_storage *storage = wpy_storage_find(builder, key);
-    if (storage || !wpy_read_device(field(node, 2), &device)) {
-        return storage;
-    }
-    return wpy_storage_add(builder, key, data, nbytes, device, field(node, 8));
-}
-
 static wherry_value *build_memory(wpy_builder *builder, PyObject *node, PyObject *original) {
     int64_t shape[WHERRY_NDIM_MAX];
     int64_t strides[WHERRY_NDIM_MAX];
-    int64_t dtype;
-    int64_t flags;
+    unsigned long long address;
+    unsigned long long nbytes;
+    long long offset;
+    int dtype;
+    unsigned flags;
+    PyObject *device_text, *shape_tuple, *stride_tuple, *owner;
+    wherry_device device;
     wherry_value *value = NULL;
     wherry_error error;
-    wherry_tensor tensor = {.storage = memory_storage(builder, node), .shape = shape, .strides = strides};
-    if (!tensor.storage || !read_number(field(node, 3), &dtype) || !read_number(field(node, 4), &tensor.offset) ||
-        !read_number(field(node, 7), &flags)) {
+    if (!PyArg_ParseTuple(node, "KKOiLOOIO:Memory", &address, &nbytes, &device_text, &dtype, &offset, &shape_tuple,
+                          &stride_tuple, &flags, &owner)) {
         return NULL;
     }
-    Py_ssize_t ndim = wpy_read_integers(field(node, 5), shape, WHERRY_NDIM_MAX);
-    if (ndim < 0 || wpy_read_integers(field(node, 6), strides, WHERRY_NDIM_MAX) != ndim) {
-        if (!PyErr_Occurred()) {
-            PyErr_SetString(PyExc_ValueError, "a tensor needs one stride per dimension");
-        }
+    wpy_storage_key key = {(uintptr_t)address, nbytes};
+    wherry_storage *storage = wpy_storage_find(builder, key);
+    if (!storage && wpy_read_device(device_text, &device)) {
+        storage = wpy_storage_add(builder, key, (void *)(uintptr_t)address, nbytes, device, owner);
+    }
+    Py_ssize_t ndim = storage ? wpy_read_integers(shape_tuple, shape, WHERRY_NDIM_MAX) : -1;
+    if (ndim < 0 || wpy_read_integers(stride_tuple, strides, WHERRY_NDIM_MAX) != ndim) {
+        raise_value_error("a tensor needs one stride per dimension");
         return NULL;
     }
-    tensor.dtype = (wherry_dtype)dtype;
-    tensor.flags = (uint32_t)flags;
-    tensor.ndim = (uint32_t)ndim;
+    wherry_tensor tensor = {.storage = storage,
+                            .dtype = (wherry_dtype)dtype,
+                            .offset = offset,
+                            .flags = flags,
+                            .ndim = (uint32_t)ndim,
+                            .shape = shape,
+                            .strides = strides};
     if (wherry_tensor_create(&tensor, &value, &error) != WHERRY_OK) {
         return wpy_raise(&error);
     }
-    if (!wpy_state_add_leaf(builder->state, value, original)) {
-        wherry_value_destroy(value);
-        return NULL;
-    }
-    return value;
+    return add_leaf(builder, value, original);
 }
 
 /** Builds a tensor that is part of a distributed tensor. It is never wrapped in an object. */
@@ -129,16 +126,17 @@ static wherry_mesh *build_mesh(PyObject *node) {
     wherry_mesh *mesh = NULL;
     wherry_error error;
     wherry_device device;
-    if (!is_node(node, wpy_node.mesh, 4)) {
+    PyObject *device_text, *shape_tuple, *rank_tuple, *dim_names;
+    if (!is_node(node, wpy_node.mesh) ||
+        !PyArg_ParseTuple(node, "OOO!O:Mesh", &device_text, &shape_tuple, &PyTuple_Type, &rank_tuple, &dim_names)) {
         return NULL;
     }
-    PyObject *dim_names = field(node, 3);
-    Py_ssize_t ndim = wpy_read_integers(field(node, 1), shape, WHERRY_NDIM_MAX);
-    Py_ssize_t given = PyTuple_Size(field(node, 2));
-    int64_t *ranks = given >= 0 && given <= MESH_RANKS_MAX ? malloc(((size_t)given + 1) * sizeof(*ranks)) : NULL;
+    Py_ssize_t ndim = wpy_read_integers(shape_tuple, shape, WHERRY_NDIM_MAX);
+    Py_ssize_t given = PyTuple_Size(rank_tuple);
+    int64_t *ranks = given <= MESH_RANKS_MAX ? malloc(((size_t)given + 1) * sizeof(*ranks)) : NULL;
     int64_t count = 1;
-    given = ranks ? wpy_read_integers(field(node, 2), ranks, (size_t)given) : -1;
-    bool ok = ndim >= 0 && given >= 0 && wpy_read_device(field(node, 0), &device);
+    given = ranks ? wpy_read_integers(rank_tuple, ranks, (size_t)given) : -1;
+    bool ok = ndim >= 0 && given >= 0 && wpy_read_device(device_text, &device);
     for (Py_ssize_t i = 0; ok && i < ndim; i++) {
         ok = shape[i] >= 1 && shape[i] <= MESH_RANKS_MAX && (count *= shape[i]) <= MESH_RANKS_MAX;
     }
@@ -152,84 +150,66 @@ static wherry_mesh *build_mesh(PyObject *node) {
         if (wherry_mesh_create(&info, &mesh, &error) != WHERRY_OK) {
             wpy_raise(&error);
         }
-    } else if (!PyErr_Occurred()) {
-        PyErr_SetString(PyExc_ValueError, "the number of ranks of a mesh does not match its shape");
+    } else {
+        raise_value_error("the number of ranks of a mesh does not match its shape");
     }
     free(ranks);
     return mesh;
 }
 
-static bool read_placements(PyObject *tuple, wherry_placement *placements, uint32_t *count_p) {
-    Py_ssize_t count = PyTuple_Size(tuple);
-    if (count < 0 || count > WHERRY_NDIM_MAX) {
-        PyErr_SetString(PyExc_ValueError, "a DTensor needs a tuple with one placement per mesh dimension");
-        return false;
+/** Reads a tuple of placements, one per dimension of a mesh. */
+static bool read_placements(PyObject *tuple, wherry_placement *placements, uint32_t ndim) {
+    if (PyTuple_Size(tuple) != (Py_ssize_t)ndim) {
+        return raise_value_error("a DTensor needs one placement per mesh dimension");
     }
-    for (Py_ssize_t i = 0; i < count; i++) {
-        PyObject *node = PyTuple_GetItem(tuple, i);
-        int64_t kind;
-        int64_t dim;
-        if (!is_node(node, wpy_node.placement, 4) || !read_number(field(node, 0), &kind) ||
-            !read_number(field(node, 1), &dim) || !read_number(field(node, 2), &placements[i].split_factor)) {
+    for (uint32_t i = 0; i < ndim; i++) {
+        PyObject *node = PyTuple_GetItem(tuple, (Py_ssize_t)i);
+        int kind;
+        unsigned dim;
+        long long split_factor;
+        const char *reduce_op;
+        if (!is_node(node, wpy_node.placement) ||
+            !PyArg_ParseTuple(node, "iILz:Placement", &kind, &dim, &split_factor, &reduce_op)) {
             return false;
         }
         placements[i].kind = (wherry_placement_kind)kind;
-        placements[i].dim = (uint32_t)dim;
-        placements[i].reduce_op = field(node, 3) == Py_None ? NULL : PyUnicode_AsUTF8AndSize(field(node, 3), NULL);
-        if (PyErr_Occurred()) {
-            return false;
-        }
+        placements[i].dim = dim;
+        placements[i].split_factor = split_factor;
+        placements[i].reduce_op = reduce_op;
     }
-    *count_p = (uint32_t)count;
     return true;
 }
 
-/** Creates a DTensor. Takes the local tensor, also on failure. */
-static wherry_value *assemble_dtensor(PyObject *node, wherry_value *local, wherry_mesh *mesh) {
-    wherry_placement placements[WHERRY_NDIM_MAX];
+static wherry_value *build_dtensor(wpy_builder *builder, PyObject *node, PyObject *original, const wpy_step *step) {
+    wherry_placement placements[WHERRY_NDIM_MAX] = {0};
     int64_t shape[WHERRY_NDIM_MAX];
     int64_t strides[WHERRY_NDIM_MAX];
-    int64_t dtype;
-    int64_t flags;
-    uint32_t count;
+    int dtype;
+    unsigned flags;
+    PyObject *tensor, *mesh_node, *placement_tuple, *shape_tuple, *stride_tuple;
     wherry_value *value = NULL;
     wherry_error error;
-    Py_ssize_t ndim = wpy_read_integers(field(node, 5), shape, WHERRY_NDIM_MAX);
-    bool ok = ndim >= 0 && wpy_read_integers(field(node, 6), strides, WHERRY_NDIM_MAX) == ndim &&
-              read_placements(field(node, 2), placements, &count) && read_number(field(node, 3), &dtype) &&
-              read_number(field(node, 4), &flags);
-    if (ok && count != wherry_mesh_get(mesh)->ndim) {
-        ok = false;
+    if (!PyArg_ParseTuple(node, "OOO!iIOO:DTensor", &tensor, &mesh_node, &PyTuple_Type, &placement_tuple, &dtype,
+                          &flags, &shape_tuple, &stride_tuple)) {
+        return NULL;
     }
-    if (ok) {
-        wherry_dtensor dtensor = {local,           mesh,           placements, (wherry_dtype)dtype,
-                                  (uint32_t)flags, (uint32_t)ndim, shape,      strides};
+    wherry_value *local = build_part(builder, tensor, step);
+    wherry_mesh *mesh = local ? build_mesh(mesh_node) : NULL;
+    Py_ssize_t ndim = mesh ? wpy_read_integers(shape_tuple, shape, WHERRY_NDIM_MAX) : -1;
+    if (ndim >= 0 && wpy_read_integers(stride_tuple, strides, WHERRY_NDIM_MAX) == ndim &&
+        read_placements(placement_tuple, placements, wherry_mesh_get(mesh)->ndim)) {
+        wherry_dtensor dtensor = {local, mesh, placements, (wherry_dtype)dtype, flags, (uint32_t)ndim, shape, strides};
         if (wherry_dtensor_create(&dtensor, &value, &error) != WHERRY_OK) {
             wpy_raise(&error);
         }
-    } else if (!PyErr_Occurred()) {
-        PyErr_SetString(PyExc_ValueError, "shape, strides and placements of a DTensor do not match");
+    } else {
+        raise_value_error("shape and strides of a DTensor do not match");
     }
+    wherry_mesh_unref(mesh);
     if (!value) {
         wherry_value_destroy(local);
     }
-    return value;
-}
-
-static wherry_value *build_dtensor(wpy_builder *builder, PyObject *node, PyObject *original, const wpy_step *step) {
-    wherry_value *local = build_part(builder, field(node, 0), step);
-    wherry_mesh *mesh = local ? build_mesh(field(node, 1)) : NULL;
-    if (!mesh) {
-        wherry_value_destroy(local);
-        return NULL;
-    }
-    wherry_value *value = assemble_dtensor(node, local, mesh);
-    wherry_mesh_unref(mesh);
-    if (value && !wpy_state_add_leaf(builder->state, value, original)) {
-        wherry_value_destroy(value);
-        return NULL;
-    }
-    return value;
+    return add_leaf(builder, value, original);
 }
 
 /* ---- ShardedTensor ---- */
@@ -242,15 +222,17 @@ typedef struct boxes {
 } boxes;
 
 static bool read_place(PyObject *node, wherry_shard_place *place) {
-    return is_node(node, wpy_node.place, 2) && read_number(field(node, 0), &place->rank) &&
-           wpy_read_device(field(node, 1), &place->device);
+    long long rank;
+    PyObject *device;
+    if (!is_node(node, wpy_node.place) || !PyArg_ParseTuple(node, "LO:Place", &rank, &device)) {
+        return false;
+    }
+    place->rank = rank;
+    return wpy_read_device(device, &place->device);
 }
 
 static bool read_boxes(PyObject *tuple, uint32_t ndim, boxes *result) {
     Py_ssize_t count = PyTuple_Size(tuple);
-    if (count < 0) {
-        return false;
-    }
     result->items = calloc((size_t)count + 1, sizeof(*result->items));
     result->numbers = calloc(((size_t)count + 1) * 2 * WHERRY_NDIM_MAX, sizeof(*result->numbers));
     if (!result->items || !result->numbers) {
@@ -259,27 +241,20 @@ static bool read_boxes(PyObject *tuple, uint32_t ndim, boxes *result) {
     }
     for (Py_ssize_t i = 0; i < count; i++) {
         PyObject *node = PyTuple_GetItem(tuple, i);
+        PyObject *offset_tuple, *size_tuple, *place;
         int64_t *offsets = result->numbers + (size_t)i * 2 * WHERRY_NDIM_MAX;
         int64_t *sizes = offsets + WHERRY_NDIM_MAX;
-        if (!is_node(node, wpy_node.box, 3) ||
-            wpy_read_integers(field(node, 0), offsets, WHERRY_NDIM_MAX) != (Py_ssize_t)ndim ||
-            wpy_read_integers(field(node, 1), sizes, WHERRY_NDIM_MAX) != (Py_ssize_t)ndim ||
-            !read_place(field(node, 2), &result->items[i].place)) {
-            if (!PyErr_Occurred()) {
-                PyErr_SetString(PyExc_ValueError, "a shard needs an offset and a size per dimension");
-            }
-            return false;
+        if (!is_node(node, wpy_node.box) || !PyArg_ParseTuple(node, "OOO:Box", &offset_tuple, &size_tuple, &place) ||
+            wpy_read_integers(offset_tuple, offsets, WHERRY_NDIM_MAX) != (Py_ssize_t)ndim ||
+            wpy_read_integers(size_tuple, sizes, WHERRY_NDIM_MAX) != (Py_ssize_t)ndim ||
+            !read_place(place, &result->items[i].place)) {
+            return raise_value_error("a shard needs an offset and a size per dimension");
         }
         result->items[i].offsets = offsets;
         result->items[i].sizes = sizes;
     }
     result->count = (uint32_t)count;
     return true;
-}
-
-static void clear_boxes(boxes *result) {
-    free(result->items);
-    free(result->numbers);
 }
 
 /** The parts of a ShardedTensor while it is read. */
@@ -299,23 +274,25 @@ static void clear_parts(sharded_parts *parts) {
     }
     free(parts->shards);
     free(parts->places);
-    clear_boxes(&parts->local);
-    clear_boxes(&parts->all);
-    clear_boxes(&parts->listed);
+    boxes *all[] = {&parts->local, &parts->all, &parts->listed};
+    for (size_t i = 0; i < sizeof(all) / sizeof(*all); i++) {
+        free(all[i]->items);
+        free(all[i]->numbers);
+    }
 }
 
 static bool read_sharding(PyObject *node, uint32_t ndim, sharded_parts *parts, wherry_sharding *sharding) {
-    int64_t kind;
-    if (!is_node(node, wpy_node.sharding, 4)) {
+    int kind;
+    long long dim;
+    PyObject *places, *listed;
+    if (!is_node(node, wpy_node.sharding) ||
+        !PyArg_ParseTuple(node, "iLO!O!:Sharding", &kind, &dim, &PyTuple_Type, &places, &PyTuple_Type, &listed)) {
         return false;
     }
-    PyObject *places = field(node, 2);
     Py_ssize_t count = PyTuple_Size(places);
-    parts->places = count >= 0 ? calloc((size_t)count + 1, sizeof(*parts->places)) : NULL;
-    if (count >= 0 && !parts->places) {
+    parts->places = calloc((size_t)count + 1, sizeof(*parts->places));
+    if (!parts->places) {
         PyErr_NoMemory();
-    }
-    if (!parts->places || !read_number(field(node, 0), &kind) || !read_number(field(node, 1), &sharding->dim)) {
         return false;
     }
     for (Py_ssize_t i = 0; i < count; i++) {
@@ -323,10 +300,11 @@ static bool read_sharding(PyObject *node, uint32_t ndim, sharded_parts *parts, w
             return false;
         }
     }
-    if (!read_boxes(field(node, 3), ndim, &parts->listed)) {
+    if (!read_boxes(listed, ndim, &parts->listed)) {
         return false;
     }
     sharding->kind = (wherry_sharding_kind)kind;
+    sharding->dim = dim;
     if (sharding->kind == WHERRY_SHARDING_CHUNK) {
         sharding->count = (uint32_t)count;
         sharding->places = parts->places;
@@ -340,8 +318,7 @@ static bool read_sharding(PyObject *node, uint32_t ndim, sharded_parts *parts, w
 static bool build_shards(wpy_builder *builder, PyObject *tensors, sharded_parts *parts, const wpy_step *step) {
     parts->shards = calloc((size_t)parts->local.count + 1, sizeof(*parts->shards));
     if (!parts->shards || PyTuple_Size(tensors) != (Py_ssize_t)parts->local.count) {
-        PyErr_SetString(PyExc_ValueError, "a ShardedTensor needs one box per local tensor");
-        return false;
+        return raise_value_error("a ShardedTensor needs one box per local tensor");
     }
     for (uint32_t i = 0; i < parts->local.count; i++) {
         wherry_value *tensor = build_part(builder, PyTuple_GetItem(tensors, (Py_ssize_t)i), step);
@@ -355,22 +332,25 @@ static bool build_shards(wpy_builder *builder, PyObject *tensors, sharded_parts 
 
 static bool read_sharded(wpy_builder *builder, PyObject *node, sharded_parts *parts, wherry_sharded *sharded,
                          const wpy_step *step) {
-    int64_t dtype;
-    int64_t format;
-    Py_ssize_t ndim = wpy_read_integers(field(node, 4), parts->shape, WHERRY_NDIM_MAX);
-    if (ndim < 0 || !read_number(field(node, 0), &dtype) || !read_number(field(node, 3), &format)) {
+    int dtype, requires_grad, pin_memory, format;
+    PyObject *shape, *tensors, *local, *all, *sharding;
+    if (!PyArg_ParseTuple(node, "ippiOO!O!O!O:Sharded", &dtype, &requires_grad, &pin_memory, &format, &shape,
+                          &PyTuple_Type, &tensors, &PyTuple_Type, &local, &PyTuple_Type, &all, &sharding)) {
+        return false;
+    }
+    Py_ssize_t ndim = wpy_read_integers(shape, parts->shape, WHERRY_NDIM_MAX);
+    if (ndim < 0) {
         return false;
     }
     *sharded = (wherry_sharded){.dtype = (wherry_dtype)dtype,
-                                .requires_grad = field(node, 1) == Py_True,
-                                .pin_memory = field(node, 2) == Py_True,
+                                .requires_grad = requires_grad,
+                                .pin_memory = pin_memory,
                                 .format = (wherry_memory_format)format,
                                 .ndim = (uint32_t)ndim,
                                 .shape = parts->shape};
-    if (!read_boxes(field(node, 6), (uint32_t)ndim, &parts->local) ||
-        !read_boxes(field(node, 7), (uint32_t)ndim, &parts->all) ||
-        !read_sharding(field(node, 8), (uint32_t)ndim, parts, &sharded->sharding) ||
-        !build_shards(builder, field(node, 5), parts, step)) {
+    if (!read_boxes(local, (uint32_t)ndim, &parts->local) || !read_boxes(all, (uint32_t)ndim, &parts->all) ||
+        !read_sharding(sharding, (uint32_t)ndim, parts, &sharded->sharding) ||
+        !build_shards(builder, tensors, parts, step)) {
         return false;
     }
     sharded->shard_count = parts->local.count;
@@ -393,31 +373,24 @@ static wherry_value *build_sharded(wpy_builder *builder, PyObject *node, PyObjec
         }
     }
     clear_parts(&parts);
-    if (value && !wpy_state_add_leaf(builder->state, value, original)) {
-        wherry_value_destroy(value);
-        return NULL;
-    }
-    return value;
+    return add_leaf(builder, value, original);
 }
 
 /* ---- all nodes ---- */
 
 wherry_value *wpy_build_node(wpy_builder *builder, PyObject *node, PyObject *original, const wpy_step *step) {
     PyObject *type = (PyObject *)Py_TYPE(node);
-    if (type == wpy_node.object && is_node(node, type, 2)) {
+    if (type == wpy_node.object) {
         return build_object(builder, node, original, step);
     }
-    if (type == wpy_node.memory && is_node(node, type, 9)) {
+    if (type == wpy_node.memory) {
         return build_memory(builder, node, original);
     }
-    if (type == wpy_node.dtensor && is_node(node, type, 7)) {
+    if (type == wpy_node.dtensor) {
         return build_dtensor(builder, node, original, step);
     }
-    if (type == wpy_node.sharded && is_node(node, type, 9)) {
+    if (type == wpy_node.sharded) {
         return build_sharded(builder, node, original, step);
-    }
-    if (PyErr_Occurred()) {
-        return NULL;
     }
     PyErr_Format(PyExc_TypeError, "encode() of a codec must return a node of wherry._nodes, not a %R", type);
     return NULL;

@@ -236,24 +236,18 @@ static PyObject *new_tensor(wpy_restorer *restorer, const wherry_value *value) {
     const wherry_tensor *tensor = wherry_tensor_get(value);
     PyObject *key = PyLong_FromVoidPtr(tensor->storage);
     PyObject *owner = key ? PyDict_GetItemWithError(restorer->owners, key) : NULL;
-    PyObject *device = PyErr_Occurred() ? NULL : device_text(restorer, wherry_storage_device(tensor->storage));
-    PyObject *dtype = PyLong_FromLong(tensor->dtype);
-    PyObject *shape = wpy_integers(tensor->shape, tensor->ndim);
-    PyObject *strides = wpy_integers(tensor->strides, tensor->ndim);
-    PyObject *offset = PyLong_FromLongLong(tensor->offset);
-    PyObject *flags = PyLong_FromUnsignedLong(tensor->flags);
-    PyObject *made = NULL;
-    if (key && device && dtype && shape && strides && offset && flags) {
-        made = PyObject_CallMethodObjArgs(restorer->codec, wpy_name.tensor, owner ? owner : Py_None, device, dtype,
-                                          shape, strides, offset, flags, NULL);
-    }
     Py_XDECREF(key);
-    Py_XDECREF(device);
-    Py_XDECREF(dtype);
-    Py_XDECREF(shape);
-    Py_XDECREF(strides);
-    Py_XDECREF(offset);
-    Py_XDECREF(flags);
+    if (PyErr_Occurred()) {
+        return NULL;
+    }
+    PyObject *arguments = Py_BuildValue(
+        "(ONiNNLI)", owner ? owner : Py_None, device_text(restorer, wherry_storage_device(tensor->storage)),
+        (int)tensor->dtype, wpy_integers(tensor->shape, tensor->ndim), wpy_integers(tensor->strides, tensor->ndim),
+        (long long)tensor->offset, (unsigned)tensor->flags);
+    PyObject *method = arguments ? PyObject_GetAttr(restorer->codec, wpy_name.tensor) : NULL;
+    PyObject *made = method ? PyObject_CallObject(method, arguments) : NULL;
+    Py_XDECREF(method);
+    Py_XDECREF(arguments);
     return made;
 }
 

@@ -123,95 +123,6 @@ PyObject *wpy_state_find(wpy_state *state, const wherry_value *value) {
     return number == WPY_MAP_NONE ? NULL : state->leaves[number].object;
 }
 
-/** (pointer, nbytes, device) per unique storage. */
-static PyObject *state_storages(PyObject *self, PyObject *unused) {
-    (void)unused;
-    wherry_prepared *prepared;
-    wherry_error error;
-    if (wherry_prepare(((wpy_state *)self)->root, NULL, &prepared, &error) != WHERRY_OK) {
-        return wpy_raise(&error);
-    }
-    PyObject *list = PyList_New(0);
-    wherry_storage *storage;
-    for (size_t i = 0; list && (storage = wherry_prepared_storage(prepared, i)); i++) {
-        char device[WHERRY_DEVICE_TEXT_MAX];
-        wherry_device_text(wherry_storage_device(storage), device);
-        PyObject *row = Py_BuildValue("(KKs)", (unsigned long long)(uintptr_t)wherry_storage_data(storage),
-                                      (unsigned long long)wherry_storage_nbytes(storage), device);
-        if (!row || PyList_Append(list, row) != 0) {
-            Py_CLEAR(list);
-        }
-        Py_XDECREF(row);
-    }
-    wherry_prepared_destroy(prepared);
-    return list;
-}
-
-/** (path, dtype, shape, strides, offset, number of the storage, flags) */
-static PyObject *tensor_row(const char *path, const wherry_tensor *tensor, PyObject *numbers) {
-    PyObject *address = PyLong_FromVoidPtr(tensor->storage);
-    PyObject *number = address ? PyDict_GetItemWithError(numbers, address) : NULL;
-    if (address && !number && !PyErr_Occurred()) {
-        PyObject *next = PyLong_FromSsize_t(PyDict_Size(numbers));
-        if (next && PyDict_SetItem(numbers, address, next) == 0) {
-            number = PyDict_GetItemWithError(numbers, address);
-        }
-        Py_XDECREF(next);
-    }
-    PyObject *shape = number ? wpy_integers(tensor->shape, tensor->ndim) : NULL;
-    PyObject *strides = shape ? wpy_integers(tensor->strides, tensor->ndim) : NULL;
-    PyObject *row = NULL;
-    if (strides) {
-        row = Py_BuildValue("(siOOLOI)", path, (int)tensor->dtype, shape, strides, (long long)tensor->offset, number,
-                            (unsigned)tensor->flags);
-    }
-    Py_XDECREF(strides);
-    Py_XDECREF(shape);
-    Py_XDECREF(address);
-    return row;
-}
-
-/** Adds a row per tensor of a leaf. */
-static bool add_rows(PyObject *list, const char *path, const wherry_value *leaf, PyObject *numbers) {
-    const wherry_sharded *sharded = wherry_sharded_get(leaf);
-    const wherry_dtensor *dtensor = wherry_dtensor_get(leaf);
-    uint32_t count = sharded ? sharded->shard_count : wherry_value_kind(leaf) >= WHERRY_KIND_TENSOR;
-    bool ok = true;
-    for (uint32_t i = 0; ok && i < count; i++) {
-        const wherry_value *part = sharded ? sharded->shards[i].tensor : dtensor ? dtensor->local : leaf;
-        PyObject *row = tensor_row(path, wherry_tensor_get(part), numbers);
-        ok = row && PyList_Append(list, row) == 0;
-        Py_XDECREF(row);
-    }
-    return ok;
-}
-
-static PyObject *state_tensors(PyObject *self, PyObject *unused) {
-    (void)unused;
-    wherry_flat *flat;
-    wherry_error error;
-    if (wherry_flatten(((wpy_state *)self)->root, &flat, &error) != WHERRY_OK) {
-        return wpy_raise(&error);
-    }
-    PyObject *numbers = PyDict_New();
-    PyObject *list = numbers ? PyList_New(0) : NULL;
-    for (size_t i = 0; list && i < wherry_flat_count(flat); i++) {
-        char *path;
-        if (wherry_path_format(wherry_flat_path(flat, i), &path, &error) != WHERRY_OK) {
-            wpy_raise(&error);
-            Py_CLEAR(list);
-            break;
-        }
-        if (!add_rows(list, path, wherry_flat_leaf(flat, i), numbers)) {
-            Py_CLEAR(list);
-        }
-        wherry_free(path);
-    }
-    Py_XDECREF(numbers);
-    wherry_flat_destroy(flat);
-    return list;
-}
-
 static PyObject *state_cuda_devices(PyObject *self, PyObject *unused) {
     (void)unused;
     PyObject *list = PyList_New(0);
@@ -226,9 +137,6 @@ static PyObject *state_cuda_devices(PyObject *self, PyObject *unused) {
 }
 
 static PyMethodDef state_methods[] = {
-    {"tensors", state_tensors, METH_NOARGS,
-     "(path, dtype, shape, strides, offset, number of the storage, flags) per tensor."},
-    {"storages", state_storages, METH_NOARGS, "(pointer, nbytes, device) per unique storage."},
     {"cuda_devices", state_cuda_devices, METH_NOARGS,
      "The numbers of the CUDA devices that hold memory of this state."},
     {NULL, NULL, 0, NULL},

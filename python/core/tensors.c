@@ -55,19 +55,8 @@ typedef struct dl_table {
 
 enum { DL_CPU = 1, DL_CUDA = 2 };
 
-enum {
-    DL_INT = 0,
-    DL_UINT = 1,
-    DL_FLOAT = 2,
-    DL_BFLOAT = 4,
-    DL_COMPLEX = 5,
-    DL_BOOL = 6,
-    DL_F8_E4M3FN = 10,
-    DL_F8_E4M3FNUZ = 11,
-    DL_F8_E5M2 = 12,
-    DL_F8_E5M2FNUZ = 13,
-    DL_F8_E8M0FNU = 14
-};
+enum { DL_INT = 0, DL_UINT = 1, DL_FLOAT = 2, DL_BFLOAT = 4, DL_COMPLEX = 5, DL_BOOL = 6 };
+enum { DL_F8_E4M3FN = 10, DL_F8_E4M3FNUZ = 11, DL_F8_E5M2 = 12, DL_F8_E5M2FNUZ = 13, DL_F8_E8M0FNU = 14 };
 
 static const struct {
     uint8_t code;

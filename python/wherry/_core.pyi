@@ -29,10 +29,6 @@ def read_dlpack(
 class State:
     """A value tree and the owners of its memory."""
 
-    def tensors(self) -> list[tuple[str, int, tuple[int, ...], tuple[int, ...], int, int, int]]:
-        """(path, dtype, shape, strides, offset, number of the storage, flags) per tensor."""
-    def storages(self) -> list[tuple[int, int, str]]:
-        """(pointer, nbytes, device) per unique storage."""
     def cuda_devices(self) -> list[int]:
         """The numbers of the CUDA devices that hold memory of this state."""
 

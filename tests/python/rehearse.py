@@ -1,4 +1,4 @@
-"""core: wherry._core with restore(state, codec, target=None) and dump(state), which only tests need.
+"""core: wherry._core with restore(), tensors(), storages() and dump(), which only tests need.
 
 It is built into $WHERRY_BUILD. Its states work with its own functions only, not with wherry._core.
 """

@@ -33,13 +33,13 @@ def run(codec, torch, first, extra=()):
 def in_place(state, built, target, codec):
     """Into a state of the same form, all of whose memory is zero before."""
     into = core.build(target, codec.for_target())
-    for address, nbytes, _ in into.storages():
+    for address, nbytes, _ in core.storages(into):
         if nbytes:
             ctypes.memset(address, 0, nbytes)
     received = core.restore(built, codec, into)
     assert_same(state, received)
-    used = {row for row in core.build(received, codec).storages() if row[1]}
-    assert used == {row for row in into.storages() if row[1]}
+    used = {row for row in core.storages(core.build(received, codec)) if row[1]}
+    assert used == {row for row in core.storages(into) if row[1]}
 
 
 def by_key(state, built, target, codec):

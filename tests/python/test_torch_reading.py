@@ -95,7 +95,7 @@ def tensors():
 
 def described(state):
     built = core.build(state, TorchCodec())
-    return built.tensors(), built.storages(), core.dump(built)
+    return core.tensors(built), core.storages(built), core.dump(built)
 
 
 def test_at_once_and_one_by_one(monkeypatch):
@@ -144,7 +144,7 @@ def test_memory_under_two_names_is_one_storage(monkeypatch, at_once):
     state = {"array": array, "one": torch.from_numpy(array), "other": torch.from_numpy(array)[2:]}
     codec = TorchCodec()
     built = core.build(state, codec)
-    assert len(built.storages()) == 1
+    assert len(core.storages(built)) == 1
     received = core.restore(built, codec)
     received["array"][3] = -1
     assert received["one"][3] == -1
@@ -155,4 +155,4 @@ def test_a_part_of_memory_is_a_storage_of_its_own():
     array = np.arange(8.0)
     state = {"all": torch.from_numpy(array), "half": torch.from_numpy(array[:4])}
     built = core.build(state, TorchCodec())
-    assert built.storages() == [(array.ctypes.data, 64, "cpu"), (array.ctypes.data, 32, "cpu")]
+    assert core.storages(built) == [(array.ctypes.data, 64, "cpu"), (array.ctypes.data, 32, "cpu")]

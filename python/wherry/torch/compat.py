@@ -1,18 +1,16 @@
 """The names of ``torch.distributed.checkpoint._pg_transport``, for programs that use them.
 
-``PGTransport`` is Wherry's. The functions return what torch's functions return, but take it from
-what Wherry reads: the tensors and storages of ``wherry._core.build``. Wherry's transport uses none
-of them.
+``PGTransport`` is Wherry's. The functions return what torch's functions return. Wherry's transport
+uses none of them.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch.distributed._shard.metadata import ShardMetadata
@@ -22,8 +20,6 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.utils._pytree import KeyPath, TreeSpec, tree_flatten_with_path
 
-from wherry import _core
-from wherry.torch._codec import DTYPES, TorchCodec
 from wherry.torch.pg_transport import PGTransport
 
 __all__ = [
@@ -39,8 +35,6 @@ __all__ = [
 ]
 
 logger = logging.getLogger(__name__)
-
-_BY_CODE: dict[int, torch.dtype] = {code: dtype for dtype, code in DTYPES.items()}
 
 
 @dataclass
@@ -88,16 +82,11 @@ def _timeit(name: str) -> Generator[None, None, None]:
     logger.info("%s took %ss", name, time.perf_counter() - begin)
 
 
-def _read(values: list[Any]) -> Iterator[tuple[_TensorMeta, int]]:
-    """The layout of each tensor, or shard, as the core reads it, and the address of its storage."""
-    state = _core.build(values, TorchCodec())
-    storages = state.storages()
-    for _, dtype, shape, strides, offset, number, _ in state.tensors():
-        address, nbytes, _ = storages[number]
-        yield (
-            _TensorMeta(torch.Size(shape), _BY_CODE[dtype], offset, tuple(strides), nbytes),
-            address,
-        )
+def _layout(tensor: torch.Tensor) -> _TensorMeta:
+    nbytes = tensor.untyped_storage().nbytes()
+    return _TensorMeta(
+        tensor.shape, tensor.dtype, int(tensor.storage_offset()), tensor.stride(), nbytes
+    )
 
 
 def _plain(tensor: torch.Tensor) -> torch.Tensor:
@@ -110,29 +99,18 @@ def _plain(tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
-def _whole(
-    tensor: torch.Tensor, meta: _TensorMeta, address: int, dtype: torch.dtype
-) -> torch.Tensor:
-    """The storage of a tensor as a one-dimensional tensor of another dtype."""
-    storage = tensor.untyped_storage()
-    if storage.data_ptr() != address or meta.nbytes % dtype.itemsize:
-        raise AssertionError(
-            f"a storage of {meta.nbytes} bytes at {address:#x} cannot be read as {dtype}"
-        )
-    count = meta.nbytes // dtype.itemsize
-    return torch.empty(0, dtype=dtype, device=tensor.device).set_(storage, 0, (count,), (1,))
-
-
 def _cast_tensor(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """The whole storage of a tensor as a one-dimensional tensor of another dtype. No copy."""
-    ((meta, address),) = _read([_plain(tensor)])
-    return _whole(tensor, meta, address, dtype)
+    storage = _plain(tensor).untyped_storage()
+    if storage.nbytes() % dtype.itemsize:
+        raise AssertionError(f"a storage of {storage.nbytes()} bytes cannot be read as {dtype}")
+    count = storage.nbytes() // dtype.itemsize
+    return torch.empty(0, dtype=dtype, device=tensor.device).set_(storage, 0, (count,), (1,))
 
 
 def _prepare_tensor(tensor: torch.Tensor) -> tuple[torch.Tensor, _TensorMeta]:
     """The bytes of a tensor's storage, and the layout of the tensor in it."""
-    ((meta, address),) = _read([_plain(tensor)])
-    return _whole(tensor, meta, address, torch.uint8), meta
+    return _cast_tensor(tensor, torch.uint8), _layout(tensor)
 
 
 def _parts(leaf: object) -> list[torch.Tensor]:
@@ -152,15 +130,12 @@ def _prepare_state_dict(
     `device` is not used; torch's function has it.
     """
     leaves, treespec = tree_flatten_with_path(state_dict)
-    parts = [_plain(part) for _, leaf in leaves for part in _parts(leaf)]
-    read = list(_read(list(parts)))
-    tensors = [
-        _whole(part, meta, address, torch.uint8) for part, (meta, address) in zip(parts, read)
-    ]
-    metas = iter([meta for meta, _ in read])
+    tensors = []
     described: list[object | _TensorMeta | _DTensorMeta | _ShardedTensorMeta] = []
     for _, leaf in leaves:
-        own = [next(metas) for _ in _parts(leaf)]
+        prepared = [_prepare_tensor(part) for part in _parts(leaf)]
+        own = [meta for _, meta in prepared]
+        tensors += [data for data, _ in prepared]
         if isinstance(leaf, DTensor):
             described.append(_DTensorMeta(own[0], leaf._spec))
         elif isinstance(leaf, ShardedTensor):
