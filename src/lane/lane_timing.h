@@ -56,6 +56,12 @@ enum {
     /** nccl: how long a failure is remembered. Each try may cost WH_NCCL_MEET_MS. */
     WH_NCCL_FAILED_S = 300,
 
+    /**
+     * nccl: as WH_BLOCKS_FINISH_MS. A communicator that is aborted instead is lost for the next
+     * transfer.
+     */
+    WH_NCCL_FINISH_MS = 5000,
+
     /** nccl: how often a wait for the device checks NCCL for errors. */
     WH_NCCL_LOOK_MS = 20,
 

@@ -236,11 +236,11 @@ typedef struct lack {
 } lack;
 
 static const lack lacks[] = {
-    {RECEIVER, "WHERRY_NCCL_LIBRARY", "/nowhere/libnccl.so.2", "there is no NCCL here"},
-    {SOURCE, "WHERRY_NCCL_LIBRARY", "/nowhere/libnccl.so.2", "there is no NCCL here"},
+    {RECEIVER, "WHERRY_NCCL_LIBRARY", "/nowhere/libnccl.so.2", "NCCL is not installed"},
+    {SOURCE, "WHERRY_NCCL_LIBRARY", "/nowhere/libnccl.so.2", "NCCL is not installed"},
     {RECEIVER, "WHERRY_NCCL_LIBRARY", "libm.so.6", "too old"},
     {SOURCE, "FAKE_NCCL_VERSION", "22000", "both must have the same version"},
-    {RECEIVER, "FAKE_NCCL_VERSION", "21703", "is the oldest"},
+    {RECEIVER, "FAKE_NCCL_VERSION", "21703", "or newer is needed"},
 };
 
 static void be_without(const job_rank *self) {

@@ -1,14 +1,94 @@
-/* The lane `nccl`: memory of CUDA devices between hosts, over a communicator of NCCL of its own. How the two sides come to have one. */
+/*
+ * The lane `nccl`: memory of CUDA devices between hosts, over a communicator of its own. This file
+ * is how the two sides come to have one. nccl_comm.c keeps communicators, nccl_move.c moves bytes.
+ *
+ *     source                                     receiver
+ *     offer: ids of kept communicators  ------>  probe: one that both keep? then PLAN
+ *     assist: begins to make one  <------------  else asks for one
+ *                                                probe again: makes its half, and both meet
+ *     accept  <--------------------------------  PLAN: id
+ */
+#include "lane/nccl/nccl.h"
+
 #include <string.h>
 
 #include "base/alloc.h"
+#include "base/bytes.h"
 #include "base/checked.h"
 #include "base/error.h"
-#include "lane/lane_common.h"
 #include "lane/lanes.h"
-#include "lane/nccl/nccl_lane.h"
 
 #define BIT(state) (1U << (state))
+
+/* ---- the wire ---- */
+
+static wherry_status check_version(wh_cursor *cursor, wherry_error *error) {
+    uint64_t version = wh_cursor_number(cursor, 1);
+    return cursor->failed || version == WH_NCCL_VERSION
+               ? WHERRY_OK
+               : wh_fail(error, WHERRY_BAD_VERSION, "the other side has version %u of the lane nccl, this side has %d",
+                         (unsigned)version, WH_NCCL_VERSION);
+}
+
+void wh_nccl_append_offer(wh_string *string, const wh_nccl_offer *offer) {
+    wh_append_number(string, WH_NCCL_VERSION, 1);
+    wh_string_append(string, offer->boot, sizeof(offer->boot));
+    wh_string_append(string, (const char *)offer->process, sizeof(offer->process));
+    wh_append_number(string, offer->count, 1);
+    for (size_t i = 0; i < offer->count; i++) {
+        wh_append_number(string, offer->ids[i], 8);
+    }
+}
+
+wherry_status wh_nccl_parse_offer(const void *bytes, size_t size, wh_nccl_offer *offer_p, wherry_error *error) {
+    wh_cursor cursor = wh_cursor_over(bytes, size);
+    wh_nccl_offer offer = {.count = 0};
+    wherry_status status = check_version(&cursor, error);
+    if (status != WHERRY_OK) {
+        return status;
+    }
+    wh_cursor_copy(&cursor, offer.boot, sizeof(offer.boot));
+    wh_cursor_copy(&cursor, offer.process, sizeof(offer.process));
+    offer.count = (size_t)wh_cursor_number(&cursor, 1);
+    cursor.failed = cursor.failed || offer.count > WH_NCCL_KEPT_MAX;
+    for (size_t i = 0; i < offer.count && !cursor.failed; i++) {
+        offer.ids[i] = wh_cursor_number(&cursor, 8);
+    }
+    if (!wh_cursor_ended(&cursor)) {
+        return wh_fail(error, WHERRY_MALFORMED, "malformed nccl offer of %zu bytes", size);
+    }
+    *offer_p = offer;
+    return WHERRY_OK;
+}
+
+void wh_nccl_append_request(wh_string *string, const wh_nccl_request *request) {
+    wh_append_number(string, WH_NCCL_VERSION, 1);
+    wh_string_append(string, (const char *)request->process, sizeof(request->process));
+    wh_append_number(string, request->id, 8);
+    wh_append_number(string, request->library, 4);
+    wh_append_number(string, request->message_mib, 1);
+    wh_string_append(string, request->unique.bytes, sizeof(request->unique.bytes));
+}
+
+wherry_status wh_nccl_parse_request(const void *bytes, size_t size, wh_nccl_request *request_p, wherry_error *error) {
+    wh_cursor cursor = wh_cursor_over(bytes, size);
+    wh_nccl_request request = {.id = 0};
+    wherry_status status = check_version(&cursor, error);
+    if (status != WHERRY_OK) {
+        return status;
+    }
+    wh_cursor_copy(&cursor, request.process, sizeof(request.process));
+    request.id = wh_cursor_number(&cursor, 8);
+    request.library = (uint32_t)wh_cursor_number(&cursor, 4);
+    request.message_mib = (uint8_t)wh_cursor_number(&cursor, 1);
+    wh_cursor_copy(&cursor, request.unique.bytes, sizeof(request.unique.bytes));
+    bool sane = request.message_mib > 0 && request.message_mib <= WH_NCCL_MESSAGE_MIB_MAX;
+    if (!wh_cursor_ended(&cursor) || !sane) {
+        return wh_fail(error, WHERRY_MALFORMED, "malformed nccl request of %zu bytes", size);
+    }
+    *request_p = request;
+    return WHERRY_OK;
+}
 
 /* ---- the source ---- */
 
@@ -17,7 +97,9 @@ static wherry_status check_device(const wh_lane_site *site, wherry_error *error)
                          : wh_fail(error, WHERRY_UNSUPPORTED, "the state has no memory of a CUDA device");
 }
 
-/** Whose communicators a transfer takes. @param process  the other one; NULL: not known yet. */
+/**
+ * The communicators that a transfer may use. @param process  the other one; NULL: not known yet.
+ */
 static wh_nccl_pair pair_of(const wh_lane_site *site, bool is_source, const uint8_t *process) {
     wh_nccl_pair pair = {
         .rank = site->peer,
@@ -31,7 +113,7 @@ static wh_nccl_pair pair_of(const wh_lane_site *site, bool is_source, const uint
     return pair;
 }
 
-/** NCCL itself is not looked for before a receiver asks: loading it takes long, and most of them do not. */
+/** Does not load NCCL, which takes long: most receivers never ask for it. */
 static wherry_status nccl_offer(const wh_lane_site *site, wh_string *text, wherry_error *error) {
     wh_nccl_offer offer = {.count = 0};
     wherry_status status = check_device(site, error);
@@ -50,7 +132,7 @@ static wherry_status nccl_offer(const wh_lane_site *site, wh_string *text, wherr
     return text->failed ? wh_fail_memory(error, "an offer") : WHERRY_OK;
 }
 
-/** Both sides must be in it at once, so that the source has to begin before the receiver waits. */
+/** Both sides must make it at the same time, so the source begins before the receiver waits. */
 static wherry_status nccl_assist(const wh_lane_site *site, const void *bytes, size_t size, wherry_error *error) {
     wh_nccl_request request;
     wherry_status status = wh_nccl_parse_request(bytes, size, &request, error);
@@ -66,11 +148,11 @@ static wherry_status nccl_assist(const wh_lane_site *site, const void *bytes, si
     }
     if (request.library != (uint32_t)library->version) {
         return wh_fail(error, WHERRY_UNSUPPORTED,
-                       "rank %d has NCCL %u and this one %d; both must have the same version", (int)site->peer,
+                       "rank %d has NCCL %u, this rank has %d; both must have the same version", (int)site->peer,
                        (unsigned)request.library, library->version);
     }
     wh_nccl_pair pair = pair_of(site, true, request.process);
-    wh_nccl_drop(&pair, NULL, 0); /* it would not ask if it had what was offered */
+    wh_nccl_drop(&pair, NULL, 0); /* the receiver would not ask if it had one of the offered ones */
     return wh_nccl_meet(&pair, request.id, &request.unique, error);
 }
 
@@ -96,7 +178,7 @@ static wherry_status nccl_accept(const wh_lane_site *site, const void *bytes, si
     wh_nccl_pair pair = pair_of(site, true, request.process);
     wh_nccl_comm *comm = wh_nccl_take(&pair, request.id, BIT(WH_NCCL_MEETING) | BIT(WH_NCCL_IDLE));
     if (!comm) {
-        return wh_fail(error, WHERRY_REFUSED, "the communicator that rank %d names is not there any more",
+        return wh_fail(error, WHERRY_REFUSED, "the communicator that rank %d requested does not exist any more",
                        (int)site->peer);
     }
     *ready_p = true;
@@ -105,12 +187,12 @@ static wherry_status nccl_accept(const wh_lane_site *site, const void *bytes, si
 
 /* ---- the receiver ---- */
 
-static wherry_status check_place(const wh_lane_site *site, const wh_nccl_offer *offer, wherry_error *error) {
+static wherry_status check_host(const wh_lane_site *site, const wh_nccl_offer *offer, wherry_error *error) {
     char boot[WH_BOOT_BYTES];
     wherry_status status = wh_boot_read(boot, error);
     if (status == WHERRY_OK && !site->ordered && memcmp(boot, offer->boot, sizeof(boot)) == 0) {
         status = wh_fail(error, WHERRY_UNSUPPORTED,
-                         "rank %d is on this host, where other lanes are faster; it is taken where `lanes` names it",
+                         "rank %d is on this host, where other lanes are faster; name nccl in `lanes` to use it",
                          (int)site->peer);
     }
     return status == WHERRY_OK ? wh_cuda_check(error) : status;
@@ -128,7 +210,7 @@ static wherry_status append_request(wh_string *text, const wh_nccl_comm *comm, w
     return text->failed ? wh_fail_memory(error, "a request") : status;
 }
 
-/** The source has begun: now this side does, and both find each other or do not. */
+/** The source has begun to make the communicator. Makes this side's half. */
 static wherry_status meet(const wh_lane_site *site, wh_nccl_comm *comm, wherry_error *error) {
     wh_deadline soon = wh_deadline_in_ms((int64_t)wh_min(WH_NCCL_MEET_MS, site->no_progress_ms / 2));
     wherry_status status = wh_nccl_begin(comm, error);
@@ -145,7 +227,10 @@ static wherry_status meet(const wh_lane_site *site, wh_nccl_comm *comm, wherry_e
     return status;
 }
 
-/** One that both have kept; NULL: there is none. What the source has no more is ended. */
+/**
+ * A communicator that both sides keep. Ends those that the source lacks. @return NULL if there is
+ * none.
+ */
 static wh_nccl_comm *find_kept(const wh_nccl_pair *pair, const wh_nccl_offer *offer) {
     wh_nccl_comm *comm = NULL;
     wh_nccl_drop(pair, offer->ids, offer->count);
@@ -161,7 +246,7 @@ static wherry_status nccl_probe(const wh_lane_site *site, const void *bytes, siz
     *assist_p = false;
     wherry_status status = wh_nccl_parse_offer(bytes, size, &offer, error);
     if (status == WHERRY_OK) {
-        status = check_place(site, &offer, error);
+        status = check_host(site, &offer, error);
     }
     if (status == WHERRY_OK && !wh_nccl_find(error)) {
         status = WHERRY_UNSUPPORTED;
@@ -204,7 +289,7 @@ static void nccl_close(wh_lane_end *base) {
 const wh_lane_ops wh_lane_nccl = {
     .name = "nccl",
     .traits = WH_LANE_DEVICE,
-    .finish_ms = 5000,
+    .finish_ms = WH_NCCL_FINISH_MS,
     .offer = nccl_offer,
     .probe = nccl_probe,
     .assist = nccl_assist,

@@ -1,15 +1,17 @@
-/* Moving: messages of packed chunks, all on one stream, so that packing, sending and unpacking are in order without anybody waiting in between. */
+/*
+ * Moving bytes: messages of packed chunks. Packing, sending and unpacking are all on one stream, so
+ * that they run in order without waits in between.
+ */
 #include <string.h>
 
 #include "base/alloc.h"
 #include "base/checked.h"
 #include "base/error.h"
-#include "lane/lane_common.h"
-#include "lane/nccl/nccl_lane.h"
+#include "lane/nccl/nccl.h"
 #include "memory/cuda.h"
 #include "memory/memory.h"
 
-/** Messages that are queued before the oldest is waited for. */
+/** Messages queued before the oldest is waited for. */
 enum { UNDER_WAY = 3 };
 
 typedef struct message {
@@ -33,14 +35,18 @@ typedef struct moving {
     const wh_sink *sink; /**< RECEIVER. */
     const wh_feed *feed; /**< SOURCE. */
     void *
-        packing; /**< On the device: what does not lie in one piece is packed there. Used anew by each message, in the stream's order. */
+        /**
+         * On the device: where a message that is not contiguous is packed. All messages use it in
+         * turn.
+         */
+        packing;
     uint64_t packing_bytes;
-    wh_segments chunk; /**< SOURCE: the chunk that is added. */
+    wh_segments chunk; /**< SOURCE: the chunk being added. */
     wh_segments whole; /**< SOURCE: the message. */
     wh_routes routes;  /**< RECEIVER. */
-    runs near;         /**< Copies on the communicator's device; */
-    runs far;          /**< from or to another; */
-    runs host;         /**< to the host. */
+    runs same;         /**< Copies within the communicator's device. */
+    runs other;        /**< Copies from or to another device. */
+    runs host;         /**< Copies to the host. */
     message messages[UNDER_WAY];
     size_t oldest;
     size_t under_way;
@@ -48,7 +54,7 @@ typedef struct moving {
 
 /* ---- waiting ---- */
 
-/** Waits for a ticket as long as the peer is given, and looks whether NCCL has found a fault. */
+/** Waits for a ticket until the peer is given up, and checks NCCL for errors meanwhile. */
 static wherry_status await_ticket(moving *m, uint64_t ticket, wherry_error *error) {
     const wh_lane_site *site = m->end->site;
     wh_deadline patience = wh_site_patience(site);
@@ -68,7 +74,7 @@ static wherry_status await_ticket(moving *m, uint64_t ticket, wherry_error *erro
     }
 }
 
-/** Waits for NCCL to have taken over what it was told. */
+/** Waits until NCCL has processed the last call. */
 static wherry_status await_ready(moving *m, wherry_error *error) {
     const wh_lane_site *site = m->end->site;
     wherry_status status =
@@ -76,7 +82,7 @@ static wherry_status await_ready(moving *m, wherry_error *error) {
     return status == WHERRY_TIMED_OUT ? wh_site_timed_out(site, error) : wh_site_blame(site, status, error);
 }
 
-/** Waits for the oldest message, and tells of its bytes. */
+/** Waits for the oldest message, and reports its bytes. */
 static wherry_status end_oldest(moving *m, wherry_error *error) {
     message *one = m->messages + m->oldest;
     wherry_status status = await_ticket(m, one->ticket, error);
@@ -114,26 +120,29 @@ static wherry_status add_run(runs *list, const void *from, void *to, uint64_t le
     return WHERRY_OK;
 }
 
-static wherry_status copy(moving *m, runs *list, wh_cuda_run_kind way, wherry_error *error) {
+static wherry_status copy(moving *m, runs *list, wh_cuda_run_kind kind, wherry_error *error) {
     size_t count = list->count;
     list->count = 0;
-    return count ? wh_cuda_queue_copy(m->comm->queue, way, list->items, count, error) : WHERRY_OK;
+    return count ? wh_cuda_queue_copy(m->comm->queue, kind, list->items, count, error) : WHERRY_OK;
 }
 
 static bool is_heavy(const moving *m) {
-    return m->near.count + m->far.count > WH_CUDA_QUEUE_LIGHT;
+    return m->same.count + m->other.count > WH_CUDA_QUEUE_LIGHT;
 }
 
-/** Queues the copies on devices. Those of other devices are left to the driver, since this one need not reach them by itself. */
+/**
+ * Queues the copies on devices. The driver does those of other devices, which this one may not be
+ * able to access.
+ */
 static wherry_status copy_on_devices(moving *m, wherry_error *error) {
     wherry_status status = WHERRY_OK;
     if (is_heavy(m)) {
-        status = end_all(m, error); /* or the queue would wait for the peer, which it cannot give up */
+        status = end_all(m, error); /* else the queue would wait for the peer without a limit */
     }
     if (status == WHERRY_OK) {
-        status = copy(m, &m->near, WH_CUDA_ON_DEVICES, error);
+        status = copy(m, &m->same, WH_CUDA_ON_DEVICES, error);
     }
-    return status == WHERRY_OK ? copy(m, &m->far, WH_CUDA_WITH_PAGEABLE, error) : status;
+    return status == WHERRY_OK ? copy(m, &m->other, WH_CUDA_WITH_PAGEABLE, error) : status;
 }
 
 static void release_packing(moving *m) {
@@ -144,7 +153,7 @@ static void release_packing(moving *m) {
     m->packing_bytes = 0;
 }
 
-/** Makes room for a message. The first is as long as those that follow, but for the last. */
+/** Makes room for a message. The first one is as long as all others but the last. */
 static wherry_status reserve_packing(moving *m, uint64_t bytes, wherry_error *error) {
     if (bytes <= m->packing_bytes) {
         return WHERRY_OK;
@@ -179,7 +188,10 @@ static int queue_receive(void *context, void *stream) {
     return wh_nccl_find(NULL)->receive(o->data, o->bytes, WH_NCCL_INT8, 1, o->m->comm->handle, stream);
 }
 
-/** Queues a message, and waits until NCCL has put it on the stream: what is queued next is behind it only then. */
+/**
+ * Queues a message, and waits until NCCL has put it on the stream, so that what is queued next
+ * comes after it.
+ */
 static wherry_status queue_message(moving *m, void *data, uint64_t bytes, wherry_error *error) {
     operation o = {m, data, bytes};
     int answer = WH_NCCL_OK;
@@ -192,7 +204,7 @@ static wherry_status queue_message(moving *m, void *data, uint64_t bytes, wherry
     return status == WHERRY_OK && answer == WH_NCCL_IN_PROGRESS ? await_ready(m, error) : status;
 }
 
-/** Closes a message: it is done when its ticket has passed. */
+/** Completes a message: it is done when its ticket has passed. */
 static wherry_status mark(moving *m, message *one, wherry_error *error) {
     wherry_status status = wh_cuda_queue_mark(m->comm->queue, &one->ticket, error);
     m->under_way += status == WHERRY_OK;
@@ -201,8 +213,11 @@ static wherry_status mark(moving *m, message *one, wherry_error *error) {
 
 /* ---- the source ---- */
 
-/** Whether memory is on the communicator's device; the driver is asked only where the state is on several. */
-static bool is_near(const moving *m, const void *data) {
+/**
+ * True if memory is on the communicator's device. Asks the driver only if the state is on several
+ * devices.
+ */
+static bool is_same_device(const moving *m, const void *data) {
     int32_t device;
     return m->end->site->devices == UINT64_C(1) << m->comm->pair.device ||
            (wh_cuda_device_of(data, &device, NULL) == WHERRY_OK && device == m->comm->pair.device);
@@ -230,14 +245,15 @@ static wherry_status pack(moving *m, const message *one, wherry_error *error) {
     char *to = m->packing;
     for (size_t i = 0; i < m->whole.count && status == WHERRY_OK; i++) {
         const struct iovec *run = m->whole.items + i;
-        status = add_run(is_near(m, run->iov_base) ? &m->near : &m->far, run->iov_base, to, run->iov_len, error);
+        status =
+            add_run(is_same_device(m, run->iov_base) ? &m->same : &m->other, run->iov_base, to, run->iov_len, error);
         to += run->iov_len;
     }
     return status == WHERRY_OK ? copy_on_devices(m, error) : status;
 }
 
 static wherry_status send_message(moving *m, message *one, wherry_error *error) {
-    bool whole = m->whole.count == 1 && is_near(m, m->whole.items[0].iov_base);
+    bool whole = m->whole.count == 1 && is_same_device(m, m->whole.items[0].iov_base);
     wherry_status status = whole ? WHERRY_OK : pack(m, one, error);
     if (status == WHERRY_OK) {
         status = queue_message(m, whole ? m->whole.items[0].iov_base : m->packing, one->bytes, error);
@@ -263,12 +279,15 @@ static wherry_status collect_from_sink(moving *m, message *one, wherry_error *er
     return status;
 }
 
-/** What came goes where it belongs. To the host once it is here: such a copy waits for what is ahead of it, without looking at the stop. */
+/**
+ * Copies a message to its destinations. Copies to the host start only when it has arrived, because
+ * they block without checking the stop.
+ */
 static wherry_status unpack(moving *m, message *one, wherry_error *error) {
     wherry_status status = WHERRY_OK;
     for (size_t i = 0; i < m->routes.count && status == WHERRY_OK; i++) {
         const wh_route *route = m->routes.items + i;
-        runs *list = route->device < 0 ? &m->host : route->device == m->comm->pair.device ? &m->near : &m->far;
+        runs *list = route->device < 0 ? &m->host : route->device == m->comm->pair.device ? &m->same : &m->other;
         status = add_run(list, (char *)m->packing + route->from, route->to, route->length, error);
     }
     if (status == WHERRY_OK && (m->host.count || is_heavy(m))) {
@@ -306,7 +325,8 @@ static wherry_status move_round(moving *m, wherry_error *error) {
         status = m->sink ? collect_from_sink(m, one, error) : collect_from_feed(m, one, error);
         more = one->bytes > 0;
         if (status == WHERRY_OK && wh_stop_requested(m->end->site->stop)) {
-            status = wh_site_cancelled(error); /* the message, or the round, may be shorter for that than the peer's */
+            /* the message or the round may be shorter than the peer's */
+            status = wh_site_cancelled(error);
         }
         if (status == WHERRY_OK && more) {
             status = m->sink ? receive_message(m, one, error) : send_message(m, one, error);
@@ -318,7 +338,10 @@ static wherry_status move_round(moving *m, wherry_error *error) {
     return status == WHERRY_OK ? end_all(m, error) : status;
 }
 
-/** NCCL knows only that the peer has given up. The conversation knows why, or will in a moment, and then requests the stop. */
+/**
+ * NCCL only knows that the peer has given up. The conversation learns why, and then requests the
+ * stop.
+ */
 static void await_reason(const wh_lane_site *site) {
     wh_cuda_backoff backoff = {0};
     wh_deadline soon = wh_deadline_earlier(site->deadline, wh_deadline_in_ms(WH_NCCL_REASON_MS));
@@ -329,10 +352,9 @@ static void await_reason(const wh_lane_site *site) {
 static wherry_status move(wh_nccl_end *end, const wh_sink *sink, const wh_feed *feed, wherry_error *error) {
     moving m = {.end = end, .comm = end->comm, .sink = sink, .feed = feed};
     wherry_status status =
-        m.comm->handle ? move_round(&m, error) : wh_fail(error, WHERRY_SYSTEM, "the communicator was given up before");
+        m.comm->handle ? move_round(&m, error) : wh_fail(error, WHERRY_SYSTEM, "the communicator was aborted before");
     if (status != WHERRY_OK) {
-        wh_nccl_abort(
-            m.comm); /* the peer's half may wait for this one for ever, and this one's messages for the peer */
+        wh_nccl_abort(m.comm); /* else each half may wait for the other for ever */
     }
     release_packing(&m);
     if (status == WHERRY_PEER_LOST) {
@@ -341,8 +363,8 @@ static wherry_status move(wh_nccl_end *end, const wh_sink *sink, const wh_feed *
     wh_segments_destroy(&m.chunk);
     wh_segments_destroy(&m.whole);
     wh_routes_destroy(&m.routes);
-    wh_free(m.near.items);
-    wh_free(m.far.items);
+    wh_free(m.same.items);
+    wh_free(m.other.items);
     wh_free(m.host.items);
     for (size_t i = 0; i < UNDER_WAY; i++) {
         wh_free(m.messages[i].chunks);

@@ -1,15 +1,18 @@
 /**
- * @file nccl_lane.h  Inside the nccl lane: what the two sides tell each other, and an end.
+ * @file nccl.h  What the two sides of the lane `nccl` tell each other, and an end.
  *
- * An offer: a version (1 byte), the boot id (36), the process (16), how many communicators with the receiver the source has kept (1) and the id of each (8). A
- * request, also the one to assist: a version (1), the receiver's process (16), the id of the communicator (8), the version of NCCL (4), how many bytes a message
- * shall have, in MiB (1), and how to meet (128; of a communicator that there is, zeros). Big endian.
+ * An offer: version (1 byte), boot id (36), process (16), number of communicators with the receiver
+ * that the source keeps (1) and the id of each (8). A request, also the one for assistance: version
+ * (1), the receiver's process (16), id of the communicator (8), version of NCCL (4), length of a
+ * message in MiB (1), NCCL's unique id (128; zeros for a communicator that exists). Numbers are big
+ * endian.
  *
- * The chunks of a round, in their order, are a stream of bytes, cut into messages: each has as many chunks as it takes to reach the length that was agreed on.
- * So both sides know all lengths, and nothing but bytes travels.
+ * The chunks of a round, in order, form a stream of bytes that is cut into messages. Each message
+ * has as many chunks as it takes to reach the agreed length. So both sides know all lengths, and
+ * only the bytes travel.
  */
-#ifndef WH_LANE_NCCL_NCCL_LANE_H
-#define WH_LANE_NCCL_NCCL_LANE_H
+#ifndef WH_LANE_NCCL_NCCL_H
+#define WH_LANE_NCCL_NCCL_H
 
 #include "base/process.h"
 #include "lane/nccl/nccl_comm.h"
