@@ -1,4 +1,4 @@
-"""Checkpoint files for the tests of the command, written by hand."""
+"""Checkpoint files for the tests of the command, written without the library."""
 
 import json
 import os

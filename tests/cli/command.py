@@ -1,4 +1,4 @@
-"""Running the command `wherry` as a user does, for all tests of it."""
+"""Runs the command `wherry` as a user does."""
 
 import os
 import pathlib
@@ -15,19 +15,21 @@ OK, FAILED, USAGE, ARGUMENT, RESOURCE, BYTES, PEER, DEADLINE, GROUP, BUG = range
 
 
 def environment(**more):
-    """This process's, without what would change what the command does."""
+    """This process's environment without variables that change what the command does."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("WHERRY_") and name != "NO_COLOR"}
     return {**kept, **{name: str(value) for name, value in more.items()}}
 
 
 def wherry(*arguments, timeout=50, cwd=None, text=None, **more):
-    """Runs it to its end. What is given by name goes into the environment, and `text` to its standard input."""
+    """Runs it to its end. Keyword arguments go into its environment, `text` to its standard
+    input."""
     return subprocess.run([WHERRY, *map(str, arguments)], env=environment(**more), capture_output=True, text=True, timeout=timeout,
                           cwd=cwd, input=text, stdin=None if text is not None else subprocess.DEVNULL)
 
 
 def start(*arguments, signal_at=None, stderr=subprocess.PIPE, **more):
-    """Starts it. `signal_at` is (count, signal, point): which signal it gets, when it passes a point of the conversation that often."""
+    """Starts it. With `signal_at` = (count, signal, point), it gets a signal when it passes a point
+    for the count-th time."""
     if signal_at is not None:
         count, signal, point = signal_at
         more["WHERRY_TEST_SIGNAL"] = f"{count} {int(signal)} {point}"
@@ -36,7 +38,7 @@ def start(*arguments, signal_at=None, stderr=subprocess.PIPE, **more):
 
 
 def await_signal(process):
-    """Waits until one that is to be struck is; what it says before is passed over."""
+    """Waits until a process with `signal_at` has got its signal; skips its earlier output."""
     assert "signalled\n" in iter(process.stderr.readline, ""), f"it ended before, with {process.wait()}"
 
 

@@ -1,4 +1,7 @@
-/** @file group_suite.h  What every kind of group must do. A new kind earns the whole suite by filling a wh_group_kind. */
+/**
+ * @file group_suite.h  What every kind of group must do. A new kind gets the whole suite by filling
+ * in a wh_group_kind.
+ */
 #ifndef WH_TESTS_GROUP_SUITE_H
 #define WH_TESTS_GROUP_SUITE_H
 
@@ -7,13 +10,13 @@
 typedef struct wh_group_kind {
     const char *name;
 
-    /** A place where `size` ranks of one group can meet. */
+    /** Creates what `size` ranks of one group need to meet. */
     void *(*open)(int32_t size);
 
-    /** Joins as a rank; a rank that is there already is replaced by a new incarnation. Must succeed. */
+    /** Joins as a rank. A present member with that rank is replaced. Must succeed. */
     wh_group *(*join)(void *world, int32_t rank);
 
-    /** Ends it, when all members have left. */
+    /** Frees it, after all members have left. */
     void (*close)(void *world);
 } wh_group_kind;
 

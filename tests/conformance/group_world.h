@@ -1,4 +1,7 @@
-/** @file group_world.h  What the cases of the group suite share: a group of three ranks in one process, and talking in it. */
+/**
+ * @file group_world.h  Shared by the cases of the group suite: three ranks in one process, and
+ * messages between them.
+ */
 #ifndef WH_TESTS_GROUP_WORLD_H
 #define WH_TESTS_GROUP_WORLD_H
 
@@ -7,13 +10,13 @@
 
 enum { RANKS = 3, SOON_MS = 10000, DEATH_MS = 4000 };
 
-/** A world with all ranks in it. */
+/** All ranks of a group. */
 typedef struct world {
     void *place;
     wh_group *groups[RANKS];
 } world;
 
-/** The kind that the suite runs for. */
+/** The kind of group under test. */
 extern const wh_group_kind *wh_kind;
 
 world wh_world_open(void);

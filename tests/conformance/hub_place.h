@@ -1,27 +1,29 @@
-/** @file hub_place.h  Groups whose members are threads of one test: the functions of a wh_group_kind, as those of sockets_place.h. */
+/**
+ * @file hub_place.h  Functions for a wh_group_kind: groups whose members are threads of the test.
+ */
 #ifndef WH_TESTS_HUB_PLACE_H
 #define WH_TESTS_HUB_PLACE_H
 
 #include "group/group.h"
 
-/** The group within one process. */
+/** The group of support/local_group.h. */
 void *wh_open_local_place(int32_t size);
 wh_group *wh_join_local_place(void *place, int32_t rank);
 void wh_close_local_place(void *place);
 
 /**
- * Over a table that can do everything, blocks included; and over one whose calls do not overlap, that notices no death and to which nobody comes back, but that
- * moves blocks. In between, one that takes blocks in parts, and as runs.
+ * Callback groups. table: all features. parts: also takes blocks in parts and as runs. plain: calls
+ * must not overlap, deaths are not noticed and no rank comes back; it moves blocks.
  */
 void *wh_open_table_place(int32_t size);
 void *wh_open_parts_place(int32_t size);
 void *wh_open_plain_place(int32_t size);
 
-/** As the first and the last of these, without put and get: the library moves blocks over send and receive. */
+/** As table and plain, but without put and get: the library moves blocks over send and receive. */
 void *wh_open_bare_place(int32_t size);
 void *wh_open_bare_plain_place(int32_t size);
 
-/** Over whatever callback_hub_open gave. */
+/** For any of the callback groups. */
 wh_group *wh_join_table_place(void *place, int32_t rank);
 void wh_close_table_place(void *place);
 

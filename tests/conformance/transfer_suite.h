@@ -1,4 +1,7 @@
-/** @file transfer_suite.h  What sending and receiving must do over every group and lane. Ranks are threads here. */
+/**
+ * @file transfer_suite.h  What sending and receiving must do over every group and lane. Ranks are
+ * threads here.
+ */
 #ifndef WH_TESTS_TRANSFER_SUITE_H
 #define WH_TESTS_TRANSFER_SUITE_H
 
@@ -7,7 +10,10 @@
 /** Runs the suite as a cmocka group over one lane. @return the number of tests that failed. */
 int wh_transfer_suite_run(const wh_group_kind *kind, const char *lane);
 
-/** Runs a few of its cases only: for pairs of a group and a lane that the full suite covers elsewhere. */
+/**
+ * Runs a few of its cases only: for pairs of a group and a lane that the full suite covers
+ * elsewhere.
+ */
 int wh_transfer_smoke_run(const wh_group_kind *kind, const char *lane);
 
 #endif

@@ -1,4 +1,7 @@
-/** @file transfer_world.h  Ranks that are threads of one process, each with a transport: what the cases of the transfer suite share. */
+/**
+ * @file transfer_world.h  Shared by the cases of the transfer suite: ranks that are threads, each
+ * with a transport.
+ */
 #ifndef WH_TESTS_TRANSFER_WORLD_H
 #define WH_TESTS_TRANSFER_WORLD_H
 
@@ -19,23 +22,23 @@ typedef struct ferry_world {
     wherry_transport *transports[FERRY_RANKS];
 } ferry_world;
 
-/** The kind of group, and the lane, that the suite runs for. */
+/** The kind of group and the lane under test. */
 extern const wh_group_kind *ferry_kind;
 extern const char *ferry_lane;
 
 ferry_world ferry_open(void);
 void ferry_close(ferry_world *world);
 
-/** The defaults, a timeout of FERRY_MS and the lane of the suite. */
+/** Default options with a timeout of FERRY_MS and the lane of the suite. */
 wherry_transfer_options ferry_options(void);
 
-/** One rank's part, run by a thread of its own. */
+/** One call of a rank, run by its own thread. */
 typedef struct ferry_call {
     wherry_transport *transport;
-    int32_t ranks[FERRY_RANKS]; /**< Send: to whom. Receive: from whom. */
+    int32_t ranks[FERRY_RANKS]; /**< Destinations, or the source. */
     size_t count;               /**< 0: receive. */
-    const wherry_value *state;  /**< Send: what. */
-    bool in_target;             /**< Receive: the state is not wanted beside the target. */
+    const wherry_value *state;  /**< Send: the state. */
+    bool in_target;             /**< Receive: only into the target, without a returned state. */
     wherry_value *received;
     wherry_transfer_options options;
     wherry_status status;
@@ -48,47 +51,46 @@ typedef struct ferry_call {
 ferry_call ferry_send(const ferry_world *world, int32_t from, int32_t to, const wherry_value *state);
 ferry_call ferry_receive(const ferry_world *world, int32_t at, int32_t from);
 
-/** Runs calls at once, each in its thread, and waits for them. */
+/** Runs calls concurrently and waits for them. */
 void ferry_run(ferry_call *calls, size_t count);
 
-/** Starts one, and waits for it. */
+/** Start one call; wait for it. */
 void ferry_start(ferry_call *call);
 void ferry_join(ferry_call *call);
 
-/** In options.target_context: the target that is handed out. */
+/** For options.target: returns the value options.target_context. */
 wherry_status ferry_target(void *context, const wherry_value **target_p);
 
-/** The call must have succeeded; says what went wrong where it did not. */
+/** Fails the test with the call's error unless it succeeded. */
 void ferry_expect_ok(const ferry_call *call);
 
-/** One tensor of so many bytes, filled from a seed, in a dict under "w". */
+/** A dict with one tensor "w", filled from a seed. */
 wherry_value *ferry_tensor(int64_t bytes, uint8_t seed);
 
-/** So many small tensors, and one of `large` bytes beside them, filled from a seed. */
+/** `count` small tensors and one of `large` bytes, filled from a seed. */
 wherry_value *ferry_state(int count, int64_t large, uint8_t seed);
 
-/** Large enough for several chunks and several workers; many small tensors beside it. */
+/** Large enough for several chunks and workers, with many small tensors. */
 wherry_value *ferry_large_state(uint8_t seed);
 
 /**
- * Takes a state from rank 0 to rank 1, and compares what it becomes with what a plan says.
- * @param target  into which, or NULL.
- * @param twin    a state like target, NULL like it, that gets the same by another way.
- * @param flags   0, or WHERRY_RECV_NEW.
+ * Transfers a state from rank 0 to rank 1 and compares the result with what a plan predicts. @param
+ * target  to receive into, or NULL. @param twin  a copy of target (NULL if that is), for the
+ * prediction. @param flags  0 or WHERRY_RECV_NEW.
  */
 void ferry_one(const ferry_world *world, const wherry_value *state, const wherry_value *target,
                const wherry_value *twin, uint32_t flags);
 
 /**
- * What rank 1 must get when rank 0 sends a state: the same, with places of shards that name rank 1; into `target`, where that is not NULL. All on the host.
- * @param flags  WHERRY_PLAN_*.
+ * What rank 1 must receive when rank 0 sends a state: the same state, with shards placed on rank 1;
+ * into `target` unless it is NULL. All on the host. @param flags  WHERRY_PLAN_*.
  */
 wherry_value *ferry_expected(const wherry_value *source, const wherry_value *target, uint32_t flags);
 
 /** A DTensor over ranks 10 and 11: half of it, filled from a seed. */
 wherry_value *ferry_shard_of_eleven(uint8_t seed);
 
-/** Cases of the suite about options: transfer_suite_options.c; about equal states: transfer_suite_same.c. */
+/** More cases: options (transfer_suite_options.c) and equal states (transfer_suite_same.c). */
 extern const struct CMUnitTest ferry_option_cases[];
 extern const size_t ferry_option_case_count;
 extern const struct CMUnitTest ferry_same_cases[];

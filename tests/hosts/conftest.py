@@ -1,4 +1,4 @@
-"""What the tests need of this machine, and the lane between hosts as a parameter. Ranks are started by tests/python/launch.py."""
+"""Skips tests that this machine cannot run; the fixture `lane` is each lane between hosts."""
 
 import pathlib
 import sys

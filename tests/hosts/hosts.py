@@ -1,19 +1,20 @@
-"""Hosts made of namespaces, on networks of their own.
+"""Hosts made of namespaces, with their own networks.
 
     with hosts.World(4) as world:
-        with launch.job(8, hosts=world.hosts * 2, env=world.environment()) as job:   # rank r runs on host r % 4
-            job.run(body)
+        with launch.job(8, hosts=world.hosts * 2, env=world.environment()) as job:
+            job.run(body)      # rank r runs on host r % 4
 
-Each host has namespaces of its own for the network, pids, mounts, the host's name and System V objects, and a boot id of its own:
-whatever tells two machines apart tells these apart. All share the files. Networks are bridges in a further network namespace, so that
-nothing of the machine's own network is touched; their addresses, 10.77.NETWORK.HOST, mean something inside only.
+Each host has its own namespaces for network, pids, mounts, host name and System V objects, and its
+own boot id: everything that distinguishes two machines. All hosts share the files. The networks are
+bridges in another network namespace, so that the machine's own network is untouched. Their
+addresses, 10.77.NETWORK.HOST, exist only inside.
 
-A link may have a rate (tbf), and the first host's link a delay and a loss (wire.py). A link that is cut swallows everything and keeps its
-carrier, as a switch does that has died: nobody is told.
+A link can have a rate (tbf), and the first host's link a delay and a loss (wire.py). A link that is
+cut drops everything but keeps its carrier, like a dead switch: nobody is told.
 
-Namespaces last as long as the processes that hold them, and these as long as the pipe to this process: nothing is left where a
-test is killed. `lacking()` says why this machine cannot have hosts.
-"""
+Namespaces last as long as the processes that hold them, and these as long as the pipe to this
+process. So nothing is left if a test is killed. `lacking()` says why a machine cannot have such
+hosts. """
 
 from __future__ import annotations
 
@@ -29,14 +30,14 @@ HERE = pathlib.Path(__file__).resolve().parent
 SUBNET = "10.77"
 PORT = 29500
 
-#: Of a qdisc that limits the rate. What waits in it is what a link of that rate would hold; more makes nothing faster.
+#: Of the qdisc that limits the rate: about what a real link of that rate would queue.
 BURST_BYTES = 256 << 10
 QUEUE_BYTES = 3 << 20
 
 
 @functools.cache
 def lacking(*, wire: bool = False) -> str:
-    """Why there can be no hosts here; "": there can."""
+    """Why this machine cannot have such hosts; "" if it can."""
     for tool in ("ip", "tc", "unshare", "nsenter"):
         if shutil.which(tool) is None:
             return f"there is no command '{tool}': scripts/install-deps hosts installs it"
@@ -54,12 +55,12 @@ def lacking(*, wire: bool = False) -> str:
 
 
 class Keeper:
-    """A process that holds namespaces, until it is closed or this process ends."""
+    """A process that holds namespaces until it is closed or this process ends."""
 
     def __init__(self, namespaces: list[str], script: str = "", shared: dict[str, Keeper] | None = None):
         """
-        :param namespaces: new ones, such as "net".
-        :param shared: others that are taken over from whoever has them.
+        :param namespaces: new namespaces, such as "net".
+        :param shared: namespaces to take from other keepers.
         """
         enter = [f"--{kind}={keeper.namespace(kind)}" for kind, keeper in (shared or {}).items()]
         new = [f"--{kind}" for kind in namespaces]
@@ -78,17 +79,17 @@ class Keeper:
         return self.process.pid
 
     def namespace(self, kind: str) -> str:
-        """Where a namespace is found. That of pids is the one that children are born in."""
+        """The path of a namespace; for pids, that of the children."""
         return f"/proc/{self.pid}/ns/{'pid_for_children' if kind == 'pid' else kind}"
 
     def ip(self, *lines: str) -> None:
-        """Commands of ip(8), in the network namespace."""
+        """Runs ip(8) commands in the network namespace."""
         subprocess.run(
             ["nsenter", "-t", str(self.pid), "-n", "ip", "-batch", "-"], input="\n".join(lines), check=True, text=True
         )
 
     def run(self, *command: str) -> str:
-        """Any command, in the network namespace. Returns what it prints."""
+        """Runs a command in the network namespace. Returns its output."""
         enter = ["nsenter", "-t", str(self.pid), "-n"]
         return subprocess.run([*enter, *command], check=True, capture_output=True, text=True).stdout
 
@@ -98,7 +99,7 @@ class Keeper:
 
 
 class Host(Keeper):
-    """One host. `pid` is that of a process whose namespaces are the host's, as launch.py wants it."""
+    """One host. `pid` is a process in its namespaces, for launch.py."""
 
     def __init__(self, number: int, boot: str, names: str, shared: dict[str, Keeper] | None = None):
         """
@@ -110,9 +111,9 @@ class Host(Keeper):
         super().__init__(
             [kind for kind in ("net", "mount", "uts", "ipc", "pid") if kind not in (shared or {})],
             f"hostname {self.name}\n"
-            "mount -t sysfs none /sys\n"  # where UCX looks for the interfaces
-            "mount -t tmpfs none /mnt\n"  # where files are this host's own
-            "mount -t tmpfs none /dev/shm\n"  # and shared memory is
+            "mount -t sysfs none /sys\n"  # UCX looks for interfaces there
+            "mount -t tmpfs none /mnt\n"  # files of this host only
+            "mount -t tmpfs none /dev/shm\n"  # shared memory of this host only
             f"echo {boot} >/mnt/boot\n"
             f"printf '{names}' >/mnt/names\n"
             "mount --bind /mnt/boot /proc/sys/kernel/random/boot_id\n"
@@ -125,7 +126,7 @@ class Host(Keeper):
         return f"{SUBNET}.{network}.{self.number + 1}"
 
     def sent(self, network: int = 0) -> int:
-        """How many bytes have left over an interface."""
+        """The bytes sent over an interface."""
         text = self.run("cat", "/proc/net/dev")  # of the reader's namespace
         line = next(one for one in text.splitlines() if one.strip().startswith(f"eth{network}:"))
         return int(line.split(":")[1].split()[8])
@@ -147,11 +148,11 @@ class World:
         debian: bool = False,
     ):
         """
-        :param delay_ms: of the first host's link on network 0, each way: a round trip takes twice as long.
-        :param loss: the share of frames that this link loses, in either direction.
-        :param one_machine: the hosts share the boot id, as containers of one machine do,
-        :param shared: and perhaps a kind of namespace: "net" or "pid".
-        :param debian: a host's own name leads to 127.0.1.1 there, and to its address elsewhere.
+        :param delay_ms: of the first host's link on network 0, in each direction.
+        :param loss: the share of frames that this link drops, in each direction.
+        :param one_machine: the hosts share the boot id, like containers of one machine.
+        :param shared: a namespace that they share too: "net" or "pid".
+        :param debian: a host's own name resolves to 127.0.1.1 on that host, as on Debian.
         """
         self.hosts: list[Host] = []
         self.wire: subprocess.Popen[str] | None = None
@@ -190,25 +191,26 @@ class World:
         host.ip(f"addr add {host.address(network)}/24 dev eth{network}", f"link set eth{network} up")
 
     def _limit(self, host: Host, network: int, mbit: int) -> None:
-        """What leaves the host. What reaches it has left another."""
+        """Limits what leaves the host. What arrives has left another host."""
         rule = f"rate {mbit}mbit burst {BURST_BYTES} limit {QUEUE_BYTES}"
         host.run("tc", "qdisc", "add", "dev", f"eth{network}", "root", "tbf", *rule.split())
 
     def cut(self, number: int, network: int = 0) -> None:
-        """Lets everything vanish that goes to a host or comes from it."""
+        """Drops everything to and from a host."""
         self.switch.ip(f"link set p{network}h{number} nomaster")
 
     def mend(self, number: int, network: int = 0) -> None:
         self.switch.ip(f"link set p{network}h{number} master br{network}")
 
     def power_off(self, number: int, networks: int = 1) -> None:
-        """Ends a host and all that runs there, without a last word to anybody."""
+        """Ends a host and all its processes, without any packet to the others."""
         for network in range(networks):
             self.cut(number, network)
         self.hosts[number].close()
 
     def environment(self, **more: object) -> dict[str, object]:
-        """What ranks need to meet: by torch on the first host, by Wherry there too; a secret."""
+        """The variables with which ranks meet on the first host, with torch and with Wherry; a
+        secret."""
         return {"MASTER_ADDR": self.hosts[0].address(), "MASTER_PORT": PORT, "WHERRY_SECRET": "of the hosts", **more}
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Which lanes this build and this machine have, found out by taking them, between two ranks of this process."""
+"""Which lanes this build and this machine have: tries them between two ranks of this process."""
 
 import functools
 import tempfile
@@ -10,7 +10,8 @@ import wherry
 
 @functools.cache
 def lacking(lane):
-    """Why there is no such lane here; "": there is. A lane that is here and does not work is no reason: its tests are to fail."""
+    """Why a lane is missing; "" if it is there. A lane that is there but fails must fail its
+    tests."""
     reasons = []
 
     def be(rank, folder):
@@ -23,7 +24,7 @@ def lacking(lane):
         except (wherry.InvalidArgument, wherry.Unsupported) as error:
             reasons.append(str(error))
         except wherry.Error:
-            pass  # of the other rank, which was told; or the tests will find it
+            pass  # caused by the other rank, or the tests will find it
 
     with tempfile.TemporaryDirectory() as folder:
         threads = [threading.Thread(target=be, args=(rank, folder)) for rank in range(2)]

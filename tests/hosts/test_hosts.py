@@ -94,7 +94,8 @@ def listens_at(log):
 
 @pytest.mark.parametrize("island", [0, 1])
 def test_an_interface_that_leads_nowhere_is_not_advertised(island):
-    """Each host has another interface, as many have one for containers, or a cable that is not plugged in."""
+    """Each host has another interface, as many have one for containers, or a cable that is not
+    plugged in."""
     with hosts.World(2, networks=2) as world:
         for host in world.hosts:
             world.cut(host.number, island)
@@ -125,7 +126,8 @@ def test_ipv6():
 
 @pytest.mark.parametrize("remedy", ["default route", "WHERRY_INTERFACE", ""])
 def test_a_host_whose_own_name_leads_to_loopback(remedy):
-    """As Debian has it in /etc/hosts. All ranks are told the same name, and that of the first host means another address there."""
+    """As Debian has it in /etc/hosts. All ranks are told the same name, and that of the first host
+    means another address there."""
     with hosts.World(2, debian=True) as world:
         if remedy == "default route":
             for host in world.hosts:

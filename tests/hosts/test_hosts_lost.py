@@ -20,7 +20,8 @@ BIG = 64
 
 
 def cut_body(lane):
-    """Rank 0 sends to 1 and 2; the link to 1 is cut in the middle. Then it is mended, and 1 asks again."""
+    """Rank 0 sends to 1 and 2; the link to 1 is cut in the middle. Then it is mended, and 1 asks
+    again."""
 
     def moved(progress):
         if group.rank == 1 and progress.bytes > progress.total / 8:
@@ -112,7 +113,8 @@ def returned_body(lane):
 
 @pytest.mark.parametrize("rank, power", [(0, False), (2, False), (0, True)])
 def test_a_rank_returns_on_another_host(rank, power, lane):
-    """Rank r is on host r, and host 3 is the spare one. With `power`, the whole host is gone, without a word to anybody."""
+    """Rank r is on host r, and host 3 is the spare one. With `power`, the whole host is gone,
+    without a word to anybody."""
     with hosts.World(4) as world:
         meeting = ",".join(f"{host.name}:29600" for host in world.hosts[:2])
         with launch.job(3, hosts=world.hosts, env=world.environment(WHERRY_RENDEZVOUS=meeting)) as job:
@@ -130,7 +132,8 @@ def test_a_rank_returns_on_another_host(rank, power, lane):
 
 
 def test_a_stopped_host_of_the_meeting_keeps_nobody_out(lane):
-    """Rank 0 listens at the first meeting point, and is stopped: rank 2 comes back all the same, by the second one."""
+    """Rank 0 listens at the first meeting point, and is stopped: rank 2 comes back all the same, by
+    the second one."""
     with hosts.World(3) as world:
         meeting = ",".join(f"{host.name}:29600" for host in world.hosts[:2])
         with launch.job(3, hosts=world.hosts, env=world.environment(WHERRY_RENDEZVOUS=meeting)) as job:

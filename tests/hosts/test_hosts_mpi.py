@@ -1,4 +1,5 @@
-"""Ranks of MPI on two hosts, two on each. They are started from a third, as from a cluster's login node, by the launcher's own way."""
+"""Ranks of MPI on two hosts, two on each. They are started from a third, as from a cluster's login
+node, by the launcher's own way."""
 
 import contextlib
 import os
@@ -16,7 +17,8 @@ RUN_MPI = hosts.HERE.parents[1] / "scripts/run-mpi"
 FIND_UCX = hosts.HERE.parents[1] / "scripts/find-ucx"
 LOGIN = f"{hosts.SUBNET}.0.254"
 
-#: The limit of the transfer that a cut ends, in mpi_reach.c; what may come on top, for a piece that MPI cannot take back (docs/mpi.md); and this machine's.
+#: The limit of the transfer that a cut ends, in mpi_reach.c; what may come on top, for a piece that
+#: MPI cannot take back (docs/mpi.md); and this machine's.
 CUT_MS = 4000
 PIECE_MS = 2000
 LATE_MS = PIECE_MS + 1800
@@ -111,7 +113,8 @@ def system_ucx():
 
 @pytest.mark.parametrize("lanes", ["old", "default", "cma,ucx", "cma,blocks", "cma,stream"])
 def test_which_lane_the_bytes_take(flavour, lanes, tmp_path):
-    """With a UCX in the process that is too old, MPI itself moves the bytes, and the log says why."""
+    """With a UCX in the process that is too old, MPI itself moves the bytes, and the log says
+    why."""
     between = {"old": "blocks", "default": "ucx"}.get(lanes) or lanes.split(",")[1]
     version = system_ucx()
     if between == "ucx" and (reason := lane_reach.lacking("ucx")):
@@ -136,13 +139,15 @@ def test_which_lane_the_bytes_take(flavour, lanes, tmp_path):
         try:
             assert job.process.wait(20 if flavour == "openmpi" else 2) == 0
         except subprocess.TimeoutExpired:
-            # MPICH before 4.2 may wait in MPI_Finalize for ever over UCX on TCP, in any program: pmodels/mpich#6596.
+            # MPICH before 4.2 may wait in MPI_Finalize for ever over UCX on TCP, in any program:
+            # pmodels/mpich#6596.
             assert flavour == "mpich"
 
 
 @pytest.mark.parametrize("between", ["blocks", "stream", "ucx"])
 def test_a_link_is_cut_in_the_middle(flavour, between, tmp_path):
-    """MPI does not say that a rank is out of reach: the transfer's own limit ends it on both sides. The others of the host go on."""
+    """MPI does not say that a rank is out of reach: the transfer's own limit ends it on both sides.
+    The others of the host go on."""
     if between == "ucx" and (reason := lane_reach.lacking("ucx")):
         pytest.skip(reason)
     with hosts.World(2, rate_mbit=20) as world, started(world, tmp_path, flavour, between, "cut") as job:

@@ -44,7 +44,8 @@ def test_pgtransport_meets_by_the_store(lane):
 
 
 def torchft_body(lane):
-    """As a Manager does: the metadata of the healthy replica goes to the one that heals, by whatever torchft has."""
+    """As a Manager does: the metadata of the healthy replica goes to the one that heals, by
+    whatever torchft has."""
     transport = torchft.Transport(timeout=LIMIT, lanes=lane)
     state = {"model": plain_state(4, mib=8), "torchft": {"step": 7, "batches_committed": 70}}
     if launch.rank() == 0:
@@ -60,7 +61,8 @@ def torchft_body(lane):
 
 
 def test_torchft_heals_a_replica_on_another_host(lane):
-    """The lighthouse is on the first host: on the way to it each replica has the address that others reach it at."""
+    """The lighthouse is on the first host: on the way to it each replica has the address that
+    others reach it at."""
     with hosts.World(2) as world:
         env = world.environment(TORCHFT_LIGHTHOUSE=f"http://{world.hosts[0].name}:29510")
         with launch.job(2, hosts=world.hosts, env=env) as job:

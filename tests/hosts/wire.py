@@ -1,12 +1,14 @@
-"""wire.py PID NAME PID NAME DELAY_MS LOSS: a link between two network namespaces, with a delay each way and a loss.
+"""wire.py PID NAME PID NAME DELAY_MS LOSS: a link between two network namespaces, with a delay each
+way and a loss.
 
-It makes a TAP interface in the network namespace of each of the two processes, and carries frames from one to the other, each DELAY_MS later;
-of those, the share LOSS is dropped (0.01: one in a hundred). It does what netem does, on kernels with and without it. Says "ready" when the interfaces
+It makes a TAP interface in the network namespace of each of the two processes, and carries frames
+from one to the other, each DELAY_MS later; of those, the share LOSS is dropped (0.01: one in a
+hundred). It does what netem does, on kernels with and without it. Says "ready" when the interfaces
 are there, and ends with its standard input.
 
-Without a loss, frames may be as long as the kernel likes (64 KiB, to be cut by whoever gets them), which is what makes 1 Gbit/s possible here. With
-one they are as long as on a real wire, so that what is lost is one packet.
-"""
+Without a loss, frames may be as long as the kernel likes (64 KiB, to be cut by whoever gets them),
+which is what makes 1 Gbit/s possible here. With one they are as long as on a real wire, so that
+what is lost is one packet. """
 
 from __future__ import annotations
 
@@ -34,7 +36,8 @@ BATCH = 32
 
 
 def open_tap(pid: int, name: str, long_frames: bool) -> int:
-    """Makes an interface in the network namespace of a process. Returns what frames are read from and written to."""
+    """Makes an interface in the network namespace of a process. Returns what frames are read from
+    and written to."""
     namespace = os.open(f"/proc/{pid}/ns/net", os.O_RDONLY)
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.setns(namespace, CLONE_NEWNET) != 0:

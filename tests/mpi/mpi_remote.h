@@ -1,9 +1,12 @@
 /**
- * @file mpi_remote.h  The suites of groups and transfers over real ranks of MPI, though their ranks are threads of one process.
+ * @file mpi_remote.h  Runs the suites of groups and transfers, whose ranks are threads of one
+ * process, over real ranks of MPI.
  *
- * Rank 0 of MPI is the conductor: it runs a suite. The others are its hands: each holds the table of one rank of the group, over a
- * communicator of their own, and does what the conductor asks over Unix sockets. So every message and every block of a suite goes by
- * MPI from process to process, while the suite has all ranks at hand. A block lies in the hands' own memory from its begin to its end.
+ * Rank 0 of MPI runs a suite. Each other rank of MPI is remote: it has the callback table of one
+ * rank of the group, over a communicator of the remote ranks, and executes requests of rank 0,
+ * which come over Unix sockets. So every message and block of a suite travels through MPI between
+ * processes, while the suite has all ranks in one process. During an operation, a block is in the
+ * memory of the remote rank.
  */
 #ifndef WH_TESTS_MPI_REMOTE_H
 #define WH_TESTS_MPI_REMOTE_H
@@ -11,20 +14,20 @@
 #include "conformance/group_suite.h"
 #include "mpi_context.h"
 
-/** How many ranks of MPI that takes: the suites have three. */
+/** Ranks of MPI: the three of the suites, and rank 0. */
 enum { REMOTE_WORLD = 4 };
 
 /**
- * Hands: serves the conductor until it is done. With MPI_THREAD_MULTIPLE each of its threads is served by a thread, else all of them by this one. Collective,
- * with remote_begin.
+ * In a remote rank: serves rank 0 until it ends. With MPI_THREAD_MULTIPLE, each thread of rank 0
+ * has its own thread here, otherwise this thread serves all. Collective with remote_begin.
  */
 void remote_serve(void);
 
-/** The conductor: meets the hands; ends them. */
+/** In rank 0: connects to the remote ranks; ends them. */
 void remote_begin(void);
 void remote_end(void);
 
-/** The conductor: the functions of a wh_group_kind. Nobody comes back: a rank is joined once. */
+/** In rank 0: functions for a wh_group_kind. A rank joins only once. */
 void *remote_open(int32_t size);
 void *remote_open_background(int32_t size);
 wh_group *remote_join(void *place, int32_t rank);

@@ -1,4 +1,4 @@
-/** @file mpi_remote_wire.h  What the conductor and its hands say to each other. */
+/** @file mpi_remote_wire.h  The messages between rank 0 and the remote ranks. */
 #ifndef WH_TESTS_MPI_REMOTE_WIRE_H
 #define WH_TESTS_MPI_REMOTE_WIRE_H
 
@@ -11,7 +11,7 @@
 #include <wherry/wherry.h>
 
 typedef enum remote_kind {
-    REMOTE_OPEN = 1, /**< Collective: makes a table. */
+    REMOTE_OPEN = 1, /**< Collective: creates a table. */
     REMOTE_PERMIT,
     REMOTE_SEND,
     REMOTE_RECEIVE,
@@ -32,7 +32,7 @@ typedef struct remote_request {
     uint64_t table;
     uint64_t operation;
     uint64_t size;    /**< Of a block. */
-    uint64_t payload; /**< Bytes behind this. */
+    uint64_t payload; /**< Bytes that follow. */
 } remote_request;
 
 typedef struct remote_answer {
@@ -43,7 +43,7 @@ typedef struct remote_answer {
     wherry_error error;
 } remote_answer;
 
-/** RECEIVE: what each block in the payload begins with. */
+/** RECEIVE: the header of each block in the payload. */
 typedef struct remote_block {
     int32_t rank;
     uint64_t size;
@@ -54,7 +54,7 @@ typedef struct remote_address {
     socklen_t length;
 } remote_address;
 
-/** What no test can go on after. */
+/** Ends the test run. */
 _Noreturn static inline void remote_die(const char *what) {
     fprintf(stderr, "mpi_remote: %s (errno %d)\n", what, errno);
     abort();

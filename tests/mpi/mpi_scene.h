@@ -1,4 +1,4 @@
-/** @file mpi_scene.h  What the cases share that run as ranks of MPI themselves: every rank calls every case. */
+/** @file mpi_scene.h  Shared by the cases that run in ranks of MPI: every rank runs every case. */
 #ifndef WH_TESTS_MPI_SCENE_H
 #define WH_TESTS_MPI_SCENE_H
 
@@ -11,13 +11,13 @@
 
 enum { SCENE_RANKS = 4, SCENE_MS = 30000 };
 
-/** The rank of this process in MPI_COMM_WORLD, the level of threads, and what it found wrong. */
+/** The rank in MPI_COMM_WORLD, the thread level, and the number of failures. */
 extern int scene_rank;
 extern int scene_level;
 extern int scene_failures;
 extern wherry_error scene_error;
 
-/** Of the state that scene_ferry has received last. */
+/** Of the last state that scene_ferry received. */
 extern wherry_stats scene_stats;
 
 #define CHECK(condition) scene_check(condition, #condition, __FILE__, __LINE__)
@@ -26,7 +26,7 @@ extern wherry_stats scene_stats;
 
 void scene_check(bool holds, const char *what, const char *file, int line);
 
-/** The call must have succeeded; else the rank says why and ends the job. */
+/** Aborts the job with a message unless the call succeeded. */
 void scene_must(wherry_status status, const char *what, const char *file, int line);
 
 /** A group of all ranks, with a transport. */
@@ -43,10 +43,12 @@ wherry_value *scene_state(int seed);
 void scene_fill(const wherry_value *state, int seed);
 bool scene_has(const wherry_value *state, int seed);
 
-/** Defaults with a timeout of SCENE_MS; into `target`, where that is not NULL. */
+/** Default options with a timeout of SCENE_MS; into `target` unless it is NULL. */
 wherry_transfer_options scene_options(const char *lanes, wherry_value *target);
 
-/** From one rank to another over some lanes, in place, and compared. @return the lane, at the receiver. */
+/**
+ * Transfers a state in place over some lanes and compares it. @return the lane, at the receiver.
+ */
 const char *scene_ferry(const scene *at, int from, int to, const char *lanes, int seed);
 
 #endif

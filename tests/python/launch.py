@@ -1,18 +1,23 @@
-"""Starts functions of a test as the ranks of a job, each in a process of its own, with the environment that torchrun gives.
+"""Starts functions of a test as the ranks of a job, each in its own process, with the environment
+of torchrun.
 
     with launch.job(8) as job:
-        results = job.run(body, "an argument")      # body(...) in each rank; what each returned
+        results = job.run(body, "an argument")      # runs body(...) in each rank, returns the
+        results
 
-A rank's function lies in the test's own file, and returns what JSON can say. What a rank prints is kept; one that fails, or
-is not done in time, fails the test with the output and the traceback of every rank. Ranks may be killed, and started anew.
+The function is in the file of the test and returns JSON. The output of a rank is kept. If a rank
+fails or takes too long, the test fails with the output and the traceback of every rank. Ranks can
+be killed and started again.
 
-Importing torch takes seconds, so one process does it once, and the ranks are forks of it. It does nothing else: no thread, no
-group, nothing that a fork could inherit. `spawn=True` starts a rank as a new interpreter instead.
+Importing torch takes seconds, so a fork server does it once, and ranks are forks of it. It does
+nothing else: it has no thread and no group that a fork could inherit. With `spawn=True`, a rank is
+a new interpreter instead.
 
-The store that the ranks of torch meet at is the test's own, so that any rank may die, 0 included.
+The test itself has the store where the ranks of torch meet, so that any rank may die, 0 included.
 
-`hosts` says where each rank runs: something with a `pid`, of a process whose namespaces the rank enters (tests/hosts/hosts.py). Such ranks do not reach
-the test's store, and meet at what the test puts into their environment.
+`hosts` says where each rank runs: an object with the `pid` of a process whose namespaces the rank
+enters (tests/hosts/hosts.py). Such ranks cannot reach the test's store; the test sets their
+environment.
 """
 
 from __future__ import annotations
@@ -46,11 +51,11 @@ class Failure(AssertionError):
     """A rank failed."""
 
 
-# ---- the side of the test ----
+# ---- in the test ----
 
 
 class ForkServer:
-    """The process that has torch, and forks ranks."""
+    """The process that has imported torch and forks ranks."""
 
     def __init__(self):
         self.process = subprocess.Popen([sys.executable, str(HERE)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
@@ -60,7 +65,7 @@ class ForkServer:
         ready, _, _ = select.select([self.process.stdout], [], [], timeout)
         text = self.process.stdout.readline() if ready else ""
         if not text:
-            raise Failure("the process that forks ranks has ended, or hangs")
+            raise Failure("the fork server has ended or hangs")
         return json.loads(text)
 
     def fork(self, order):
@@ -80,7 +85,8 @@ def fork_server():
 
 
 def end_fork_server():
-    """Ends it, and waits: what its ranks used is then this process's children's. The next job begins with another."""
+    """Ends the fork server and waits for it, so that its resource usage counts for this process's
+    children."""
     global _fork_server
     if _fork_server is not None:
         _fork_server.process.stdin.close()
@@ -99,7 +105,7 @@ class Rank:
 
     @property
     def status(self):
-        """None while it runs; else its exit code, or minus the signal that ended it."""
+        """None while it runs; else its exit status, or minus the signal that ended it."""
         if self.spawned is not None:
             return self.spawned.poll()
         with contextlib.suppress(OSError, ValueError):
@@ -122,7 +128,7 @@ class Rank:
 
 
 class Job:
-    """Ranks that belong together."""
+    """The ranks of one test."""
 
     def __init__(self, size, env=None, store=True, hosts=()):
         self.size = size
@@ -138,7 +144,7 @@ class Job:
             self.env.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=self.store.port, TORCHELASTIC_USE_AGENT_STORE="True")
 
     def start(self, rank, body, *arguments, spawn=False, host=None):
-        """Starts a rank, or starts it anew, perhaps on another host. Returns it."""
+        """Starts a rank, or starts it again, if wanted on another host."""
         self.started += 1
         folder = self.folder / f"{rank}.{self.started}"
         folder.mkdir()
@@ -167,43 +173,44 @@ class Job:
             self.start(rank, body, *arguments, spawn=spawn)
 
     def run(self, body, *arguments, timeout=60, spawn=False):
-        """Runs a function in every rank. Returns what each returned."""
+        """Runs a function in every rank. Returns the results by rank."""
         self.start_all(body, *arguments, spawn=spawn)
         return self.finish(timeout)
 
     def finish(self, timeout=60, killed=()):
-        """Waits for all ranks, and fails where one did, but for those that the test has killed."""
+        """Waits for all ranks. Fails if one did, except for those in `killed`."""
         until = time.monotonic() + timeout
         while any(rank.status is None for rank in self.ranks.values()):
             bad = [rank for rank in self.ranks.values() if rank.status not in (None, 0) and rank.number not in killed]
             if bad:
-                until = min(until, time.monotonic() + 5)  # the others may notice, and say something of use
+                until = min(until, time.monotonic() + 5)  # the others may notice and print something useful
             if time.monotonic() > until:
                 self._dump_and_kill()
-                raise Failure(self._describe("not all ranks were done in time"))
+                raise Failure(self._describe("not all ranks finished in time"))
             time.sleep(0.01)
         if any(rank.status != 0 and rank.number not in killed for rank in self.ranks.values()):
             raise Failure(self._describe("a rank failed"))
         return [self.ranks[rank].value for rank in sorted(self.ranks)]
 
     def wait_for_file(self, name, timeout=30):
-        """Waits for a file that a rank makes by say()."""
+        """Waits until a rank has called say(name). Returns its value."""
         until = time.monotonic() + timeout
         while not (self.folder / name).exists():
             if time.monotonic() > until or any(rank.status not in (None, 0, -signal.SIGKILL) for rank in self.ranks.values()):
                 self._dump_and_kill()
-                raise Failure(self._describe(f"no rank has said '{name}'"))
+                raise Failure(self._describe(f"no rank called say('{name}')"))
             time.sleep(0.002)
         return json.loads((self.folder / name).read_text())
 
     def wait_until_asleep(self, rank):
-        """Waits until all threads of a rank sleep, so that it is blocked in a call; at most half a second."""
+        """Waits until all threads of a rank sleep, so that it is blocked in a call; at most half a
+        second."""
         until = time.monotonic() + 0.5
         while not _all_asleep(self.ranks[rank].process) and time.monotonic() < until:
             time.sleep(0.005)
 
     def say(self, name, value=None):
-        """Lets ranks that wait_for() this name go on."""
+        """Releases ranks in wait_for(name)."""
         _write(self.folder / name, json.dumps(value))
 
     def _dump_and_kill(self):
@@ -242,7 +249,7 @@ def job(size, env=None, store=True, hosts=()):
     return Job(size, env, store, hosts)
 
 
-# ---- the side of a rank ----
+# ---- in a rank ----
 
 
 def rank():
@@ -250,7 +257,7 @@ def rank():
 
 
 def say(name, value=None):
-    """Tells the test, and the other ranks, that something has come to pass."""
+    """Tells the test and the other ranks that something has happened."""
     _write(pathlib.Path(os.environ["WHERRY_TEST_FOLDER"]) / name, json.dumps(value))
 
 
@@ -259,17 +266,17 @@ def is_said(name):
 
 
 def wait_for(name, timeout=30):
-    """Waits until the test or a rank has said so."""
+    """Waits until the test or a rank has called say(name). Returns its value."""
     path = pathlib.Path(os.environ["WHERRY_TEST_FOLDER"]) / name
     until = time.monotonic() + timeout
     while not path.exists():
-        assert time.monotonic() < until, f"nobody has said '{name}'"
+        assert time.monotonic() < until, f"nobody called say('{name}')"
         time.sleep(0.002)
     return json.loads(path.read_text())
 
 
 def descriptors():
-    """What this process's descriptors are, sorted; sockets without their numbers."""
+    """This process's descriptors, sorted; sockets without their numbers."""
     found = []
     for one in pathlib.Path("/proc/self/fd").iterdir():
         with contextlib.suppress(OSError):
@@ -278,18 +285,18 @@ def descriptors():
 
 
 def held():
-    """What a process holds that must not be left behind: which threads, by their numbers, and which descriptors."""
+    """The threads and descriptors of this process, which a test must not leave behind."""
     return {one.name for one in pathlib.Path("/proc/self/task").iterdir()}, descriptors()
 
 
 def left_behind(before):
-    """What this process holds now that it did not hold before. What somebody else has ended meanwhile, such as a thread of an earlier test, does not count."""
+    """New threads and descriptors since `before`. Those that have gone since then do not count."""
     threads, found = held()
     return threads - before[0], collections.Counter(found) - collections.Counter(before[1])
 
 
 def settles(before, timeout=2):
-    """Waits until this process holds no more than it held before. A thread that has ended is still listed for a moment."""
+    """Waits until nothing is left behind. A thread that has ended is still listed for a moment."""
     until = time.monotonic() + timeout
     while any(left := left_behind(before)) and time.monotonic() < until:
         time.sleep(0.005)
@@ -303,7 +310,7 @@ def _write(path, text):
 
 
 def _be_a_rank(order):
-    """Runs one function and ends the process."""
+    """Runs one function. Returns the exit status."""
     folder = pathlib.Path(order["folder"])
     output = os.open(folder / "output", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(output, 1)
@@ -338,10 +345,10 @@ def _enter(namespace, kind=0):
 
 
 def _fork_into(host):
-    """fork(), and the child is in the namespaces of a process. Its number is told as it is here."""
+    """fork() into the namespaces of a process. Returns the pid as seen from here."""
     own = os.open("/proc/self/ns/pid", os.O_RDONLY)
     ways = [os.open(f"/proc/{host}/ns/{one}", os.O_RDONLY) for one in ("net", "uts", "ipc", "mnt")]
-    _enter(os.open(f"/proc/{host}/ns/pid_for_children", os.O_RDONLY), CLONE_NEWPID)  # where children are born
+    _enter(os.open(f"/proc/{host}/ns/pid_for_children", os.O_RDONLY), CLONE_NEWPID)  # for children only
     child = os.fork()
     if child:
         _enter(own, CLONE_NEWPID)
@@ -357,13 +364,13 @@ def _fork(order):
     if child:
         return child
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != (0 if host else parent):  # 0: it is in none of the namespaces that this process sees
+    if os.getppid() != (0 if host else parent):  # 0: the parent is in another pid namespace
         os._exit(1)
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.close(nothing)
     status = _be_a_rank(order)
-    # As a process that ends by itself, but for the taking apart of every module, which takes a second with torch.
+    # A normal exit, but without clearing all modules, which takes a second with torch.
     threading._shutdown()
     atexit._run_exitfuncs()
     sys.stdout.flush()
@@ -382,12 +389,12 @@ def _reap(folders):
 
 
 def _serve_forks():
-    """Imports torch, then forks a rank for each line that comes in."""
+    """The fork server: imports torch, then forks a rank per line of its input."""
     for name in ("pytest", "torch.distributed._shard.sharded_tensor", "torch.distributed.tensor", "torch._dynamo", "wherry.torch"):
         importlib.import_module(name)
     import torch
 
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C at a terminal is the test's
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C at a terminal is for the test
     torch.set_num_threads(1)
     print(json.dumps({"ready": True}), flush=True)
     folders = {}

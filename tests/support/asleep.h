@@ -1,4 +1,7 @@
-/** @file asleep.h  Waiting until other threads wait: for tests that act while somebody is blocked in a call. */
+/**
+ * @file asleep.h  Waiting until other threads wait: for tests that act while somebody is blocked in
+ * a call.
+ */
 #ifndef WH_TESTS_ASLEEP_H
 #define WH_TESTS_ASLEEP_H
 
@@ -10,7 +13,10 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-/** True if each thread of a process sleeps in the kernel, is stopped or has ended. The calling thread is not counted. */
+/**
+ * True if each thread of a process sleeps in the kernel, is stopped or has ended. The calling
+ * thread is not counted.
+ */
 static inline bool wh_all_asleep(pid_t process) {
     char path[64];
     bool asleep = true;
@@ -37,9 +43,9 @@ static inline bool wh_all_asleep(pid_t process) {
 }
 
 /**
- * Waits until all other threads of a process sleep, seen twice in a row. A thread that was just started counts as awake
- * until it blocks, so that it is inside its call when this returns. Gives up after half a second: some libraries have
- * threads that poll.
+ * Waits until all other threads of a process sleep, seen twice in a row. A thread that was just
+ * started counts as awake until it blocks, so that it is inside its call when this returns. Gives
+ * up after half a second: some libraries have threads that poll.
  */
 static inline void wh_await_asleep(pid_t process) {
     enum { LOOK_US = 2000, LOOKS_MAX = 250, TWICE = 2 };

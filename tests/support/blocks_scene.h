@@ -1,6 +1,6 @@
 /**
- * @file blocks_scene.h  For tests of the ends of the lane of blocks: one side over a group that notes what it is to move, and from or to which memory, and says that it did.
- * How long blocks are is up to wh_blocks_limit.
+ * @file blocks_scene.h  One side of the lane `blocks` over a group that only records what it should
+ * move. wh_blocks_limit sets the length of blocks.
  */
 #ifndef WH_TEST_BLOCKS_SCENE_H
 #define WH_TEST_BLOCKS_SCENE_H
@@ -12,16 +12,16 @@
 #include "lane/lanes.h"
 #include "support/build.h"
 
-/** The version of the wire, and how long its messages are. */
+/** The version of the wire format, and the lengths of its messages. */
 enum { SCENE_VERSION = 4, SCENE_OFFER_BYTES = 3, SCENE_REQUEST_BYTES = 5 };
 
 enum { MIB = 1 << 20, PEER = 1, SEEN_MAX = 128, LONG_MS = 20000, SHORT_MS = 60, UNDER_WAY = 3 };
 
 static wherry_error error;
-static uint32_t scene_part_bytes; /**< Of the next scene's group. */
+static uint32_t scene_part_bytes; /**< For the group of the next scene. */
 static const wh_lane_ops *const lane = &wh_lane_blocks;
 
-/** What a group was asked to move. */
+/** A recorded operation. */
 typedef struct seen {
     uint8_t *bytes;
     size_t size;
@@ -30,7 +30,7 @@ typedef struct seen {
     bool gone;
 } seen;
 
-/** A group that notes what it is to move, and says that it did. */
+/** A group that records operations and reports them as done. */
 typedef struct fake {
     wh_group base;
     wh_group_ops ops;
@@ -39,9 +39,9 @@ typedef struct fake {
     size_t open;
     size_t most_open;
     size_t abandoned;
-    size_t begin_fails; /**< The number of the put or get that fails, from 1 on; 0: none. */
+    size_t begin_fails; /**< The put or get that fails, counted from 1; 0: none. */
     size_t finished;
-    size_t finish_stops; /**< The number of the finish from which on it answers `answer`. */
+    size_t finish_stops; /**< From this finish on, it returns `answer`. */
     wherry_status answer;
 } fake;
 
@@ -68,7 +68,7 @@ static inline wherry_status fake_put(wh_group *group, int32_t rank, uint32_t cha
 
 static inline wherry_status fake_get(wh_group *group, int32_t rank, uint32_t channel, void *bytes, size_t size,
                                      void **operation_p, wherry_error *problem) {
-    memset(bytes, 0x11, size); /* it is the operation's: ASan tells where there is no room */
+    memset(bytes, 0x11, size); /* the operation owns it: ASan reports writes beyond it */
     return begin(group, rank, channel, bytes, size, false, operation_p, problem);
 }
 
@@ -97,7 +97,7 @@ static inline bool fake_abandon(wh_group *group, void *operation) {
     fake *own = (fake *)group;
     const seen *one = operation;
     while (++one < own->seen + own->count) {
-        assert_true(one->gone); /* else it would get what comes for the one before it */
+        assert_true(one->gone); /* else it would get the data of the previous one */
     }
     let_go(own, operation);
     own->abandoned++;

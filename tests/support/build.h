@@ -1,4 +1,7 @@
-/** @file build.h  Building states in tests. What cannot be built fails the test; each result belongs to the caller. */
+/**
+ * @file build.h  Building states in tests. What cannot be built fails the test; each result belongs
+ * to the caller.
+ */
 #ifndef WH_TEST_BUILD_H
 #define WH_TEST_BUILD_H
 
@@ -50,7 +53,10 @@ wherry_value *build_dict_of(const void *const *pairs);
 
 wherry_value *build_object(const char *type, wherry_value *payload);
 
-/** `depth` lists within each other; the innermost is empty, or holds `inside` where that is not NULL. */
+/**
+ * `depth` lists within each other; the innermost is empty, or holds `inside` where that is not
+ * NULL.
+ */
 wherry_value *build_nest(size_t depth, wherry_value *inside);
 
 /** Host memory whose byte i is seed + 7 * i. */

@@ -120,7 +120,10 @@ static wherry_status look(member *m, bool sends) {
     return status;
 }
 
-/** Writes a block with the sender's rank in front of it. @return false where there is no room in time. */
+/**
+ * Writes a block with the sender's rank in front of it. @return false where there is no room in
+ * time.
+ */
 static bool post(const place *to, int32_t from, const void *bytes, size_t size, int timeout_ms) {
     struct iovec parts[2] = {{&from, sizeof(from)}, {(void *)bytes, size}};
     struct msghdr message = {.msg_iov = parts, .msg_iovlen = 2};

@@ -1,10 +1,10 @@
-/** @file descriptors.h  How many files this process has open. */
+/** @file descriptors.h  The number of open descriptors of this process. */
 #ifndef TEST_DESCRIPTORS_H
 #define TEST_DESCRIPTORS_H
 
 #include <dirent.h>
 
-/** To be compared with what it was before: what counting takes is counted too. */
+/** For comparison with an earlier count: includes the descriptor used for counting. */
 static inline int open_descriptors(void) {
     int count = 0;
     DIR *folder = opendir("/proc/self/fd");

@@ -1,4 +1,7 @@
-/** @file device_memory.h  Device memory in tests: allocating, filling and reading it, on a real device or on the fake one. */
+/**
+ * @file device_memory.h  Device memory in tests: allocating, filling and reading it, on a real
+ * device or on the fake one.
+ */
 #ifndef WH_TESTS_DEVICE_MEMORY_H
 #define WH_TESTS_DEVICE_MEMORY_H
 
@@ -33,7 +36,8 @@ static inline wherry_storage *build_device_storage(int32_t device, uint64_t nbyt
 }
 
 /**
- * Physical allocations of device 0 at addresses side by side, as an allocator makes them that lets segments grow. A context of the device becomes current.
+ * Physical allocations of device 0 at addresses side by side, as an allocator makes them that lets
+ * segments grow. A context of the device becomes current.
  * @return where they begin; NULL where the driver refuses.
  */
 static inline void *map_device_pieces(size_t piece, size_t count) {

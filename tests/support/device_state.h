@@ -1,4 +1,4 @@
-/** @file device_state.h  States with tensors on devices: moving one there and back, so that it can be compared with what it was. */
+/** @file device_state.h  Moves a state to a device and back, for comparison. */
 #ifndef WH_TESTS_DEVICE_STATE_H
 #define WH_TESTS_DEVICE_STATE_H
 
@@ -9,7 +9,7 @@
 #include "state/value.h"
 #include "support/build.h"
 
-/** Where the storages of a state go: by their number, so that the same state goes the same way at both sides. */
+/** The device of each storage, by its index, so that both sides choose the same. */
 typedef wherry_device (*device_choice)(size_t number);
 
 static inline wherry_storage *copy_storage(wherry_storage *from, wherry_device device) {
@@ -48,7 +48,7 @@ static inline bool move_leaf(void *context, wherry_value *leaf) {
     return true;
 }
 
-/** Moves a state's storages; tensors that share one share it again. */
+/** Moves a state's storages; tensors that share one still do. */
 static inline void move_state(wherry_value *state, device_choice choose) {
     wherry_error error;
     wherry_prepared *prepared;
@@ -76,7 +76,7 @@ static inline wherry_device all_on_device(size_t number) {
     return (wherry_device){WHERRY_DEVICE_CUDA, 0};
 }
 
-/** A state, wherever it lies, must be another, which lies on the host. It is destroyed. */
+/** Checks that a state on any device equals one on the host, and destroys it. */
 static inline void expect_state(wherry_value *state, const wherry_value *expected) {
     wherry_error error;
     move_state(state, to_host);

@@ -1,4 +1,7 @@
-/** @file fake_driver.h  The fake driver's own functions, for tests that run on it: tests/fake_cuda/fake_cuda.h says what they do. */
+/**
+ * @file fake_driver.h  Functions that control the fake CUDA driver: see
+ * tests/fake_cuda/fake_cuda.h.
+ */
 #ifndef WH_TESTS_FAKE_DRIVER_H
 #define WH_TESTS_FAKE_DRIVER_H
 
@@ -23,14 +26,14 @@ typedef struct fake_driver {
     void (*break_context)(int result);
 } fake_driver;
 
-/** Any other function of the library; NULL where there is none. */
+/** Any other function of the library, or NULL. */
 static inline void *fake_driver_symbol(const char *name) {
     const char *path = getenv("WHERRY_CUDA_LIBRARY");
     void *library = dlopen(path ? path : "libcuda.so.1", RTLD_NOW);
     return library ? dlsym(library, name) : NULL;
 }
 
-/** They are all NULL where the driver is a real one. */
+/** All NULL if the driver is real. */
 static inline fake_driver fake_driver_find(void) {
     fake_driver fake;
     *(void **)&fake.shadow = fake_driver_symbol("fake_cuda_shadow");

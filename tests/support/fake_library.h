@@ -1,4 +1,4 @@
-/** @file fake_library.h  The fake NCCL's own functions, for tests that run on it: tests/fake_nccl/fake_nccl.h says what they do. */
+/** @file fake_library.h  Functions that control the fake NCCL: see tests/fake_nccl/fake_nccl.h. */
 #ifndef WH_TESTS_FAKE_LIBRARY_H
 #define WH_TESTS_FAKE_LIBRARY_H
 
@@ -14,7 +14,7 @@ typedef struct fake_nccl {
     uint64_t (*messages)(void);
 } fake_nccl;
 
-/** They are all NULL where the library is a real one. */
+/** All NULL if the library is real. */
 static inline fake_nccl fake_nccl_find(void) {
     const char *path = getenv("WHERRY_NCCL_LIBRARY");
     void *library = dlopen(path ? path : "libnccl.so.2", RTLD_NOW);

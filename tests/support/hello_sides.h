@@ -1,4 +1,7 @@
-/** @file hello_sides.h  Machines of group/hello.h that talk to each other through byte buffers, and a peer written by hand. */
+/**
+ * @file hello_sides.h  Machines of group/hello.h that talk to each other through byte buffers, and
+ * a peer written by hand.
+ */
 #ifndef TEST_HELLO_SIDES_H
 #define TEST_HELLO_SIDES_H
 
@@ -62,7 +65,9 @@ static inline void finish(side *a, side *b) {
     wh_hello_destroy(b->machine);
 }
 
-/** Feeds bytes and keeps the first failure; what comes after it is lost, as on a closed connection. */
+/**
+ * Feeds bytes and keeps the first failure; what comes after it is lost, as on a closed connection.
+ */
 static inline void feed(side *s, const uint8_t *bytes, size_t size) {
     size_t consumed = SIZE_MAX;
     if (s->status == WHERRY_OK) {
@@ -74,7 +79,10 @@ static inline void feed(side *s, const uint8_t *bytes, size_t size) {
     }
 }
 
-/** Carries what one has to say to the other, in pieces of `piece` bytes, and with a border after `cut` bytes in all. */
+/**
+ * Carries what one has to say to the other, in pieces of `piece` bytes, and with a border after
+ * `cut` bytes in all.
+ */
 static inline size_t carry(side *from, side *to, size_t piece, size_t cut) {
     const uint8_t *bytes;
     size_t size;
@@ -205,7 +213,10 @@ static inline void hand_proof(int role, const script *own, const uint8_t *other,
     assert_non_null(HMAC(EVP_sha256(), secret, SECRET_SIZE, text.bytes, text.size, proof, NULL));
 }
 
-/** A fresh dialling machine of rank 0 gets the frame. @return its status; the machine stays the caller's. */
+/**
+ * A fresh dialling machine of rank 0 gets the frame. @return its status; the machine stays the
+ * caller's.
+ */
 static inline wherry_status give(side *left, const script *s) {
     wh_hello_config config = config_of(0);
     begin(left, &config, true);

@@ -1,4 +1,7 @@
-/** @file local_group.h  A group within one process: ranks are threads, messages are copies in memory. */
+/**
+ * @file local_group.h  A group within one process: ranks are threads, messages are copies in
+ * memory.
+ */
 #ifndef WH_TESTS_LOCAL_GROUP_H
 #define WH_TESTS_LOCAL_GROUP_H
 

@@ -1,4 +1,7 @@
-/** @file meeting.h  A place of their own where the processes of a test meet: a Unix socket in a new folder, or a free port of the loopback. */
+/**
+ * @file meeting.h  A new address at which the processes of a test meet: a Unix socket in a new
+ * folder, or a free port on loopback.
+ */
 #ifndef WH_TESTS_MEETING_H
 #define WH_TESTS_MEETING_H
 
@@ -15,7 +18,7 @@
 typedef struct wh_test_meeting {
     char folder[64]; /**< Unix. */
     int port;        /**< TCP; 0: Unix. */
-    bool near;       /**< TCP: only to meet there. */
+    bool near;       /**< TCP: used for meeting only. */
 } wh_test_meeting;
 
 static inline int wh_test_open_unix(void **state) {
@@ -26,7 +29,7 @@ static inline int wh_test_open_unix(void **state) {
     return mkdtemp(meeting->folder) ? 0 : -1;
 }
 
-/** The port is the system's choice, and free again. */
+/** A port that the system chose and that is free again. */
 static inline int wh_test_open_tcp(void **state) {
     wh_test_meeting *meeting = calloc(1, sizeof(*meeting));
     struct sockaddr_in at = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
@@ -40,14 +43,14 @@ static inline int wh_test_open_tcp(void **state) {
     return result;
 }
 
-/** The same, and the processes talk over Unix sockets when they have met there. */
+/** As wh_test_open_tcp, but the processes use Unix sockets once they have met. */
 static inline int wh_test_open_near(void **state) {
     int result = wh_test_open_tcp(state);
     ((wh_test_meeting *)*state)->near = true;
     return result;
 }
 
-/** Killed processes leave the names of their sockets behind. */
+/** Killed processes leave their sockets in the folder. */
 static inline int wh_test_close(void **state) {
     wh_test_meeting *meeting = *state;
     int result = 0;

@@ -19,10 +19,10 @@
 #include "support/asleep.h"
 #include "support/build.h"
 
-/** A rank that has not ended after so long hangs. */
+/** A rank that takes longer than this hangs. */
 enum { PATIENCE_S = 60 * JOB_SLOW, HEARTBEAT_MS = 200, SECRET_BYTES = 8 };
 
-/* ---- the job, as the test sees it ---- */
+/* ---- in the test ---- */
 
 /** A port that is free now. */
 static int free_port(void) {
@@ -47,7 +47,7 @@ job *job_open(const char *name, int32_t size, bool tcp, uint32_t dead_after_ms) 
     return all;
 }
 
-/** As another user, who may still read the memory of its own processes. */
+/** Switches to another user, who may still read the memory of its own processes. */
 static void become(job_rank *self, uid_t user) {
     if (user && (chmod(self->job->folder, 0777) || setgroups(0, NULL) || setresgid(user, user, user) ||
                  setresuid(user, user, user) || prctl(PR_SET_DUMPABLE, 1))) {
@@ -81,7 +81,10 @@ void job_start(job *all, int32_t rank, job_body part, const void *scene, const j
     _exit(0);
 }
 
-/** @param tell  what went wrong: the first failure; the others are its doing. @return whether a rank ended as it should. */
+/**
+ * @param tell  print what went wrong: only for the first failure, which causes the others. @return
+ * true if the rank ended as expected.
+ */
 static bool judge(const job *all, int32_t rank, int result, bool tell) {
     if ((WIFEXITED(result) && WEXITSTATUS(result) == 0) ||
         (WIFSIGNALED(result) && WTERMSIG(result) == SIGKILL && all->expendable[rank])) {
@@ -95,7 +98,7 @@ static bool judge(const job *all, int32_t rank, int result, bool tell) {
     return false;
 }
 
-/** After a failure the others wait in vain; or they hang. */
+/** After a failure, the others would wait forever. */
 static void kill_rest(job *all) {
     for (int32_t rank = 0; rank < all->size; rank++) {
         if (all->children[rank]) {
@@ -111,7 +114,8 @@ static void remove_folder(const char *folder) {
     snprintf(pattern, sizeof(pattern), "%s/*", folder);
     if (glob(pattern, GLOB_NOSORT, NULL, &found) == 0) {
         for (size_t i = 0; i < found.gl_pathc; i++) {
-            unlink(found.gl_pathv[i]); /* killed processes leave the names of their sockets behind */
+            /* killed processes leave the names of their sockets behind */
+            unlink(found.gl_pathv[i]);
         }
         globfree(&found);
     }
@@ -213,7 +217,10 @@ static job_signal plan;
 static int32_t armed_self;
 static atomic_int passages;
 
-/** The own process must not go on: raise() is about the calling thread, so that the signal is there before the call returns. */
+/**
+ * raise() signals the calling thread, so that this process does not continue before the signal
+ * arrives.
+ */
 static void pass(const char *name) {
     if (strcmp(name, plan.point) != 0 || atomic_fetch_add(&passages, 1) + 1 != plan.count) {
         return;
@@ -223,7 +230,7 @@ static void pass(const char *name) {
         raise(plan.signal);
     } else {
         kill(atomic_load(armed_job->pids + plan.victim), plan.signal);
-        usleep(5000); /* so that it is gone, or stands still, when this one goes on */
+        usleep(5000); /* so that it is dead or stopped when this one continues */
     }
 }
 
@@ -269,7 +276,7 @@ job_state job_state_create(uint64_t seed) {
     state.bytes = offset + bytes;
     state.memory = mmap(NULL, state.bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     assert_true(state.memory != MAP_FAILED);
-    uint64_t *words = (void *)state.memory; /* of pages of its own */
+    uint64_t *words = (void *)state.memory; /* on its own pages */
     for (size_t i = 0; i < state.bytes / sizeof(*words); i++) {
         words[i] = (seed << 56) + i * UINT64_C(0x9E3779B97F4A7C15);
     }
@@ -314,7 +321,7 @@ wherry_status job_target(void *context, const wherry_value **target_p) {
 
 /* ---- reports ---- */
 
-/** @return the state of a tensor; -1: the report does not name it, or more than once. */
+/** @return the state of a tensor; -1 if the report does not name it exactly once. */
 static int state_of(const wherry_report *report, const char *name) {
     int found = -1;
     int times = 0;

@@ -1,4 +1,6 @@
-/** @file random_range.h  Random views for the tests of src/range, and what they cover, byte by byte. */
+/**
+ * @file random_range.h  Random views for the tests of src/range, and what they cover, byte by byte.
+ */
 #ifndef TEST_RANDOM_RANGE_H
 #define TEST_RANDOM_RANGE_H
 
@@ -36,7 +38,10 @@ static inline int64_t between(dice *d, int64_t least, int64_t most) {
 
 enum { RANDOM_NDIM_MAX = 5 };
 
-/** A view with room for its numbers; view.shape and view.strides point into it, so it is not to be copied. */
+/**
+ * A view with room for its numbers; view.shape and view.strides point into it, so it is not to be
+ * copied.
+ */
 typedef struct random_view {
     wh_view view;
     int64_t shape[RANDOM_NDIM_MAX];
@@ -71,7 +76,10 @@ static inline uint64_t view_span(const wh_view *view) {
     return span;
 }
 
-/** Strides of a tensor of this shape in an order of its dimensions, with up to `padding` elements more at each. */
+/**
+ * Strides of a tensor of this shape in an order of its dimensions, with up to `padding` elements
+ * more at each.
+ */
 static inline void random_dense_strides(dice *d, uint32_t ndim, const int64_t *shape, int64_t padding,
                                         int64_t *strides) {
     uint32_t order[RANDOM_NDIM_MAX] = {0};
@@ -92,7 +100,10 @@ static inline void random_dense_strides(dice *d, uint32_t ndim, const int64_t *s
     }
 }
 
-/** Contiguous, permuted, cut out of something larger, expanded, or with strides that make elements overlap. */
+/**
+ * Contiguous, permuted, cut out of something larger, expanded, or with strides that make elements
+ * overlap.
+ */
 static inline void random_strides(dice *d, uint32_t ndim, const int64_t *shape, int64_t *strides) {
     switch (below(d, 4)) {
     case 0:
@@ -204,7 +215,10 @@ static inline uint64_t longest_gap(const wherry_extent *extent, const uint32_t *
     return longest;
 }
 
-/** What was copied, in any order: how many bytes, and a sum over the pairs of where from and where to. */
+/**
+ * What was copied, in any order: how many bytes, and a sum over the pairs of where from and where
+ * to.
+ */
 typedef struct pairs {
     uint64_t count;
     uint64_t sum;
@@ -250,7 +264,10 @@ static inline pairs pairs_of_copy(const wh_copy *copy, uint64_t begin, uint64_t 
     return result;
 }
 
-/** The pairs that a loop over the elements of two views copies, of those that read from [begin, end). */
+/**
+ * The pairs that a loop over the elements of two views copies, of those that read from [begin,
+ * end).
+ */
 static inline pairs pairs_of_views(const wh_view *from, const wh_view *to, uint64_t begin, uint64_t end) {
     pairs result = {0, 0};
     uint64_t count = view_elements(from);

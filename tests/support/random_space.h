@@ -1,4 +1,7 @@
-/** @file random_space.h  Random spaces for the tests of src/range, and what lies at each position of them. */
+/**
+ * @file random_space.h  Random spaces for the tests of src/range, and what lies at each position of
+ * them.
+ */
 #ifndef TEST_RANDOM_SPACE_H
 #define TEST_RANDOM_SPACE_H
 
@@ -15,7 +18,10 @@ typedef struct place {
     uint64_t run;
 } place;
 
-/** A space of up to four storages, each of up to four views, some with none; and its positions one by one. */
+/**
+ * A space of up to four storages, each of up to four views, some with none; and its positions one
+ * by one.
+ */
 typedef struct random_space {
     wh_space space;
     place places[SPACE_BYTES_MAX];

@@ -54,7 +54,10 @@ uint64_t wh_tensor_needs(const wherry_tensor *tensor) {
     return (last + 1) * wherry_dtype_describe(tensor->dtype)->bytes;
 }
 
-/** Strides of a tensor whose dimensions lie in random order, each with some room behind it: nothing overlaps. */
+/**
+ * Strides of a tensor whose dimensions lie in random order, each with some room behind it: nothing
+ * overlaps.
+ */
 static void loose_strides(wh_random *random, uint32_t ndim, const int64_t *shape, int64_t *strides) {
     uint32_t order[WHERRY_NDIM_MAX] = {0};
     for (uint32_t i = 0; i < ndim; i++) {

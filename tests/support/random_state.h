@@ -16,7 +16,10 @@ uint64_t wh_random_next(wh_random *random);
 /** A number from 0 to below - 1. */
 uint64_t wh_random_below(wh_random *random, uint64_t below);
 
-/** A state whose storages are filled with random bytes; the caller destroys it. Allocation failures are fatal. */
+/**
+ * A state whose storages are filled with random bytes; the caller destroys it. Allocation failures
+ * are fatal.
+ */
 wherry_value *wh_random_state(wh_random *random);
 
 /** A storage of random bytes. */
@@ -29,15 +32,17 @@ uint32_t wh_random_shape(wh_random *random, uint32_t max_ndim, int64_t *shape);
 uint64_t wh_tensor_needs(const wherry_tensor *tensor);
 
 /**
- * A state of the same containers and leaves as `source`, with tensors of the same dtype and shape over memory of its own.
- * @param alike  each storage is cloned, so that views, strides and sharing stay as they are; otherwise every tensor has a
- *               storage of its own, with strides and offset of its own and gaps in between.
+ * A state of the same containers and leaves as `source`, with tensors of the same dtype and shape
+ * over memory of its own.
+ * @param alike  each storage is cloned, so that views, strides and sharing stay as they are;
+ * otherwise every tensor has a storage of its own, with strides and offset of its own and gaps in
+ * between.
  */
 wherry_value *wh_random_target(wh_random *random, const wherry_value *source, int alike);
 
 /**
- * A copy of a state, over the same storages, that lacks some of its entries: any of a dict, the last ones of a sequence. A container that has lost all of
- * them may become one of another kind.
+ * A copy of a state, over the same storages, that lacks some of its entries: any of a dict, the
+ * last ones of a sequence. A container that has lost all of them may become one of another kind.
  */
 wherry_value *wh_random_thinned(wh_random *random, const wherry_value *state);
 

@@ -1,7 +1,8 @@
 /**
- * @file scripted_peer.h  A rank that speaks the conversation message by message, as a test tells it: out of order, cut off, with any bytes.
+ * @file scripted_peer.h  A rank that sends any message that a test tells it to: out of order, cut
+ * off, with any bytes.
  *
- * It talks through a member of a group in which other ranks have real transports. All waits are bounded.
+ * It is a member of a group in which other ranks have real transports. All waits have a limit.
  */
 #ifndef WH_TESTS_SCRIPTED_PEER_H
 #define WH_TESTS_SCRIPTED_PEER_H
@@ -20,14 +21,14 @@ enum { SCRIPT_MS = 5000 };
 typedef struct scripted {
     wh_group *group;
     int32_t peer;
-    uint64_t want_tag; /**< Of the transports. */
-    uint64_t own;      /**< The tag under which it listens. */
-    uint64_t there;    /**< The tag under which the peer does. */
+    uint64_t want_tag; /**< The number of the transports. */
+    uint64_t own;      /**< The tag that it listens on. */
+    uint64_t there;    /**< The tag that the peer listens on. */
     wh_inbox *inbox;
-    wh_message message; /**< What was taken last; `note` borrows from it. */
+    wh_message message; /**< The last message taken; `note` points into it. */
     wh_note note;
     int channel;              /**< A channel of the lane `stream`; -1: none. */
-    wh_message offer_message; /**< As a receiver: the OFFER; `offer` borrows from it. */
+    wh_message offer_message; /**< As a receiver: the OFFER; `offer` points into it. */
     wh_note offer;
 } scripted;
 
@@ -51,7 +52,7 @@ static inline void script_end(scripted *s) {
     s->inbox = NULL;
 }
 
-/** Sends any bytes. A peer that is gone already is fine. */
+/** Sends any bytes. The peer may be gone. */
 static inline void script_send(scripted *s, uint64_t tag, const void *bytes, size_t size) {
     wh_group_send(s->group, s->peer, tag, bytes, size, wh_deadline_in_ms(SCRIPT_MS), NULL);
 }
@@ -63,14 +64,17 @@ static inline wh_string script_encode(const wh_note *note) {
     return text;
 }
 
-/** Says something to the peer's inbox, or, before there is one, to its transport. */
+/** Sends a message to the peer's inbox or, before there is one, to its transport. */
 static inline void script_say(scripted *s, const wh_note *note) {
     wh_string text = script_encode(note);
     script_send(s, s->there ? s->there : s->want_tag, text.bytes, text.size);
     wh_free(text.bytes);
 }
 
-/** Takes the next message that is no PROGRESS, and keeps a channel that the peer opens. @return false if none comes, or it cannot be read. */
+/**
+ * Takes the next message other than PROGRESS, and keeps a channel that the peer opens. @return
+ * false if none comes or it is malformed.
+ */
 static inline bool script_take(scripted *s, int64_t ms) {
     wh_deadline deadline = wh_deadline_in_ms(ms);
     do {
@@ -86,7 +90,7 @@ static inline bool script_take(scripted *s, int64_t ms) {
     return wh_note_decode(s->message.bytes, s->message.size, &s->note, NULL) == WHERRY_OK;
 }
 
-/** The next message must be of that type. */
+/** The next message must have this type. */
 static inline void script_expect(scripted *s, wh_message_type type) {
     bool came = script_take(s, SCRIPT_MS);
     if (!came || s->note.type != type) {
@@ -97,7 +101,7 @@ static inline void script_expect(scripted *s, wh_message_type type) {
 
 /* ---- as a receiver ---- */
 
-/** Asks, and takes the OFFER. */
+/** Sends a WANT and takes the OFFER. */
 static inline void script_ask(scripted *s) {
     wh_note want = {.type = WH_WANT, .nonce = s->own, .step = WHERRY_STEP_ANY};
     script_say(s, &want);
@@ -127,9 +131,9 @@ static inline void script_plan(scripted *s, const char *lane, wh_bytes request, 
 
 /* ---- as a source ---- */
 
-/** Waits for a WANT; its nonce is where the peer listens from now on. */
+/** Waits for a WANT; its nonce is the tag that the peer listens on. */
 static inline void script_await_want(scripted *s) {
-    do { /* one that gave up before withdraws its question first */
+    do { /* a peer that gave up earlier withdraws its WANT first */
         wh_message_clear(&s->message);
         must(wh_group_receive(s->group, s->peer, s->want_tag, wh_deadline_in_ms(SCRIPT_MS), &s->message, NULL));
         must(wh_note_decode(s->message.bytes, s->message.size, &s->note, NULL));
@@ -138,7 +142,7 @@ static inline void script_await_want(scripted *s) {
     s->there = s->note.nonce;
 }
 
-/** Writes to the channel. A peer that has closed its end is fine. */
+/** Writes to the channel. The peer may have closed it. */
 static inline void script_write(const scripted *s, const void *bytes, size_t size) {
     struct iovec all = {(void *)(uintptr_t)bytes, size};
     wh_stop never = {0};
@@ -147,7 +151,7 @@ static inline void script_write(const scripted *s, const void *bytes, size_t siz
     wh_stop_destroy(&never);
 }
 
-/** The manifest of a state, as rank 0 writes it; wherry_free. */
+/** The manifest of a state from rank 0. Free it with wherry_free. */
 static inline wh_bytes script_manifest(const wherry_value *state) {
     wherry_prepare_options options;
     wherry_prepared *prepared;

@@ -1,8 +1,8 @@
 /*
- * Linked beside the command, makes one of it that a signal strikes at a known point, for tests in Python:
- *     WHERRY_TEST_SIGNAL="COUNT SIGNAL POINT"   when a point (base/point.h) is passed for the COUNT-th time, the process gets the signal
- * It says "signalled" on standard error before that. One that is not ended by it takes its time at that point from then on, so that it heeds the signal
- * before it could be done.
+ * Linked into a copy of the command, for tests in Python: with WHERRY_TEST_SIGNAL="COUNT SIGNAL
+ * POINT", the process gets the signal when it passes a point (base/point.h) for the COUNT-th time.
+ * It prints "signalled" to standard error first. If the signal does not end it, it is slow at that
+ * point from then on, so that it handles the signal before it could finish.
  */
 #include <signal.h>
 #include <stdatomic.h>
