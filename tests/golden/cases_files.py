@@ -1,4 +1,4 @@
-"""Bad checkpoint files, each with the status that a reader answers and the path that its error names."""
+"""Bad checkpoint files, each with the expected status and the path in its error."""
 
 import json
 import struct
@@ -106,7 +106,7 @@ def patched(data, offset, replacement):
 
 
 def native(items, content, flags=0, digests=b"", version=1, **changes):
-    """One of Wherry's own files, whatever the header says; file-format.md in a few lines."""
+    """A file in Wherry's own format, with `changes` to the numbers of its header."""
     text = items if isinstance(items, bytes) else cbor(items)
     begin = -(-(64 + len(text) + len(digests)) // 4096) * 4096
     header = {"manifest": len(text), "data": begin, "file": begin + len(content), "chunks": len(digests) // 16} | changes
@@ -150,7 +150,7 @@ def native_cases():
 
 
 def index_cases():
-    """Indices of shards; good.safetensors lies beside them."""
+    """Indices of shards. Their folder has good.safetensors."""
 
     def index(entries, **more):
         return json.dumps({"metadata": {"total_size": 4}, "weight_map": entries} | more).encode()
@@ -174,7 +174,7 @@ def index_cases():
 
 
 def bad_files():
-    """{name with its ending: (bytes, status, path)}"""
+    """{name with its suffix: (bytes, status, path)}"""
     kinds = {"safetensors": safetensors_cases(), "wherry": native_cases(), "safetensors.index.json": index_cases()}
     files = {f"{name}.{ending}": case for ending, cases in kinds.items() for name, case in cases.items()}
     files["unknown.bin"] = (b"some other file", BAD, "")
@@ -183,7 +183,7 @@ def bad_files():
 
 
 def good_files():
-    """{name: bytes}: read by every version from now on."""
+    """{name: bytes}. Every future version must read them."""
     entries = [("a", about("F32", (1,), 0, 4)), ("b", about("BF16", (2, 1), 4, 8))]
     header = json.dumps(dict(entries) | {"__metadata__": {"format": "pt"}})
     return {

@@ -1,7 +1,7 @@
 """Writes the golden checkpoint files: files/bad/NAME with a line in files/bad/expected.tsv (name, status, path), and files/good/NAME.
 
     make_files.py          writes the files
-    make_files.py --check  compares them with what is there, byte for byte
+    make_files.py --check  compares them with the existing files, byte for byte
 """
 
 import pathlib
@@ -24,7 +24,7 @@ def golden_files():
 
 
 def check(files):
-    """The paths that differ, are missing or should not be there."""
+    """The paths that differ, are missing or are unexpected."""
     there = {path.relative_to(HERE).as_posix() for part in ("good", "bad") for path in (HERE / part).glob("*")}
     differing = [path for path in files if path in there and (HERE / path).read_bytes() != files[path]]
     return sorted(differing + list(there ^ set(files)))

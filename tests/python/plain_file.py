@@ -33,7 +33,7 @@ class FileError(Exception):
 class File:
     manifest: Manifest
     storages: List[bytes]
-    digests: List[bytes]  # one a chunk, or none
+    digests: List[bytes]  # one per chunk, or none
 
     def bytes_of(self, tensor: Tensor) -> bytes:
         """The elements of a tensor, the last dimension fastest."""
@@ -87,7 +87,7 @@ def read(data: bytes, limits: Limits = Limits()) -> File:
 
 
 def xxh3_128(data: bytes) -> bytes:
-    """By the system's own xxHash, most significant byte first."""
+    """With the system's xxHash, big endian."""
 
     class Hash(ctypes.Structure):
         _fields_ = [("low", ctypes.c_uint64), ("high", ctypes.c_uint64)]

@@ -1,4 +1,4 @@
-"""Checkpoint files against the libraries that their formats come from, and Wherry's own against a second reader."""
+"""Checkpoint files, against the safetensors library and a second reader of our own format."""
 
 import json
 import os
@@ -26,7 +26,7 @@ TORCH_DTYPES = [torch.bool, torch.uint8, torch.int8, torch.uint16, torch.int16, 
 
 
 def tool(*arguments, status=None, **environment):
-    """Runs file_tool; where it is to fail, by the name of the status. Gives its lines."""
+    """Runs file_tool, which must fail with `status` if one is given. Returns its lines."""
     done = subprocess.run([TOOL, *arguments], capture_output=True, text=True, env=os.environ | environment, check=False)
     if status:
         assert done.returncode == 1 and done.stderr.split("\t")[0] == status, done.stderr
@@ -80,7 +80,7 @@ def test_safetensors(tmp_path, dtype):
 
 
 def test_four_bits(tmp_path):
-    """Two numbers to a byte: safetensors counts numbers, torch and Wherry bytes."""
+    """Two numbers per byte: safetensors counts numbers; torch and Wherry count bytes."""
     tensor = torch.arange(6, dtype=torch.uint8).reshape(2, 3).view(torch.float4_e2m1fn_x2)
     theirs, ours = tmp_path / "theirs.safetensors", tmp_path / "ours.safetensors"
     safetensors.torch.save_file({"w": tensor}, theirs)
@@ -170,7 +170,7 @@ def test_bad_by_the_plain_reader(name, status):
 
 
 def test_bad_by_their_library():
-    """What we refuse of safetensors, but for what only we do not know, the format's own library refuses too."""
+    """The safetensors library refuses the same files as we do, except those in `ours_alone`."""
     ours_alone = {
         "json_large_value.safetensors",  # both refuse, for different reasons
         "four_bits_odd.safetensors", "json_zero_in_name.safetensors", "metadata_name_twice.safetensors", "field_twice.safetensors",
@@ -205,7 +205,7 @@ def test_document(tmp_path):
 
 
 def sparse_file(path, total, count):
-    """A safetensors file without a byte of content on the disk."""
+    """A safetensors file whose tensors take no disk space."""
     each = total // count
     header = json.dumps({f"layer.{i}": {"dtype": "U8", "shape": [each], "data_offsets": [i * each, (i + 1) * each]} for i in range(count)}).encode()
     with open(path, "wb") as out:
@@ -214,14 +214,14 @@ def sparse_file(path, total, count):
 
 
 def open_once(path):
-    """Seconds, and KiB at most, of a process that opens a file."""
+    """Seconds, and peak memory in KiB, of a process that opens a file."""
     begin = time.monotonic()
     ((peak,),) = tool("open", path)
     return time.monotonic() - begin, int(peak)
 
 
 def test_large_file(tmp_path):
-    """100 GiB open as quickly as 100 MiB, in little memory."""
+    """A file of 100 GiB opens as quickly as one of 100 MiB, in little memory."""
     small, large = tmp_path / "small.safetensors", tmp_path / "large.safetensors"
     sparse_file(small, 100 << 20, 20000)
     sparse_file(large, 100 << 30, 20000)
