@@ -3,6 +3,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -121,4 +122,18 @@ void wh_fork_lock_take(wh_fork_lock *lock) {
 
 void wh_fork_lock_give(wh_fork_lock *lock) {
     pthread_mutex_unlock(&lock->mutex);
+}
+
+void *wh_fork_wiped_alloc(size_t size) {
+    void *memory = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (memory == MAP_FAILED) {
+        return NULL;
+    }
+    if (madvise(memory, size, MADV_WIPEONFORK) != 0) {
+        int errnum = errno;
+        munmap(memory, size);
+        errno = errnum;
+        return NULL;
+    }
+    return memory;
 }

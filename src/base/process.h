@@ -5,6 +5,7 @@
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 
 #include <wherry/base.h>
@@ -45,7 +46,7 @@ bool wh_identity_shares_pids(const wh_identity *one, const wh_identity *other);
  * state.
  *
  * A fork waits until nobody holds the lock, so the child finds it free and the data consistent.
- * in_child then resets what belongs to the parent. This is the only such mechanism in the library.
+ * in_child then resets what belongs to the parent.
  *
  * A thread that holds one takes no other, nor any lock that another fork handler takes. Static, and
  * never destroyed.
@@ -66,5 +67,12 @@ typedef struct wh_fork_lock {
 
 void wh_fork_lock_take(wh_fork_lock *lock);
 void wh_fork_lock_give(wh_fork_lock *lock);
+
+/**
+ * Allocates zeroed memory that the kernel zeroes again in a child of fork(). For data that other
+ * processes read: they could read it in a child before in_child of a wh_fork_lock runs. Never freed.
+ * @return NULL with errno.
+ */
+void *wh_fork_wiped_alloc(size_t size);
 
 #endif

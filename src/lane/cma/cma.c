@@ -26,14 +26,10 @@ enum { REASON_MAX = 384 };
 
 /* ---- the wire ---- */
 
-static uint8_t own_nonce[WH_CMA_NONCE];
+static uint8_t *own_nonce; /**< Zeroed by the kernel in a child of fork(), where no reader may find it. */
 static bool nonce_made;
 
-/**
- * A child of fork() has its parent's nonce at the same address, where a reader must not find it.
- */
 static void forget_nonce(void) {
-    memset(own_nonce, 0, sizeof(own_nonce));
     nonce_made = false;
 }
 
@@ -42,8 +38,9 @@ static wh_fork_lock nonce_lock = WH_FORK_LOCK(.in_child = forget_nonce);
 wherry_status wh_cma_nonce(const uint8_t **nonce_p, wherry_error *error) {
     wherry_status status = WHERRY_OK;
     wh_fork_lock_take(&nonce_lock);
-    if (!nonce_made && getrandom(own_nonce, sizeof(own_nonce), 0) != (ssize_t)sizeof(own_nonce)) {
-        status = wh_fail_errno(error, WHERRY_SYSTEM, errno, "cannot make a nonce");
+    own_nonce = own_nonce ? own_nonce : wh_fork_wiped_alloc(WH_CMA_NONCE);
+    if (!own_nonce || (!nonce_made && getrandom(own_nonce, WH_CMA_NONCE, 0) != WH_CMA_NONCE)) {
+        status = wh_fail_errno(error, WHERRY_SYSTEM, errno, "cannot create a nonce");
     } else {
         nonce_made = true;
         *nonce_p = own_nonce;
