@@ -1,3 +1,4 @@
+/* Parsing the address of a group. Text only, no sockets. */
 #include "group/address.h"
 
 #include <arpa/inet.h>
@@ -16,11 +17,11 @@
 #include "base/text.h"
 
 enum {
-    /** The longest name that DNS has. */
+    /** The longest host name in DNS. */
     HOST_MAX = 253,
     /** Without the final zero. */
     SOCKET_PATH_MAX = sizeof(((struct sockaddr_un *)NULL)->sun_path) - 1,
-    /** So much of what was refused is quoted in a message. */
+    /** Bytes of the input that a message quotes. */
     SHOWN_MAX = 80,
 };
 
@@ -30,7 +31,7 @@ typedef struct span {
     size_t size;
 } span;
 
-/** The keys of a query; what env:// takes comes first. */
+/** The keys of a query, those of env:// first. */
 enum { KEY_JOB, KEY_SHORTCUT, KEY_RANK, KEY_SIZE, KEYS };
 static const char *const key_names[KEYS] = {"job", "shortcut", "rank", "size"};
 
@@ -38,10 +39,10 @@ typedef struct parser {
     wh_environment environment;
     void *context;
     wherry_error *error;
-    const char *example; /* of what would be right, for every message */
-    const char *where;   /* who names the meeting points, for messages */
-    char *values[KEYS];  /* of the query, decoded; NULL: not there */
-    size_t capacity;     /* of address.meeting */
+    const char *example; /**< Of a correct address, for messages. */
+    const char *where;   /**< What names the meeting points, for messages. */
+    char *values[KEYS];  /**< Of the query, decoded; NULL: absent. */
+    size_t capacity;     /**< Of address.meeting. */
     wh_group_address address;
 } parser;
 
@@ -49,7 +50,10 @@ static span span_of(const char *text) {
     return (span){text, strlen(text)};
 }
 
-/** Takes off what stands before the first mark, and the mark. @return false where there is none: part_p is all, rest is empty. */
+/**
+ * Cuts off everything up to the first mark, and the mark. @return false if there is none: then
+ * part_p is everything, and rest is empty.
+ */
 static bool split(span *rest, char mark, span *part_p) {
     const char *at = memchr(rest->text, mark, rest->size);
     size_t size = at ? (size_t)(at - rest->text) : rest->size;
@@ -63,7 +67,7 @@ typedef struct shown {
     char text[SHOWN_MAX + sizeof("...")];
 } shown;
 
-/** A piece of the input as a message may quote it: short, and printable whatever bytes it has. */
+/** Makes a part of the input short and printable, for a message. */
 static shown show(span piece) {
     shown result;
     size_t size = piece.size < SHOWN_MAX ? piece.size : SHOWN_MAX;
@@ -79,7 +83,7 @@ static shown show_text(const char *text) {
     return show(span_of(text));
 }
 
-/** WHERRY_INVALID_ARGUMENT, with the message and the example behind it. */
+/** @return WHERRY_INVALID_ARGUMENT, with the message and an example. */
 static wherry_status refuse(const parser *p, const char *format, ...) WHERRY_PRINTF(2, 3);
 static wherry_status refuse(const parser *p, const char *format, ...) {
     char what[512];
@@ -87,14 +91,14 @@ static wherry_status refuse(const parser *p, const char *format, ...) {
     va_start(arguments, format);
     vsnprintf(what, sizeof(what), format, arguments);
     va_end(arguments);
-    return wh_fail(p->error, WHERRY_INVALID_ARGUMENT, "%s; write for example %s", what, p->example);
+    return wh_fail(p->error, WHERRY_INVALID_ARGUMENT, "%s; for example, write %s", what, p->example);
 }
 
 static wherry_status no_memory(const parser *p) {
     return wh_fail_memory(p->error, "the address of a group");
 }
 
-/** Reads digits alone: the blanks and signs that strtol takes as well are slips in an address. @return false for others. */
+/** Reads digits only. Blanks and signs, which strtol would accept, are mistakes in an address. */
 static bool read_number(span digits, uint32_t most, uint32_t *number_p) {
     uint64_t number = 0;
     for (size_t i = 0; i < digits.size; i++) {
@@ -119,7 +123,7 @@ static bool read_port(span digits, uint16_t *port_p) {
     return true;
 }
 
-/** Takes both where they are numbers and fit each other; the names are for messages. */
+/** Checks and stores rank and size. The names are for messages. */
 static wherry_status take_rank(parser *p, const char *rank_name, const char *rank_text, const char *size_name,
                                const char *size_text) {
     uint32_t rank = 0;
@@ -133,7 +137,7 @@ static wherry_status take_rank(parser *p, const char *rank_name, const char *ran
                       INT32_MAX);
     }
     if (rank >= size) {
-        return refuse(p, "%s is %" PRIu32 " and %s is %" PRIu32 ", but ranks count from 0 and stay below the size",
+        return refuse(p, "%s is %" PRIu32 " and %s is %" PRIu32 ", but ranks start at 0 and are below the size",
                       rank_name, rank, size_name, size);
     }
     p->address.rank = (int32_t)rank;
@@ -141,25 +145,25 @@ static wherry_status take_rank(parser *p, const char *rank_name, const char *ran
     return WHERRY_OK;
 }
 
-/** Takes a copy of the id, which travels to other ranks and into their logs. */
+/** Checks and stores the job id, which other ranks print in their logs. */
 static wherry_status take_job(parser *p, const char *job) {
     size_t size = strlen(job);
     if (size > WH_JOB_MAX) {
-        return refuse(p, "the job's id '%s' has %zu bytes, more than %d", show_text(job).text, size, WH_JOB_MAX);
+        return refuse(p, "the job id '%s' has %zu bytes, more than %d", show_text(job).text, size, WH_JOB_MAX);
     }
     for (size_t i = 0; i < size; i++) {
         if ((unsigned char)job[i] < ' ' || job[i] == '\x7F') {
-            return refuse(p, "the job's id '%s' has a control character in it", show_text(job).text);
+            return refuse(p, "the job id '%s' contains a control character", show_text(job).text);
         }
     }
     if (!wh_utf8_valid(job, size)) {
-        return refuse(p, "the job's id '%s' is not UTF-8", show_text(job).text);
+        return refuse(p, "the job id '%s' is not UTF-8", show_text(job).text);
     }
     p->address.job = wh_copy_text(job, size);
     return p->address.job ? WHERRY_OK : no_memory(p);
 }
 
-/** Whether all is letters, digits and what host names and interfaces have besides. */
+/** @return true if it has only characters of host names and interface names. */
 static bool is_word(span text) {
     for (size_t i = 0; i < text.size; i++) {
         char c = text.text[i];
@@ -189,7 +193,9 @@ static bool is_ipv6(span host) {
     return is_internet(AF_INET6, address) && (!has_zone || is_word(zone));
 }
 
-/** Whether it is a name or an IPv4 address. Numbers that are none would reach a resolver that reads 10 as 0.0.0.10. */
+/**
+ * @return true for a name or an IPv4 address. "10" is neither, but a resolver reads it as 0.0.0.10.
+ */
 static bool is_name(span host) {
     bool numeric = true;
     for (size_t i = 0; i < host.size; i++) {
@@ -218,18 +224,18 @@ static wherry_status split_endpoint(const parser *p, span endpoint, span *host_p
     if (bracket) {
         rest = (span){rest.text + 1, rest.size - 1};
         if (!split(&rest, ']', host_p)) {
-            return refuse(p, "%s has '%s', where ']' is missing", p->where, show(endpoint).text);
+            return refuse(p, "%s has '%s': ']' is missing", p->where, show(endpoint).text);
         }
         span between;
         if (!split(&rest, ':', &between) || between.size) {
-            return refuse(p, "%s has '%s', where ':' and a port must follow the ']'", p->where, show(endpoint).text);
+            return refuse(p, "%s has '%s': ':' and a port must follow ']'", p->where, show(endpoint).text);
         }
     } else if (!split(&rest, ':', host_p)) {
         return endpoint.size ? refuse(p, "%s has '%s', which has no port", p->where, show(endpoint).text)
                              : refuse(p, "%s has an empty meeting point", p->where);
     }
     if (!bracket && memchr(rest.text, ':', rest.size)) {
-        return refuse(p, "%s has '%s', which has several ':'; an IPv6 host stands in brackets, as in [::1]:29500",
+        return refuse(p, "%s has '%s', which has several ':'; put an IPv6 host in brackets, as in [::1]:29500",
                       p->where, show(endpoint).text);
     }
     if (host_p->size == 0) {
@@ -237,13 +243,13 @@ static wherry_status split_endpoint(const parser *p, span endpoint, span *host_p
     }
     if (bracket ? !is_ipv6(*host_p) : !is_name(*host_p)) {
         return refuse(p, "%s has the host '%s', which is not %s", p->where, show(*host_p).text,
-                      bracket ? "an IPv6 address" : "a host's name or an IPv4 address");
+                      bracket ? "an IPv6 address" : "a host name or an IPv4 address");
     }
     *port_p = rest;
     return WHERRY_OK;
 }
 
-/** HOST:PORT,HOST:PORT and so on. @param zero  one alone may leave the port to the system. */
+/** Parses HOST:PORT,HOST:PORT,... @param zero  a single one may have port 0. */
 static wherry_status parse_endpoints(parser *p, span list, bool zero) {
     bool more = true;
     uint32_t number = 0;
@@ -277,7 +283,7 @@ static int hex_digit(char c) {
                                   : -1;
 }
 
-/** Resolves percent escapes into a text that the caller releases. */
+/** Decodes percent escapes. *text_p is the caller's. */
 static wherry_status decode(const parser *p, span escaped, char **text_p) {
     char *text = wh_alloc(escaped.size + 1);
     if (!text) {
@@ -288,38 +294,38 @@ static wherry_status decode(const parser *p, span escaped, char **text_p) {
     for (size_t at = 0; at < escaped.size && !fault; at++) {
         char c = escaped.text[at];
         if (c == '#') {
-            fault = "where '#' must be written %23";
+            fault = "'#' must be written as %23";
         } else if (c == '%') {
             int high = escaped.size - at > 2 ? hex_digit(escaped.text[at + 1]) : -1;
             int low = escaped.size - at > 2 ? hex_digit(escaped.text[at + 2]) : -1;
             c = high < 0 || low < 0 ? '\0' : (char)(high * 16 + low);
-            fault = c ? NULL : "where '%' is not followed by two hexadecimal digits other than 00";
+            fault = c ? NULL : "'%' is not followed by two hexadecimal digits other than 00";
             at += 2;
         }
         text[size++] = c;
     }
     if (fault) {
         wh_free(text);
-        return refuse(p, "the address has '%s', %s", show(escaped).text, fault);
+        return refuse(p, "the address has '%s': %s", show(escaped).text, fault);
     }
     text[size] = '\0';
     *text_p = text;
     return WHERRY_OK;
 }
 
-/** One KEY=VALUE. */
+/** Parses one KEY=VALUE. */
 static wherry_status parse_pair(parser *p, span pair, int keys) {
     span key;
     span value = pair;
     if (!split(&value, '=', &key) || value.size == 0) {
-        return refuse(p, "the address has '%s' behind its '?', which is not KEY=VALUE", show(pair).text);
+        return refuse(p, "the address has '%s' after '?', which is not KEY=VALUE", show(pair).text);
     }
     int i = 0;
     while (i < keys && (strlen(key_names[i]) != key.size || memcmp(key_names[i], key.text, key.size) != 0)) {
         i++;
     }
     if (i == keys) {
-        return refuse(p, "the address has the unknown key '%s', and may have %s", show(key).text,
+        return refuse(p, "the address has the unknown key '%s'; it may have %s", show(key).text,
                       keys == KEYS ? "rank, size, job and shortcut" : "job and shortcut");
     }
     if (p->values[i]) {
@@ -328,7 +334,7 @@ static wherry_status parse_pair(parser *p, span pair, int keys) {
     return decode(p, value, &p->values[i]);
 }
 
-/** What stands behind '?': the first of the keys, in any order. An empty query is as good as none. */
+/** Parses what follows '?'. @param keys  how many of the keys are allowed. */
 static wherry_status parse_query(parser *p, span query, int keys) {
     bool more = query.size > 0;
     while (more) {
@@ -342,17 +348,16 @@ static wherry_status parse_query(parser *p, span query, int keys) {
     return WHERRY_OK;
 }
 
-/** Whether ranks of one host may talk over Unix sockets. */
 static wherry_status take_shortcut(parser *p) {
     const char *value = p->values[KEY_SHORTCUT];
     if (value && strcmp(value, "0") != 0 && strcmp(value, "1") != 0) {
-        return refuse(p, "shortcut is '%s', and may be 0 or 1", show_text(value).text);
+        return refuse(p, "shortcut is '%s'; it must be 0 or 1", show_text(value).text);
     }
     p->address.shortcut = !value || *value == '1';
     return WHERRY_OK;
 }
 
-/** Rank, size and job of an address that says them itself. */
+/** Rank, size and job, from the address itself. */
 static wherry_status parse_membership(parser *p, span query) {
     wherry_status status = parse_query(p, query, KEYS);
     if (status != WHERRY_OK) {
@@ -396,26 +401,31 @@ static wherry_status parse_unix(parser *p, span body) {
         return refuse(p, "the address has the path '%s', which names a directory", show(path).text);
     }
     if (size > SOCKET_PATH_MAX) {
-        return refuse(p, "the path '%s' has %zu bytes, and that of a Unix socket is too long beyond %d",
-                      show(path).text, size, SOCKET_PATH_MAX);
+        return refuse(p, "the path '%s' has %zu bytes; the limit for a Unix socket is %d", show(path).text, size,
+                      SOCKET_PATH_MAX);
     }
     return parse_membership(p, query);
 }
 
-/** The variable's value, or NULL where it is not set or empty: launch scripts often export what they do not know. */
+/**
+ * @return NULL if the variable is not set or empty: launch scripts often export empty variables.
+ */
 static const char *variable(const parser *p, const char *name) {
     const char *value = p->environment ? p->environment(p->context, name) : getenv(name);
     return value && *value ? value : NULL;
 }
 
-/** Whether the variable is a number, and this one. */
+/** @return true if the variable is that number. */
 static bool variable_is(const parser *p, const char *name, int32_t expected) {
     const char *value = variable(p, name);
     uint32_t number = 0;
     return value && read_number(span_of(value), INT32_MAX, &number) && number == (uint32_t)expected;
 }
 
-/** Rank and size, from the first launcher that says either. Half a pair is refused: what the next one says is another group. */
+/**
+ * Rank and size, from the first launcher that sets one of them. If the other one is missing, that
+ * is an error: what the next launcher says would be about another group.
+ */
 static wherry_status ask_rank(parser *p) {
     static const struct {
         const char *rank;
@@ -425,7 +435,7 @@ static wherry_status ask_rank(parser *p) {
         {"WHERRY_RANK", "WHERRY_SIZE", "WHERRY_RANK"},
         {"RANK", "WORLD_SIZE", "torchrun"},
         {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "Open MPI"},
-        /* Before Slurm's: what mpiexec starts in an allocation inherits Slurm's variables of the batch script, or of mpiexec's own helpers. */
+        /* Before Slurm: ranks of mpiexec inherit Slurm's variables from the batch script. */
         {"PMI_RANK", "PMI_SIZE", "PMI"},
         {"SLURM_PROCID", "SLURM_NTASKS", "Slurm"},
     };
@@ -436,22 +446,23 @@ static wherry_status ask_rank(parser *p) {
             p->address.source = launchers[i].source;
             return take_rank(p, launchers[i].rank, rank, launchers[i].size, size);
         }
-        bool outdone = strcmp(launchers[i].source, "PMI") == 0 && variable(p, "SLURM_PROCID");
-        if ((rank || size) && !outdone) {
-            return refuse(p, "the environment has %s, but %s is missing: set both or neither",
+        bool ignored = strcmp(launchers[i].source, "PMI") == 0 && variable(p, "SLURM_PROCID");
+        if ((rank || size) && !ignored) {
+            return refuse(p, "the environment has %s but not %s: set both or neither",
                           rank ? launchers[i].rank : launchers[i].size, rank ? launchers[i].size : launchers[i].rank);
         }
     }
-    return refuse(p, "the environment does not say which rank this is: start the program by torchrun, srun or mpirun, "
-                     "or set WHERRY_RANK and WHERRY_SIZE");
+    return refuse(p,
+                  "the environment does not say which rank this is: start the program with torchrun, srun or mpirun, "
+                  "or set WHERRY_RANK and WHERRY_SIZE");
 }
 
-/** Whether MPICH's launcher says so. */
+/** @return true if MPICH's launcher says that all ranks run on one host. */
 static bool hydra_on_one_host(const parser *p) {
     return variable_is(p, "MPI_LOCALNRANKS", p->address.size) && variable_is(p, "PMI_SIZE", p->address.size);
 }
 
-/** Whether the launcher says that all ranks run on one host. */
+/** @return true if any launcher says that all ranks run on one host. */
 static bool on_one_host(const parser *p) {
     int32_t size = p->address.size;
     return size == 1 || variable_is(p, "SLURM_NNODES", 1) ||
@@ -460,7 +471,10 @@ static bool on_one_host(const parser *p) {
            (hydra_on_one_host(p) && p->address.job && *p->address.job);
 }
 
-/** Slurm's id of the job, and of the step where that is the one of the ranks: not where mpiexec has started another number of them. */
+/**
+ * The job id of Slurm, with the step if it is the ranks' own: it is not if mpiexec has started
+ * another number of ranks than the step has tasks.
+ */
 static wherry_status take_slurm_job(parser *p, const char *id) {
     bool own_step = strcmp(p->address.source, "PMI") != 0 || !variable(p, "SLURM_NTASKS") ||
                     variable_is(p, "SLURM_NTASKS", p->address.size);
@@ -473,7 +487,10 @@ static wherry_status take_slurm_job(parser *p, const char *id) {
     return status;
 }
 
-/** torchrun's id; without --rdzv-id it is "none" for every job of a host, which are told apart by where torch meets. */
+/**
+ * The id of torchrun. Without --rdzv-id it is "none" for every job; then torch's rendezvous tells
+ * the jobs of a host apart.
+ */
 static wherry_status take_torch_job(parser *p, const char *id) {
     const char *host = variable(p, "MASTER_ADDR");
     const char *port = variable(p, "MASTER_PORT");
@@ -489,8 +506,9 @@ static wherry_status take_torch_job(parser *p, const char *id) {
 }
 
 /**
- * MPICH's launcher gives no id. The ranks of a host have it from one process, which is at the other end of the socket that each was given: its number tells jobs of
- * a host apart. Ranks on other hosts have another such process, so that this is for jobs of one host alone.
+ * MPICH's launcher sets no job id. On each host one process of it starts the ranks, and is at the
+ * other end of the socket in PMI_FD: its pid tells the jobs of a host apart. Ranks on another host
+ * have another such process, so this works only for jobs on one host.
  */
 static wherry_status take_hydra_job(parser *p) {
     const char *value = variable(p, "PMI_FD");
@@ -518,14 +536,16 @@ static wherry_status ask_job(parser *p) {
     const char *mpi = variable(p, "OMPI_MCA_ess_base_jobid");
     mpi = mpi ? mpi : variable(p, "PMIX_NAMESPACE");
     const char *slurm = variable(p, "SLURM_JOB_ID");
-    /* mpirun starts its remote ranks in a step of their own and the local ones in none, so they would disagree on Slurm's. */
+    /*
+     * mpirun starts remote ranks in a Slurm step and local ones in none, so their Slurm ids differ.
+     */
     if (slurm && !(mpi && variable(p, "OMPI_COMM_WORLD_RANK"))) {
         return take_slurm_job(p, slurm);
     }
     return mpi ? take_job(p, mpi) : take_hydra_job(p);
 }
 
-/** Reads the variable, where it is set, as a port; *port_p stays where it is not. */
+/** Reads a port from a variable. If it is not set, *port_p stays as it is. */
 static wherry_status ask_port(const parser *p, const char *name, uint16_t *port_p) {
     const char *value = variable(p, name);
     if (value && !read_port(span_of(value), port_p)) {
@@ -534,7 +554,7 @@ static wherry_status ask_port(const parser *p, const char *name, uint16_t *port_
     return WHERRY_OK;
 }
 
-/** The points of WHERRY_RENDEZVOUS, none of which may be torch's own. */
+/** The points of WHERRY_RENDEZVOUS. None of them may be torch's own. */
 static wherry_status take_rendezvous(parser *p, const char *list) {
     p->where = "WHERRY_RENDEZVOUS";
     wherry_status status = parse_endpoints(p, span_of(list), false);
@@ -543,7 +563,7 @@ static wherry_status take_rendezvous(parser *p, const char *list) {
         const wh_endpoint *point = &p->address.meeting[i];
         if (strcmp(point->host, master) == 0 && variable_is(p, "MASTER_PORT", point->port)) {
             status = refuse(p,
-                            "WHERRY_RENDEZVOUS names MASTER_ADDR with MASTER_PORT, %" PRIu16
+                            "WHERRY_RENDEZVOUS has MASTER_ADDR with MASTER_PORT, %" PRIu16
                             ", which belongs to torch: choose another port",
                             point->port);
         }
@@ -551,7 +571,7 @@ static wherry_status take_rendezvous(parser *p, const char *list) {
     return status;
 }
 
-/** MASTER_ADDR, with a port beside that of torch. */
+/** MASTER_ADDR, with another port than torch's. */
 static wherry_status take_master(parser *p, const char *host) {
     uint16_t ours = 0;
     uint16_t torch = 0;
@@ -567,22 +587,22 @@ static wherry_status take_master(parser *p, const char *host) {
         name = (span){name.text + 1, name.size - 2};
     }
     if (!is_name(name) && !is_ipv6(name)) {
-        return refuse(p, "MASTER_ADDR is '%s', which is not a host's name or an IP address", show_text(host).text);
+        return refuse(p, "MASTER_ADDR is '%s', which is not a host name or an IP address", show_text(host).text);
     }
     if (!ours && !torch) {
-        return refuse(p, "MASTER_ADDR is set, but no port: set WHERRY_PORT, or MASTER_PORT, whose successor is taken");
+        return refuse(p, "MASTER_ADDR is set, but no port: set WHERRY_PORT, or set MASTER_PORT to use MASTER_PORT + 1");
     }
     if (ours && ours == torch) {
-        return refuse(p, "WHERRY_PORT is %" PRIu16 ", and so is MASTER_PORT, which belongs to torch: set another",
+        return refuse(p, "WHERRY_PORT is %" PRIu16 ", as is MASTER_PORT, which belongs to torch: choose another port",
                       ours);
     }
     if (!ours && torch == UINT16_MAX) {
-        return refuse(p, "MASTER_PORT is 65535, which has no successor to take: set WHERRY_PORT");
+        return refuse(p, "MASTER_PORT is 65535, so that MASTER_PORT + 1 is no port: set WHERRY_PORT");
     }
     return add_endpoint(p, name, ours ? ours : (uint16_t)(torch + 1));
 }
 
-/** FNV-1a, continued from hash. The salted hash of base/index.h differs between processes, which must agree here. */
+/** FNV-1a. Unlike the salted hash of base/index.h, it is the same in all processes. */
 static uint64_t fnv1a(uint64_t hash, const char *bytes, size_t size) {
     for (size_t i = 0; i < size; i++) {
         hash = (hash ^ (unsigned char)bytes[i]) * UINT64_C(0x100000001B3);
@@ -590,19 +610,19 @@ static uint64_t fnv1a(uint64_t hash, const char *bytes, size_t size) {
     return hash;
 }
 
-/** A socket that all ranks of the job find by its name alone. */
+/** A Unix socket whose name all ranks of the job can derive. */
 static wherry_status take_local(parser *p) {
     static const char *const names[] = {"XDG_RUNTIME_DIR", "TMPDIR"};
     const char *directory = "/tmp";
     for (size_t i = sizeof(names) / sizeof(names[0]); i-- > 0;) {
         const char *value = variable(p, names[i]);
-        /* Ranks need not share a working directory, which a relative path would begin at. */
+        /* A relative path would depend on the working directory, which may differ between ranks. */
         directory = value && *value == '/' ? value : directory;
     }
     unsigned user = (unsigned)getuid();
     char user_text[16];
     int digits = snprintf(user_text, sizeof(user_text), "%u", user);
-    /* The zero behind the id keeps it apart from the number. */
+    /* With its final zero, so that the id and the number cannot run together. */
     uint64_t hash = fnv1a(UINT64_C(0xCBF29CE484222325), p->address.job, strlen(p->address.job) + 1);
     hash = fnv1a(hash, user_text, (size_t)digits);
 
@@ -615,10 +635,11 @@ static wherry_status take_local(parser *p) {
         return no_memory(p);
     }
     if (size > SOCKET_PATH_MAX) {
-        return refuse(p,
-                      "the path of the Unix socket in '%s' would have %zu bytes, and is too long beyond %d: set "
-                      "XDG_RUNTIME_DIR to a shorter one, or set WHERRY_RENDEZVOUS",
-                      show_text(directory).text, size, SOCKET_PATH_MAX);
+        return refuse(
+            p,
+            "the path of the Unix socket in '%s' would have %zu bytes; the limit is %d: set XDG_RUNTIME_DIR to "
+            "a shorter path, or set WHERRY_RENDEZVOUS",
+            show_text(directory).text, size, SOCKET_PATH_MAX);
     }
     return WHERRY_OK;
 }
@@ -645,7 +666,7 @@ static wherry_status parse_environment(parser *p, span body) {
     span query = body;
     split(&query, '?', &before);
     if (before.size) {
-        return refuse(p, "the address has '%s' behind env://, which takes nothing but ?job=ID and shortcut=0",
+        return refuse(p, "the address has '%s' after env://; only ?job=ID and shortcut=0 may follow",
                       show(before).text);
     }
     wherry_status status = parse_query(p, query, KEY_SHORTCUT + 1);
@@ -661,7 +682,7 @@ static wherry_status parse_environment(parser *p, span body) {
     return status == WHERRY_OK ? ask_meeting(p) : status;
 }
 
-/** Finds the form by its scheme. */
+/** Chooses the form by the scheme. */
 static wherry_status parse(parser *p, const char *text) {
     static const struct {
         const char *scheme;

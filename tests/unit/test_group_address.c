@@ -161,7 +161,7 @@ static const bad_row bad_tcp[] = {
     {"tcp://[::1]?rank=0&size=1", "a port must follow", "'[::1]'"},
     {"tcp://[::1]x:1?rank=0&size=1", "a port must follow", ""},
     {"tcp://[::1:1?rank=0&size=1", "']' is missing", "'[::1:1'"},
-    {"tcp://::1:80?rank=0&size=1", "stands in brackets", "'::1:80'"},
+    {"tcp://::1:80?rank=0&size=1", "in brackets", "'::1:80'"},
     {"tcp://[", "']' is missing", "'['"},
     {"tcp://[" TEN TEN TEN TEN "abcdef]:1?rank=0&size=1", "not an IPv6 address", ""},
     {"tcp://[h]:1?rank=0&size=1", "not an IPv6 address", "'h'"},
@@ -169,20 +169,20 @@ static const bad_row bad_tcp[] = {
     {"tcp://[::1%]:1?rank=0&size=1", "not an IPv6 address", ""},
     {"tcp://[::1%a b]:1?rank=0&size=1", "not an IPv6 address", ""},
     {"tcp://[" HUNDRED "]:1?rank=0&size=1", "not an IPv6 address", ""},
-    {"tcp://h g:1?rank=0&size=1", "not a host's name", "'h g'"},
-    {"tcp://user@h:1?rank=0&size=1", "not a host's name", "'user@h'"},
-    {"tcp://h\xC3\xA9:1?rank=0&size=1", "not a host's name", "'h?"},
-    {"tcp://10:1?rank=0&size=1", "not a host's name", "'10'"},
-    {"tcp://10.0.0.256:1?rank=0&size=1", "not a host's name", ""},
-    {"tcp://10.0.0.1.2:1?rank=0&size=1", "not a host's name", ""},
-    {"tcp://" HUNDRED HUNDRED TEN TEN TEN TEN TEN "abcd:1?rank=0&size=1", "not a host's name", ""},
+    {"tcp://h g:1?rank=0&size=1", "not a host name", "'h g'"},
+    {"tcp://user@h:1?rank=0&size=1", "not a host name", "'user@h'"},
+    {"tcp://h\xC3\xA9:1?rank=0&size=1", "not a host name", "'h?"},
+    {"tcp://10:1?rank=0&size=1", "not a host name", "'10'"},
+    {"tcp://10.0.0.256:1?rank=0&size=1", "not a host name", ""},
+    {"tcp://10.0.0.1.2:1?rank=0&size=1", "not a host name", ""},
+    {"tcp://" HUNDRED HUNDRED TEN TEN TEN TEN TEN "abcd:1?rank=0&size=1", "not a host name", ""},
 
     {"tcp://h:?rank=0&size=1", "the port ''", "from 1 to 65535"},
     {"tcp://h:0,g:1?rank=0&size=1", "the port '0'", "from 1 to 65535"},
     {"tcp://h:1,g:0?rank=0&size=1", "the port '0'", "from 1 to 65535"},
     {"tcp://h:1?rank=0&size=1&shortcut=2", "shortcut is '2'", "0 or 1"},
     {"tcp://h:1?rank=0&size=1&shortcut=no", "shortcut is 'no'", "0 or 1"},
-    {"tcp://h:1?rank=0&size=1&shortcut=", "'shortcut=' behind its '?'", "not KEY=VALUE"},
+    {"tcp://h:1?rank=0&size=1&shortcut=", "'shortcut=' after '?'", "not KEY=VALUE"},
     {"tcp://h:65536?rank=0&size=1", "the port '65536'", "from 1 to 65535"},
     {"tcp://h:-1?rank=0&size=1", "the port '-1'", ""},
     {"tcp://h:+1?rank=0&size=1", "the port '+1'", ""},
@@ -195,7 +195,7 @@ static const bad_row bad_tcp[] = {
 
     {"tcp://h:1", "has no rank", ""},
     {"tcp://h:1?", "has no rank", ""},
-    {"tcp://h:1?x", "'x' behind its '?'", "not KEY=VALUE"},
+    {"tcp://h:1?x", "'x' after '?'", "not KEY=VALUE"},
     {"tcp://h:1?size=2", "has no rank", ""},
     {"tcp://h:1?rank=0", "has no size", ""},
     {"tcp://h:1?rank=0&size=2&rank=1", "the key 'rank' twice", ""},
@@ -205,11 +205,11 @@ static const bad_row bad_tcp[] = {
     {"tcp://h:1?ran=0&size=2", "unknown key 'ran'", ""},
     {"tcp://h:1?ranks=0&size=2", "unknown key 'ranks'", ""},
     {"tcp://h:1?=0&size=2", "unknown key ''", ""},
-    {"tcp://h:1?rank&size=2", "'rank' behind its '?'", "not KEY=VALUE"},
-    {"tcp://h:1?rank=&size=2", "'rank=' behind its '?'", "not KEY=VALUE"},
-    {"tcp://h:1?rank=0&size=2&job=", "'job=' behind its '?'", "not KEY=VALUE"},
-    {"tcp://h:1?rank=0&size=2&", "'' behind its '?'", "not KEY=VALUE"},
-    {"tcp://h:1?rank=0&&size=2", "'' behind its '?'", "not KEY=VALUE"},
+    {"tcp://h:1?rank&size=2", "'rank' after '?'", "not KEY=VALUE"},
+    {"tcp://h:1?rank=&size=2", "'rank=' after '?'", "not KEY=VALUE"},
+    {"tcp://h:1?rank=0&size=2&job=", "'job=' after '?'", "not KEY=VALUE"},
+    {"tcp://h:1?rank=0&size=2&", "'' after '?'", "not KEY=VALUE"},
+    {"tcp://h:1?rank=0&&size=2", "'' after '?'", "not KEY=VALUE"},
 
     {"tcp://h:1?rank=-1&size=2", "rank is '-1'", "from 0 to 2147483646"},
     {"tcp://h:1?rank=+1&size=2", "rank is '+1'", ""},
@@ -225,12 +225,12 @@ static const bad_row bad_tcp[] = {
     {"tcp://h:1?rank=2&size=2", "rank is 2 and size is 2", "below the size"},
     {"tcp://h:1?rank=3&size=2", "rank is 3 and size is 2", "below the size"},
 
-    {"tcp://h:1?rank=0&size=2&job=%", "'%', where '%' is not followed", "two hexadecimal digits"},
-    {"tcp://h:1?rank=0&size=2&job=%4", "'%4', where '%' is not followed", ""},
-    {"tcp://h:1?rank=0&size=2&job=%4g", "'%4g', where '%' is not followed", ""},
-    {"tcp://h:1?rank=0&size=2&job=%g4", "'%g4', where '%' is not followed", ""},
+    {"tcp://h:1?rank=0&size=2&job=%", "'%': '%' is not followed", "two hexadecimal digits"},
+    {"tcp://h:1?rank=0&size=2&job=%4", "'%4': '%' is not followed", ""},
+    {"tcp://h:1?rank=0&size=2&job=%4g", "'%4g': '%' is not followed", ""},
+    {"tcp://h:1?rank=0&size=2&job=%g4", "'%g4': '%' is not followed", ""},
     {"tcp://h:1?rank=0&size=2&job=a%00b", "other than 00", ""},
-    {"tcp://h:1?rank=0&size=2#top", "'2#top'", "written %23"},
+    {"tcp://h:1?rank=0&size=2#top", "'2#top'", "written as %23"},
     {"tcp://h:1?rank=0&size=2&job=a%0Ab", "control character", "'a?b'"},
     {"tcp://h:1?rank=0&size=2&job=a%7Fb", "control character", ""},
     {"tcp://h:1?rank=0&size=2&job=%ff", "not UTF-8", ""},
@@ -245,23 +245,23 @@ static const bad_row bad_unix[] = {
     {"unix:///?rank=0&size=1", "names a directory", "'/'"},
     {"unix:///run/?rank=0&size=1", "names a directory", "'/run/'"},
     {"unix:///run%2f?rank=0&size=1", "names a directory", ""},
-    {"unix:///run/a%0?rank=0&size=1", "'/run/a%0', where '%' is not followed", ""},
+    {"unix:///run/a%0?rank=0&size=1", "'/run/a%0': '%' is not followed", ""},
     {"unix:///run/a%00?rank=0&size=1", "other than 00", ""},
-    {"unix:///run/a#b?rank=0&size=1", "written %23", ""},
-    {"unix:///" HUNDRED "0123456?rank=0&size=1", "has 108 bytes", "too long beyond 107"},
+    {"unix:///run/a#b?rank=0&size=1", "written as %23", ""},
+    {"unix:///" HUNDRED "0123456?rank=0&size=1", "has 108 bytes", "limit for a Unix socket is 107"},
     {"unix:///run/meet.sock", "has no rank", ""},
     {"unix:///run/meet.sock?rank=1&size=1", "rank is 1 and size is 1", ""},
     {"unix:///run/meet.sock?rank=0&size=1&mode=7", "unknown key 'mode'", ""},
 };
 
 static const bad_row bad_env[] = {
-    {"env://host", "'host' behind env://", "?job=ID"},
-    {"env:///?job=a", "'/' behind env://", ""},
+    {"env://host", "'host' after env://", "?job=ID"},
+    {"env:///?job=a", "'/' after env://", ""},
     {"env://?rank=0", "unknown key 'rank'", "job and shortcut"},
     {"env://?size=1", "unknown key 'size'", "job and shortcut"},
     {"env://?job=a&job=b", "the key 'job' twice", ""},
     {"env://?job=", "not KEY=VALUE", ""},
-    {"env://?job=%0", "where '%' is not followed", ""},
+    {"env://?job=%0", "'%' is not followed", ""},
     {"env://?job=%0a", "control character", ""},
 };
 
@@ -291,11 +291,11 @@ static void test_bad_texts(void **state) {
     static const char *const variables[] = {"WHERRY_RANK=0", "WHERRY_SIZE=1", NULL};
     for (size_t i = 0; i < sizeof(bad_tcp) / sizeof(bad_tcp[0]); i++) {
         must_refuse(bad_tcp[i].text, variables, bad_tcp[i].words, bad_tcp[i].more,
-                    "write for example tcp://host0:29500?rank=0&size=4");
+                    "for example, write tcp://host0:29500?rank=0&size=4");
     }
     for (size_t i = 0; i < sizeof(bad_unix) / sizeof(bad_unix[0]); i++) {
         must_refuse(bad_unix[i].text, variables, bad_unix[i].words, bad_unix[i].more,
-                    "write for example unix:///run/meet.sock?rank=0&size=4");
+                    "for example, write unix:///run/meet.sock?rank=0&size=4");
     }
     for (size_t i = 0; i < sizeof(bad_env) / sizeof(bad_env[0]); i++) {
         must_refuse(bad_env[i].text, variables, bad_env[i].words, bad_env[i].more, "WHERRY_RENDEZVOUS=host0:29500");
@@ -393,13 +393,13 @@ static const struct {
     const char *more;
 } bad_environments[] = {
     {{NULL}, "does not say which rank", "set WHERRY_RANK and WHERRY_SIZE"},
-    {{"WHERRY_RANK=0", TORCH, MEET}, "has WHERRY_RANK", "WHERRY_SIZE is missing"},
-    {{"WHERRY_SIZE=1", TORCH, MEET}, "has WHERRY_SIZE", "WHERRY_RANK is missing"},
-    {{"RANK=0", "WORLD_SIZE=", MEET}, "has RANK", "WORLD_SIZE is missing"},
-    {{"WORLD_SIZE=1", MEET}, "has WORLD_SIZE", "but RANK is missing"},
-    {{"OMPI_COMM_WORLD_RANK=0", MEET}, "has OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE is missing"},
-    {{"SLURM_NTASKS=2", MEET}, "has SLURM_NTASKS", "SLURM_PROCID is missing"},
-    {{"PMI_SIZE=2", MEET}, "has PMI_SIZE", "PMI_RANK is missing"},
+    {{"WHERRY_RANK=0", TORCH, MEET}, "has WHERRY_RANK", "but not WHERRY_SIZE"},
+    {{"WHERRY_SIZE=1", TORCH, MEET}, "has WHERRY_SIZE", "but not WHERRY_RANK"},
+    {{"RANK=0", "WORLD_SIZE=", MEET}, "has RANK", "but not WORLD_SIZE"},
+    {{"WORLD_SIZE=1", MEET}, "has WORLD_SIZE", "but not RANK"},
+    {{"OMPI_COMM_WORLD_RANK=0", MEET}, "has OMPI_COMM_WORLD_RANK", "but not OMPI_COMM_WORLD_SIZE"},
+    {{"SLURM_NTASKS=2", MEET}, "has SLURM_NTASKS", "but not SLURM_PROCID"},
+    {{"PMI_SIZE=2", MEET}, "has PMI_SIZE", "but not PMI_RANK"},
     {{"RANK=x", "WORLD_SIZE=2", MEET}, "RANK is 'x'", "not a whole number"},
     {{"RANK=0", "WORLD_SIZE=-2", MEET}, "WORLD_SIZE is '-2'", "not a whole number"},
     {{"SLURM_PROCID=2", "SLURM_NTASKS=2", MEET}, "SLURM_PROCID is 2 and SLURM_NTASKS is 2", "below the size"},
@@ -414,7 +414,7 @@ static const struct {
     {{TORCH, "WHERRY_RENDEZVOUS=h:0"}, "the port '0'", ""},
     {{TORCH, "WHERRY_RENDEZVOUS=tcp://h:1"}, "several ':'", ""},
     {{TORCH, "WHERRY_RENDEZVOUS=h:x"}, "the port 'x'", ""},
-    {{TORCH, MASTER, "WHERRY_RENDEZVOUS=h:1,node0:29500"}, "belongs to torch", "WHERRY_RENDEZVOUS names MASTER_ADDR"},
+    {{TORCH, MASTER, "WHERRY_RENDEZVOUS=h:1,node0:29500"}, "belongs to torch", "WHERRY_RENDEZVOUS has MASTER_ADDR"},
     {{TORCH, MASTER, "WHERRY_RENDEZVOUS=node0:29500"}, "belongs to torch", "29500"},
     {{TORCH, "MASTER_ADDR=h"}, "no port", "set WHERRY_PORT"},
     {{TORCH, "MASTER_ADDR=h g", "MASTER_PORT=1"}, "MASTER_ADDR is 'h g'", ""},
@@ -434,14 +434,14 @@ static const struct {
     {{OPEN_MPI, "OMPI_COMM_WORLD_LOCAL_SIZE=4"}, "where the ranks meet", ""},
     {{SLURM, "SLURM_NNODES=2"}, "where the ranks meet", ""},
     {{PMI}, "where the ranks meet", ""},
-    {{TORCH, "LOCAL_WORLD_SIZE=8", "TMPDIR=/" HUNDRED}, "too long beyond 107", "set WHERRY_RENDEZVOUS"},
+    {{TORCH, "LOCAL_WORLD_SIZE=8", "TMPDIR=/" HUNDRED}, "the limit is 107", "set WHERRY_RENDEZVOUS"},
 };
 
 static void test_bad_environments(void **state) {
     (void)state;
     for (size_t i = 0; i < sizeof(bad_environments) / sizeof(bad_environments[0]); i++) {
         must_refuse("env://", bad_environments[i].variables, bad_environments[i].words, bad_environments[i].more,
-                    "write for example env:// with WHERRY_RANK=0");
+                    "for example, write env:// with WHERRY_RANK=0");
     }
 }
 
@@ -506,7 +506,7 @@ static void test_longest_directory(void **state) {
     wh_group_address_clear(&address);
 
     snprintf(variable, sizeof(variable), "TMPDIR=/%0*d", zeros + 1, 0);
-    must_refuse("env://", variables, "would have 108 bytes", "too long beyond 107", "WHERRY_RANK=0");
+    must_refuse("env://", variables, "would have 108 bytes", "the limit is 107", "WHERRY_RANK=0");
 }
 
 static void test_environment_of_the_process(void **state) {
