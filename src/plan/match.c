@@ -196,7 +196,7 @@ static wherry_status match_sharded(wherry_plan *plan, wherry_value *source, cons
         if (shard) {
             status = match_tensor(plan, from->shards[i].tensor, shard->tensor, first + i, matches, error);
         } else {
-            char what[64];
+            char what[80];
             snprintf(what, sizeof(what), "the target has no shard with the box of local shard %u", i);
             status = wh_mismatch(source, target, error, what);
         }

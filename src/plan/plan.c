@@ -22,6 +22,8 @@
 #include "state/path.h"
 #include "state/sharded.h"
 
+/* Moves: copies from positions of the space into storages */
+
 /**
  * The work that a move costs. One tensor may become many moves, whose memory the size of the
  * manifest does not limit.
@@ -34,7 +36,7 @@ typedef struct adding {
     bool exhausted;
 } adding;
 
-static bool append(wherry_plan *plan, const wh_copy *copy, wherry_storage *storage) {
+static bool append_move(wherry_plan *plan, const wh_copy *copy, wherry_storage *storage) {
     if (!WH_GROW(plan->moves, plan->move_capacity, plan->move_count)) {
         return false;
     }
@@ -87,7 +89,7 @@ static bool add_located(void *context, const wh_copy *copy) {
         return false;
     }
     a->plan->work -= MOVE_WORK;
-    return extend_last(a->plan, copy, a->storage) || append(a->plan, copy, a->storage);
+    return extend_last(a->plan, copy, a->storage) || append_move(a->plan, copy, a->storage);
 }
 
 wherry_status wh_plan_add_copy(wherry_plan *plan, size_t from, const wh_copy *copy, wherry_storage *to,
@@ -167,6 +169,10 @@ static uint64_t moved_bytes(const wherry_plan *plan) {
     return bytes;
 }
 
+/**
+ * Sorts the moves and fills reach, wanted, indirect and bytes. No move is added afterwards.
+ * @return false if out of memory.
+ */
 static bool finish_moves(wherry_plan *plan) {
     const wh_space *space = &plan->prepared->space;
     sort_moves(plan);
@@ -239,19 +245,14 @@ wherry_status wh_plan_add_match(wherry_plan *plan, const wh_match *match, wherry
                : wh_fail_memory(error, "a plan");
 }
 
-/** Updates the places of the shards: they are on the receiving rank and device. */
-static void rename_places(const wherry_plan *plan, wherry_value *leaf) {
-    wherry_sharded *sharded = leaf->as.sharded;
-    for (uint32_t i = 0; i < sharded->shard_count; i++) {
+/** Updates the places of shards: they are on the receiving rank and device. */
+static bool update_places(void *context, wherry_value *leaf) {
+    const wherry_plan *plan = context;
+    wherry_sharded *sharded = leaf->kind == WHERRY_KIND_SHARDED ? leaf->as.sharded : NULL;
+    for (uint32_t i = 0; sharded && i < sharded->shard_count; i++) {
         wherry_shard_place *place = &((wherry_shard *)sharded->shards)[i].info.place;
         place->rank = plan->options.rank >= 0 ? plan->options.rank : place->rank;
         place->device = wherry_storage_device(sharded->shards[i].tensor->as.tensor->storage);
-    }
-}
-
-static bool rename_leaf(void *context, wherry_value *leaf) {
-    if (leaf->kind == WHERRY_KIND_SHARDED) {
-        rename_places(context, leaf);
     }
     return true;
 }
@@ -322,9 +323,8 @@ static wherry_status complete(wherry_plan *plan, wh_fresh *fresh, wherry_error *
  */
 static wherry_status match_targets(wherry_plan *plan, const wherry_value *target, bool disjoint, wh_matches *matches,
                                    wh_fresh *fresh, wherry_error *error) {
-    size_t count =
-        /* Reserve room for all tensors: growing would touch new memory again and again. */
-        plan->prepared->tensor_count;
+    size_t count = plan->prepared->tensor_count;
+    /* Reserve room for all tensors: growing would touch new memory again and again. */
     if (!WH_RESERVE(matches->items, matches->capacity, count) || !WH_RESERVE(plan->moves, plan->move_capacity, count) ||
         !WH_RESERVE(plan->kept, plan->kept_capacity, count)) {
         return wh_fail_memory(error, "a plan");
@@ -367,7 +367,7 @@ static wherry_status plan_in_place(wherry_plan *plan, const wherry_value *target
     return status;
 }
 
-/** Collects all leaves of the source. */
+/** Adds all leaves of the source to `fresh`. */
 typedef struct listing {
     wh_fresh *fresh;
     size_t next;
@@ -439,7 +439,7 @@ wherry_status wh_plan_create(wherry_prepared *prepared, const wherry_value *targ
         wherry_plan_destroy(plan);
         return status;
     }
-    wh_visit_tensor_leaves(prepared->state, rename_leaf, plan);
+    wh_visit_tensor_leaves(prepared->state, update_places, plan);
     wh_log(WHERRY_LOG_DEBUG, "planned %llu tensors: %llu bytes by %zu copies", (unsigned long long)plan->tensor_count,
            (unsigned long long)plan->bytes, plan->move_count);
     *plan_p = plan;
