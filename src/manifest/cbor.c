@@ -123,15 +123,12 @@ static const struct cbor_callbacks callbacks = {
 };
 
 wherry_status wh_read_fault(const wh_reader *reader, wherry_status status, const char *format, ...) {
-    if (reader->error) {
-        char what[256];
-        va_list arguments;
-        va_start(arguments, format);
-        vsnprintf(what, sizeof(what), format, arguments);
-        va_end(arguments);
-        wh_fail_at(reader->error, status, reader->item, "byte %zu of the manifest: %s", reader->item, what);
-    }
-    return status;
+    char what[256];
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(what, sizeof(what), format, arguments);
+    va_end(arguments);
+    return wh_fail_at(reader->error, status, reader->item, "byte %zu of the manifest: %s", reader->item, what);
 }
 
 /** The length of the shortest head for a number. */

@@ -234,8 +234,8 @@ static wh_view narrow(const wh_view *view, const wh_box *box, const wh_box *comm
 
 bool wh_copy_between_boxes(const wh_box *from, const wh_view *from_view, const wh_box *to, const wh_view *to_view,
                            wh_copy_work *copy) {
-    assert(from->ndim == to->ndim);
-    wh_box common;
+    assert(from->ndim == to->ndim && from_view->ndim == from->ndim && to_view->ndim == to->ndim);
+    wh_box common = {.ndim = from->ndim};
     if (!wh_box_intersect(from, to, &common)) {
         return false;
     }

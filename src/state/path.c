@@ -1,5 +1,6 @@
 #include "state/path.h"
 
+#include <assert.h>
 #include <errno.h>
 #include <math.h>
 #include <stdlib.h>
@@ -282,11 +283,12 @@ wherry_value *wherry_value_at(const wherry_value *root, const wherry_path *path)
 
 wherry_status wherry_value_find(const wherry_value *root, const char *text, wherry_value **value_p,
                                 wherry_error *error) {
-    wherry_path *path;
+    wherry_path *path = NULL;
     wherry_status status = wherry_path_parse(text, strlen(text), &path, error);
     if (status != WHERRY_OK) {
         return status;
     }
+    assert(path);
     wherry_value *value = wherry_value_at(root, path);
     wherry_path_destroy(path);
     if (!value) {

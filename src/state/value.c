@@ -511,7 +511,7 @@ wherry_status wherry_dict_set(wherry_value *dict, wherry_value *key, wherry_valu
 }
 
 wherry_status wherry_dict_put(wherry_value *dict, const char *name, wherry_value *item, wherry_error *error) {
-    wherry_value *key;
+    wherry_value *key = NULL;
     wherry_status status = wherry_string_create(name, name ? strlen(name) : 0, &key, error);
     if (status != WHERRY_OK) {
         return status;
