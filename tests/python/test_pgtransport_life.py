@@ -244,7 +244,7 @@ def test_a_transport_that_is_collected_while_another_opens_the_listener(monkeypa
 
         def serve():
             try:
-                with rendezvous.for_sending([1], Deadline(5)):
+                with rendezvous.route([1], Deadline(5), sending=True):
                     pass
                 with rendezvous._lock:  # in there too, as an allocation may have it
                     gc.collect()

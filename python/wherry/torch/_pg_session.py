@@ -264,53 +264,11 @@ class _Peer:
             pass
 
 
-class _Table:
-    """The functions that the library calls, in the thread that called it."""
-
-    def __init__(self, session: PgSession) -> None:
-        self._session = session
-
-    def send(self, rank: int, message: bytes, timeout_ms: int) -> bool:
-        peer = self._session.peers.get(rank)
-        if peer is None:  # it takes no part in this call
-            return False
-        self._session.check(rank)
-        try:
-            peer.outgoing.put(message, block=timeout_ms > 0, timeout=timeout_ms / 1000 or None)
-        except queue.Full:
-            return False
-        return True
-
-    def receive(self, timeout_ms: int) -> list[tuple[int, bytes]]:
-        return self._session.take(timeout_ms / 1000)
-
-    def put(self, rank: int, channel: int, pointer: int, size: int) -> Operation:
-        return self._session.begin_block("send", rank, channel, pointer, size)
-
-    def get(self, rank: int, channel: int, pointer: int, size: int) -> Operation:
-        return self._session.begin_block("recv", rank, channel, pointer, size)
-
-    def finish(self, operation: Operation, timeout_ms: int) -> bool:
-        if not operation.done(timeout_ms / 1000):
-            return False
-        if operation.error:
-            raise _loss(operation.rank, operation.error)
-        return True
-
-    def abandon(self, operation: Operation) -> None:
-        if not operation.done(0):
-            self._session.breaks(f"a block to or from rank {operation.rank} was given up")
-            operation.end()
-
-    def destroy(self) -> None:
-        pass
-
-
 class PgSession:
     """A group over a process group, for one call with some ranks.
 
-    `group` is the group to make a transport of. After close(), `broken` says why the process group
-    must be made again, or is empty.
+    It is the table of functions behind `group`, of which a transport can be made. After close(),
+    `broken` says why the process group must be made again, or is empty.
     """
 
     def __init__(self, pg: Any, peers: Sequence[int], timeout: timedelta) -> None:
@@ -323,26 +281,71 @@ class PgSession:
         try:
             for rank in peers:
                 self.peers[rank] = _Peer(self, rank)
-            self.group = _core.Group.from_table(
-                _Table(self), "torch", pg.rank(), pg.size(), _MESSAGE_MAX, True
-            )
+            rank, size = pg.rank(), pg.size()
+            self.group = _core.Group.from_table(self, "torch", rank, size, _MESSAGE_MAX, True)
         except BaseException:
-            self.breaks("a transfer over it could not begin")
+            self._break("a transfer over it could not begin")
             self._end_peers()
             raise
 
-    def breaks(self, reason: str) -> None:
+    def _break(self, reason: str) -> None:
         """Keeps the first reason."""
         self.broken = self.broken or reason
 
-    # For the peers and the table.
+    # The functions that the library calls, in the thread that called it.
 
-    def begin(self, what: str, tensor: torch.Tensor, rank: int) -> Operation:
-        """Begins to send or receive a tensor. `what` is "send" or "recv"."""
-        return Operation([getattr(self._pg, what)([tensor], rank, _TAG)], tensor, rank, self._limit)
+    def send(self, rank: int, message: bytes, timeout_ms: int) -> bool:
+        peer = self.peers.get(rank)
+        if peer is None:  # it takes no part in this call
+            return False
+        self._check(rank)
+        try:
+            peer.outgoing.put(message, block=timeout_ms > 0, timeout=timeout_ms / 1000 or None)
+        except queue.Full:
+            return False
+        return True
 
-    def begin_block(self, what: str, rank: int, channel: int, pointer: int, size: int) -> Operation:
-        self.check(rank)
+    def receive(self, timeout_ms: int) -> list[tuple[int, bytes]]:
+        """All messages that have arrived; waits for the first one."""
+        found: list[tuple[int, bytes]] = []
+        try:
+            rank, message = self._incoming.get(timeout_ms > 0, timeout_ms / 1000 or None)
+            while True:
+                if isinstance(message, Exception):
+                    if found:  # deliver those first
+                        self._incoming.put((rank, message))
+                        return found
+                    raise _loss(rank, message)
+                found.append((rank, message))
+                rank, message = self._incoming.get_nowait()
+        except queue.Empty:
+            return found
+
+    def put(self, rank: int, channel: int, pointer: int, size: int) -> Operation:
+        return self._begin_block("send", rank, channel, pointer, size)
+
+    def get(self, rank: int, channel: int, pointer: int, size: int) -> Operation:
+        return self._begin_block("recv", rank, channel, pointer, size)
+
+    def finish(self, operation: Operation, timeout_ms: int) -> bool:
+        if not operation.done(timeout_ms / 1000):
+            return False
+        if operation.error:
+            raise _loss(operation.rank, operation.error)
+        return True
+
+    def abandon(self, operation: Operation) -> None:
+        if not operation.done(0):
+            self._break(f"a block to or from rank {operation.rank} was given up")
+            operation.end()
+
+    def destroy(self) -> None:
+        pass
+
+    def _begin_block(
+        self, what: str, rank: int, channel: int, pointer: int, size: int
+    ) -> Operation:
+        self._check(rank)
         whole = torch.frombuffer((ctypes.c_char * size).from_address(pointer), dtype=torch.uint8)
         start = getattr(self._pg, what)
         pieces = (
@@ -362,15 +365,7 @@ class PgSession:
         self.peers[rank].blocks.put(operation)
         return operation
 
-    def deliver(self, rank: int, message: bytes) -> None:
-        self._incoming.put((rank, message))
-
-    def lose(self, rank: int, error: Exception) -> None:
-        self._lost.setdefault(rank, error)
-        self.breaks(f"rank {rank} was lost: {_first_line(error)}")
-        self._incoming.put((rank, error))
-
-    def check(self, rank: int) -> None:
+    def _check(self, rank: int) -> None:
         """Raises if nothing can be sent to a rank, with the reason if that rank was lost."""
         if rank in self._lost:
             raise _loss(rank, self._lost[rank])
@@ -379,21 +374,20 @@ class PgSession:
                 f"this process group cannot be used any more, make it again: {self.broken}"
             )
 
-    def take(self, seconds: float) -> list[tuple[int, bytes]]:
-        """All messages that have arrived; waits for the first one."""
-        found: list[tuple[int, bytes]] = []
-        try:
-            rank, message = self._incoming.get(block=seconds > 0, timeout=seconds or None)
-            while True:
-                if isinstance(message, Exception):
-                    if found:  # deliver those first
-                        self._incoming.put((rank, message))
-                        return found
-                    raise _loss(rank, message)
-                found.append((rank, message))
-                rank, message = self._incoming.get_nowait()
-        except queue.Empty:
-            return found
+    # For the threads of the peers.
+
+    def begin(self, what: str, tensor: torch.Tensor, rank: int) -> Operation:
+        """Begins to send or receive a tensor. `what` is "send" or "recv"."""
+        work = getattr(self._pg, what)([tensor], rank, _TAG)
+        return Operation([work], tensor, rank, self._limit)
+
+    def deliver(self, rank: int, message: bytes) -> None:
+        self._incoming.put((rank, message))
+
+    def lose(self, rank: int, error: Exception) -> None:
+        self._lost.setdefault(rank, error)
+        self._break(f"rank {rank} was lost: {_first_line(error)}")
+        self._incoming.put((rank, error))
 
     # The end.
 
@@ -404,13 +398,13 @@ class PgSession:
         """
         self.group.leave()
         if failed:
-            self.breaks("a transfer over it ended early")
+            self._break("a transfer over it ended early")
         if not self.broken:
             for peer in self.peers.values():
                 peer.outgoing.put(None)
             end = time.monotonic() + _PARTING_SECONDS
             if not all(peer.join(max(0.0, end - time.monotonic())) for peer in self.peers.values()):
-                self.breaks("another rank did not end the transfer")
+                self._break("another rank did not end the transfer")
         self._end_peers()
 
     def _end_peers(self) -> None:

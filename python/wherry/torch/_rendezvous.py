@@ -31,22 +31,11 @@ from typing import Any
 
 from torch._C._distributed_c10d import Store
 
-from wherry import _core
+from wherry import _core, errors
 from wherry._connection import Connection
 from wherry._rendezvous import Backoff, Listener, connect_to_source
 from wherry._transfer import Deadline, Outcome
-from wherry.errors import (
-    Aborted,
-    BadBytes,
-    Closed,
-    Error,
-    InvalidArgument,
-    Mismatch,
-    NoMemory,
-    PeerLost,
-    Timeout,
-    Unsupported,
-)
+from wherry.errors import Error, PeerLost
 from wherry.torch import _process_group
 from wherry.torch._pg_session import PgSession
 
@@ -61,7 +50,13 @@ _LOCK_STEP = 0.05
 
 #: Failures after which neither side has anything under way, so that the process group can be used
 #: again.
-_CLEAN_FAILURES = (Mismatch, Aborted, Unsupported, BadBytes, NoMemory)
+_CLEAN_FAILURES = (
+    errors.Mismatch,
+    errors.Aborted,
+    errors.Unsupported,
+    errors.BadBytes,
+    errors.NoMemory,
+)
 
 
 @dataclass
@@ -87,24 +82,16 @@ class Rendezvous(abc.ABC):
         self._closed = False
 
     @abc.abstractmethod
-    def for_sending(
-        self, ranks: Sequence[int], deadline: Deadline
+    def route(
+        self, peers: Sequence[int], deadline: Deadline, sending: bool
     ) -> contextlib.AbstractContextManager[Route]:
-        """A route on which these ranks will ask."""
-
-    @abc.abstractmethod
-    def for_receiving(
-        self, source: int, deadline: Deadline
-    ) -> contextlib.AbstractContextManager[Route]:
-        """A route to a source."""
+        """A route on which these ranks will ask, for a source; a route to its source otherwise."""
 
     @abc.abstractmethod
     def end(self) -> None:
         """Closes what is open. Called once."""
 
-    def should_retry(
-        self, source: int, connection: Connection, error: Error, deadline: Deadline
-    ) -> bool:
+    def should_retry(self, source: int, route: Route, error: Error, deadline: Deadline) -> bool:
         """True if a failed receive should be tried again, because the source may be elsewhere."""
         return False
 
@@ -116,7 +103,7 @@ class Rendezvous(abc.ABC):
     def check(self) -> None:
         """Raises Closed if it is not usable."""
         if not self.usable:
-            raise Closed("this PGTransport was closed: make another")
+            raise errors.Closed("this PGTransport was closed: make another")
 
     def take(self) -> bool:
         """Counts one more user. False if it was closed meanwhile."""
@@ -142,7 +129,7 @@ class Rendezvous(abc.ABC):
 def _held(lock: threading.Lock, source: int, deadline: Deadline) -> Iterator[None]:
     while not lock.acquire(timeout=min(_LOCK_STEP, deadline.left)):
         if deadline.passed:
-            raise Timeout(
+            raise errors.Timeout(
                 f"timed out: another thread is still looking for rank {source}", rank=source
             )
     try:
@@ -167,10 +154,13 @@ class StoreRendezvous(Rendezvous):
         self._connecting: dict[int, threading.Lock] = {}
 
     @contextlib.contextmanager
-    def for_sending(self, ranks: Sequence[int], deadline: Deadline) -> Iterator[Route]:
-        yield Route(self._open_listener(deadline).connection, list(ranks))
+    def route(self, peers: Sequence[int], deadline: Deadline, sending: bool) -> Iterator[Route]:
+        if sending:
+            yield Route(self._listen(deadline).connection, list(peers))
+        else:
+            yield Route(self._connect(peers[0], deadline), list(peers))
 
-    def _open_listener(self, deadline: Deadline) -> Listener:
+    def _listen(self, deadline: Deadline) -> Listener:
         with _held(self._opening, self.rank, deadline):
             self.check()
             if self._listener is not None:
@@ -208,13 +198,11 @@ class StoreRendezvous(Rendezvous):
             ) from error
         return None if found is None else found.decode("ascii", "replace")
 
-    @contextlib.contextmanager
-    def for_receiving(self, source: int, deadline: Deadline) -> Iterator[Route]:
+    def _connect(self, source: int, deadline: Deadline) -> Connection:
         with self._lock:
             connecting = self._connecting.setdefault(source, threading.Lock())
-        with _held(
-            connecting, source, deadline
-        ):  # a rank has one slot in a listener, so one thread at a time
+        # One thread at a time: this rank has one slot in the source's listener.
+        with _held(connecting, source, deadline):
             ticket, connection = self._known(source)
             if connection is not None and self._read_ticket(source) != ticket:
                 self._forget(source, connection)
@@ -224,7 +212,7 @@ class StoreRendezvous(Rendezvous):
                     lambda: self._read_ticket(source), source, self.rank, deadline
                 )
             self._keep(source, ticket, connection)
-        yield Route(connection, [source])
+        return connection
 
     def _known(self, source: int) -> tuple[str, Connection | None]:
         """The ticket and the connection of last time, if the source is still there."""
@@ -258,11 +246,10 @@ class StoreRendezvous(Rendezvous):
         connection.close_when_idle()
         return ticket
 
-    def should_retry(
-        self, source: int, connection: Connection, error: Error, deadline: Deadline
-    ) -> bool:
+    def should_retry(self, source: int, route: Route, error: Error, deadline: Deadline) -> bool:
+        connection = route.connection
         # Another thread has found the source elsewhere, or has closed this connection to make room.
-        if isinstance(error, Closed) and not connection.usable:
+        if isinstance(error, errors.Closed) and not connection.usable:
             return self.usable
         if not isinstance(error, PeerLost):
             return False
@@ -291,12 +278,8 @@ class AddressRendezvous(Rendezvous):
         self._connection: Connection | None = None
 
     @contextlib.contextmanager
-    def for_sending(self, ranks: Sequence[int], deadline: Deadline) -> Iterator[Route]:
-        yield Route(self._join(deadline), [self._ranks[rank] for rank in ranks])
-
-    @contextlib.contextmanager
-    def for_receiving(self, source: int, deadline: Deadline) -> Iterator[Route]:
-        yield Route(self._join(deadline), [self._ranks[source]])
+    def route(self, peers: Sequence[int], deadline: Deadline, sending: bool) -> Iterator[Route]:
+        yield Route(self._join(deadline), [self._ranks[rank] for rank in peers])
 
     def _join(self, deadline: Deadline) -> Connection:
         with _held(self._opening, self.rank, deadline):
@@ -315,17 +298,14 @@ class AddressRendezvous(Rendezvous):
             self.check()
             return made
 
-    def should_retry(
-        self, source: int, connection: Connection, error: Error, deadline: Deadline
-    ) -> bool:
+    def should_retry(self, source: int, route: Route, error: Error, deadline: Deadline) -> bool:
         """Waits for a source that has left the group and lives on, until it joins again."""
-        rank = self._ranks[source]
-        if not isinstance(error, PeerLost) or not connection.returned([rank], deadline):
+        if not isinstance(error, PeerLost) or not route.connection.returned(route.ranks, deadline):
             return False
         backoff = Backoff(deadline)
-        while not connection.alive(rank):
+        while not route.connection.alive(route.ranks[0]):
             if deadline.passed:
-                raise Timeout(
+                raise errors.Timeout(
                     f"rank {source} has left the group and did not come back in time", rank=source
                 ) from error
             backoff.wait()
@@ -346,18 +326,8 @@ class GroupRendezvous(Rendezvous):
         self._turn = threading.Lock()
         self._condition = _process_group.condition_of(pg)
 
-    def for_sending(
-        self, ranks: Sequence[int], deadline: Deadline
-    ) -> contextlib.AbstractContextManager[Route]:
-        return self._session(list(ranks), deadline)
-
-    def for_receiving(
-        self, source: int, deadline: Deadline
-    ) -> contextlib.AbstractContextManager[Route]:
-        return self._session([source], deadline)
-
     @contextlib.contextmanager
-    def _session(self, peers: list[int], deadline: Deadline) -> Iterator[Route]:
+    def route(self, peers: Sequence[int], deadline: Deadline, sending: bool) -> Iterator[Route]:
         with _held(self._turn, peers[0], deadline):
             self._condition.check()
             try:
@@ -366,7 +336,7 @@ class GroupRendezvous(Rendezvous):
                 # Ending the operations that had begun has closed the group's connections.
                 self._condition.broken = "a transfer over it could not begin"
                 raise
-            route = Route(Connection(session.group), peers)
+            route = Route(Connection(session.group), list(peers))
             failed = True
             try:
                 yield route
@@ -421,7 +391,7 @@ def find_rendezvous(pg: Any, address: str | None, over_group: bool) -> Rendezvou
 def _choose(pg: Any, address: str | None, over_group: bool) -> tuple[str, Callable[[], Rendezvous]]:
     if over_group:
         if not _process_group.is_gloo(pg):
-            raise InvalidArgument(
+            raise errors.InvalidArgument(
                 "lanes='group' works over gloo only, and this process group is "
                 f"{_process_group.backend_of(pg)}: leave lanes= out, and the ranks meet through "
                 "its store"
@@ -434,7 +404,7 @@ def _choose(pg: Any, address: str | None, over_group: bool) -> tuple[str, Callab
         return f"address {chosen}", lambda: AddressRendezvous(pg, chosen)
     store = _process_group.store_of(pg)
     if store is None:
-        raise InvalidArgument(
+        raise errors.InvalidArgument(
             f"this process group, a {type(pg).__name__}, has no store through which its ranks "
             "could meet: pass address='tcp://HOST:PORT', the same on all ranks, or set "
             "WHERRY_RENDEZVOUS"

@@ -63,44 +63,29 @@ class PGTransport:
 
     It replaces torch's class of this name.
 
-    ``pg`` is a process group of any backend, or a wrapper of one, such as torchft's. The ranks meet
-    through its store, and the bytes take the fastest lane to the other rank instead of the group.
-    ``timeout`` (a timedelta or seconds) limits a whole call. With ``state_dict``, a function that
-    returns a state dict, states are received in place, into its tensors, on whatever device they
-    are. Without it, new tensors arrive on the CPU. ``device`` is a device or its name: CUDA tensors
-    of the source that the target lacks arrive there.
+    ``pg`` is a process group of any backend, or a wrapper of one, such as torchft's. Ranks are
+    those of ``pg``. They meet through its store, and the bytes take the fastest lane to the other
+    rank. ``timeout`` (a timedelta or seconds) limits a whole call. With ``state_dict``, a function
+    that returns a state dict, states are received in place, into its tensors. Without it, new
+    tensors arrive on the CPU. CUDA tensors of the source that the target lacks arrive on
+    ``device``.
 
-    CUDA tensors are sent and received where they are. A call waits for what torch's current stream
-    of each device has queued before it; when it returns, the received data is there for every
-    stream. Tensors on a device without a lane of its own (XPU, MPS, HPU, ...) go through host
-    memory, copied by torch.
+    Options, all by keyword; docs/python.md explains them:
 
-    Options, all by keyword:
-
-    - ``step``: the step of the state. If both sides give one and they differ, both fail. Each call
-      takes it too.
+    - ``step``: the step of the state. If both sides give one and they differ, both fail.
     - ``verify``: check every chunk by its digest. None: only if the bytes cross a network.
     - ``partial``: in place, leave tensors alone that the source lacks, instead of raising Mismatch.
-    - ``lanes``: "cma,ring,stream", "^cma" for all but one; "group" sends everything over ``pg``,
-      which must be gloo.
+    - ``lanes``: "cma,ring", "^cma" for all but one, "group" for ``pg`` itself, if it is gloo.
     - ``progress``: True for a tqdm bar, or a function that takes a ``wherry.Progress``.
-    - ``allow_pickle``: pickle values that cannot travel otherwise, and unpickle such values. Both
-      sides must set it.
+    - ``allow_pickle``: pickle values that cannot travel otherwise. Both sides must set it.
     - ``threads``: how many threads move bytes. 0: as many as there are processors.
-    - ``new_device``: where new tensors arrive that the source has on CUDA: "cuda:1". A device of
-      another kind ("xpu") takes all new tensors. None: see above.
-    - ``keep_open``: a source promises that torch does not return its CUDA memory to the system
-      (empty_cache) before every receiver has received a later state that lacks this memory or was
-      sent without ``keep_open``. Receivers on the same host then keep the memory open for the next
-      transfer.
-    - ``device_mesh``: a mesh, or several, for new DTensors. By default Wherry uses the mesh of a
-      DTensor in the target or in a state that this process sent. If none fits, the DTensor gets a
-      mesh that cannot communicate, with a warning.
-    - ``address``: where the ranks meet, instead of the store: "tcp://HOST:PORT" or "unix:///PATH",
-      the same on all ranks.
+    - ``new_device``: where new tensors arrive that the source has on a GPU: "cuda:1".
+    - ``keep_open``: the source promises that torch keeps its CUDA memory between transfers.
+    - ``device_mesh``: a mesh, or several, for new DTensors.
+    - ``address``: where the ranks meet, instead of the store: "tcp://HOST:PORT", "unix:///PATH".
 
-    Ranks are those of ``pg``, as for ``pg.send``. Any thread may call, several at once.
-    ``close()``, the end of a ``with`` block or the end of the last reference closes the transport.
+    Any thread may call, several at once. ``close()``, the end of a ``with`` block or the end of the
+    last reference closes the transport.
     """
 
     def __init__(
@@ -177,7 +162,7 @@ class PGTransport:
         built = _core.build(state_dict, codec)
         with (
             reporting(self._progress, "to") as report,
-            rendezvous.for_sending(ranks, deadline) as route,
+            rendezvous.route(ranks, deadline, sending=True) as route,
         ):
             options.update(
                 timeout_ms=deadline.left_ms,
@@ -243,17 +228,16 @@ class PGTransport:
         deadline: Deadline,
     ) -> tuple[Any, Stats]:
         while True:
-            connection = None
+            route = None
             try:
-                with rendezvous.for_receiving(source, deadline) as route:
-                    connection = route.connection
+                with rendezvous.route([source], deadline, sending=False) as route:
                     options["timeout_ms"] = deadline.left_ms
-                    return connection.recv(route.ranks[0], target, codec, options)
+                    return route.connection.recv(route.ranks[0], target, codec, options)
             except Error as error:
                 error.rank = source  # the route may number it in another way
-                if connection is None or deadline.passed:
+                if route is None or deadline.passed:
                     raise
-                if not rendezvous.should_retry(source, connection, error, deadline):
+                if not rendezvous.should_retry(source, route, error, deadline):
                     raise
 
     def _options_for(self, rendezvous: Rendezvous) -> dict[str, Any]:
