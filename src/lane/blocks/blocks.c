@@ -1,5 +1,11 @@
-/* The lane `blocks`: over a group that moves blocks of bytes from memory to memory by itself (wherry/group_ops.h). What both sides agree on. */
+/*
+ * The lane `blocks`: the group itself moves blocks of bytes from memory to memory
+ * (wherry/group_ops.h). See blocks_internal.h for the invariants.
+ */
+#include "lane/blocks/blocks_internal.h"
+
 #include <stdatomic.h>
+#include <string.h>
 #include <sys/random.h>
 
 #include <wherry/group_ops.h>
@@ -9,17 +15,19 @@
 #include "base/checked.h"
 #include "base/error.h"
 #include "base/text.h"
-#include "lane/blocks/blocks_internal.h"
 #include "lane/lanes.h"
 
 /*
- * An offer is the version, the longest block of several chunks that the source makes (u8, MiB), and the bytes of its parts (u8, WH_BLOCKS_PART_UNIT). A request is
- * the version, the longest block that it shall make, which is no longer, the parts, which are not longer either (where one of the sides has none, there are none),
- * and the channel (u16). Numbers are big endian.
+ * An offer is the version, the longest block of several chunks (u8, MiB), and the length of a part
+ * (u8, WH_BLOCKS_PART_UNIT). A request is the version, both of these, at most as offered, and the
+ * channel (u16). Numbers are big endian.
  */
 enum { VERSION = 4, OFFER_BYTES = 3, CHANNELS = WHERRY_GROUP_CHANNEL_MAX + 1 };
 
-/** What both sides agree on. */
+enum { PROGRESS_STEP = 4 << 20, PAGE = 4096 };
+
+/* ---- what both sides agree on ---- */
+
 typedef struct terms {
     uint8_t longest_mib;
     uint8_t part; /**< In WH_BLOCKS_PART_UNIT. */
@@ -28,27 +36,27 @@ typedef struct terms {
 
 wh_blocks_limits wh_blocks_limit = {.longest_mib = WH_BLOCKS_LONG_MIB, .patience_ms = WH_BLOCKS_PATIENCE_MS};
 
-/** The longest block of several chunks that this side agrees to, in MiB. */
+/** The longest block of several chunks for this side, in MiB. */
 static uint8_t longest_here(const wh_lane_site *site) {
     return site->no_progress_ms >= wh_blocks_limit.patience_ms ? wh_blocks_limit.longest_mib : 0;
 }
 
-/** The parts of a chunk that this side agrees to, in WH_BLOCKS_PART_UNIT. */
+/** The length of a part for this side, in WH_BLOCKS_PART_UNIT. */
 static uint8_t part_here(const wh_lane_site *site) {
     return (uint8_t)(site->group->ops->part_bytes / WH_BLOCKS_PART_UNIT);
 }
 
 /**
- * The next channel, for a receiver: no two of its transfers have the same until all were used. The first is random, since another incarnation of this rank
- * may have left something behind.
+ * The next channel of this receiver. They are all used before one is used again. The first is
+ * random, because an earlier incarnation of this rank may have left something on low numbers.
  */
 static wherry_status next_channel(uint32_t *channel_p, wherry_error *error) {
-    static atomic_uint next; /* 0: not begun */
+    static atomic_uint next; /* 0: not chosen yet */
     unsigned none = 0;
     uint16_t random;
     if (atomic_load(&next) == 0) {
         if (getrandom(&random, sizeof(random), 0) != (ssize_t)sizeof(random)) {
-            return wh_fail(error, WHERRY_SYSTEM, "the system gives no random numbers");
+            return wh_fail(error, WHERRY_SYSTEM, "cannot get a random number");
         }
         atomic_compare_exchange_strong(&next, &none, CHANNELS + random % CHANNELS);
     }
@@ -79,14 +87,13 @@ static wherry_status blocks_offer(const wh_lane_site *site, wh_string *offer, wh
     return offer->failed ? wh_fail_memory(error, "the offer of a lane") : status;
 }
 
-/** There is nothing to try: a block moves only when both sides are at it. */
+/** Nothing can be tried: a block moves only while both sides work. */
 static wherry_status blocks_probe(const wh_lane_site *site, const void *offer, size_t size, wh_string *request,
                                   bool *assist_p, wh_lane_end **end_p, wherry_error *error) {
     const uint8_t *offered = offer;
     *assist_p = false;
     if (size != OFFER_BYTES || offered[0] != VERSION || offered[1] > WH_BLOCKS_LONG_MIB) {
-        return wh_fail(error, WHERRY_MALFORMED, "the offer of rank %d for the lane blocks cannot be read",
-                       (int)site->peer);
+        return wh_fail(error, WHERRY_MALFORMED, "rank %d sent a malformed blocks offer", (int)site->peer);
     }
     terms agreed = {.longest_mib = (uint8_t)wh_min(offered[1], longest_here(site)),
                     .part = (uint8_t)wh_min(offered[2], part_here(site))};
@@ -117,19 +124,462 @@ static wherry_status blocks_accept(const wh_lane_site *site, const void *request
     }
     if (!wh_cursor_ended(&at) || version != VERSION || wanted.channel >= CHANNELS ||
         wanted.longest_mib > longest_here(site) || wanted.part > part_here(site)) {
-        return wh_fail(error, WHERRY_MALFORMED, "the request of rank %d for the lane blocks cannot be read",
-                       (int)site->peer);
+        return wh_fail(error, WHERRY_MALFORMED, "rank %d sent a malformed blocks request", (int)site->peer);
     }
     *ready_p = true;
     return new_end(site, &wanted, end_p, error);
 }
+
+/* ---- moving ---- */
+
+/** What differs between the two sides. `what` is the feed or the sink. */
+typedef struct side {
+    const void *what;
+
+    size_t most;    /**< Blocks that may be under way. */
+    size_t few;     /**< The next ones are begun when no more than this are under way. */
+    uint64_t bytes; /**< No third block is begun while so many bytes are under way. */
+
+    /** As in the feed or the sink. */
+    void *context;
+    bool (*next)(void *context, uint64_t *chunk_p);
+    uint64_t (*continues)(void *context, uint64_t chunk);
+
+    /** Adds a chunk to a new block. */
+    wherry_status (*add)(wh_blocks_end *own, const void *what, wh_block *block, uint64_t chunk, wherry_error *error);
+
+    /** The only chunk of the block will be split: keeps what that needs. */
+    void (*divide)(wh_blocks_end *own, wh_block *block);
+
+    /** Begins to move a block that is complete. */
+    wherry_status (*begin)(wh_blocks_end *own, wh_block *block, wherry_error *error);
+
+    /** The block has moved. */
+    wherry_status (*end)(wh_blocks_end *own, const void *what, wh_block *block, wherry_error *error);
+} side;
+
+static void reset_patience(wh_blocks_end *own) {
+    own->patience = wh_site_patience(own->site);
+}
+
+/* -- blocks under way -- */
+
+/** The next block to use. There must be room. @return NULL if there is no memory. */
+static wh_block *next_block(wh_blocks_end *own) {
+    wh_block **block_p = own->order + own->count;
+    if (!*block_p) {
+        *block_p = wh_alloc_zeroed(1, sizeof(**block_p));
+    }
+    return *block_p;
+}
+
+static void note_begun(wh_blocks_end *own, const wh_block *block) {
+    own->count++;
+    own->bytes += block->size;
+    own->held += block->held;
+}
+
+/** The oldest has ended. It is reused next, so that not every block gets large scratch memory. */
+static wh_block *note_gone(wh_blocks_end *own) {
+    wh_block *block = own->order[0];
+    own->count--;
+    memmove(own->order, own->order + 1, own->count * sizeof(*own->order));
+    own->order[own->count] = block;
+    own->bytes -= block->size;
+    own->held -= block->held;
+    return block;
+}
+
+/**
+ * True if another block may begin. With parts, a receiver is no further ahead than a source: the
+ * caches stay warm.
+ */
+static bool has_room(const wh_blocks_end *own, const side *s) {
+    size_t most = own->part ? WH_BLOCKS_PARTS : s->most;
+    uint64_t bytes = own->part ? WH_BLOCKS_BYTES : s->bytes;
+    return own->count < most && own->held < WH_BLOCKS_BYTES && (own->count < 2 || own->bytes < bytes);
+}
+
+/**
+ * The last one first: otherwise late bytes would go to the next get, which may be shorter, and some
+ * MPIs abort then.
+ */
+static void abandon_all(wh_blocks_end *own) {
+    while (own->count) {
+        own->stuck |= !own->site->group->ops->abandon(own->site->group, own->order[--own->count]->operation);
+    }
+    own->bytes = own->held = 0;
+}
+
+/**
+ * Moves the block through scratch, aligned to a page: copies are twice as fast. @return false if
+ * there is no memory.
+ */
+static bool use_scratch(wh_block *block) {
+    block->in_place = false;
+    block->held += block->size;
+    bool there = block->size < SIZE_MAX - PAGE && WH_RESERVE(block->scratch, block->scratch_bytes, block->size + PAGE);
+    block->bytes = there ? block->scratch + (-(uintptr_t)block->scratch & (PAGE - 1)) : NULL;
+    return there;
+}
+
+/* -- the source -- */
+
+static wherry_status add_put(wh_blocks_end *own, const void *what, wh_block *block, uint64_t chunk,
+                             wherry_error *error) {
+    const wh_feed *feed = what;
+    const wh_segments *segments = &own->segments;
+    wherry_status status = feed->gather(feed->context, chunk, &own->segments, error);
+    if (status != WHERRY_OK) {
+        return status;
+    }
+    bool one_run = segments->count == 1;
+    if (block->chunks == 0) {
+        block->first = chunk;
+        block->in_place = one_run;
+        block->bytes = segments->items[0].iov_base;
+        block->cursor = wh_run_cursor_at(segments);
+    } else if (!block->in_place || !one_run || segments->items[0].iov_base != block->bytes + block->size) {
+        return wh_fail(error, WHERRY_INTERNAL, "chunk %llu does not begin where the previous one ends",
+                       (unsigned long long)chunk);
+    }
+    block->size += segments->bytes;
+    block->chunks++;
+    return WHERRY_OK;
+}
+
+/** The segments stay unchanged until all parts have begun. */
+static void divide_put(wh_blocks_end *own, wh_block *block) {
+    own->cursor = block->cursor;
+    own->cut = block->first;
+}
+
+/**
+ * Hands the runs to the group, without scratch. Empty runs are left out, so there are no more runs
+ * than bytes.
+ */
+static wherry_status put_runs(wh_blocks_end *own, wh_block *block, wherry_error *error) {
+    wh_group *group = own->site->group;
+    size_t bytes;
+    if (!WH_RESERVE(block->runs, block->run_capacity,
+                    wh_min((size_t)(block->cursor.end - block->cursor.at), block->size))) {
+        return wh_fail_memory(error, "a block");
+    }
+    size_t count = wh_run_cursor_window(&block->cursor, NULL, block->runs, block->run_capacity, block->size, &bytes);
+    return wh_site_blame(
+        own->site,
+        group->ops->put_runs(group, own->site->peer, own->channel, block->runs, count, &block->operation, error),
+        error);
+}
+
+static wherry_status begin_put(wh_blocks_end *own, wh_block *block, wherry_error *error) {
+    wh_group *group = own->site->group;
+    if (!block->in_place && group->ops->put_runs) {
+        return put_runs(own, block, error);
+    }
+    if (!block->in_place) {
+        if (!use_scratch(block)) {
+            return wh_fail_memory(error, "a block");
+        }
+        wh_run_cursor_pack(&block->cursor, block->bytes, block->size);
+    }
+    return wh_site_blame(
+        own->site,
+        group->ops->put(group, own->site->peer, own->channel, block->bytes, block->size, &block->operation, error),
+        error);
+}
+
+static wherry_status end_put(wh_blocks_end *own, const void *what, wh_block *block, wherry_error *error) {
+    const wh_feed *feed = what;
+    (void)own, (void)error;
+    for (uint64_t left = block->size, step; left; left -= step) {
+        step = wh_min(left, PROGRESS_STEP);
+        feed->moved(feed->context, step);
+    }
+    for (size_t i = 0; i < block->chunks; i++) {
+        wh_feed_done(feed, block->first + i);
+    }
+    return WHERRY_OK;
+}
+
+/* -- the receiver -- */
+
+static wherry_status add_get(wh_blocks_end *own, const void *what, wh_block *block, uint64_t chunk,
+                             wherry_error *error) {
+    const wh_sink *sink = what;
+    wh_landing *landing = block->landings + block->chunks;
+    (void)own;
+    wherry_status status = sink->open(sink->context, chunk, landing, error);
+    if (status != WHERRY_OK) {
+        return status;
+    }
+    const struct iovec *first = landing->segments.items;
+    bool one_run = landing->segments.count == 1 && first->iov_base;
+    if (block->chunks == 0) {
+        block->in_place = one_run;
+        block->bytes = first->iov_base;
+    } else {
+        block->in_place = block->in_place && one_run && first->iov_base == block->bytes + block->size;
+    }
+    if (landing->staged) { /* as few as a source has: each may need scratch for the longest chunk */
+        block->held += wh_max(landing->segments.bytes, WH_BLOCKS_BYTES / WH_BLOCKS_UNDER_WAY);
+    }
+    block->size += landing->segments.bytes;
+    block->chunks++;
+    return WHERRY_OK;
+}
+
+static void divide_get(wh_blocks_end *own, wh_block *block) {
+    wh_landing former = own->landings[own->next_landing];
+    own->landing = own->landings + own->next_landing;
+    own->next_landing = (own->next_landing + 1) % WH_BLOCKS_PARTS;
+    *own->landing = block->landings[0];
+    block->landings[0] = former; /* its memory is reused */
+    own->cursor = wh_run_cursor_at(&own->landing->segments);
+}
+
+static wherry_status begin_get(wh_blocks_end *own, wh_block *block, wherry_error *error) {
+    wh_group *group = own->site->group;
+    if (!block->in_place && !use_scratch(block)) {
+        return wh_fail_memory(error, "a block");
+    }
+    return wh_site_blame(
+        own->site,
+        group->ops->get(group, own->site->peer, own->channel, block->bytes, block->size, &block->operation, error),
+        error);
+}
+
+/** A part has arrived: hashes it while it is in the cache, and unpacks it. */
+static wherry_status end_part(wh_blocks_end *own, const wh_sink *sink, wh_block *block, wherry_error *error) {
+    wh_digest digest;
+    if (sink->verify) {
+        if (!own->hashing) {
+            wh_digester_begin(own->digester);
+        }
+        wh_digester_add(own->digester, block->bytes, block->size);
+        own->hashing = block->chunks == 0;
+    }
+    if (!block->in_place) {
+        wh_run_cursor_unpack(&block->cursor, block->bytes, block->size);
+    }
+    sink->moved(sink->context, block->size);
+    if (!block->chunks) {
+        return WHERRY_OK;
+    }
+    if (sink->verify) {
+        digest = wh_digester_end(own->digester);
+    }
+    return sink->close(sink->context, block->landing, sink->verify ? &digest : NULL, NULL, error);
+}
+
+static wherry_status end_get(wh_blocks_end *own, const void *what, wh_block *block, wherry_error *error) {
+    const wh_sink *sink = what;
+    wherry_status status = WHERRY_OK;
+    uint8_t *from = block->bytes;
+    if (block->is_part) {
+        return end_part(own, sink, block, error);
+    }
+    for (size_t i = 0; i < block->chunks && status == WHERRY_OK; i++) {
+        wh_landing *landing = block->landings + i;
+        /* hashed where it arrived: one run, in the cache */
+        struct iovec whole = {from, landing->segments.bytes};
+        wh_digest digest;
+        if (!block->in_place) {
+            wh_run_cursor cursor = wh_run_cursor_at(&landing->segments);
+            wh_run_cursor_unpack(&cursor, from, whole.iov_len);
+        }
+        if (sink->verify) {
+            digest = wh_digest_of(own->digester, &whole, 1);
+        }
+        from += whole.iov_len;
+        sink->moved(sink->context, whole.iov_len);
+        status = sink->close(sink->context, landing, sink->verify ? &digest : NULL, NULL, error);
+    }
+    return status;
+}
+
+/* -- both -- */
+
+/** True if a chunk joins a block that ends with the previous chunk. */
+static bool joins(const wh_blocks_end *own, const side *s, const wh_block *block, uint64_t chunk) {
+    uint64_t bytes = block->chunks < WH_BLOCKS_CHUNKS ? s->continues(s->context, chunk) : 0;
+    return bytes && block->size <= own->longest && bytes <= own->longest - block->size;
+}
+
+/**
+ * Forms a block from the next chunk and those that continue it. It stays empty if there are no
+ * more.
+ */
+static wherry_status form_block(wh_blocks_end *own, const side *s, wh_block *block, wherry_error *error) {
+    bool more = own->has_ahead || s->next(s->context, &own->ahead);
+    block->size = block->chunks = block->held = 0;
+    block->is_part = false;
+    while (more) {
+        uint64_t chunk = own->ahead;
+        own->has_ahead = false;
+        wherry_status status = s->add(own, s->what, block, chunk, error);
+        if (status != WHERRY_OK || !own->longest || !s->continues) {
+            return status;
+        }
+        own->has_ahead = s->next(s->context, &own->ahead);
+        more = own->has_ahead && own->ahead == chunk + 1 && joins(own, s, block, own->ahead);
+    }
+    /* If the stop ended the chunks, the block may be shorter than the other side's. */
+    return wh_stop_requested(own->site->stop) ? wh_site_cancelled(error) : WHERRY_OK;
+}
+
+/** Forms a block from the next part of the chunk that is being split. */
+static void form_part(wh_blocks_end *own, wh_block *block) {
+    block->size = (size_t)wh_min(own->left, own->part);
+    own->left -= block->size;
+    block->is_part = true;
+    block->held = 0;
+    block->chunks = own->left == 0;
+    block->first = own->cut;
+    block->landing = own->landing;
+    block->cursor = own->cursor;
+    block->in_place = own->cursor.at->iov_base && wh_run_cursor_left(&own->cursor) >= block->size;
+    block->bytes = block->in_place ? (uint8_t *)own->cursor.at->iov_base + own->cursor.skip : NULL;
+    wh_run_cursor_advance(&own->cursor, block->size);
+}
+
+/** Forms the next block or part, as form_block. */
+static wherry_status form_next(wh_blocks_end *own, const side *s, wh_block *block, wherry_error *error) {
+    if (!own->left) {
+        wherry_status status = form_block(own, s, block, error);
+        own->given = status == WHERRY_OK && block->chunks == 0;
+        if (status != WHERRY_OK || block->chunks != 1 || !own->part || block->size <= own->part) {
+            return status;
+        }
+        own->left = block->size;
+        s->divide(own, block);
+    }
+    form_part(own, block);
+    return WHERRY_OK;
+}
+
+/** Begins blocks while there is room, if few are under way. */
+static wherry_status begin_some(wh_blocks_end *own, const side *s, wherry_error *error) {
+    wherry_status status = WHERRY_OK;
+    if (own->count > s->few) {
+        return status;
+    }
+    while (status == WHERRY_OK && (own->left || !own->given) && has_room(own, s)) {
+        wh_block *block = next_block(own);
+        if (!block) {
+            return wh_fail_memory(error, "a block");
+        }
+        status = form_next(own, s, block, error);
+        if (status == WHERRY_OK && !own->given) {
+            status = s->begin(own, block, error);
+            if (status == WHERRY_OK) {
+                note_begun(own, block);
+            }
+        }
+    }
+    return status;
+}
+
+/** Ends the blocks that are done, in order, but only a few before it returns to the caller. */
+static wherry_status end_some(wh_blocks_end *own, const side *s, uint32_t wait_ms, wherry_error *error) {
+    wh_group *group = own->site->group;
+    wherry_status status = WHERRY_OK;
+    uint64_t bytes = 0;
+    for (int ended = 0; status == WHERRY_OK && own->count && ended < WH_BLOCKS_UNDER_WAY && bytes < WH_BLOCKS_BYTES;
+         ended++) {
+        status = group->ops->finish(group, own->site->peer, own->order[0]->operation, ended ? 0 : wait_ms, error);
+        if (status == WHERRY_TIMED_OUT) {
+            return wh_deadline_passed(own->patience) ? wh_site_timed_out(own->site, error) : WHERRY_OK;
+        }
+        wh_block *block = note_gone(own);
+        bytes += block->size;
+        reset_patience(own);
+        status = status == WHERRY_OK ? s->end(own, s->what, block, error) : wh_site_blame(own->site, status, error);
+        if (status == WHERRY_OK) {
+            status = begin_some(own, s, error);
+        }
+    }
+    return status;
+}
+
+static wherry_status work_some(wh_blocks_end *own, const side *s, uint32_t wait_ms, bool *done_p, wherry_error *error) {
+    wherry_status status = WHERRY_OK;
+    if (!own->begun) {
+        own->begun = true;
+        own->given = own->has_ahead = own->hashing = false;
+        own->left = 0;
+        reset_patience(own);
+    }
+    if (wh_stop_requested(own->site->stop)) {
+        status = wh_site_cancelled(error);
+    } else if (wh_deadline_passed(own->site->deadline)) {
+        status = wh_site_timed_out(own->site, error);
+    }
+    if (status == WHERRY_OK) {
+        status = begin_some(own, s, error);
+    }
+    if (status == WHERRY_OK) {
+        status = end_some(own, s, wait_ms, error);
+    }
+    bool over = status == WHERRY_OK && own->given && own->count == 0;
+    if (over && wh_stop_requested(own->site->stop)) {
+        status = wh_site_cancelled(error); /* the stop ended the chunks */
+    }
+    if (status != WHERRY_OK) {
+        abandon_all(own);
+    }
+    own->begun = status == WHERRY_OK && !over;
+    *done_p = status == WHERRY_OK && over;
+    return status;
+}
+
+static wherry_status push_some(wh_lane_end *end, const wh_feed *feed, uint32_t wait_ms, bool *done_p,
+                               wherry_error *error) {
+    const side source = {.what = feed,
+                         .most = WH_BLOCKS_UNDER_WAY,
+                         .few = WH_BLOCKS_UNDER_WAY - 1,
+                         .bytes = WH_BLOCKS_BYTES,
+                         .context = feed->context,
+                         .next = feed->next,
+                         .continues = feed->continues,
+                         .add = add_put,
+                         .divide = divide_put,
+                         .begin = begin_put,
+                         .end = end_put};
+    return work_some((void *)end, &source, wait_ms, done_p, error);
+}
+
+static wherry_status pull_some(wh_lane_end *end, const wh_sink *sink, uint32_t wait_ms, bool *done_p,
+                               wherry_error *error) {
+    const side receiver = {.what = sink,
+                           .most = WH_BLOCKS_AHEAD,
+                           .few = WH_BLOCKS_AHEAD / 2,
+                           .bytes = UINT64_MAX,
+                           .context = sink->context,
+                           .next = sink->next,
+                           .continues = sink->continues,
+                           .add = add_get,
+                           .divide = divide_get,
+                           .begin = begin_get,
+                           .end = end_get};
+    wh_blocks_end *own = (void *)end;
+    if (sink->verify && !own->digester) {
+        own->digester = wh_digester_create();
+        if (!own->digester) {
+            return wh_fail_memory(error, "a digest");
+        }
+    }
+    return work_some(own, &receiver, wait_ms, done_p, error);
+}
+
+/* ---- the lane ---- */
 
 static wherry_status blocks_pull(wh_lane_end *end, uint32_t worker, const wh_sink *sink, wherry_error *error) {
     wherry_status status = WHERRY_OK;
     bool done = false;
     (void)worker;
     while (status == WHERRY_OK && !done) {
-        status = wh_blocks_pull_some(end, sink, WH_BLOCKS_WAIT_MS, &done, error);
+        status = pull_some(end, sink, WH_BLOCKS_WAIT_MS, &done, error);
     }
     return status;
 }
@@ -139,7 +589,7 @@ static wherry_status blocks_push(wh_lane_end *end, uint32_t worker, const wh_fee
     bool done = false;
     (void)worker;
     while (status == WHERRY_OK && !done) {
-        status = wh_blocks_push_some(end, feed, WH_BLOCKS_WAIT_MS, &done, error);
+        status = push_some(end, feed, WH_BLOCKS_WAIT_MS, &done, error);
     }
     return status;
 }
@@ -149,7 +599,7 @@ static void blocks_close(wh_lane_end *end) {
     if (!own) {
         return;
     }
-    wh_blocks_abandon(own);
+    abandon_all(own);
     if (own->stuck) {
         if (own->site->held_p) {
             *own->site->held_p = true;
@@ -182,7 +632,7 @@ const wh_lane_ops wh_lane_blocks = {
     .accept = blocks_accept,
     .pull = blocks_pull,
     .push = blocks_push,
-    .pull_some = wh_blocks_pull_some,
-    .push_some = wh_blocks_push_some,
+    .pull_some = pull_some,
+    .push_some = push_some,
     .close = blocks_close,
 };

@@ -1,95 +1,101 @@
-/** @file blocks_internal.h  What the files of the lane `blocks` share. */
+/**
+ * @file blocks_internal.h  The types of the lane `blocks`, for its tests.
+ *
+ * 1. Both sides know the chunks of a round, their order, their sizes, and which of them continue
+ *    the previous one, from the plan. So they form the same blocks, the n-th put meets the n-th
+ *    get, and only bytes travel.
+ * 2. A block is one chunk, or several of which each continues the previous one (wh_sink.continues):
+ *    an operation costs the same whatever its length.
+ * 3. Each transfer has a channel of its own, so that what is left of a failed one never meets the
+ *    next.
+ */
 #ifndef WH_LANE_BLOCKS_INTERNAL_H
 #define WH_LANE_BLOCKS_INTERNAL_H
 
 #include "lane/lane_common.h"
 
 /**
- * Operations that a source has under way at once: while one is being packed, the others move. WH_BLOCKS_BYTES bounds them where blocks are large: at either side
- * none is begun while so many bytes of scratch memory are in use, and a source begins no third one while so many bytes are under way at all.
+ * A source has WH_BLOCKS_UNDER_WAY operations under way: while one is being packed, the others
+ * move. A receiver begins WH_BLOCKS_AHEAD of them before their bytes come, so that bytes never wait
+ * for a get, and begins the next ones when half of them are done, so that a busy group is not asked
+ * for a new get after each block.
  *
- * A receiver has more of them, which wait for what the source will send: what lies ready is never waited for, and a group that is busy with bytes is not asked
- * for another receive after each block. It begins the next ones when half of them are through.
+ * WH_BLOCKS_BYTES limits large blocks: neither side begins a block while so much scratch memory is
+ * in use, and a source begins no third one while so many bytes are under way.
  */
 enum { WH_BLOCKS_UNDER_WAY = 3, WH_BLOCKS_AHEAD = 32, WH_BLOCKS_BYTES = 12 << 20 };
 
 /**
- * A block is a chunk, or several of which each continues the one before (wh_sink.continues): an operation costs the same whatever its length. It has no more
- * chunks than this, and where it has several, no more bytes than the sides agreed on, WH_BLOCKS_LONG_MIB at most.
+ * A block of several chunks has at most WH_BLOCKS_CHUNKS of them, and at most as many bytes as the
+ * sides agreed on, WH_BLOCKS_LONG_MIB or less.
  *
- * A chunk that is a block by itself is of small tensors, most likely, and has to be packed. Where the group likes that (wherry_group_ops.part_bytes), it goes in
- * parts, each a block: what is packed, moved and unpacked stays in the caches, and the sides work at the same time. Their length, WH_BLOCKS_PART_UNIT times a
- * number, is agreed on too. Over such a group either side has WH_BLOCKS_PARTS blocks under way.
+ * A block of one chunk probably has small tensors, and must be packed. If the group wants it
+ * (wherry_group_ops.part_bytes), it is split into parts, each a block: packing, moving and
+ * unpacking stay in the caches, and both sides work at the same time. The agreed length of a part
+ * is a multiple of WH_BLOCKS_PART_UNIT. Either side then has WH_BLOCKS_PARTS blocks under way.
  */
 enum { WH_BLOCKS_CHUNKS = 64, WH_BLOCKS_LONG_MIB = 64, WH_BLOCKS_PART_UNIT = 64 << 10, WH_BLOCKS_PARTS = 4 };
 
-/** How long blocks may be that this process agrees to. Variables for tests, which lower them while no end is open. */
+/**
+ * Limits that this process agrees to. Variables, because tests change them while no end is open.
+ */
 typedef struct wh_blocks_limits {
-    uint8_t longest_mib; /**< At most WH_BLOCKS_LONG_MIB; 0: a block is a chunk. */
+    uint8_t longest_mib; /**< At most WH_BLOCKS_LONG_MIB; 0: blocks are single chunks. */
 
-    /** Nothing is heard of a block before all of it has moved: where a silent peer is given up sooner than this, blocks are chunks. */
-    uint32_t patience_ms;
+    uint32_t patience_ms; /**< WH_BLOCKS_PATIENCE_MS, see there. */
 } wh_blocks_limits;
 
 extern wh_blocks_limits wh_blocks_limit;
 
-/** A block that is under way, and what is kept from block to block. */
+/** A block under way, and memory that is reused from block to block. */
 typedef struct wh_block {
     void *operation;
-    uint8_t *bytes; /**< What moves: where it belongs, or scratch. */
+    uint8_t *bytes; /**< What moves: in place, or scratch. */
     size_t size;
-    uint64_t first; /**< The source's: its first chunk. */
-    size_t chunks;  /**< How many it has; those that end with it, where it is a part. */
+    uint64_t first; /**< Source: its first chunk. */
+    size_t chunks;  /**< Number of chunks; of a part, those that end with it. */
     bool is_part;
-    wh_run_cursor
-        cursor;          /**< Where it lies in the chunk, or where it lands: of one that is packed and has one chunk. */
-    wh_landing *landing; /**< The receiver's: of the chunk that it is a part of. */
-    bool in_place;       /**< Its bytes go from or to where they belong; else by way of scratch. */
-    uint64_t held;    /**< Bytes of memory that it needs beside the tensors': scratch of its own, or of the sink's. */
-    uint8_t *scratch; /**< Made when first needed. */
+    wh_run_cursor cursor; /**< If it is packed and has one chunk: its position there. */
+    wh_landing *landing;  /**< Receiver: of the chunk that it is a part of. */
+    bool in_place;        /**< Its bytes move without scratch. */
+    uint64_t held;        /**< Bytes of scratch that it needs, its own or the sink's. */
+    uint8_t *scratch;     /**< Allocated at first use. */
     size_t scratch_bytes;
-    struct iovec *runs; /**< The source's, for a group that packs them itself: made when first needed. */
+    struct iovec *runs; /**< Source, for put_runs: allocated at first use. */
     size_t run_capacity;
-    wh_landing landings[WH_BLOCKS_CHUNKS]; /**< The receiver's, one a chunk. */
+    wh_landing landings[WH_BLOCKS_CHUNKS]; /**< Receiver: one per chunk. */
 } wh_block;
 
-/** One end. Its only worker uses it, or whoever works in steps. */
+/** One end. Only one thread uses it. */
 typedef struct wh_blocks_end {
     wh_lane_end base;
     const wh_lane_site *site;
     uint32_t channel;
-    uint64_t longest;                     /**< Bytes of a block of several chunks. */
-    uint64_t part;                        /**< Bytes of a part; 0: there are none. */
-    bool begun;                           /**< A round is at work. */
-    bool given;                           /**< All of its chunks were begun. */
-    bool has_ahead;                       /**< A chunk was taken from the round that did not belong to the block, */
-    uint64_t ahead;                       /**< and this is it: the next one begins with it. */
-    uint64_t left;                        /**< Bytes of the chunk that goes in parts now that were not begun, */
-    wh_run_cursor cursor;                 /**< where they begin, */
-    uint64_t cut;                         /**< the source's: its number, */
-    wh_landing *landing;                  /**< and the receiver's: where it lands, one of the following. */
-    wh_landing landings[WH_BLOCKS_PARTS]; /**< Taken in turn: each has several parts, so none is needed that long. */
+    uint64_t longest; /**< Most bytes of a block of several chunks. */
+    uint64_t part;    /**< Bytes of a part; 0: no parts. */
+    bool begun;       /**< A round is running. */
+    bool given;       /**< All chunks of the round were begun. */
+    /** `ahead` is a chunk that did not fit the previous block: */
+    bool has_ahead;
+    uint64_t ahead; /**< the next block begins with it. */
+    /** Of the chunk that is being split: bytes not begun yet, */
+    uint64_t left;
+    wh_run_cursor cursor;                 /**< their position, */
+    uint64_t cut;                         /**< source: its number, */
+    wh_landing *landing;                  /**< receiver: where it lands, one of `landings`. */
+    wh_landing landings[WH_BLOCKS_PARTS]; /**< Used in turn. */
     size_t next_landing;
-    bool hashing;          /**< A part of a chunk was hashed, and not its last. */
-    wh_deadline patience;  /**< When a peer that moves nothing is given up. */
-    wh_digester *digester; /**< The receiver's, made when first needed. */
-    wh_segments segments;  /**< The source's. */
+    bool hashing;          /**< A part of a chunk was hashed, but not its last one. */
+    wh_deadline patience;  /**< When to give up on a peer that moves nothing. */
+    wh_digester *digester; /**< Receiver: created at first use. */
+    wh_segments segments;  /**< Source. */
 
-    /** All blocks: those under way, the oldest first; then those that are free, the last used one first; then those that were never needed, NULL. */
+    /** All blocks: those under way, oldest first; then free ones, last used first; then NULL. */
     wh_block *order[WH_BLOCKS_AHEAD];
-    size_t count;   /**< How many are under way, */
-    uint64_t bytes; /**< the bytes in them, */
-    uint64_t held;  /**< and what they need beside the tensors. */
-    bool stuck;     /**< The group may still write to memory of one that was abandoned. */
+    size_t count;   /**< Blocks under way, */
+    uint64_t bytes; /**< their bytes, */
+    uint64_t held;  /**< and their scratch. */
+    bool stuck;     /**< The group may still write to the memory of an abandoned get. */
 } wh_blocks_end;
-
-/** Operations of the lane: lane.h. */
-wherry_status wh_blocks_pull_some(wh_lane_end *end, const wh_sink *sink, uint32_t wait_ms, bool *done_p,
-                                  wherry_error *error);
-wherry_status wh_blocks_push_some(wh_lane_end *end, const wh_feed *feed, uint32_t wait_ms, bool *done_p,
-                                  wherry_error *error);
-
-/** Abandons what is under way. */
-void wh_blocks_abandon(wh_blocks_end *own);
 
 #endif
