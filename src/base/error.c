@@ -4,15 +4,13 @@
 #include <stdio.h>
 #include <string.h>
 
-static int is_continuation(char byte) {
-    return ((unsigned char)byte & 0xC0) == 0x80;
-}
+#include "base/text.h"
 
 /** Removes the last character of a truncated text if it is incomplete UTF-8. */
 static void cut_text(char *text) {
     size_t at = strlen(text);
     size_t end = at;
-    while (at > 0 && is_continuation(text[at - 1])) {
+    while (at > 0 && wh_utf8_continues(text[at - 1])) {
         at--;
     }
     if (at > 0 && (unsigned char)text[at - 1] >= 0xC0) {
@@ -100,10 +98,10 @@ void wh_fail_path(wherry_error *error, const char *path) {
     size_t room = sizeof(error->path) - sizeof(ellipsis);
     size_t head = room / 2;
     size_t tail = length - (room - head);
-    while (head > 0 && is_continuation(path[head])) {
+    while (head > 0 && wh_utf8_continues(path[head])) {
         head--;
     }
-    while (is_continuation(path[tail])) {
+    while (wh_utf8_continues(path[tail])) {
         tail++;
     }
     memcpy(error->path, path, head);

@@ -2,6 +2,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <sched.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -57,6 +58,11 @@ wherry_status wh_identity_read(wh_identity *identity_p, wherry_error *error) {
 bool wh_identity_shares_pids(const wh_identity *one, const wh_identity *other) {
     return one->namespace_inode && one->namespace_inode == other->namespace_inode &&
            one->namespace_device == other->namespace_device && memcmp(one->boot, other->boot, sizeof(one->boot)) == 0;
+}
+
+size_t wh_cpu_count(void) {
+    cpu_set_t set;
+    return sched_getaffinity(0, sizeof(set), &set) == 0 && CPU_COUNT(&set) > 0 ? (size_t)CPU_COUNT(&set) : 1;
 }
 
 /* ---- locks that are safe across fork ---- */

@@ -1,4 +1,4 @@
-/** @file process.h  Which process this is, on which host; and locks that are safe across fork(). */
+/** @file process.h  Process and host identity, the number of processors, and safety across fork(). */
 #ifndef WH_BASE_PROCESS_H
 #define WH_BASE_PROCESS_H
 
@@ -40,6 +40,9 @@ wherry_status wh_identity_read(wh_identity *identity_p, wherry_error *error);
 
 /** True if both processes share a pid namespace, so that the pid of one is valid for the other. */
 bool wh_identity_shares_pids(const wh_identity *one, const wh_identity *other);
+
+/** The number of processors that the calling thread may run on; 1 if unknown. */
+size_t wh_cpu_count(void);
 
 /**
  * A lock over process-wide data that a child of fork() must not inherit in a half-changed or shared

@@ -34,6 +34,11 @@ WH_SHARED char *wh_string_take(wh_string *string);
 /** True if text is well-formed UTF-8: no overlong forms, no surrogates, nothing above U+10FFFF. */
 WH_SHARED bool wh_utf8_valid(const char *text, size_t size);
 
+/** True for a byte inside a character, which is not its first. */
+static inline bool wh_utf8_continues(char byte) {
+    return ((unsigned char)byte & 0xC0) == 0x80;
+}
+
 /**
  * True if text is UTF-8 without control characters of ASCII and Latin-1: safe to print anywhere.
  */

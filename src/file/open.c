@@ -53,7 +53,7 @@ static char *path_text(const wh_spot *spot) {
 static const char *shown_end(const char *path) {
     size_t length = strlen(path);
     const char *at = length > PATH_SHOWN ? path + (length - PATH_SHOWN) : path;
-    while (((unsigned char)*at & 0xC0) == 0x80) {
+    while (wh_utf8_continues(*at)) {
         at++;
     }
     return at;

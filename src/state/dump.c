@@ -114,7 +114,7 @@ static void describe_text(wh_string *text, const wherry_value *value) {
     if (cut.as.text.size > TEXT_SHOWN) {
         cut.as.text.size = TEXT_SHOWN;
         while (value->kind == WHERRY_KIND_STRING && cut.as.text.size > 0 &&
-               ((unsigned char)cut.as.text.bytes[cut.as.text.size] & 0xC0) == 0x80) {
+               wh_utf8_continues(cut.as.text.bytes[cut.as.text.size])) {
             cut.as.text.size--;
         }
     }

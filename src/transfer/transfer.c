@@ -6,9 +6,9 @@
 
 #include "base/alloc.h"
 #include "base/checked.h"
-#include "base/cpu.h"
 #include "base/error.h"
 #include "base/options.h"
+#include "base/process.h"
 #include "memory/cuda.h"
 #include "transfer/crew.h"
 

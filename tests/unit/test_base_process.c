@@ -4,7 +4,9 @@
  */
 #include <errno.h>
 #include <pthread.h>
+#include <sched.h>
 #include <stdatomic.h>
+#include <string.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -100,7 +102,44 @@ static void test_forks(void **state) {
     }
 }
 
+static void test_cpu_count(void **state) {
+    (void)state;
+    cpu_set_t before;
+    assert_int_equal(sched_getaffinity(0, sizeof(before), &before), 0);
+    assert_int_equal(wh_cpu_count(), CPU_COUNT(&before));
+    cpu_set_t one;
+    CPU_ZERO(&one);
+    CPU_SET(sched_getcpu(), &one);
+    assert_int_equal(sched_setaffinity(0, sizeof(one), &one), 0);
+    assert_int_equal(wh_cpu_count(), 1);
+    assert_int_equal(sched_setaffinity(0, sizeof(before), &before), 0);
+}
+
+/** The kernel zeroes the memory in a child, and leaves the parent's alone. */
+static void test_wiped_memory(void **state) {
+    (void)state;
+    enum { SIZE = 5000 };
+    static const char zeros[SIZE];
+    char *memory = wh_fork_wiped_alloc(SIZE);
+    int result = -1;
+    assert_non_null(memory);
+    assert_memory_equal(memory, zeros, SIZE);
+    memset(memory, 7, SIZE);
+    pid_t child = fork();
+    assert_true(child >= 0);
+    if (child == 0) {
+        _exit(memcmp(memory, zeros, SIZE) != 0);
+    }
+    assert_int_equal(waitpid(child, &result, 0), child);
+    assert_int_equal(result, 0);
+    assert_int_equal(memory[SIZE - 1], 7);
+}
+
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_forks)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_forks),
+        cmocka_unit_test(test_cpu_count),
+        cmocka_unit_test(test_wiped_memory),
+    };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
