@@ -126,9 +126,10 @@ typedef struct tables {
 } tables;
 
 static tables open_tables(uint32_t flags) {
-    static const wh_lane_ops *const lanes[] = {&wh_lane_stream};
+    static const wh_lane_ops *const lanes[] = {&wh_lane_blocks};
     callback_hub_options options = {.flags = flags};
     tables t = {.hub = callback_hub_open(2, &options)};
+    ferry_lane = "blocks";
     for (int32_t rank = 0; rank < 2; rank++) {
         wherry_group_ops ops;
         void *context = callback_hub_member(t.hub, rank, &ops);
@@ -144,6 +145,7 @@ static void close_tables(tables *t) {
         wh_group_destroy(t->groups[rank]);
     }
     callback_hub_close(t->hub);
+    ferry_lane = "stream";
 }
 
 /** The receiver's question finds no way out. */
