@@ -34,7 +34,7 @@ static void test_to_oneself(void **state) {
     wh_world_close(&w);
 }
 
-/** A thread that sends: without WH_GROUP_BACKGROUND a long message needs somebody who reads meanwhile. */
+/** A thread that sends: without WH_GROUP_BACKGROUND, a long message needs a concurrent reader. */
 typedef struct sender {
     wh_group *group;
     int32_t to;
@@ -110,7 +110,7 @@ static void count_message(void *context, wh_message *message) {
     wh_message_clear(message);
 }
 
-/** With WH_GROUP_BACKGROUND messages arrive while nobody is inside a call; without it when somebody is, and not before. */
+/** With WH_GROUP_BACKGROUND, messages arrive while no call runs; without it, only during a call. */
 static void test_background(void **state) {
     (void)state;
     world w = wh_world_open();
@@ -134,7 +134,7 @@ static void test_background(void **state) {
     wh_world_close(&w);
 }
 
-/** A thread that waits for a message, and what came of it. */
+/** A thread that waits for a message, and its result. */
 typedef struct waiter {
     wh_group *group;
     int32_t rank;
@@ -194,7 +194,7 @@ static void test_death(void **state) {
     wh_world_close(&w);
 }
 
-/** A rank counts as lost until its new incarnation has been heard of; that must be soon. */
+/** A rank counts as lost until its new incarnation is known; that must be soon. */
 static void wait_until_back(wh_group *group, int32_t rank) {
     wherry_status status = WHERRY_PEER_LOST;
     for (wh_deadline end = wh_soon(); status == WHERRY_PEER_LOST && !wh_deadline_passed(end);) {
@@ -205,7 +205,7 @@ static void wait_until_back(wh_group *group, int32_t rank) {
     assert_int_equal(status, WHERRY_TIMED_OUT);
 }
 
-/** Where nobody comes back: a rank that has left stays lost, to whoever waits on it and whoever sends to it. */
+/** If ranks cannot come back: a rank that has left stays lost for waiting and for sending. */
 static void expect_to_stay_lost(world *w) {
     wh_message message;
     wh_send_text(w->groups[1], 0, 8, "before");
@@ -222,7 +222,10 @@ static void expect_to_stay_lost(world *w) {
     wh_expect_text(w->groups[2], 0, 8, "the others go on", 0);
 }
 
-/** Every rank, 0 included, is replaced in turn; whoever waited on it is told, and messages of the former one are gone. */
+/**
+ * Every rank, 0 included, is replaced in turn. A call that waits for it returns, and messages of
+ * the old incarnation are dropped.
+ */
 static void test_rejoin(void **state) {
     (void)state;
     world w = wh_world_open();
@@ -259,7 +262,7 @@ static void test_rejoin(void **state) {
 
 enum { TALKERS = 4, WORDS = 500 };
 
-/** One of several threads that talk on a tag of their own. */
+/** One of several threads, each with its own tag. */
 typedef struct talker {
     wh_group *group;
     uint64_t tag;

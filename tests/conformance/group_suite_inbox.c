@@ -45,7 +45,7 @@ static void expect_nothing(wh_inbox *inbox) {
     must_fail(WHERRY_TIMED_OUT, error, wh_inbox_take(inbox, wh_deadline_in_ms(50), &message, &error));
 }
 
-/** Whoever sends, in the order in which it came; two conversations never mix. */
+/** Messages from all ranks arrive in order; two conversations never mix. */
 static void test_inbox(void **state) {
     (void)state;
     world w = wh_world_open();
@@ -69,7 +69,10 @@ static void test_inbox(void **state) {
     wh_world_close(&w);
 }
 
-/** What is left of a conversation goes nowhere: neither before its inbox is open nor behind its end, nor to who asks for the tag. */
+/**
+ * Messages of a conversation are dropped before its inbox is open and after it is closed; a receive
+ * with the tag does not get them.
+ */
 static void test_leftovers_are_dropped(void **state) {
     (void)state;
     world w = wh_world_open();
@@ -91,7 +94,7 @@ static void test_leftovers_are_dropped(void **state) {
     wh_world_close(&w);
 }
 
-/** A loss lands in every inbox, once, behind what the rank had sent. */
+/** A loss arrives in every inbox once, after the messages of that rank. */
 static void test_loss_in_every_inbox(void **state) {
     (void)state;
     world w = wh_world_open();
@@ -125,7 +128,7 @@ static void test_loss_in_every_inbox(void **state) {
     wh_world_close(&w);
 }
 
-/** A rank that was never spoken to: watching it is enough to hear of its death. */
+/** Watching a rank is enough to be told of its death, without any message. */
 static void test_watch(void **state) {
     (void)state;
     world w = wh_world_open();
@@ -205,7 +208,7 @@ static void send_and_pass(world *w, uint64_t tag, const char *text) {
     wh_expect_text(w->groups[1], 0, 3, "marker", 0);
 }
 
-/** A service gets what lay there first, then what comes; behind its end messages lie there again. */
+/** A service gets waiting messages first, then new ones. After it ends, messages wait again. */
 static void test_service(void **state) {
     (void)state;
     world w = wh_world_open();
@@ -225,7 +228,7 @@ static void test_service(void **state) {
     wh_world_close(&w);
 }
 
-/** Moves bytes over a channel, which never blocks. */
+/** Moves bytes over a nonblocking channel. */
 static void write_channel(int channel, const void *bytes, size_t size) {
     assert_int_equal(send(channel, bytes, size, MSG_NOSIGNAL), (ssize_t)size);
 }
@@ -355,7 +358,10 @@ static void test_many_channels(void **state) {
     wh_world_close(&w);
 }
 
-/** Channels are their owner's: they outlive the group that they were opened in, and one that nobody took ends with its inbox. */
+/**
+ * The owner keeps channels: they outlive their group. A channel that was never taken is closed with
+ * its inbox.
+ */
 static void test_ends_of_channels(void **state) {
     (void)state;
     world w = wh_world_open();

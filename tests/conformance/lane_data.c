@@ -19,7 +19,7 @@ static size_t piece_gap(const lane_shape *shape, size_t gap, uint64_t *random) {
     return number & 1 ? 0 : 1 + (size_t)(number >> 1) % gap;
 }
 
-/** Cuts memory: each list of pieces lies in order at both sides, with gaps of its own. */
+/** Cuts memory: pieces are in order at both sides, with different gaps. */
 static void lay_out(lane_data *data, uint64_t seed) {
     const lane_shape *shape = &data->shape;
     size_t source = MARGIN;
@@ -184,7 +184,9 @@ static bool feed_next(void *context, uint64_t *chunk_p) {
     return next_chunk(data, data->feed_round, &data->feed_next, data->feed_stop, chunk_p);
 }
 
-/** For both sides: the address of a byte at the source is the same in a process that was forked after the data was made. */
+/**
+ * Serves both sides: in a child that was forked afterwards, the source's addresses are the same.
+ */
 static wherry_status gather(void *context, uint64_t chunk, wh_segments *segments, wherry_error *error) {
     const lane_data *data = context;
     wh_segments_clear(segments);
@@ -315,7 +317,7 @@ static void feed_done(void *context, uint64_t chunk) {
     }
 }
 
-/** Whether a chunk is one run at the source; where it begins, and its bytes. */
+/** True if a chunk is one run at the source; its start and length. */
 static bool source_run(const lane_data *data, uint64_t chunk, size_t *begin_p, size_t *bytes_p) {
     *begin_p = data->pieces[data->first[chunk]].source;
     *bytes_p = 0;

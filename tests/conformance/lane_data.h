@@ -27,7 +27,7 @@ typedef struct lane_shape {
     bool strided;      /**< The gaps are always there, and always as long as said. */
     /** One of so many pieces has no place at the receiver; 0: none. Only without verify. */
     size_t nowhere;
-    size_t staged;     /**< One of so many chunks is staged; 0: none. */
+    size_t staged; /**< One of so many chunks is staged; 0: none. */
     /** All chunks are the same memory at the source, and are dropped at the receiver. */
     bool repeated;
 } lane_shape;
@@ -71,7 +71,7 @@ typedef struct lane_data {
     atomic_size_t sink_next;
     atomic_size_t feed_next;
     atomic_size_t landed_chunks;
-    atomic_size_t gathered_chunks;   /**< By the feed, in this round, */
+    atomic_size_t gathered_chunks; /**< By the feed, in this round, */
     /** and those of which the lane has said that it has read them. */
     atomic_size_t done_chunks;
     atomic_uint_fast64_t sink_moved; /**< In this round. */

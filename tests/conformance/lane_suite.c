@@ -44,7 +44,7 @@ static void must_be_good(const lane_side *side, const char *name) {
     }
 }
 
-/** Both sides must succeed, with verify and without it. NULL segments are for going without. */
+/** Both sides must succeed, with and without verify. NULL segments need verify off. */
 static void move_all(const lane_world *world, const lane_shape *wanted, uint32_t source_threads,
                      uint32_t receiver_threads) {
     for (int verify = 0; verify < 2; verify++) {
@@ -113,7 +113,7 @@ static void test_ten_thousand_segments(void **state) {
     lane_world_close(&world);
 }
 
-/** More segments in one chunk than one call takes: at both sides, at the source alone, at the receiver alone. */
+/** A chunk with more segments than one system call takes: at both sides, or at one. */
 static void test_more_segments_than_iov_max(void **state) {
     static const size_t gaps[][2] = {{8, 24}, {8, 0}, {0, 8}};
     lane_world world = world_of(state);
@@ -131,7 +131,7 @@ static void test_more_segments_than_iov_max(void **state) {
     lane_world_close(&world);
 }
 
-/** Chunks that follow each other at the source, which a lane may move as one: in all rounds, wherever they land. */
+/** Adjacent chunks at the source, which a lane may move as one, in all rounds. */
 static void test_chunks_that_continue(void **state) {
     static const lane_shape shapes[] = {
         {.chunks = 100, .pieces = 1, .shortest = 30000, .longest = 40000},
@@ -155,7 +155,7 @@ static void test_chunks_that_continue(void **state) {
     lane_world_close(&world);
 }
 
-/** An empty round, some chunks, some that came already once more and some that did not. */
+/** An empty round; some chunks; some of them again together with new ones. */
 static void test_rounds(void **state) {
     lane_world world = world_of(state);
     for (int verify = 0; verify < 2; verify++) {
@@ -177,7 +177,7 @@ static void test_rounds(void **state) {
     lane_world_close(&world);
 }
 
-/** Stops sides once some chunks have landed. */
+/** Stops the sides after some chunks have arrived. */
 typedef struct stopper {
     lane_trial *trial;
     bool stop_source;
@@ -246,7 +246,7 @@ static void test_stop_in_the_middle(void **state) {
     lane_world_close(&world);
 }
 
-/** A stop ends workers that wait for the other side too. */
+/** A stop also ends workers that wait for the other side. */
 static void test_stop_while_waiting(void **state) {
     lane_world world = world_of(state);
     for (int idle_source = 0; idle_source < 2; idle_source++) {
@@ -267,7 +267,7 @@ static void test_stop_while_waiting(void **state) {
     lane_world_close(&world);
 }
 
-/** A side that does nothing is given up by the other. */
+/** A side gives up if the other makes no progress. */
 static void test_stall(void **state) {
     lane_world world = world_of(state);
     for (int idle_source = 0; idle_source < 2; idle_source++) {
@@ -287,7 +287,7 @@ static void test_stall(void **state) {
     lane_world_close(&world);
 }
 
-/** The source gives up in the middle: the receiver finds out by the lane, or by the silence. */
+/** The source gives up midway: the receiver notices by the lane or by a timeout. */
 static void test_source_gives_up(void **state) {
     lane_world world = world_of(state);
     lane_data *data = lane_data_create(&endless, SEED, false);
@@ -326,7 +326,10 @@ static void test_two_processes(void **state) {
     }
 }
 
-/** The source's process is killed in the middle. Over TCP, since a killed member cannot remove its Unix socket. */
+/**
+ * The source's process is killed midway. Over TCP, since a killed member cannot remove its Unix
+ * socket.
+ */
 static void test_source_is_killed(void **state) {
     (void)state;
     lane_data *data = lane_data_create(&endless, SEED, false);
@@ -348,7 +351,7 @@ static void test_source_is_killed(void **state) {
 
 typedef enum judge { ANY, REFUSE } judge;
 
-/** Two sides that have not begun to talk, and what each would say. */
+/** Two sides before the exchange, and what each would send. */
 typedef struct hostile_world {
     lane_world world;
     lane_trial trial;
@@ -379,7 +382,7 @@ static void close_hostile(hostile_world *h) {
     wh_free(h->request.bytes);
 }
 
-/** The call was given bytes that are not what the other side says; what came of it. */
+/** The result of a call that was given forged bytes. */
 static void must_refuse(judge verdict, wherry_status status) {
     assert_true(verdict == ANY || status != WHERRY_OK);
     assert_true(status == WHERRY_OK || (error.status == status && error.message[0]));
@@ -412,7 +415,7 @@ static void try_request(hostile_world *h, const void *bytes, size_t size, judge 
     }
 }
 
-/** Each beginning, each bit flipped, bytes behind the end, random bytes, more than there may be. */
+/** Each prefix, each flipped bit, extra bytes, random bytes, too many bytes. */
 static void torment(hostile_world *h, const wh_string *good,
                     void (*try)(hostile_world *, const void *, size_t, judge)) {
     uint64_t random = 5;
@@ -453,7 +456,7 @@ static void test_hostile_requests(void **state) {
     close_hostile(&h);
 }
 
-/** An end that is opened and closed, and never used; and the end that is not there. */
+/** An end that is opened, never used and closed; closing NULL. */
 static void test_close_at_once(void **state) {
     hostile_world h;
     open_hostile(state, &h);
@@ -474,7 +477,7 @@ static size_t count_entries(const char *folder) {
     return count;
 }
 
-/** What is left to be closed by other threads is, in time. */
+/** Waits until other threads have closed what they hold. */
 static void must_become(const char *folder, size_t count) {
     for (int i = 0; i < 200 && count_entries(folder) > count; i++) {
         usleep(10000);
@@ -499,11 +502,11 @@ static void test_nothing_leaks(void **state) {
 typedef struct suite_case {
     const char *name;
     CMUnitTestFunction function;
-    bool processes; /**< Only where members may be processes. */
-    bool two_sided; /**< Only for a lane whose source pushes. */
+    bool processes; /**< Only if members can be processes. */
+    bool two_sided; /**< Only for lanes whose source pushes. */
 } suite_case;
 
-/** Those that fork come first: a library below a lane may not survive a fork after a failure in this process. */
+/** Cases that fork come first: a library below a lane may not survive a fork after a failure. */
 static const suite_case cases[] = {
     {"two processes", test_two_processes, true, false},
     {"source is killed", test_source_is_killed, true, false},

@@ -10,7 +10,10 @@
 #include "base/error.h"
 #include "support/build.h"
 
-/* What the sides say to each other: plain tags, which differ from trial to trial, so that nothing is left of one for the next. */
+/*
+ * Tags of the messages between the sides. They differ per trial, so that no message is left for the
+ * next one.
+ */
 enum { TAG_OFFER, TAG_REQUEST, TAG_ROUND, TAG_ASSISTED, TAGS };
 enum { OTHER_SEED = 4711, MESSAGE_MAX = WH_LANE_OFFER_MAX + 1 };
 
@@ -92,7 +95,7 @@ void lane_side_finish(lane_side *side, const wh_lane_ops *ops) {
     wh_stop_destroy(&side->stop);
 }
 
-/** Waits for the next channel. Others than the peer's are closed. */
+/** Waits for the peer's next channel and closes others. */
 static wherry_status take_channel(lane_side *side) {
     wh_message message;
     wherry_status status = wh_inbox_take(side->inbox, side->site.deadline, &message, &side->error);
@@ -116,7 +119,7 @@ void lane_side_accept(lane_side *side, const wh_lane_ops *ops, const void *reque
         ready = true;
         side->status = ops->accept(&side->site, request, size, &ready, &side->end, &side->error);
         if (side->status == WHERRY_OK && ready) {
-            side->site.channel_count = 0; /* all of them are the end's now */
+            side->site.channel_count = 0; /* the end owns all of them */
         } else if (side->status == WHERRY_OK) {
             side->status = take_channel(side);
         }
@@ -151,7 +154,7 @@ static void *work(void *context) {
     return NULL;
 }
 
-/** One side's share of a round. The first error that is more than the stop is the side's; the stop that follows from it is not. */
+/** One side's work in a round. The side's error is the first one that was not caused by a stop. */
 static void run_workers(lane_trial *trial, lane_side *side) {
     uint32_t count = side->end->workers;
     worker *workers = calloc(count, sizeof(*workers));
@@ -185,7 +188,7 @@ static void tell(lane_side *side, uint64_t tag, const void *bytes, size_t size) 
     }
 }
 
-/** Takes what the other side says into a buffer; too much is an error. @return how much it was. */
+/** Receives a message into a buffer; fails if it is too long. @return its length. */
 static size_t hear(lane_side *side, uint64_t tag, void *bytes, size_t size) {
     wh_message message;
     if (side->status == WHERRY_OK) {
@@ -205,7 +208,7 @@ static size_t hear(lane_side *side, uint64_t tag, void *bytes, size_t size) {
     return side->status == WHERRY_OK ? got : 0;
 }
 
-/** The source from the offer on. A request begins with a byte: 1 asks for assistance. */
+/** The source, from the offer on. The first byte of a request is 1 if it asks for assistance. */
 static void run_source(lane_trial *trial) {
     lane_side *side = &trial->source;
     const wh_lane_ops *ops = trial->ops;
@@ -243,7 +246,7 @@ static void run_source(lane_trial *trial) {
     }
 }
 
-/** Probes, with the source's help where the lane wants it. */
+/** Probes, with the source's help if the lane wants it. */
 static void probe(lane_trial *trial) {
     lane_side *side = &trial->receiver;
     uint8_t offer[WH_LANE_OFFER_MAX];
@@ -272,7 +275,7 @@ static void probe(lane_trial *trial) {
     }
 }
 
-/** The receiver, which says when a round begins and when all is over. A source that waits to be told is told in any case. */
+/** The receiver, which announces each round and the end, also after a failure. */
 static void run_receiver(lane_trial *trial) {
     lane_side *side = &trial->receiver;
     probe(trial);

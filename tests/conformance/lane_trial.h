@@ -55,7 +55,7 @@ typedef struct lane_trial {
     bool idle_receiver; /**< Probes but never pulls. */
     /** A thread that stops the sides, joined before they are freed; NULL: none. */
     pthread_t *stopper;
-    atomic_bool begun;  /**< Both sides are ready and may be stopped. */
+    atomic_bool begun; /**< Both sides are ready and may be stopped. */
     lane_side source;
     lane_side receiver;
 } lane_trial;

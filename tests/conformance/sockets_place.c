@@ -10,13 +10,13 @@
 
 enum { JOIN_MS = 20000, TEXT_MAX = 256 };
 
-/** Where the ranks meet: the address but for the rank. */
+/** The address without the rank. */
 typedef struct meeting_place {
     char folder[64];
     char text[TEXT_MAX];
     int32_t size;
     const char *secret;
-    const char *query; /**< What else the address says. */
+    const char *query; /**< The rest of the address. */
 } meeting_place;
 
 static void *new_place(int32_t size, const char *secret) {
@@ -37,7 +37,7 @@ void *wh_open_unix_place(int32_t size) {
     return place;
 }
 
-/** A port that is free now: the system gives it, and it is closed again. */
+/** A port that the system chose and that is free again. */
 static int free_port(void) {
     struct sockaddr_in at = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
     socklen_t size = sizeof(at);

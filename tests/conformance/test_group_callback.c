@@ -1,4 +1,4 @@
-/* The group over a table of one's own that can do everything. */
+/* The callback group over a table with all features. */
 #include "conformance/group_suite.h"
 #include "conformance/hub_place.h"
 #include "support/callback_hub.h"

@@ -1,4 +1,7 @@
-/* The group over a table of one's own to which nobody comes back, and which the library reads in the background. */
+/*
+ * The callback group over a table that ranks cannot rejoin and that the library reads in the
+ * background.
+ */
 #include "conformance/group_suite.h"
 #include "conformance/hub_place.h"
 #include "support/callback_hub.h"

@@ -1,4 +1,7 @@
-/* The group over a table of one's own that can do as little as may be: calls do not overlap, blocks are short, deaths go unnoticed. */
+/*
+ * The callback group over a minimal table: calls do not overlap, blocks are short, deaths are not
+ * noticed.
+ */
 #include "conformance/group_suite.h"
 #include "conformance/hub_place.h"
 #include "support/callback_hub.h"

@@ -1,4 +1,4 @@
-/* The group that meets over TCP on loopback, and talks over Unix sockets, since its members share a host. */
+/* The group that meets over TCP and then uses Unix sockets, since its members share a host. */
 #include "conformance/group_suite.h"
 #include "conformance/sockets_place.h"
 

@@ -1,5 +1,7 @@
-/* The lane of blocks over a table that can do everything, over one whose calls must not overlap, over one that takes them in parts,
- * and over tables without blocks. */
+/*
+ * The lane blocks over tables with all features, with calls that must not overlap, with blocks in
+ * parts, and without put and get.
+ */
 #include "conformance/hub_place.h"
 #include "conformance/lane_suite.h"
 #include "lane/lanes.h"

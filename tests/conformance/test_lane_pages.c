@@ -1,4 +1,7 @@
-/* Memory on small pages, at either side, goes over the ring where the kernel says what it lies on; other memory by cma. */
+/*
+ * Memory on small pages goes over ring, if the kernel tells the kind of pages; other memory goes
+ * over cma.
+ */
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -8,7 +11,7 @@
 
 enum { BYTES = 16 << 20 };
 
-/* A tensor on the pages that the advice brings; *pages_p is what it lies on for all that can be known. */
+/* A tensor in memory with this advice; *pages_p is its kind of pages, if known. */
 static wherry_value *tensor_on(int advice, wh_pages *pages_p) {
     const int64_t bytes = BYTES;
     char *room = mmap(NULL, BYTES + WH_HUGE_PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -24,7 +27,7 @@ static wherry_value *tensor_on(int advice, wh_pages *pages_p) {
     return build_dict("w", build_tensor(storage, WHERRY_U8, 0, 1, &bytes, NULL), NULL);
 }
 
-/* Ferries a state, in place or anew, and says which lane was taken. */
+/* Transfers a state, in place or to new memory. @return the lane. */
 static void check_lane(const wherry_value *state, wherry_value *target, const char *lane) {
     ferry_world world = ferry_open();
     ferry_call calls[] = {ferry_send(&world, 0, 1, state), ferry_receive(&world, 1, 0)};
@@ -49,7 +52,7 @@ static void test_every_side(void **state) {
     wherry_value *on_huge = tensor_on(MADV_HUGEPAGE, &of_huge);
     wherry_value *small_target = tensor_on(MADV_NOHUGEPAGE, &of_small);
     wherry_value *huge_target = tensor_on(MADV_HUGEPAGE, &of_huge);
-    const char *small_lane = of_small == WH_PAGES_SMALL ? "ring" : "cma"; /* kernels before 6.7 do not say */
+    const char *small_lane = of_small == WH_PAGES_SMALL ? "ring" : "cma"; /* kernels before 6.7 do not tell */
     const char *huge_lane = of_huge == WH_PAGES_SMALL ? "ring" : "cma";   /* and some have no huge pages */
     check_lane(on_small, NULL, small_lane);
     check_lane(on_small, small_target, small_lane);

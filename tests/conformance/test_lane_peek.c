@@ -1,4 +1,4 @@
-/* The lane that docs/writing-a-lane.md writes: it passes what every lane must. */
+/* The example lane of docs/writing-a-lane.md. */
 #include "conformance/lane_peek.h"
 #include "conformance/lane_suite.h"
 

@@ -1,4 +1,4 @@
-/* The ring lane against the suite that every lane must pass. */
+/* The lane ring. */
 #include "conformance/lane_suite.h"
 #include "lane/lanes.h"
 

@@ -1,4 +1,4 @@
-/* The lane over UCX against the suite that every lane must pass. UCX_TLS says over what. */
+/* The lane ucx, over the transports in UCX_TLS. */
 #include "conformance/lane_suite.h"
 #include "lane/lanes.h"
 

@@ -1,4 +1,7 @@
-/* Sending and receiving memory of CUDA devices over each lane: test_transfer_cuda LANE. On a real device where there is, else on the fake driver. */
+/*
+ * test_transfer_cuda LANE: sending and receiving device memory over a lane, on a real device or on
+ * the fake driver.
+ */
 #include <stdatomic.h>
 #include <stdio.h>
 #include <unistd.h>
@@ -14,7 +17,7 @@
 
 static wherry_error error;
 static const char *device_lane; /* what moves the memory of devices */
-static bool is_straight;        /* by itself, so that no digests are made */
+static bool is_straight;        /* without digests */
 
 static wherry_device cuda(int32_t index) {
     return (wherry_device){WHERRY_DEVICE_CUDA, index < wh_cuda_device_count() ? index : 0};
@@ -29,7 +32,7 @@ static wherry_value *large_state(uint8_t seed) {
     return ferry_state(300, 21 << 20, seed);
 }
 
-/** The call must have received what the host would have. */
+/** The call must have received the same as on the host. */
 static void expect_received(const ferry_call *call, const wherry_value *expected) {
     ferry_expect_ok(call);
     expect_state(call->received, expected);
@@ -40,7 +43,9 @@ static wherry_value *random_state(uint64_t seed) {
     return wh_random_state(&random);
 }
 
-/** Random states, on devices and partly on them; into new memory, and into targets that lie elsewhere. */
+/**
+ * Random states, fully or partly on devices; into new memory, and into targets on other devices.
+ */
 static void test_random_states(void **state) {
     (void)state;
     ferry_world world = ferry_open();
@@ -63,7 +68,7 @@ static void test_random_states(void **state) {
             calls[1].options.target_context = target;
         }
         if (is_straight) {
-            calls[1].options.lanes = calls[0].options.lanes = NULL; /* digests, and what is on the host, go otherwise */
+            calls[1].options.lanes = calls[0].options.lanes = NULL; /* digests and host memory use other lanes */
         }
         ferry_run(calls, 2);
         ferry_expect_ok(calls);
@@ -107,7 +112,7 @@ static void test_large_state(void **state) {
     ferry_close(&world);
 }
 
-/** Host and device memory in one state: each by its own lane, and the statistics name both. */
+/** Host and device memory in one state use different lanes; the statistics name both. */
 static void test_mixed_state(void **state) {
     (void)state;
     ferry_world world = ferry_open();
@@ -138,11 +143,11 @@ static void test_mixed_state(void **state) {
     ferry_close(&world);
 }
 
-/** Two ranks, each of which sends to the other while it receives from it. */
+/** Two ranks that send to each other at the same time. */
 static void test_both_ways(void **state) {
     (void)state;
     ferry_world world = ferry_open();
-    for (int turn = 0; turn < 2; turn++) { /* with what the first has left behind */
+    for (int turn = 0; turn < 2; turn++) { /* with the state that the first left */
         wherry_value *host[2] = {large_state(3), large_state(8)};
         wherry_value *source[2] = {large_state(3), large_state(8)};
         move_state(source[0], all_on_device);
@@ -234,7 +239,10 @@ static wherry_status refuse(const wh_lane_site *site, const void *bytes, size_t 
     return wh_fail(why, WHERRY_REFUSED, "not by this one");
 }
 
-/** What the lane of the host's memory has to say stays, where that of the devices' says nothing; what one says that is refused after all does not. */
+/**
+ * The detail of the host's lane stays if that of the devices has none; the detail of a rejected
+ * lane is dropped.
+ */
 static void test_detail(void **state) {
     (void)state;
     static wh_lane_ops told;
@@ -242,7 +250,7 @@ static void test_detail(void **state) {
                                                &wh_lane_ucx, &wh_lane_blocks,   &wh_lane_stream};
     told = wh_lane_ring;
     told.name = "told";
-    told.traits &= ~(uint32_t)WH_LANE_STAGES; /* so that the devices' goes by the other */
+    told.traits &= ~(uint32_t)WH_LANE_STAGES; /* so that device memory uses the other lane */
     told.describe = say_how;
     ferry_world world = ferry_open();
     for (int32_t rank = 0; rank < 2; rank++) {
@@ -265,7 +273,7 @@ static void test_detail(void **state) {
         const wherry_stats *sides[] = {&calls[0].outcomes[0].stats, &calls[1].stats};
         for (int i = 0; i < 2; i++) {
             assert_int_equal(strncmp(sides[i]->lane, refused ? "ring" : "told+", refused ? 4 : 5), 0);
-            if (refused || strcmp(device_lane, "ucx") != 0) { /* which has something to say itself */
+            if (refused || strcmp(device_lane, "ucx") != 0) { /* which has a detail */
                 assert_string_equal(sides[i]->detail, refused ? "" : "as told");
             }
         }
@@ -277,7 +285,7 @@ static void test_detail(void **state) {
 
 enum { CHUNKS_MAX = 64 };
 
-/** What a trace has told. Several threads tell. */
+/** Recorded trace events, from several threads. */
 typedef struct traced {
     atomic_uint seen[CHUNKS_MAX];
     _Atomic uint64_t bytes;
@@ -296,7 +304,7 @@ static void note_range(void *context, const wherry_trace_event *event) {
     atomic_fetch_add(t->seen + event->chunk % CHUNKS_MAX, 1);
 }
 
-/** A trace has each range once, whichever way it came. */
+/** A trace has each range once, over any lane. */
 static void test_trace(void **state) {
     (void)state;
     ferry_world world = ferry_open();
@@ -321,7 +329,7 @@ static void test_trace(void **state) {
     ferry_close(&world);
 }
 
-/** With no memory that may be pinned, everything goes by plain memory. */
+/** If no memory can be pinned, everything goes through plain memory. */
 static void test_nothing_pinned(void **state) {
     setenv("WHERRY_PINNED_MIB", "0", 1);
     wh_pinned_trim();

@@ -209,12 +209,14 @@ static void test_cancel(void **state) {
     ferry_close(&world);
 }
 
-/** The lane of the suite; for a rank that sends to itself another, where that one moves bytes between two. */
+/**
+ * The lane of the suite, or another for a rank that sends to itself if the lane needs two ranks.
+ */
 static const char *lane_between(int32_t from, int32_t to) {
     return from == to && strcmp(ferry_lane, "blocks") == 0 ? "ring" : ferry_lane;
 }
 
-/** All ranks send to all others and receive from all others at once, each pair with a state of its own. */
+/** All ranks send to and receive from all others at once, with a different state per pair. */
 static void test_all_at_once(void **state) {
     (void)state;
     ferry_world world = ferry_open();

@@ -1,4 +1,7 @@
-/* The transfer suite's cases about options: interrupts, the rank that meshes name, memory for what a target lacks. */
+/*
+ * The transfer suite's cases about options: interrupts, ranks in meshes, memory for missing leaves
+ * of a target.
+ */
 #include <stdatomic.h>
 #include <unistd.h>
 
@@ -7,22 +10,22 @@
 
 #define MS UINT64_C(1000000)
 
-/** How soon an interrupted call must have ended, and how long a side that is held up waits for the test. */
+/** How soon an interrupted call must end, and how long a held side waits for the test. */
 enum { SOON_MS = 3000, HELD_MS = 10000 };
 
 static wherry_error error;
 
-/** What one side of a transfer does when it is asked, or shows its progress. */
+/** What one side does in its interrupt and progress callbacks. */
 typedef struct side {
-    atomic_bool *ends;   /**< It is to end as soon as this is true; NULL: never. */
-    atomic_bool *begins; /**< It is held up when this is true; NULL: at once. */
-    atomic_bool *waits;  /**< While it is held up it waits for this; NULL: it never is. */
+    atomic_bool *ends;   /**< It ends once this is true; NULL: never. */
+    atomic_bool *begins; /**< It is held once this is true; NULL: at once. */
+    atomic_bool *waits;  /**< While held, it waits for this; NULL: it is never held. */
     atomic_bool held;    /**< It is, or was. */
     atomic_bool shown;   /**< It has shown progress. */
     atomic_uint asked;   /**< How often it was asked. */
-    uint64_t last_asked; /**< When it was for the last time. */
+    uint64_t last_asked; /**< When it was called last. */
     uint64_t ended;      /**< When it said yes. */
-    bool too_often;      /**< Twice within less than 50 ms. */
+    bool too_often;      /**< It was called twice within 50 ms. */
     pthread_t thread;    /**< Who asked. */
     bool other_thread;   /**< Not always the same. */
 } side;
@@ -63,7 +66,7 @@ static void show(void *context, const wherry_progress *progress) {
     hold(own);
 }
 
-/** Who is held up when it has all bytes, and has not said so; set before any thread is started. */
+/** Held when it has all bytes and has not confirmed them; set before threads start. */
 static side *held_with_all;
 
 static void hold_at_point(const char *name) {
@@ -82,7 +85,7 @@ static void ask(ferry_call *call, side *own) {
     call->options.interrupt_context = own;
 }
 
-/** The side was interrupted, by the thread that was inside its call, and its call ended soon after. */
+/** The side was interrupted in the thread of its call, which ended soon after. */
 static void expect_interrupted(const ferry_call *call, const side *own, uint64_t ended) {
     if (call->status != WHERRY_CANCELLED) {
         print_error("%s: %s\n", wherry_status_name(call->status), call->error.message);
@@ -95,7 +98,7 @@ static void expect_interrupted(const ferry_call *call, const side *own, uint64_t
     assert_true(pthread_equal(own->thread, call->thread));
 }
 
-/** A call that waits for nobody asks all the time, and ends when it is told to. */
+/** A call without a peer asks regularly and ends when told. */
 static void test_interrupted_while_waiting(void **state) {
     (void)state;
     ferry_world world = ferry_open();
@@ -119,7 +122,7 @@ static void test_interrupted_while_waiting(void **state) {
     ferry_close(&world);
 }
 
-/** One that is never told to ends as ever. */
+/** A call that is never interrupted succeeds. */
 static void test_asked_in_vain(void **state) {
     (void)state;
     ferry_world world = ferry_open();
@@ -144,7 +147,7 @@ static void test_asked_in_vain(void **state) {
     ferry_close(&world);
 }
 
-/** Before a transfer is over, while the receiver does not get on. */
+/** Interrupts the source while the receiver makes no progress. */
 static void test_interrupted_source(void **state) {
     (void)state;
     ferry_world world = ferry_open();
@@ -155,7 +158,7 @@ static void test_interrupted_source(void **state) {
     ferry_call calls[] = {ferry_send(&world, 0, 1, source), ferry_receive(&world, 1, 0)};
     ask(calls, &sender);
     hold_with_all(&receiver);
-    calls[1].options.no_progress_ms = 1500; /* where the group has no room for the source's last words */
+    calls[1].options.no_progress_ms = 1500; /* if the group cannot buffer the source's last message */
     ferry_start(calls);
     ferry_start(calls + 1);
     ferry_join(calls);
@@ -169,7 +172,7 @@ static void test_interrupted_source(void **state) {
     ferry_close(&world);
 }
 
-/** In the middle of a transfer, while the source does not get on: it is held up once the receiver shows progress, which waits for that. */
+/** Interrupts the receiver while the source, held after the first progress, makes none. */
 static void test_interrupted_receiver(void **state) {
     (void)state;
     ferry_world world = ferry_open();
@@ -184,14 +187,15 @@ static void test_interrupted_receiver(void **state) {
     ask(calls + 1, &receiver);
     calls[1].options.progress = show;
     calls[1].options.progress_context = &shows;
-    calls[0].options.no_progress_ms = 1500; /* a source that pushes by the calling thread hears nothing meanwhile */
+    calls[0].options.no_progress_ms =
+        1500; /* a source that pushes in the calling thread does not read messages meanwhile */
     ferry_start(calls);
     ferry_start(calls + 1);
     ferry_join(calls + 1);
     expect_interrupted(calls + 1, &receiver, wh_clock_now());
     atomic_store(&over, true);
     ferry_join(calls);
-    /* It may have been told that all bytes had come before it was told that the receiver gave up waiting for its answer. */
+    /* It may learn that all bytes arrived before it learns that the receiver gave up. */
     assert_true(calls[0].status == WHERRY_ABORTED || calls[0].status == WHERRY_OK ||
                 calls[0].status == WHERRY_TIMED_OUT);
     assert_true(calls[0].status != WHERRY_ABORTED || strstr(calls[0].error.message, "interrupted"));
@@ -200,7 +204,7 @@ static void test_interrupted_receiver(void **state) {
     ferry_close(&world);
 }
 
-/** The same by a cancel, which a source sees that pushes by the calling thread too. */
+/** With a cancel, which also reaches a source that pushes in the calling thread. */
 static void test_cancelled_in_the_middle(void **state) {
     (void)state;
     ferry_world world = ferry_open();
@@ -230,7 +234,7 @@ static void test_cancelled_in_the_middle(void **state) {
     ferry_close(&world);
 }
 
-/** Random states into targets that lack some of their leaves, whose memory is made. */
+/** Random states into targets without some leaves, for which memory is allocated. */
 static void test_memory_for_what_the_target_lacks(void **state) {
     (void)state;
     ferry_world world = ferry_open();
@@ -253,7 +257,7 @@ static void test_memory_for_what_the_target_lacks(void **state) {
     ferry_close(&world);
 }
 
-/** A mesh of the ranks 10 and 11; the part of one of them. */
+/** A mesh of ranks 10 and 11; the shard of one of them. */
 wherry_value *ferry_shard_of_eleven(uint8_t seed) {
     int64_t two[] = {2};
     int64_t ranks[] = {10, 11};
@@ -277,7 +281,7 @@ wherry_value *ferry_shard_of_eleven(uint8_t seed) {
     return build_dict("w", value, NULL);
 }
 
-/** Which box of a DTensor a rank has is said by the rank's name in meshes, not by its number in the group. */
+/** The box of a DTensor follows from the rank's number in meshes, not from that in the group. */
 static void test_ranks_as_meshes_name_them(void **state) {
     (void)state;
     ferry_world world = ferry_open();
@@ -312,7 +316,7 @@ static void test_ranks_as_meshes_name_them(void **state) {
     ferry_close(&world);
 }
 
-/** Refuses objects of a name. */
+/** Rejects objects with a name. */
 static wherry_status refuse(void *context, const wherry_value *state) {
     const wherry_value *odd = wherry_dict_get(state, "odd");
     const wherry_value *tensor = wherry_dict_get(state, "w");
@@ -320,7 +324,7 @@ static wherry_status refuse(void *context, const wherry_value *state) {
     return strcmp(wherry_object_type(odd), context) == 0 ? WHERRY_UNSUPPORTED : WHERRY_OK;
 }
 
-/** A receiver that looks at what is offered, and refuses it, has nothing of it; the source is told. */
+/** A receiver that rejects an offer receives nothing, and the source is told. */
 static void test_inspected(void **state) {
     (void)state;
     ferry_world world = ferry_open();
@@ -351,7 +355,7 @@ static void test_inspected(void **state) {
     ferry_close(&world);
 }
 
-/** Receives with WHERRY_RECV_COMPARE into a target; @return the figures. */
+/** Receives with WHERRY_RECV_COMPARE into a target. @return the statistics. */
 static wherry_stats receive_difference(ferry_world *world, const wherry_value *source, const wherry_value *target) {
     ferry_call calls[] = {ferry_send(world, 0, 1, source), ferry_receive(world, 1, 0)};
     calls[1].options.flags = WHERRY_RECV_COMPARE;
@@ -370,7 +374,7 @@ static void damage(const wherry_value *target, uint64_t offset) {
     ((char *)wherry_storage_data(large->storage))[offset] ^= 1;
 }
 
-/** Only chunks that differ move: none, one, the small tensors' alone, all. */
+/** Only chunks that differ move: none, one, those of small tensors, all. */
 static void test_only_what_differs(void **state) {
     (void)state;
     enum { CHUNK = 4 << 20 };
@@ -401,7 +405,10 @@ static void test_only_what_differs(void **state) {
     ferry_close(&world);
 }
 
-/** Where two tensors of the target are one tensor of the source, both must be right; gaps between tensors are nobody's. */
+/**
+ * If two tensors of the target are one tensor of the source, both must be right; gaps between
+ * tensors do not count.
+ */
 static void test_what_cannot_be_compared_is_asked_for(void **state) {
     (void)state;
     ferry_world world = ferry_open();
@@ -427,7 +434,7 @@ static void end_at_compare(const char *name) {
     }
 }
 
-/** A receiver that is cancelled while both sides compare has written nothing, and the source is told. */
+/** A receiver cancelled during the comparison has written nothing, and the source is told. */
 static void test_ended_while_comparing(void **state) {
     (void)state;
     must(wherry_cancel_create(&ended_at_point, &error));
@@ -455,11 +462,11 @@ static void test_ended_while_comparing(void **state) {
 }
 
 typedef struct acceptance {
-    wherry_value *target; /**< Made when the offer is there. */
-    uint64_t nbytes;      /**< 0: as many as are offered. */
+    wherry_value *target; /**< Created once the offer is there. */
+    uint64_t nbytes;      /**< 0: as many as offered. */
 } acceptance;
 
-/** Makes a target of what is offered. */
+/** Creates a target for the offer. */
 static wherry_status accept(void *context, const wherry_value *state, const wherry_value **target_p) {
     acceptance *made = context;
     const wherry_tensor *offered = wherry_tensor_get(wherry_dict_get(state, "w"));
@@ -476,7 +483,10 @@ static wherry_status accept_nothing(void *context, const wherry_value *state, co
     return WHERRY_LIMIT;
 }
 
-/** A receiver that says where to receive when it knows what is offered: in place, checked like any target. */
+/**
+ * A receiver that chooses its target after it has seen the offer: in place, checked like any
+ * target.
+ */
 static void test_accepted(void **state) {
     (void)state;
     ferry_world world = ferry_open();
@@ -507,7 +517,7 @@ static void test_accepted(void **state) {
     ferry_close(&world);
 }
 
-/** Where nobody comes back, a rank that has left is not waited for: neither by a call that begins behind that, nor by those to come. */
+/** If ranks cannot come back, calls do not wait for a rank that has left. */
 static void test_to_a_rank_that_has_left(void **state) {
     (void)state;
     ferry_world world = ferry_open();

@@ -1,6 +1,6 @@
 /*
- * Channels and processes between real processes: whose process a rank is, a peer that dies while a channel is open, one that is stopped, and one
- * that greets for data and then says nothing.
+ * Channels between real processes: the process of a rank, and a peer that dies, is stopped or is
+ * silent while a channel is open.
  */
 #include <poll.h>
 #include <signal.h>
@@ -21,7 +21,10 @@ enum { JOIN_MS = 20000, SOON_MS = 10000, DEATH_MS = 4000, ASK = 1, ANSWER = 2 };
 
 static wherry_error error;
 
-/** A member that tells whoever asks which process it sees there, and answers every channel with a byte, until it is killed. */
+/**
+ * A member that tells which process it sees at rank 0, and answers every channel with a byte, until
+ * it is killed.
+ */
 static int serve(const wh_test_meeting *meeting, int32_t rank, int32_t size) {
     wh_group *group;
     wh_inbox *inbox;
@@ -118,7 +121,9 @@ static void test_peer_dies(void **state) {
     wh_group_destroy(group);
 }
 
-/** A process that is stopped answers nothing: the deadline ends it, and one that dies in the middle of it ends it at once. */
+/**
+ * A stopped process answers nothing: the call ends at its deadline, or at once if the process dies.
+ */
 static void test_stopped_peer(void **state) {
     const wh_test_meeting *meeting = *state;
     wh_group *group;
@@ -127,7 +132,7 @@ static void test_stopped_peer(void **state) {
     must(wh_test_join(meeting, 0, 2, JOIN_MS, &group, &error));
     wait_for_answer(group);
     kill(child, SIGSTOP);
-    assert_int_equal(waitpid(child, NULL, WUNTRACED), child); /* all of its threads stand still */
+    assert_int_equal(waitpid(child, NULL, WUNTRACED), child); /* all of its threads are stopped */
     uint64_t begin = wh_clock_now();
     must_fail(WHERRY_TIMED_OUT, error,
               wh_group_connect(group, 1, TALK, wh_deadline_in_ms(300), NULL, &channel, &error));
@@ -148,7 +153,10 @@ static void test_stopped_peer(void **state) {
     wh_group_destroy(group);
 }
 
-/** A process that has children of its own, which outlive it: its death is noticed all the same, and the group is closed to the children. */
+/**
+ * A process whose children outlive it: its death is noticed, and the group is closed for the
+ * children.
+ */
 static void test_children_outlive_it(void **state) {
     const wh_test_meeting *meeting = *state;
     int report[2];

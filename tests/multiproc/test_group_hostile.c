@@ -1,5 +1,6 @@
 /*
- * A peer that knows how to greet and then speaks nonsense, or nothing: the connection ends, whoever waits on that rank is told, and the group goes on.
+ * A peer that greets correctly and then sends nonsense or nothing: the connection ends, calls that
+ * wait for that rank return, and the group continues.
  */
 #include <poll.h>
 #include <pthread.h>
@@ -28,7 +29,7 @@ enum { SOON_MS = 10000, DEAD_AFTER_MS = 2400, ASK = 1 };
 
 static wherry_error error;
 
-/** Rank 0, which is under attack; rank 1 is played by the test. */
+/** Rank 0, the victim; the test acts as rank 1. */
 typedef struct victim {
     const wh_test_meeting *meeting;
     wh_group *group;
@@ -58,7 +59,7 @@ static int dial(const wh_test_meeting *meeting) {
     return -1;
 }
 
-/** Sends what a greeting has to say. */
+/** Sends a greeting. */
 static void say(int fd, wh_hello *hello) {
     const uint8_t *out;
     size_t size;
@@ -67,7 +68,7 @@ static void say(int fd, wh_hello *hello) {
     wh_hello_sent(hello, size);
 }
 
-/** Dials and greets as an incarnation of rank 1, but for the last frame, which is for the caller to send. */
+/** Connects and greets as an incarnation of rank 1, without the last frame. */
 static int begin_to_greet(const wh_test_meeting *meeting, uint64_t incarnation, wh_hello_purpose purpose,
                           wh_hello **hello_p) {
     wh_hello_config config = {.purpose = purpose,
@@ -100,7 +101,7 @@ static int greet(const wh_test_meeting *meeting, uint64_t incarnation, wh_hello_
     return fd;
 }
 
-/** Reads until the other side closes; @return how many milliseconds that took. */
+/** Reads until the other side closes. @return the milliseconds it took. */
 static uint64_t read_to_end(int fd) {
     uint64_t begin = wh_clock_now();
     char bytes[4096];
@@ -116,11 +117,11 @@ static uint64_t read_to_end(int fd) {
 
 typedef struct nonsense {
     wh_hello_purpose purpose;
-    uint32_t size; /**< What the head of the frame says. */
+    uint32_t size; /**< The header of the frame. */
     uint8_t type;
     uint64_t first; /**< The body: two numbers, */
     uint64_t second;
-    size_t sent; /**< of which so many bytes are sent, and then zeros. */
+    size_t sent; /**< Number of bytes sent, followed by zeros. */
     size_t more;
 } nonsense;
 
@@ -155,7 +156,7 @@ static void speak(int fd, const nonsense *n) {
     assert_int_equal(send(fd, bytes, size, MSG_NOSIGNAL), (ssize_t)size);
 }
 
-/** A message in parts that do not fit each other. */
+/** A message whose parts do not match. */
 static void speak_unfit_parts(int fd, uint64_t tag, uint64_t rest) {
     nonsense first = {WH_HELLO_CONTROL, 20, WH_FRAME_MESSAGE, 7, 100, 16, 4};
     nonsense second = {WH_HELLO_CONTROL, 20, WH_FRAME_MESSAGE, tag, rest, 16, 4};
@@ -216,7 +217,7 @@ static void test_nonsense(void **state) {
     wh_group_destroy(v.group);
 }
 
-/** Whoever says nothing: before the greeting, behind one for data, and behind one for messages. */
+/** A silent peer: before the greeting, after one for data, and after one for messages. */
 static void test_silence(void **state) {
     victim v = {.meeting = *state};
     pthread_t thread;
@@ -246,14 +247,17 @@ static void block(void *context, wh_message *message) {
     sem_wait(at + 1);
 }
 
-/** Rank 1 ends while the victim reads nothing, and its successor is looked at first, since its connection was made later. */
+/**
+ * Rank 1 ends while the victim does not read. Its successor's connection, made later, is read
+ * first.
+ */
 typedef struct succession {
     victim v;
     sem_t blocked[2];
     wh_inbox *inbox;
     wh_hello *hello;
     int successor;
-    int fd; /**< Of the former one: what it says now is read last. */
+    int fd; /**< Of the old incarnation; read last. */
 } succession;
 
 static void begin_succession(succession *s, const wh_test_meeting *meeting) {
@@ -272,7 +276,7 @@ static void begin_succession(succession *s, const wh_test_meeting *meeting) {
     sem_wait(s->blocked);
 }
 
-/** The former one is gone, and the victim reads again. */
+/** The old incarnation is gone, and the victim reads again. */
 static void succeed(succession *s) {
     close(s->fd);
     say(s->successor, s->hello);
@@ -290,7 +294,7 @@ static void end_succession(succession *s) {
     wh_group_destroy(s->v.group);
 }
 
-/** What a process said before it ended is heard, also where the one in its place is noticed first. */
+/** Messages that a process sent before it ended arrive, even if its successor is noticed first. */
 static void test_last_words(void **state) {
     const nonsense last = {WH_HELLO_CONTROL, 17, WH_FRAME_MESSAGE, TALK, 0, 16, 1};
     succession s;
@@ -327,7 +331,7 @@ static void give_scarce(void *context, void *memory) {
     free(memory);
 }
 
-/** Last words for which there is no memory, and which are more than one reading takes: that connection is not read again. */
+/** If there is no memory for the last messages, the connection is not read again. */
 static void test_last_words_without_memory(void **state) {
     enum { PART = 200000, ALL = 390000, WHOLE = 5 << 20 };
     static uint8_t words[ALL];
@@ -352,7 +356,7 @@ static void test_last_words_without_memory(void **state) {
 
 enum { LARGE = 4 << 20 };
 
-/** A large message on its way does not hold up whoever was told to stop; it arrives whole all the same. */
+/** A large message in flight does not delay a call that was told to stop, and arrives complete. */
 static void test_stop_in_the_middle_of_a_message(void **state) {
     victim v = {.meeting = *state};
     wh_stop stop;

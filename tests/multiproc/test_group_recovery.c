@@ -1,6 +1,7 @@
 /*
- * Real processes that die for real: each rank in turn, 0 included, is killed; whoever waits on it is told within a second, the others go on, and
- * a new process takes the rank. And one that was stopped while another took its place is sent away when it wakes.
+ * Real processes: each rank, 0 included, is killed in turn. Calls that wait for it return soon, the
+ * others continue, and a new process takes the rank. A process that was stopped while another took
+ * its rank is fenced when it continues.
  */
 #include <glob.h>
 #include <signal.h>
@@ -25,7 +26,7 @@ static wherry_status join(int32_t rank, int32_t size, const wh_sockets_options *
     return wh_sockets_join(address, options, wh_deadline_in_ms(ms), group_p, &error);
 }
 
-/** A member that answers whoever asks, until it is killed or the group is closed to it. Its exit code says how it ended. */
+/** A member that answers requests until it is killed or fenced. Its exit status says which. */
 static int serve(int32_t rank) {
     wh_sockets_options options = {0};
     wh_group *group;
@@ -59,7 +60,10 @@ static pid_t start(int32_t rank) {
     return child;
 }
 
-/** Asks a rank and waits for its answer; it may have died since the last time, and another may be on its way. */
+/**
+ * Sends a request and waits for the answer, also if the rank has died and its successor is
+ * starting.
+ */
 static void ask_until_answered(wh_group *group, int32_t rank) {
     wherry_status status = WHERRY_PEER_LOST;
     for (int tries = 0; tries < 200 && status != WHERRY_OK; tries++) {
@@ -101,7 +105,7 @@ static int close_folder(void **state) {
     return rmdir(folder);
 }
 
-/** The test is one rank; the others are children, killed and started anew one after the other. */
+/** The test is one rank; the others are children, killed and restarted one after the other. */
 static void test_every_rank_dies_and_returns(void **state) {
     (void)state;
     for (int32_t own = 0; own < RANKS; own++) {
@@ -143,7 +147,10 @@ static void test_every_rank_dies_and_returns(void **state) {
     }
 }
 
-/** A process that slept while another took its rank is fenced when it wakes, and says so. It is not the one that the others meet at. */
+/**
+ * A process that was stopped while another took its rank is fenced when it continues. It is not at
+ * the meeting point.
+ */
 static void test_a_sleeper_is_fenced(void **state) {
     (void)state;
     wh_sockets_options options = {0};
@@ -177,7 +184,9 @@ static void test_a_sleeper_is_fenced(void **state) {
     wh_group_destroy(group);
 }
 
-/** A predecessor whose clock was an hour ahead, and the same again: the time of the one that comes then is the lowest of all. */
+/**
+ * A predecessor whose clock was an hour ahead, twice: the successor's time is the lowest of all.
+ */
 static void test_a_clock_that_is_behind(void **state) {
     (void)state;
     struct timespec now;
@@ -221,7 +230,7 @@ static void test_missing_ranks_are_named(void **state) {
     assert_non_null(strstr(error.message, folder));
 }
 
-/** A wrong secret is refused with its reason, and the group goes on. */
+/** A wrong secret is rejected with a reason, and the group continues. */
 static void test_a_wrong_secret(void **state) {
     (void)state;
     wh_sockets_options right = {.secret = "right", .secret_size = 5};
@@ -264,7 +273,7 @@ static size_t count_files(const char *form, const char *where) {
     return count;
 }
 
-/** Who is alone needs no thread and no socket, and can talk to itself. */
+/** A group of one has no thread and no socket, and can send to itself. */
 static void test_alone(void **state) {
     (void)state;
     wh_sockets_options options = {0};
@@ -282,7 +291,7 @@ static void test_alone(void **state) {
     wh_group_destroy(group);
 }
 
-/** Meeting points may be names; those that are not known do not keep the others from being used, nor hold anybody up. */
+/** Meeting points can be names; unknown ones do not delay the others. */
 static void test_meeting_by_name(void **state) {
     (void)state;
     wh_sockets_options options = {.allow_insecure = true};

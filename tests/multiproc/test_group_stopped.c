@@ -1,5 +1,6 @@
 /*
- * The member that holds the meeting place is stopped, not dead: whoever comes then must not wait for it. And it finds the others when it goes on.
+ * The member at the meeting point is stopped, not dead: a new member must not wait for it. It finds
+ * the others when it continues.
  */
 #include <signal.h>
 #include <stdio.h>
@@ -26,7 +27,7 @@ enum {
 
 static wherry_error error;
 
-/** Answers whoever asks, until it is killed. */
+/** Answers all requests until it is killed. */
 static int serve(const wh_test_meeting *meeting, int32_t rank) {
     wh_group *group;
     if (wh_test_join(meeting, rank, RANKS, JOIN_MS, &group, &error) != WHERRY_OK) {
@@ -77,7 +78,7 @@ static void test_the_host_is_stopped(void **state) {
     const wh_test_meeting *meeting = *state;
     wh_group *group;
     pid_t host = start(meeting, HOST);
-    wh_await_asleep(host); /* it has the meeting place, and waits for the others */
+    wh_await_asleep(host); /* it has the meeting point and waits for the others */
     pid_t victim = start(meeting, VICTIM);
     must(wh_test_join(meeting, OWN, RANKS, JOIN_MS, &group, &error));
     ask_until(group, HOST, SOON_MS);
@@ -97,7 +98,7 @@ static void test_the_host_is_stopped(void **state) {
     wh_group_destroy(group);
 }
 
-/** A group of two whose silence is soon noticed. */
+/** A group of two with a short heartbeat. */
 static wherry_status join_wary(const wh_test_meeting *meeting, int32_t rank, wh_group **group_p) {
     char address[128];
     wh_sockets_options options = {.heartbeat_ms = 50, .dead_after_ms = 500};
@@ -105,7 +106,9 @@ static wherry_status join_wary(const wh_test_meeting *meeting, int32_t rank, wh_
     return wh_sockets_join(address, &options, wh_deadline_in_ms(JOIN_MS), group_p, &error);
 }
 
-/** What belongs to a conversation with a rank that was lost is refused at once, also where a call to it would go unanswered; anything else is a call. */
+/**
+ * A message of a conversation with a lost rank fails at once; any other message waits for the rank.
+ */
 static void test_a_conversation_ends_with_its_rank(void **state) {
     const wh_test_meeting *meeting = *state;
     wh_group *group;

@@ -1,8 +1,8 @@
 /*
- * The lane nccl between processes: sending and receiving, on a real device and the real NCCL where these are, else on the fakes; either side killed or stopped in the
- * middle; a side without NCCL, or with another version of it.
- *
- * Two processes on one device are refused by NCCL unless they say that they are on different hosts, so that each rank says so by itself before NCCL is loaded.
+ * The lane nccl between processes, with a real device and NCCL or with the fakes: transfers, either
+ * side killed or stopped midway, a side without NCCL or with another version. NCCL rejects two
+ * processes on one device unless they claim to be on different hosts, so each rank does so before
+ * it loads NCCL.
  */
 #include <stdio.h>
 #include <unistd.h>
@@ -16,12 +16,12 @@
 
 enum { SOURCE, RECEIVER, RANKS };
 
-/** What ranks say to each other. */
+/** Flags of the job. */
 enum { SENDING };
 
 enum { LARGE = 44 << 20, LITTLE = 5 << 20, SMALL = 300, SMALL_BYTES = 4096, DEAD_AFTER_MS = 1000 * JOB_SLOW };
 
-/** What may pass until a survivor has noticed; making a communicator takes a real NCCL a second or two. */
+/** How soon a survivor must notice; a real NCCL needs a second or two to create a communicator. */
 enum { MARGIN_MS = 3000 * JOB_SLOW };
 
 typedef struct scene {
@@ -32,7 +32,7 @@ typedef struct scene {
     int signal;
 } scene;
 
-/** As NCCL wants to see two processes that share a device. */
+/** Settings with which NCCL accepts two processes on one device. */
 static void look_remote(const job_rank *self) {
     char host[32];
     snprintf(host, sizeof(host), "wherry-%d-%d", (int)self->rank, (int)getpid());
@@ -57,7 +57,7 @@ static wherry_value *make_state(uint8_t seed, int64_t large) {
                       NULL);
 }
 
-/** Whether a tensor's bytes are those of a seed. */
+/** True if a tensor has the bytes of a seed. */
 static bool has_bytes(const wherry_value *tensor, uint64_t nbytes, uint8_t seed) {
     uint8_t *bytes = malloc(nbytes);
     device_copy(0, bytes, wherry_storage_data(wherry_tensor_get(tensor)->storage), nbytes);
@@ -99,7 +99,7 @@ static wherry_status receive(job_rank *self, wherry_value *target, const char *l
 
 /* ---- going well ---- */
 
-/** What is sent on a real device tells how fast it is. */
+/** Prints the speed on a real device. */
 static int64_t good_size(void) {
     return fake_nccl_find().fail_at ? LARGE : 512 << 20;
 }
@@ -146,7 +146,7 @@ static void test_well(void **state) {
 
 /* ---- a victim ---- */
 
-/** The survivor: an error about the other, in time; and its device and its NCCL are of use. */
+/** The survivor gets an error about the other in time, and its device and NCCL still work. */
 static void survive(job_rank *self, wherry_status status, const wherry_error *error) {
     const scene *s = self->scene;
     job_check(self, status == WHERRY_PEER_LOST, "%s: %s", wherry_status_name(status),
@@ -227,7 +227,7 @@ static void test_victims(void **state) {
 
 /* ---- a side without it ---- */
 
-/** What is amiss at one of the two, and what the receiver is told. */
+/** A fault at one side, and the receiver's error. */
 typedef struct lack {
     int32_t at;
     const char *name; /**< Of the environment, */

@@ -1,6 +1,6 @@
 /*
- * Eight processes, each of which sends its state to all the others and to the next in the ring, and receives from all of them, everything at once, for many rounds:
- * the step says of each state that it is the one of its round, and its bytes that it is the one of its rank.
+ * Eight processes send their states to all others and to the next in a ring, and receive from all,
+ * at once, for many rounds. The step identifies the round of a state, its bytes the rank.
  */
 #include <pthread.h>
 #include <stdio.h>
