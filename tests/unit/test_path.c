@@ -1,8 +1,10 @@
-/* Paths: created from steps, looked up in trees, formatted and parsed. */
+/* Paths: created, looked up, formatted and parsed; invalid texts; flatten and unflatten. */
 #include "../support/build.h"
 
 #include <stdio.h>
 #include <stdlib.h>
+
+/* Paths: created from steps, looked up in trees, formatted and parsed. */
 
 static wherry_path *parse(const char *text) {
     wherry_path *path;
@@ -334,6 +336,429 @@ static void test_not_found(void **state) {
     wherry_value_destroy(tree);
 }
 
+/* Invalid paths: each is refused, with the byte offset of the fault. */
+
+#define BAD(text, offset)                                                                                              \
+    { (text), sizeof(text) - 1, (offset) }
+
+static const struct {
+    const char *text;
+    size_t size;
+    uint64_t offset;
+} bad[] = {
+    BAD(".", 0),
+    BAD(".a", 0),
+    BAD("a.", 2),
+    BAD("a..b", 2),
+    BAD("a.1", 2),
+    BAD("1", 0),
+    BAD(" a", 0),
+    BAD("a b", 1),
+    BAD("a-b", 1),
+    BAD("a]", 1),
+    BAD("a}", 1),
+    BAD("a\"b\"", 1),
+    BAD("\xC3\xA9", 0),
+    BAD("a\0", 1),
+    BAD("\0", 0),
+    BAD("[", 1),
+    BAD("[]", 1),
+    BAD("[1", 2),
+    BAD("[a]", 1),
+    BAD("[-1]", 1),
+    BAD("[+1]", 1),
+    BAD("[1.0]", 2),
+    BAD("[1 ]", 2),
+    BAD("[0x1]", 2),
+    BAD("[1]a", 3),
+    BAD("[1]]", 3),
+    BAD("[18446744073709551616]", 1),
+    BAD("[99999999999999999999999]", 1),
+    BAD("[\"", 1),
+    BAD("[\"a", 1),
+    BAD("[\"a\"", 4),
+    BAD("[\"a\"x]", 4),
+    BAD("[\"\\q\"]", 1),
+    BAD("[\"\\", 1),
+    BAD("[\"\\x\"]", 1),
+    BAD("[\"\\x4", 1),
+    BAD("[\"\\x4g\"]", 1),
+    BAD("[\"\\xff\"]", 1),
+    BAD("[\"\xFF\"]", 1),
+    BAD("[\"\\xed\\xa0\\x80\"]", 1),
+    BAD("{", 1),
+    BAD("{}", 1),
+    BAD("{7", 2),
+    BAD("{ 7}", 1),
+    BAD("{7 }", 1),
+    BAD("{+7}", 1),
+    BAD("{--7}", 1),
+    BAD("{-}", 1),
+    BAD("{None}", 1),
+    BAD("{True}", 1),
+    BAD("{true }", 1),
+    BAD("{\"a\"}", 1),
+    BAD("{a}", 1),
+    BAD("{9223372036854775808}", 1),
+    BAD("{-9223372036854775809}", 1),
+    BAD("{0x}", 1),
+    BAD("{-0x}", 1),
+    BAD("{0xgg}", 1),
+    BAD("{0x 1}", 1),
+    BAD("{0x-1}", 1),
+    BAD("{0X12}", 1),
+    BAD("{0x1.8}", 1),
+    BAD("{.}", 1),
+    BAD("{e}", 1),
+    BAD("{1e}", 1),
+    BAD("{1.0.0}", 1),
+    BAD("{1e400}", 1),
+    BAD("{1,5}", 1),
+    BAD("{nan}", 1),
+    BAD("{nan:}", 1),
+    BAD("{nan:7ff8}", 1),
+    BAD("{nan:7ff0000000000000}", 1),
+    BAD("{nan:0000000000000000}", 1),
+    BAD("{nan:3ff0000000000000}", 1),
+    BAD("{nan:7ff80000000000001}", 1),
+    BAD("{nan:7ff800000000000g}", 1),
+    BAD("{nan:+ff8000000000001}", 1),
+    BAD("{infinity}", 1),
+    BAD("{+inf}", 1),
+    BAD("{c(1.0,2.0}", 1),
+    BAD("{c(1.0)}", 1),
+    BAD("{c(1,2)}", 1),
+    BAD("{c(,)}", 1),
+    BAD("{c(}", 1),
+    BAD("{c()}", 1),
+    BAD("{c(1.0,2.0,3.0)}", 1),
+    BAD("{c(1.0,2.0)x}", 1),
+    BAD("{b}", 2),
+    BAD("{b\"a}", 2),
+    BAD("{b\"a\"", 5),
+    BAD("{b\"a\"x}", 5),
+    BAD("{b\"\\z\"}", 2),
+    BAD("{1\0}", 1),
+    BAD("a{7}b", 4),
+};
+
+/** A copy of exactly the right size, so that a sanitizer detects a read beyond its end. */
+static wherry_status parse_exactly(const char *text, size_t size, wherry_path **path_p, wherry_error *error) {
+    char *exact = malloc(size ? size : 1);
+    memcpy(exact, text, size);
+    wherry_status status = wherry_path_parse(exact, size, path_p, error);
+    free(exact);
+    return status;
+}
+
+static void test_bad(void **state) {
+    (void)state;
+    int wrong = 0;
+    for (size_t i = 0; i < sizeof(bad) / sizeof(*bad); i++) {
+        wherry_path *const untouched = (wherry_path *)&wrong;
+        wherry_path *path = untouched;
+        wherry_error error = {.offset = 0};
+        wherry_status status = parse_exactly(bad[i].text, bad[i].size, &path, &error);
+        if (status != WHERRY_BAD_PATH || error.status != status || error.offset != bad[i].offset || path != untouched) {
+            print_error("'%s': %s at %llu, not at %llu\n", bad[i].text, wherry_status_name(status),
+                        (unsigned long long)error.offset, (unsigned long long)bad[i].offset);
+            wrong++;
+        }
+        if (path != untouched) {
+            wherry_path_destroy(path);
+        }
+        assert_int_equal(parse_exactly(bad[i].text, bad[i].size, &path, NULL), WHERRY_BAD_PATH);
+    }
+    assert_int_equal(wrong, 0);
+}
+
+/** A truncated path is a shorter path or invalid, and is never read beyond its end. */
+static void test_cut(void **state) {
+    (void)state;
+    static const char text[] = "a.b[12][\"x\\x41\"]{b\"y\"}{c(1.0,-0.0)}{nan:7ff8000000000001}{0xffffffffffffffff}.z";
+    static const size_t whole[] = {0, 1, 3, 7, 16, 22, 35, 57, 77, 79};
+    size_t steps = 0;
+    for (size_t size = 0; size < sizeof(text); size++) {
+        wherry_path *path = NULL;
+        wherry_error error;
+        if (steps < sizeof(whole) / sizeof(*whole) && whole[steps] == size) {
+            must(parse_exactly(text, size, &path, &error));
+            assert_int_equal(wherry_path_count(path), steps);
+            wherry_path_destroy(path);
+            steps++;
+        } else {
+            must_fail(WHERRY_BAD_PATH, error, parse_exactly(text, size, &path, &error));
+            assert_true(error.offset <= size);
+            assert_null(path);
+        }
+    }
+    assert_int_equal(steps, sizeof(whole) / sizeof(*whole));
+}
+
+static void test_random_bytes(void **state) {
+    (void)state;
+    static const char letters[] = "ab.[]{}\"\\x019-enc(),:if\xC3\xA9";
+    uint64_t seed = 3;
+    for (int round = 0; round < 100000; round++) {
+        char text[12];
+        size_t size = next_random(&seed) % (sizeof(text) + 1);
+        for (size_t i = 0; i < size; i++) {
+            text[i] = letters[next_random(&seed) % (sizeof(letters) - 1)];
+        }
+        wherry_path *path;
+        wherry_error error;
+        wherry_status status = parse_exactly(text, size, &path, &error);
+        if (status != WHERRY_OK) {
+            assert_int_equal(status, WHERRY_BAD_PATH);
+            assert_true(error.offset <= size);
+            continue;
+        }
+        char *plain;
+        wherry_path *again;
+        must(wherry_path_format(path, &plain, NULL));
+        must(parse_exactly(plain, strlen(plain), &again, NULL));
+        assert_true(wherry_path_equal(path, again));
+        wherry_free(plain);
+        wherry_path_destroy(path);
+        wherry_path_destroy(again);
+    }
+}
+
+static void test_null(void **state) {
+    (void)state;
+    wherry_error error;
+    wherry_path *path = NULL;
+    must_fail(WHERRY_INVALID_ARGUMENT, error, wherry_path_parse(NULL, 1, &path, &error));
+    assert_null(path);
+    must(wherry_path_parse(NULL, 0, &path, NULL));
+    assert_int_equal(wherry_path_count(path), 0);
+    wherry_path_destroy(path);
+}
+
+/* Flatten and unflatten: the leaves of a tree in a stable order, and the tree with other leaves. */
+
+static const int64_t shape[] = {3};
+
+static wherry_value *build_leaves(void) {
+    wherry_value *tree = build_dict(
+        "z", build_int(1), "a", build_list(build_int(2), build_tuple(NULL), build_dict(NULL, NULL), NULL), "o",
+        build_object(
+            "T", build_dict("x", build_object("U", build_string("s")), "y", build_object("V", build_list(NULL)), NULL)),
+        "t", build_tensor(build_storage(3, 0), WHERRY_U8, 0, 1, shape, NULL), "", build_none(), NULL);
+    must(wherry_dict_set(tree, build_int(7), build_list(build_list(build_bool(true), NULL), NULL), NULL));
+    return tree;
+}
+
+static const char *const paths[] = {"z", "a[0]", "a[1]", "a[2]", "o.x", "o.y", "t", "[\"\"]", "{7}[0][0]"};
+static const wherry_kind kinds[] = {WHERRY_KIND_INT,    WHERRY_KIND_INT,    WHERRY_KIND_TUPLE,
+                                    WHERRY_KIND_DICT,   WHERRY_KIND_STRING, WHERRY_KIND_LIST,
+                                    WHERRY_KIND_TENSOR, WHERRY_KIND_NONE,   WHERRY_KIND_BOOL};
+enum { LEAVES = sizeof(paths) / sizeof(*paths) };
+
+static void test_flatten(void **state) {
+    (void)state;
+    wherry_value *tree = build_leaves();
+    wherry_flat *flat;
+    must(wherry_flatten(tree, &flat, NULL));
+    assert_int_equal(wherry_flat_count(flat), LEAVES);
+    for (size_t i = 0; i < LEAVES; i++) {
+        char *text;
+        must(wherry_path_format(wherry_flat_path(flat, i), &text, NULL));
+        assert_string_equal(text, paths[i]);
+        assert_int_equal(wherry_value_kind(wherry_flat_leaf(flat, i)), kinds[i]);
+        assert_ptr_equal(wherry_value_at(tree, wherry_flat_path(flat, i)), wherry_flat_leaf(flat, i));
+        wherry_free(text);
+    }
+    assert_null(wherry_flat_path(flat, LEAVES));
+    assert_null(wherry_flat_leaf(flat, LEAVES));
+    wherry_flat_destroy(flat);
+    wherry_flat_destroy(NULL);
+    wherry_value_destroy(tree);
+}
+
+static void test_lone_leaves(void **state) {
+    (void)state;
+    wherry_value *values[] = {build_int(1),
+                              build_list(NULL),
+                              build_tuple(NULL),
+                              build_dict(NULL, NULL),
+                              build_object("T", build_dict(NULL, NULL)),
+                              build_object("T", build_none())};
+    for (size_t i = 0; i < 6; i++) {
+        wherry_flat *flat;
+        must(wherry_flatten(values[i], &flat, NULL));
+        assert_int_equal(wherry_flat_count(flat), 1);
+        assert_int_equal(wherry_path_count(wherry_flat_path(flat, 0)), 0);
+        wherry_value *leaf;
+        wherry_value *again;
+        must(wherry_value_copy(wherry_flat_leaf(flat, 0), &leaf, NULL));
+        must(wherry_unflatten(flat, &leaf, 1, &again, NULL));
+        must(wherry_value_compare(values[i], again, WHERRY_COMPARE_ALL, NULL));
+        wherry_value_destroy(again);
+        wherry_flat_destroy(flat);
+        wherry_value_destroy(values[i]);
+    }
+}
+
+static void copy_leaves(const wherry_flat *flat, wherry_value **leaves) {
+    for (size_t i = 0; i < wherry_flat_count(flat); i++) {
+        must(wherry_value_copy(wherry_flat_leaf(flat, i), leaves + i, NULL));
+    }
+}
+
+static void destroy_leaves(wherry_value **leaves, size_t count) {
+    for (size_t i = 0; i < count; i++) {
+        wherry_value_destroy(leaves[i]);
+    }
+}
+
+static void test_round_trip(void **state) {
+    (void)state;
+    wherry_value *tree = build_leaves();
+    wherry_flat *flat;
+    must(wherry_flatten(tree, &flat, NULL));
+    wherry_value *leaves[LEAVES];
+    copy_leaves(flat, leaves);
+    wherry_value *again;
+    must(wherry_unflatten(flat, leaves, LEAVES, &again, NULL));
+    wherry_flat_destroy(flat);
+    must(wherry_value_compare(tree, again, WHERRY_COMPARE_ALL, NULL));
+    wherry_value_destroy(tree);
+    assert_string_equal(wherry_object_type(wherry_dict_get(again, "o")), "T");
+    wherry_error error;
+    wherry_value *list = build_list(NULL);
+    must_fail(WHERRY_INVALID_ARGUMENT, error, wherry_sequence_append(list, leaves[4], &error));
+    wherry_value_destroy(list);
+    wherry_value_destroy(again);
+}
+
+/** New leaves may have any kind, also non-empty containers. */
+static void test_replaced_leaves(void **state) {
+    (void)state;
+    wherry_value *tree = build_leaves();
+    wherry_flat *flat;
+    must(wherry_flatten(tree, &flat, NULL));
+    wherry_value *leaves[LEAVES];
+    for (int i = 0; i < LEAVES; i++) {
+        leaves[i] = i % 2 ? build_int(100 + i) : build_object("L", build_list(build_int(100 + i), NULL));
+    }
+    wherry_value *again;
+    must(wherry_unflatten(flat, leaves, LEAVES, &again, NULL));
+    for (int i = 0; i < LEAVES; i++) {
+        wherry_value *value = wherry_value_at(again, wherry_flat_path(flat, (size_t)i));
+        assert_int_equal(wherry_int_get(i % 2 ? value : wherry_sequence_at(value, 0)), 100 + i);
+    }
+    assert_int_equal(wherry_dict_count(again), 6);
+    must(wherry_dict_put(again, "more", build_int(1), NULL));
+    wherry_value_destroy(again);
+    wherry_flat_destroy(flat);
+    wherry_value_destroy(tree);
+}
+
+/** It is refused, and every leaf still belongs to the caller. */
+static void refuse(const wherry_flat *flat, wherry_value **leaves, size_t count) {
+    wherry_error error;
+    wherry_value *again = NULL;
+    must_fail(WHERRY_INVALID_ARGUMENT, error, wherry_unflatten(flat, leaves, count, &again, &error));
+    assert_null(again);
+}
+
+static void test_refused(void **state) {
+    (void)state;
+    wherry_value *tree = build_leaves();
+    wherry_flat *flat;
+    must(wherry_flatten(tree, &flat, NULL));
+    wherry_value *leaves[LEAVES + 1];
+    copy_leaves(flat, leaves);
+    leaves[LEAVES] = build_int(1);
+    refuse(flat, leaves, LEAVES - 1);
+    refuse(flat, leaves, LEAVES + 1);
+    refuse(flat, leaves, 0);
+    refuse(flat, NULL, LEAVES);
+    refuse(NULL, leaves, LEAVES);
+    for (int i = 0; i < LEAVES; i++) {
+        wherry_value *kept = leaves[i];
+        leaves[i] = NULL;
+        refuse(flat, leaves, LEAVES);
+        leaves[i] = leaves[(i + 1) % LEAVES];
+        refuse(flat, leaves, LEAVES);
+        leaves[i] = wherry_dict_get(tree, "z");
+        refuse(flat, leaves, LEAVES);
+        leaves[i] = kept;
+    }
+    wherry_value *list = build_list(NULL);
+    for (int i = 0; i < LEAVES; i++) {
+        must(wherry_sequence_append(list, leaves[i], NULL));
+    }
+    wherry_value_destroy(list);
+    wherry_value_destroy(leaves[LEAVES]);
+    wherry_flat_destroy(flat);
+    wherry_value_destroy(tree);
+    wherry_error error;
+    flat = NULL;
+    must_fail(WHERRY_INVALID_ARGUMENT, error, wherry_flatten(NULL, &flat, &error));
+    assert_null(flat);
+}
+
+static void test_depth(void **state) {
+    (void)state;
+    wherry_value *tree = build_nest(WHERRY_DEPTH_MAX, build_int(1));
+    wherry_flat *flat;
+    must(wherry_flatten(tree, &flat, NULL));
+    assert_int_equal(wherry_path_count(wherry_flat_path(flat, 0)), WHERRY_DEPTH_MAX);
+    wherry_value *leaf = build_list(NULL);
+    refuse(flat, &leaf, 1);
+    wherry_value_destroy(leaf);
+    leaf = build_int(2);
+    wherry_value *again;
+    must(wherry_unflatten(flat, &leaf, 1, &again, NULL));
+    wherry_value_destroy(again);
+    wherry_flat_destroy(flat);
+    wherry_value_destroy(tree);
+}
+
+/** At the maximum depth, down to an empty list: copies of its own leaves fit. */
+static void test_depth_of_an_empty_leaf(void **state) {
+    (void)state;
+    wherry_value *tree = build_nest(WHERRY_DEPTH_MAX, NULL);
+    wherry_flat *flat;
+    must(wherry_flatten(tree, &flat, NULL));
+    wherry_value *leaf = build_list(NULL);
+    wherry_value *again = NULL;
+    wherry_status status = wherry_unflatten(flat, &leaf, 1, &again, NULL);
+    if (status != WHERRY_OK) {
+        destroy_leaves(&leaf, 1);
+    }
+    wherry_value_destroy(again);
+    wherry_flat_destroy(flat);
+    wherry_value_destroy(tree);
+    assert_int_equal(status, WHERRY_OK);
+}
+
+static void test_large(void **state) {
+    (void)state;
+    enum { COUNT = 12000 };
+    wherry_value *tree = build_dict(NULL, NULL);
+    for (int i = 0; i < COUNT; i++) {
+        must(wherry_dict_set(tree, build_int(i), build_list(build_int(i), NULL), NULL));
+    }
+    wherry_flat *flat;
+    must(wherry_flatten(tree, &flat, NULL));
+    assert_int_equal(wherry_flat_count(flat), COUNT);
+    wherry_value **leaves = calloc(COUNT, sizeof(*leaves));
+    copy_leaves(flat, leaves);
+    for (size_t i = 0; i < COUNT; i++) {
+        assert_int_equal(wherry_int_get(leaves[i]), i);
+    }
+    wherry_value *again;
+    must(wherry_unflatten(flat, leaves, COUNT, &again, NULL));
+    must(wherry_value_compare(tree, again, WHERRY_COMPARE_ALL, NULL));
+    free(leaves);
+    wherry_value_destroy(again);
+    wherry_flat_destroy(flat);
+    wherry_value_destroy(tree);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_header_examples),
@@ -345,6 +770,18 @@ int main(void) {
         cmocka_unit_test(test_random_round_trip),
         cmocka_unit_test(test_find),
         cmocka_unit_test(test_not_found),
+        cmocka_unit_test(test_bad),
+        cmocka_unit_test(test_cut),
+        cmocka_unit_test(test_random_bytes),
+        cmocka_unit_test(test_null),
+        cmocka_unit_test(test_flatten),
+        cmocka_unit_test(test_lone_leaves),
+        cmocka_unit_test(test_round_trip),
+        cmocka_unit_test(test_replaced_leaves),
+        cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_depth),
+        cmocka_unit_test(test_depth_of_an_empty_leaf),
+        cmocka_unit_test(test_large),
     };
     return cmocka_run_group_tests_name("path", tests, NULL, NULL);
 }

@@ -1,7 +1,12 @@
-/* Tensors: valid views of a storage, and views that reach outside it. */
+/* Tensors, storages, devices and element types. */
+#include "../support/build.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
 #include <wherry/expert.h>
 
-#include "../support/build.h"
+/* Tensors: valid views of a storage, and views that reach outside it. */
 
 enum { DTYPES = WHERRY_I7 + 1 };
 
@@ -304,14 +309,315 @@ static void test_digest(void **state) {
     wherry_value_destroy(bare);
 }
 
+/* Storages: who owns the memory, and until when. */
+
+typedef struct releases {
+    int count;
+    void *data;
+} releases;
+
+static void note_release(void *context, void *data) {
+    releases *seen = context;
+    seen->count++;
+    seen->data = data;
+}
+
+static void test_wrap(void **state) {
+    (void)state;
+    releases seen = {0};
+    char bytes[24];
+    wherry_storage *storage;
+    wherry_device device = {WHERRY_DEVICE_CUDA, 3};
+    must(wherry_storage_wrap(bytes, sizeof(bytes), device, note_release, &seen, &storage, NULL));
+    assert_ptr_equal(wherry_storage_data(storage), bytes);
+    assert_int_equal(wherry_storage_nbytes(storage), sizeof(bytes));
+    assert_int_equal(wherry_storage_device(storage).kind, WHERRY_DEVICE_CUDA);
+    assert_int_equal(wherry_storage_device(storage).index, 3);
+    assert_ptr_equal(wherry_storage_ref(storage), storage);
+    int64_t shape = 3;
+    wherry_value *tensor = build_view(storage, WHERRY_F64, 0, 1, &shape, NULL);
+    wherry_storage_unref(storage);
+    wherry_storage_unref(storage);
+    assert_int_equal(seen.count, 0);
+    wherry_value_destroy(tensor);
+    assert_int_equal(seen.count, 1);
+    assert_ptr_equal(seen.data, bytes);
+}
+
+static void test_wrap_without_release(void **state) {
+    (void)state;
+    char bytes[3] = {1, 2, 3};
+    wherry_storage *storage;
+    must(wherry_storage_wrap(bytes, 3, wherry_device_cpu(), NULL, NULL, &storage, NULL));
+    wherry_storage_unref(storage);
+    assert_int_equal(bytes[2], 3);
+    wherry_storage_unref(NULL);
+}
+
+static void test_wrap_refused(void **state) {
+    (void)state;
+    releases seen = {0};
+    char byte;
+    wherry_error error;
+    wherry_storage *storage = (wherry_storage *)&byte;
+    wherry_device cpu = wherry_device_cpu();
+    must_fail(WHERRY_INVALID_ARGUMENT, error, wherry_storage_wrap(NULL, 1, cpu, note_release, &seen, &storage, &error));
+    must_fail(WHERRY_INVALID_ARGUMENT, error,
+              wherry_storage_wrap(&byte, UINT64_C(1) << 63, cpu, note_release, &seen, &storage, &error));
+    must_fail(WHERRY_INVALID_ARGUMENT, error, wherry_storage_wrap(&byte, 1, cpu, note_release, &seen, NULL, &error));
+    assert_ptr_equal(storage, &byte);
+    assert_int_equal(seen.count, 0);
+}
+
+static void test_empty(void **state) {
+    (void)state;
+    releases seen = {0};
+    wherry_storage *storage;
+    must(wherry_storage_wrap(NULL, 0, wherry_device_cpu(), note_release, &seen, &storage, NULL));
+    assert_null(wherry_storage_data(storage));
+    assert_int_equal(wherry_storage_nbytes(storage), 0);
+    wherry_storage_unref(storage);
+    assert_int_equal(seen.count, 1);
+    must(wherry_storage_allocate(0, wherry_device_cpu(), &storage, NULL));
+    assert_null(wherry_storage_data(storage));
+    wherry_storage_unref(storage);
+}
+
+/** A storage without bytes has no data pointer, but its memory is released. */
+static void test_empty_at_an_address(void **state) {
+    (void)state;
+    releases seen = {0};
+    char byte;
+    wherry_storage *storage;
+    must(wherry_storage_wrap(&byte, 0, wherry_device_cpu(), note_release, &seen, &storage, NULL));
+    void *data = wherry_storage_data(storage);
+    wherry_storage_unref(storage);
+    assert_int_equal(seen.count, 1);
+    assert_ptr_equal(seen.data, &byte);
+    assert_null(data);
+}
+
+static void test_allocate(void **state) {
+    (void)state;
+    static const uint64_t sizes[] = {1, 15, 4096, (2 << 20) - 1, 2 << 20, (2 << 20) + 1, 5 << 20};
+    for (size_t i = 0; i < sizeof(sizes) / sizeof(*sizes); i++) {
+        wherry_storage *storage;
+        must(wherry_storage_allocate(sizes[i], wherry_device_cpu(), &storage, NULL));
+        char *bytes = wherry_storage_data(storage);
+        assert_int_equal(wherry_storage_nbytes(storage), sizes[i]);
+        assert_int_equal(wherry_storage_device(storage).kind, WHERRY_DEVICE_CPU);
+        for (uint64_t at = 0; at < sizes[i]; at++) {
+            if (bytes[at]) {
+                fail_msg("byte %llu of %llu is not zero", (unsigned long long)at, (unsigned long long)sizes[i]);
+            }
+        }
+        if (sizes[i] >= 2 << 20) {
+            assert_int_equal((uintptr_t)bytes % (2 << 20), 0);
+        }
+        bytes[0] = bytes[sizes[i] - 1] = 1;
+        wherry_storage_unref(storage);
+    }
+}
+
+static void test_allocate_refused(void **state) {
+    (void)state;
+    char byte;
+    wherry_error error;
+    wherry_storage *storage = (wherry_storage *)&byte;
+    wherry_device cuda = {WHERRY_DEVICE_CUDA, 0};
+    must_fail(WHERRY_UNSUPPORTED, error, wherry_storage_allocate(8, cuda, &storage, &error));
+    assert_non_null(strstr(error.message, "cuda:0"));
+    wherry_device meta = {WHERRY_DEVICE_META, -1};
+    must_fail(WHERRY_UNSUPPORTED, error, wherry_storage_allocate(0, meta, &storage, &error));
+    must_fail(WHERRY_NO_MEMORY, error, wherry_storage_allocate(INT64_MAX, wherry_device_cpu(), &storage, &error));
+    must_fail(WHERRY_NO_MEMORY, error,
+              wherry_storage_allocate(UINT64_C(1) << 60, wherry_device_cpu(), &storage, &error));
+    assert_ptr_equal(storage, &byte);
+}
+
+static void test_describe(void **state) {
+    (void)state;
+    wherry_device device = {WHERRY_DEVICE_NPU, 2};
+    wherry_storage *storage;
+    must(wherry_storage_describe(INT64_MAX, device, &storage, NULL));
+    assert_null(wherry_storage_data(storage));
+    assert_true(wherry_storage_nbytes(storage) == INT64_MAX);
+    assert_int_equal(wherry_storage_device(storage).kind, WHERRY_DEVICE_NPU);
+    assert_int_equal(wherry_storage_device(storage).index, 2);
+    wherry_storage_unref(storage);
+}
+
+/* Devices and element types: their names, and the numbers of the wire format. */
+
+static const char *const device_texts[] = {"cpu", "cuda", "xpu", "hip",  "mps",          "hpu",
+                                           "xla", "mtia", "npu", "meta", "privateuseone"};
+enum { DEVICES = sizeof(device_texts) / sizeof(*device_texts) };
+
+static void test_device_text(void **state) {
+    (void)state;
+    static const int32_t numbers[] = {-1, 0, 7, INT32_MAX};
+    for (int kind = 0; kind < DEVICES; kind++) {
+        assert_string_equal(wherry_device_kind_text((wherry_device_kind)kind), device_texts[kind]);
+        for (size_t i = 0; i < sizeof(numbers) / sizeof(*numbers); i++) {
+            char expected[64];
+            char text[WHERRY_DEVICE_TEXT_MAX];
+            snprintf(expected, sizeof(expected), numbers[i] < 0 ? "%s" : "%s:%d", device_texts[kind], numbers[i]);
+            wherry_device device = {(wherry_device_kind)kind, numbers[i]};
+            assert_ptr_equal(wherry_device_text(device, text), text);
+            assert_string_equal(text, expected);
+            wherry_device parsed = {WHERRY_DEVICE_META, 99};
+            must(wherry_device_parse(text, &parsed, NULL));
+            assert_int_equal(parsed.kind, kind);
+            assert_int_equal(parsed.index, numbers[i]);
+        }
+    }
+    assert_string_equal(wherry_device_kind_text((wherry_device_kind)DEVICES), "?");
+    assert_string_equal(wherry_device_kind_text((wherry_device_kind)255), "?");
+}
+
+static void test_device_cpu(void **state) {
+    (void)state;
+    assert_int_equal(wherry_device_cpu().kind, WHERRY_DEVICE_CPU);
+    assert_int_equal(wherry_device_cpu().index, -1);
+}
+
+static void test_device_refused(void **state) {
+    (void)state;
+    static const char *const bad[] = {
+        "",         "cpu:",  "cpu:-1",          "cpu:x", "cpu:1x", "cpu: 1",  "cpu:+1",
+        "CPU",      "cud",   "cudaa",           ":",     ":1",     "gpu",     "cuda:99999999999999999999",
+        "cuda:1:2", " cuda", "cuda:2147483648", "cuda ", "cuda,0", "cuda:0 ", "cuda:0x1",
+    };
+    wherry_error error;
+    for (size_t i = 0; i < sizeof(bad) / sizeof(*bad); i++) {
+        wherry_device device = {WHERRY_DEVICE_NPU, 42};
+        must_fail(WHERRY_INVALID_ARGUMENT, error, wherry_device_parse(bad[i], &device, &error));
+        assert_true(device.kind == WHERRY_DEVICE_NPU && device.index == 42);
+        for (int kind = 0; kind < DEVICES; kind++) {
+            assert_non_null(strstr(error.message, device_texts[kind]));
+        }
+        assert_int_equal(wherry_device_parse(bad[i], &device, NULL), WHERRY_INVALID_ARGUMENT);
+    }
+    wherry_device device;
+    must_fail(WHERRY_INVALID_ARGUMENT, error, wherry_device_parse(NULL, &device, &error));
+    must_fail(WHERRY_INVALID_ARGUMENT, error, wherry_device_parse("cpu", NULL, &error));
+}
+
+/** The table once more: a number that changes breaks the wire format. */
+static const struct {
+    const char *name;
+    uint32_t bytes;
+    wherry_dtype_class class_;
+} dtypes[] = {
+    {"bool", 1, WHERRY_CLASS_BOOL},
+    {"uint8", 1, WHERRY_CLASS_UNSIGNED},
+    {"int8", 1, WHERRY_CLASS_SIGNED},
+    {"uint16", 2, WHERRY_CLASS_UNSIGNED},
+    {"int16", 2, WHERRY_CLASS_SIGNED},
+    {"uint32", 4, WHERRY_CLASS_UNSIGNED},
+    {"int32", 4, WHERRY_CLASS_SIGNED},
+    {"uint64", 8, WHERRY_CLASS_UNSIGNED},
+    {"int64", 8, WHERRY_CLASS_SIGNED},
+    {"float16", 2, WHERRY_CLASS_FLOAT},
+    {"bfloat16", 2, WHERRY_CLASS_FLOAT},
+    {"float32", 4, WHERRY_CLASS_FLOAT},
+    {"float64", 8, WHERRY_CLASS_FLOAT},
+    {"complex32", 4, WHERRY_CLASS_COMPLEX},
+    {"complex64", 8, WHERRY_CLASS_COMPLEX},
+    {"complex128", 16, WHERRY_CLASS_COMPLEX},
+    {"float8_e4m3fn", 1, WHERRY_CLASS_FLOAT},
+    {"float8_e4m3fnuz", 1, WHERRY_CLASS_FLOAT},
+    {"float8_e5m2", 1, WHERRY_CLASS_FLOAT},
+    {"float8_e5m2fnuz", 1, WHERRY_CLASS_FLOAT},
+    {"float8_e8m0fnu", 1, WHERRY_CLASS_FLOAT},
+    {"float4_e2m1fn_x2", 1, WHERRY_CLASS_PACKED},
+    {"qint8", 1, WHERRY_CLASS_QUANTIZED},
+    {"quint8", 1, WHERRY_CLASS_QUANTIZED},
+    {"qint32", 4, WHERRY_CLASS_QUANTIZED},
+    {"quint4x2", 1, WHERRY_CLASS_QUANTIZED},
+    {"quint2x4", 1, WHERRY_CLASS_QUANTIZED},
+    {"bits8", 1, WHERRY_CLASS_BITS},
+    {"bits16", 2, WHERRY_CLASS_BITS},
+    {"bits1x8", 1, WHERRY_CLASS_BITS},
+    {"bits2x4", 1, WHERRY_CLASS_BITS},
+    {"bits4x2", 1, WHERRY_CLASS_BITS},
+    {"uint1", 1, WHERRY_CLASS_PACKED},
+    {"uint2", 1, WHERRY_CLASS_PACKED},
+    {"uint3", 1, WHERRY_CLASS_PACKED},
+    {"uint4", 1, WHERRY_CLASS_PACKED},
+    {"uint5", 1, WHERRY_CLASS_PACKED},
+    {"uint6", 1, WHERRY_CLASS_PACKED},
+    {"uint7", 1, WHERRY_CLASS_PACKED},
+    {"int1", 1, WHERRY_CLASS_PACKED},
+    {"int2", 1, WHERRY_CLASS_PACKED},
+    {"int3", 1, WHERRY_CLASS_PACKED},
+    {"int4", 1, WHERRY_CLASS_PACKED},
+    {"int5", 1, WHERRY_CLASS_PACKED},
+    {"int6", 1, WHERRY_CLASS_PACKED},
+    {"int7", 1, WHERRY_CLASS_PACKED},
+};
+enum { DTYPE_ROWS = sizeof(dtypes) / sizeof(*dtypes) };
+
+static void test_dtype_table(void **state) {
+    (void)state;
+    for (int i = 0; i < DTYPE_ROWS; i++) {
+        const wherry_dtype_info *info = wherry_dtype_describe((wherry_dtype)i);
+        assert_non_null(info);
+        assert_string_equal(info->name, dtypes[i].name);
+        assert_int_equal(info->bytes, dtypes[i].bytes);
+        assert_int_equal(info->bits, dtypes[i].bytes * 8);
+        assert_int_equal(info->class_, dtypes[i].class_);
+    }
+    assert_null(wherry_dtype_describe((wherry_dtype)DTYPE_ROWS));
+    assert_null(wherry_dtype_describe((wherry_dtype)-1));
+    assert_int_equal(WHERRY_BF16, 10);
+    assert_int_equal(WHERRY_I7, 45);
+}
+
+static void test_dtype_find(void **state) {
+    (void)state;
+    for (int i = 0; i < DTYPE_ROWS; i++) {
+        char name[64];
+        snprintf(name, sizeof(name), "torch.%s", dtypes[i].name);
+        assert_int_equal(wherry_dtype_find(name), i);
+        assert_int_equal(wherry_dtype_find(name + 6), i);
+    }
+    static const char *const unknown[] = {"",         "torch.",       "torch.torch.int8", "float",
+                                          "Float32",  "float3",       "float322",         "torch.float32 ",
+                                          " float32", "torchfloat32", "np.float32"};
+    for (size_t i = 0; i < sizeof(unknown) / sizeof(*unknown); i++) {
+        assert_int_equal(wherry_dtype_find(unknown[i]), -1);
+    }
+    assert_int_equal(wherry_dtype_find(NULL), -1);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_every_dtype),     cmocka_unit_test(test_dimensions),
-        cmocka_unit_test(test_scalar),          cmocka_unit_test(test_without_elements),
-        cmocka_unit_test(test_strides),         cmocka_unit_test(test_strides_are_kept),
-        cmocka_unit_test(test_overflow),        cmocka_unit_test(test_refused),
-        cmocka_unit_test(test_cast_to_bytes),   cmocka_unit_test(test_cast_refused),
-        cmocka_unit_test(test_cast_of_nothing), cmocka_unit_test(test_digest),
+        cmocka_unit_test(test_every_dtype),
+        cmocka_unit_test(test_dimensions),
+        cmocka_unit_test(test_scalar),
+        cmocka_unit_test(test_without_elements),
+        cmocka_unit_test(test_strides),
+        cmocka_unit_test(test_strides_are_kept),
+        cmocka_unit_test(test_overflow),
+        cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_cast_to_bytes),
+        cmocka_unit_test(test_cast_refused),
+        cmocka_unit_test(test_cast_of_nothing),
+        cmocka_unit_test(test_digest),
+        cmocka_unit_test(test_wrap),
+        cmocka_unit_test(test_wrap_without_release),
+        cmocka_unit_test(test_wrap_refused),
+        cmocka_unit_test(test_empty),
+        cmocka_unit_test(test_empty_at_an_address),
+        cmocka_unit_test(test_allocate),
+        cmocka_unit_test(test_allocate_refused),
+        cmocka_unit_test(test_describe),
+        cmocka_unit_test(test_device_text),
+        cmocka_unit_test(test_device_cpu),
+        cmocka_unit_test(test_device_refused),
+        cmocka_unit_test(test_dtype_table),
+        cmocka_unit_test(test_dtype_find),
     };
     return cmocka_run_group_tests_name("tensor", tests, NULL, NULL);
 }

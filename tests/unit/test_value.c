@@ -1,5 +1,9 @@
-/* Scalars and objects: what is put in comes out, bit by bit. */
+/* Values: scalars, objects, lists, tuples and dicts; ownership, depth, and copies of trees. */
 #include "../support/build.h"
+
+#include <stdio.h>
+
+/* Scalars and objects: what is put in comes out, bit by bit. */
 
 static uint64_t bits_of(double number) {
     uint64_t bits;
@@ -315,6 +319,305 @@ static void test_error_after_success(void **state) {
     wherry_value_destroy(list);
 }
 
+/* Lists, tuples and dicts: order, keys, ownership, depth; copies of trees. */
+
+static void test_sequences(void **state) {
+    (void)state;
+    wherry_value *sequences[] = {build_list(NULL), build_tuple(NULL)};
+    for (int kind = 0; kind < 2; kind++) {
+        wherry_value *sequence = sequences[kind];
+        assert_int_equal(wherry_value_kind(sequence), kind ? WHERRY_KIND_TUPLE : WHERRY_KIND_LIST);
+        assert_int_equal(wherry_sequence_count(sequence), 0);
+        assert_null(wherry_sequence_at(sequence, 0));
+        for (int i = 0; i < 1000; i++) {
+            must(wherry_sequence_append(sequence, build_int(i), NULL));
+        }
+        assert_int_equal(wherry_sequence_count(sequence), 1000);
+        for (size_t i = 0; i < 1000; i++) {
+            assert_int_equal(wherry_int_get(wherry_sequence_at(sequence, i)), i);
+        }
+        assert_null(wherry_sequence_at(sequence, 1000));
+        assert_null(wherry_sequence_at(sequence, SIZE_MAX));
+        assert_int_equal(wherry_dict_count(sequence), 0);
+        assert_null(wherry_dict_at(sequence, 0));
+        assert_null(wherry_dict_key_at(sequence, 0));
+        assert_null(wherry_dict_get(sequence, "a"));
+        wherry_value_destroy(sequence);
+    }
+}
+
+static void test_append_refused(void **state) {
+    (void)state;
+    wherry_error error;
+    wherry_value *item = build_int(1);
+    wherry_value *dict = build_dict(NULL, NULL);
+    wherry_value *list = build_list(NULL);
+    must_fail(WHERRY_INVALID_ARGUMENT, error, wherry_sequence_append(dict, item, &error));
+    must_fail(WHERRY_INVALID_ARGUMENT, error, wherry_sequence_append(item, dict, &error));
+    must_fail(WHERRY_INVALID_ARGUMENT, error, wherry_sequence_append(NULL, item, &error));
+    must_fail(WHERRY_INVALID_ARGUMENT, error, wherry_sequence_append(list, NULL, &error));
+    assert_int_equal(wherry_sequence_count(list), 0);
+    must(wherry_sequence_append(list, item, NULL));
+    must_fail(WHERRY_INVALID_ARGUMENT, error, wherry_sequence_append(list, item, &error));
+    assert_int_equal(wherry_sequence_count(list), 1);
+    wherry_value *other = build_tuple(NULL);
+    must_fail(WHERRY_INVALID_ARGUMENT, error, wherry_sequence_append(other, item, &error));
+    wherry_value_destroy(other);
+    wherry_value_destroy(list);
+    wherry_value_destroy(dict);
+}
+
+static void test_cycles_refused(void **state) {
+    (void)state;
+    wherry_error error;
+    wherry_value *a = build_list(NULL);
+    must_fail(WHERRY_INVALID_ARGUMENT, error, wherry_sequence_append(a, a, &error));
+    wherry_value *b = build_dict(NULL, NULL);
+    wherry_value *c = build_tuple(NULL);
+    must(wherry_dict_put(b, "c", c, NULL));
+    must(wherry_sequence_append(a, b, NULL));
+    must_fail(WHERRY_INVALID_ARGUMENT, error, wherry_sequence_append(c, a, &error));
+    must_fail(WHERRY_INVALID_ARGUMENT, error, wherry_dict_put(b, "a", a, &error));
+    wherry_value *d = build_list(NULL);
+    wherry_value *object = build_object("type", d);
+    must_fail(WHERRY_INVALID_ARGUMENT, error, wherry_sequence_append(d, object, &error));
+    must_fail(WHERRY_INVALID_ARGUMENT, error, wherry_sequence_append(a, d, &error));
+    must(wherry_sequence_append(a, object, NULL));
+    wherry_value_destroy(a);
+}
+
+static void test_depth(void **state) {
+    (void)state;
+    wherry_error error;
+    wherry_value *deep = build_nest(WHERRY_DEPTH_MAX, NULL);
+    wherry_value *above = build_list(NULL);
+    must_fail(WHERRY_INVALID_ARGUMENT, error, wherry_sequence_append(above, deep, &error));
+    wherry_value *dict = build_dict(NULL, NULL);
+    must_fail(WHERRY_INVALID_ARGUMENT, error, wherry_dict_put(dict, "deep", deep, &error));
+    wherry_value *innermost = deep;
+    size_t depth = 1;
+    for (; wherry_sequence_count(innermost); innermost = wherry_sequence_at(innermost, 0)) {
+        depth++;
+    }
+    assert_int_equal(depth, 1000);
+    must_fail(WHERRY_INVALID_ARGUMENT, error, wherry_sequence_append(innermost, above, &error));
+    must(wherry_sequence_append(innermost, build_int(1), NULL));
+    wherry_value *copy;
+    must(wherry_value_copy(deep, &copy, NULL));
+    must(wherry_value_compare(deep, copy, WHERRY_COMPARE_ALL, NULL));
+    wherry_value_destroy(copy);
+    wherry_value_destroy(above);
+    wherry_value_destroy(dict);
+    wherry_value_destroy(deep);
+}
+
+/**
+ * The depth is counted from the root to the deepest container, in whatever order the parts are
+ * joined.
+ */
+static void test_depth_in_the_middle(void **state) {
+    (void)state;
+    wherry_error error;
+    wherry_value *bottom = build_list(NULL);
+    wherry_value *top = build_nest(600, NULL);
+    wherry_value *at = top;
+    while (wherry_sequence_count(at)) {
+        at = wherry_sequence_at(at, 0);
+    }
+    wherry_value *too_deep = build_nest(401, NULL);
+    must_fail(WHERRY_INVALID_ARGUMENT, error, wherry_sequence_append(at, too_deep, &error));
+    wherry_value *fits = build_nest(399, bottom);
+    must(wherry_sequence_append(at, fits, NULL));
+    wherry_value *one = build_list(NULL);
+    must_fail(WHERRY_INVALID_ARGUMENT, error, wherry_sequence_append(bottom, one, &error));
+    wherry_value_destroy(one);
+    wherry_value_destroy(too_deep);
+    wherry_value_destroy(top);
+}
+
+static void test_dict_order(void **state) {
+    (void)state;
+    wherry_value *dict = build_dict("z", build_int(1), "a", build_int(2), "", build_int(3), NULL);
+    assert_int_equal(wherry_value_kind(dict), WHERRY_KIND_DICT);
+    assert_int_equal(wherry_dict_count(dict), 3);
+    assert_string_equal(wherry_string_get(wherry_dict_key_at(dict, 0), NULL), "z");
+    assert_string_equal(wherry_string_get(wherry_dict_key_at(dict, 1), NULL), "a");
+    assert_string_equal(wherry_string_get(wherry_dict_key_at(dict, 2), NULL), "");
+    assert_int_equal(wherry_int_get(wherry_dict_at(dict, 2)), 3);
+    assert_null(wherry_dict_at(dict, 3));
+    assert_null(wherry_dict_key_at(dict, 3));
+    assert_int_equal(wherry_int_get(wherry_dict_get(dict, "a")), 2);
+    assert_null(wherry_dict_get(dict, "b"));
+    assert_int_equal(wherry_sequence_count(dict), 0);
+    assert_null(wherry_sequence_at(dict, 0));
+    wherry_value_destroy(dict);
+}
+
+static wherry_value *key_of(int which) {
+    switch (which) {
+    case 0:
+        return build_none();
+    case 1:
+    case 2:
+        return build_bool(which == 1);
+    case 3:
+        return build_int(1);
+    case 4:
+        return build_float(1.0);
+    case 5:
+        return build_complex(1.0, 0.0);
+    case 6:
+        return build_string("1");
+    case 7:
+        return build_bytes("1", 1);
+    case 8:
+    case 9:
+        return build_float(which == 8 ? 0.0 : -0.0);
+    case 10:
+    case 11:
+        return build_float(build_double(0x7FF8000000000000 + (uint64_t)which));
+    case 12:
+    case 13:
+        return build_bigint(which == 12, 0xFF, 8);
+    case 14:
+        return build_string("");
+    case 15:
+        return build_bytes("\xFF\xFF\xFF\xFF\xFF\xFF\xFF\xFF", 8);
+    case 16:
+    case 17:
+        return build_complex(0.0, which == 16 ? 0.0 : -0.0);
+    case 18:
+        return build_bytes("", 0);
+    case 19:
+        return build_int(0);
+    case 20:
+        return build_bytes("1\0", 2);
+    default:
+        return NULL;
+    }
+}
+
+/** Keys of each kind are all different, also in a dict that is large enough for an index. */
+static void test_dict_keys(void **state) {
+    (void)state;
+    wherry_error error;
+    wherry_value *dict = build_dict(NULL, NULL);
+    int count = 0;
+    for (wherry_value *key = key_of(0); key; key = key_of(++count)) {
+        assert_null(wherry_dict_find(dict, key));
+        must(wherry_dict_set(dict, key, build_int(count), NULL));
+        for (int i = 0; i <= count; i++) {
+            wherry_value *same = key_of(i);
+            assert_int_equal(wherry_int_get(wherry_dict_find(dict, same)), i);
+            wherry_value *item = build_int(-1);
+            must_fail(WHERRY_DUPLICATE_KEY, error, wherry_dict_set(dict, same, item, &error));
+            wherry_value_destroy(item);
+            wherry_value_destroy(same);
+        }
+    }
+    assert_int_equal(count, 21);
+    assert_int_equal(wherry_dict_count(dict), 21);
+    wherry_value_destroy(dict);
+}
+
+static void test_dict_refused(void **state) {
+    (void)state;
+    wherry_error error;
+    wherry_value *dict = build_dict("taken", build_int(1), NULL);
+    wherry_value *item = build_int(2);
+    wherry_value *keys[] = {build_list(NULL), build_tuple(NULL), build_dict(NULL, NULL),
+                            build_object("type", build_int(1))};
+    for (int i = 0; i < 4; i++) {
+        must_fail(WHERRY_INVALID_ARGUMENT, error, wherry_dict_set(dict, keys[i], item, &error));
+        wherry_value_destroy(keys[i]);
+    }
+    wherry_value *key = build_string("free");
+    must_fail(WHERRY_INVALID_ARGUMENT, error, wherry_dict_set(dict, NULL, item, &error));
+    must_fail(WHERRY_INVALID_ARGUMENT, error, wherry_dict_set(dict, key, NULL, &error));
+    must_fail(WHERRY_INVALID_ARGUMENT, error, wherry_dict_set(dict, key, key, &error));
+    must_fail(WHERRY_INVALID_ARGUMENT, error, wherry_dict_set(item, key, item, &error));
+    must_fail(WHERRY_INVALID_ARGUMENT, error, wherry_dict_set(NULL, key, item, &error));
+    must_fail(WHERRY_INVALID_ARGUMENT, error, wherry_dict_set(dict, key, wherry_dict_at(dict, 0), &error));
+    wherry_value *owned = (wherry_value *)wherry_dict_key_at(dict, 0);
+    wherry_value *second = build_dict(NULL, NULL);
+    must_fail(WHERRY_INVALID_ARGUMENT, error, wherry_dict_set(second, owned, item, &error));
+    must_fail(WHERRY_INVALID_ARGUMENT, error, wherry_dict_put(dict, "\xFF", item, &error));
+    must_fail(WHERRY_DUPLICATE_KEY, error, wherry_dict_put(dict, "taken", item, &error));
+    assert_int_equal(wherry_dict_count(dict), 1);
+    assert_int_equal(wherry_dict_count(second), 0);
+    must(wherry_dict_set(dict, key, item, NULL));
+    must_fail(WHERRY_INVALID_ARGUMENT, error, wherry_dict_put(second, "again", item, &error));
+    wherry_value_destroy(second);
+    wherry_value_destroy(dict);
+}
+
+static void test_large_dict(void **state) {
+    (void)state;
+    enum { COUNT = 20000 };
+    wherry_error error;
+    wherry_value *dict = build_dict(NULL, NULL);
+    char name[32];
+    for (int i = 0; i < COUNT; i++) {
+        snprintf(name, sizeof(name), "layer.%d.weight", i);
+        must(wherry_dict_put(dict, name, build_int(i), NULL));
+        must(wherry_dict_set(dict, build_int(i), build_int(-i), NULL));
+    }
+    assert_int_equal(wherry_dict_count(dict), 2 * COUNT);
+    wherry_value *item = build_none();
+    for (int i = 0; i < COUNT; i++) {
+        snprintf(name, sizeof(name), "layer.%d.weight", i);
+        assert_ptr_equal(wherry_dict_get(dict, name), wherry_dict_at(dict, 2 * (size_t)i));
+        assert_int_equal(wherry_int_get(wherry_dict_get(dict, name)), i);
+        wherry_value *key = build_int(i);
+        assert_int_equal(wherry_int_get(wherry_dict_find(dict, key)), -i);
+        must_fail(WHERRY_DUPLICATE_KEY, error, wherry_dict_set(dict, key, item, &error));
+        wherry_value_destroy(key);
+    }
+    assert_null(wherry_dict_get(dict, "layer.20000.weight"));
+    wherry_value_destroy(item);
+    wherry_value_destroy(dict);
+}
+
+static void test_copy(void **state) {
+    (void)state;
+    static const int64_t shape[] = {2, 3};
+    wherry_storage *storage = build_storage(24, 1);
+    wherry_value *tree = build_dict(
+        "none", build_none(), "bool", build_bool(true), "int", build_int(-7), "big", build_bigint(true, 0xAB, 12),
+        "float", build_float(-0.0), "complex", build_complex(1, build_double(0x7FF8000000000007)), "string",
+        build_string("\xC3\xA9"), "bytes", build_bytes("a\0b", 3), "empty", build_list(build_list(NULL), NULL), "tuple",
+        build_tuple(build_tuple(NULL), build_dict(NULL, NULL), NULL), "object",
+        build_object("A", build_object("B", build_none())), "tensor",
+        build_view(storage, WHERRY_F32, 0, 2, shape, NULL), NULL);
+    wherry_value *copy;
+    must(wherry_value_copy(tree, &copy, NULL));
+    must(wherry_value_compare(tree, copy, WHERRY_COMPARE_ALL, NULL));
+    assert_ptr_equal(wherry_tensor_get(wherry_dict_get(copy, "tensor"))->storage, storage);
+    assert_ptr_not_equal(wherry_dict_get(copy, "string"), wherry_dict_get(tree, "string"));
+    wherry_value_destroy(tree);
+    wherry_storage_unref(storage);
+    const wherry_tensor *tensor = wherry_tensor_get(wherry_dict_get(copy, "tensor"));
+    assert_int_equal(*(uint8_t *)wherry_storage_data(tensor->storage), 1);
+    must(wherry_dict_put(copy, "more", build_int(1), NULL));
+    wherry_value_destroy(copy);
+    wherry_error error;
+    copy = NULL;
+    must_fail(WHERRY_INVALID_ARGUMENT, error, wherry_value_copy(NULL, &copy, &error));
+    assert_null(copy);
+}
+
+/** The copy of a subtree is a tree without an owner. */
+static void test_copy_of_a_part(void **state) {
+    (void)state;
+    wherry_value *inner = build_list(build_int(1), NULL);
+    wherry_value *outer = build_list(inner, NULL);
+    wherry_value *copy;
+    must(wherry_value_copy(inner, &copy, NULL));
+    must(wherry_sequence_append(outer, copy, NULL));
+    assert_int_equal(wherry_int_get(wherry_sequence_at(copy, 0)), 1);
+    wherry_value_destroy(outer);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_kind_names),
@@ -328,6 +631,17 @@ int main(void) {
         cmocka_unit_test(test_objects),
         cmocka_unit_test(test_objects_refused),
         cmocka_unit_test(test_error_after_success),
+        cmocka_unit_test(test_sequences),
+        cmocka_unit_test(test_append_refused),
+        cmocka_unit_test(test_cycles_refused),
+        cmocka_unit_test(test_depth),
+        cmocka_unit_test(test_depth_in_the_middle),
+        cmocka_unit_test(test_dict_order),
+        cmocka_unit_test(test_dict_keys),
+        cmocka_unit_test(test_dict_refused),
+        cmocka_unit_test(test_large_dict),
+        cmocka_unit_test(test_copy),
+        cmocka_unit_test(test_copy_of_a_part),
     };
     return cmocka_run_group_tests_name("value", tests, NULL, NULL);
 }
