@@ -1,4 +1,4 @@
-/* Blocks: mpi_context.h says how they move. Those that are received: mpi_gets.c. */
+/* Blocks that are sent, and what puts and gets have in common. mpi_context.h has the invariants. */
 #include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -9,7 +9,7 @@
 
 /* ---- copies ---- */
 
-/** Memory for a piece, on huge pages where there are some: a rank that reads it by itself is quicker then. */
+/** On huge pages if possible: an MPI that reads the sender's memory is faster then. */
 static wh_mpi_copy *new_copy(void) {
     wh_mpi_copy *copy = calloc(1, sizeof(*copy));
     void *bytes = copy ? aligned_alloc((size_t)2 << 20, WH_MPI_PIECE) : NULL;
@@ -47,7 +47,7 @@ void wh_mpi_reap_copies(wh_mpi *mpi) {
     for (wh_mpi_copy **at = &mpi->copies; *at;) {
         wh_mpi_copy *copy = *at;
         int done = 0;
-        /* One that failed is gone too; that its block did not arrive, the receiver knows. */
+        /* Also if it failed: the receiver notices that its block does not arrive. */
         if (MPI_Test(&copy->request, &done, MPI_STATUS_IGNORE) != MPI_SUCCESS || done) {
             *at = copy->next;
             keep_copy(mpi, copy);
@@ -57,7 +57,7 @@ void wh_mpi_reap_copies(wh_mpi *mpi) {
     }
 }
 
-/** Whether another piece may be under way for a channel. The lock is held. */
+/** @return true if another piece of the channel may be in flight. The lock is held. */
 static bool has_room(const wh_mpi *mpi, const wh_mpi_operation *put) {
     size_t own = 0;
     size_t all = 0;
@@ -68,7 +68,10 @@ static bool has_room(const wh_mpi *mpi, const wh_mpi_operation *put) {
     return own < (all < WH_MPI_WINDOW * WH_MPI_WINDOWS ? WH_MPI_WINDOW : 1);
 }
 
-/** A copy to fill, where there is room for another. The lock is held. @return NULL where not; *full_p says whether that is for lack of room. */
+/**
+ * @return a copy to fill; NULL if enough are in flight (*full_p), or there is no memory. The lock
+ * is held.
+ */
 static wh_mpi_copy *take_copy(wh_mpi *mpi, const wh_mpi_operation *put, bool *full_p) {
     wh_mpi_reap_copies(mpi);
     *full_p = !has_room(mpi, put);
@@ -87,7 +90,7 @@ static wh_mpi_copy *take_copy(wh_mpi *mpi, const wh_mpi_operation *put, bool *fu
 
 /* ---- putting ---- */
 
-/** The oldest put of a channel that is not through. The lock is held. */
+/** @return the oldest unfinished put of the channel. The lock is held. */
 static wh_mpi_operation *oldest_of(const wh_mpi *mpi, const wh_mpi_operation *put) {
     wh_mpi_operation *one = mpi->puts;
     while (one && (one->rank != put->rank || one->channel != put->channel)) {
@@ -107,7 +110,7 @@ static void unlink_put(wh_mpi *mpi, const wh_mpi_operation *put) {
     }
 }
 
-/** Gives the bytes to MPI. The lock is held. @return MPI's code. */
+/** The lock is held. @return MPI's error code. */
 static int send_copy(wh_mpi *mpi, wh_mpi_copy *copy, wh_mpi_operation *put, size_t size) {
     copy->rank = put->rank;
     copy->channel = put->channel;
@@ -127,7 +130,7 @@ static int send_copy(wh_mpi *mpi, wh_mpi_copy *copy, wh_mpi_operation *put, size
     return code;
 }
 
-/** Copies the next bytes of a put, which is busy. */
+/** Copies the next bytes of a put that is marked as busy. */
 static void copy_runs(wh_mpi_operation *put, uint8_t *to, size_t size) {
     wherry_group_copy_runs(to, put->runs, put->skip, size);
     for (put->skip += size; put->skip && put->skip >= put->runs->iov_len; put->runs++) {
@@ -135,7 +138,10 @@ static void copy_runs(wh_mpi_operation *put, uint8_t *to, size_t size) {
     }
 }
 
-/** Sends the next piece of a put, which is busy until then, where there is room. @return WHERRY_TIMED_OUT where there is none. */
+/**
+ * Sends the next piece of a put that is marked as busy. @return WHERRY_TIMED_OUT if enough are in
+ * flight.
+ */
 static wherry_status send_piece(wh_mpi *mpi, wh_mpi_operation *put, wherry_error *error) {
     bool full = false;
     int32_t rank = put->rank;
@@ -149,7 +155,7 @@ static wherry_status send_piece(wh_mpi *mpi, wh_mpi_operation *put, wherry_error
         pthread_mutex_lock(&mpi->lock);
         code = send_copy(mpi, copy, put, size);
     }
-    put->busy = false; /* from now on another thread may end it */
+    put->busy = false; /* from here on, another thread may free it */
     pthread_mutex_unlock(&mpi->lock);
     if (code != MPI_SUCCESS) {
         return wh_mpi_fail_code(error, code, rank, "MPI_Isend");
@@ -159,7 +165,10 @@ static wherry_status send_piece(wh_mpi *mpi, wh_mpi_operation *put, wherry_error
                   : wh_mpi_fail(error, WHERRY_NO_MEMORY, rank, "no memory for a block");
 }
 
-/** What is to be sent first of a put's channel: this thread sends a piece of it. @return NULL: another thread is at it, or the put is through. */
+/**
+ * Chooses the put of the channel whose piece this thread has to send next, and marks it as busy.
+ * @return NULL if another thread is sending, or if the put is finished (*through_p).
+ */
 static wh_mpi_operation *begin_copying(wh_mpi *mpi, const wh_mpi_operation *put, bool *through_p) {
     pthread_mutex_lock(&mpi->lock);
     wh_mpi_operation *first = NULL;
@@ -175,7 +184,7 @@ static wh_mpi_operation *begin_copying(wh_mpi *mpi, const wh_mpi_operation *put,
     return first;
 }
 
-/** Pieces go out in the order of the puts, whichever of them is asked for. */
+/** Sends pieces of older puts of the channel first: their order must not change. */
 static wherry_status finish_put(wh_mpi *mpi, wh_mpi_operation *put, wh_mpi_wait *wait, wherry_error *error) {
     for (;;) {
         wherry_status status = WHERRY_TIMED_OUT;
@@ -197,7 +206,7 @@ static wherry_status finish_put(wh_mpi *mpi, wh_mpi_operation *put, wh_mpi_wait 
     }
 }
 
-/** @param runs  NULL: it has one. */
+/** @param runs  NULL: there is one run, `whole`. */
 static wherry_status begin_put(wh_mpi *mpi, int32_t rank, uint32_t channel, struct iovec whole,
                                const struct iovec *runs, void **operation_p, wherry_error *error) {
     wherry_status status = wh_mpi_permit(mpi, error);
@@ -236,10 +245,10 @@ wherry_status wh_mpi_put_runs(void *context, int32_t rank, uint32_t channel, con
 
 /* ---- both ---- */
 
-/** Ends a put that is not through: it was given to MPI only as copies, which stay until they are. */
+/** Ends an unfinished put. MPI has only copies of it, which stay until they are sent. */
 static void give_up_put(wh_mpi *mpi, wh_mpi_operation *put) {
     pthread_mutex_lock(&mpi->lock);
-    while (put->busy) { /* a thread that finishes a later put of the channel copies a piece of it */
+    while (put->busy) { /* a thread that finishes a later put of the channel is copying a piece */
         pthread_mutex_unlock(&mpi->lock);
         sched_yield();
         pthread_mutex_lock(&mpi->lock);
@@ -249,7 +258,7 @@ static void give_up_put(wh_mpi *mpi, wh_mpi_operation *put) {
     free(put);
 }
 
-/** @return whether it is gone. */
+/** @return as wh_mpi_give_up_get. */
 static bool give_up(wh_mpi *mpi, wh_mpi_operation *one) {
     if (!one->is_put) {
         return wh_mpi_give_up_get(mpi, one);
@@ -273,7 +282,8 @@ wherry_status wh_mpi_finish(void *context, void *operation, uint32_t timeout_ms,
     if (status == WHERRY_OK) {
         free(one);
     } else if (status == WHERRY_TIMED_OUT || !give_up(mpi, one)) {
-        return WHERRY_TIMED_OUT; /* it is not gone, or cannot be, which whoever abandons it has to hear */
+        /* The operation still exists: abandon reports that MPI may use its memory. */
+        return WHERRY_TIMED_OUT;
     }
     atomic_fetch_sub(&mpi->under_way, 1);
     return status;

@@ -1,9 +1,17 @@
 /**
- * @file mpi_context.h  What the files of libwherry-mpi share: the table of wherry/group_ops.h over a communicator.
+ * @file mpi_context.h  What the files of libwherry-mpi share: the table of wherry/group_ops.h over
+ * a communicator.
  *
- * Messages have a tag of their own and are sent from copies. A block goes in pieces, by the tag of its channel. Its pieces are sent
- * from copies too, of which a few are under way: what MPI has begun to send cannot be taken back in every MPI, and a put that is
- * abandoned must leave the tensor's memory alone. They are received in place, since a receive can be cancelled.
+ * Invariants:
+ * 1. Messages have one tag, blocks the tag of their channel. MPI keeps the order per rank and tag.
+ * 2. Everything is sent from copies: not every MPI can cancel a send, and a put that is abandoned
+ *    must leave the tensor's memory alone at once. A block is sent in pieces, a few of them at a
+ *    time.
+ * 3. Blocks are received in place, because a receive can be cancelled. If one cannot be cancelled,
+ *    its memory is never freed, and the group is closed.
+ * 4. MPI is called under `lock`, and never waits there.
+ * 5. A communicator is freed only when each rank has sent its last message: MPI may give its
+ *    number, and with it a message that is still in flight, to the next one.
  */
 #ifndef WH_MPI_CONTEXT_H
 #define WH_MPI_CONTEXT_H
@@ -17,35 +25,36 @@
 #include <wherry/group_ops.h>
 #include <wherry/mpi.h>
 
-/** Pieces of a block have this many bytes, but for the last. Both sides cut alike. */
+/** Length of the pieces of a block, except for the last one. The same on all ranks. */
 #define WH_MPI_PIECE ((size_t)8 << 20)
 
 /**
- * Parts of blocks that are packed: with larger ones the receiver's leave its caches, and with smaller ones the ranks wait for each other more often. The source's copies
- * go past its caches: where two processors share none, writing what the other has just read takes longer than memory does.
+ * Length of the parts of packed blocks. Larger ones leave the receiver's caches; with smaller ones
+ * the ranks wait for each other more often.
  */
 #define WH_MPI_PART ((size_t)1 << 20)
 
 enum {
     WH_MPI_VERSION = 1,
-    WH_MPI_TAG_MESSAGE = 0, /**< Of messages; that of a channel is its number and one. */
-    WH_MPI_WINDOW = 4,      /**< Copies of pieces that are under way for one channel, */
-    WH_MPI_WINDOWS = 4,     /**< while no more than so many windows are in use altogether; then one. */
-    WH_MPI_SPARE = 4,       /**< Copies that are kept for the next transfer. */
+    WH_MPI_TAG_MESSAGE = 0, /**< Of messages. The tag of a channel is its number + 1. */
+    WH_MPI_WINDOW = 4,      /**< Pieces in flight per channel, */
+    /** as long as all channels together have no more than this many windows; then one. */
+    WH_MPI_WINDOWS = 4,
+    WH_MPI_SPARE = 4, /**< Copies that are kept for later pieces. */
 };
 
-/** A message to another rank that is under way. */
+/** A message that is being sent. */
 typedef struct wh_mpi_outgoing {
     struct wh_mpi_outgoing *next;
     MPI_Request request;
     int32_t rank;
-    bool awaited; /**< A thread looks at it, and frees it; */
-    bool gone;    /**< it is no more in the list. */
+    bool awaited; /**< A thread waits for it, and frees it. */
+    bool gone;    /**< It is not in the list any more. */
     size_t size;
     uint8_t bytes[];
 } wh_mpi_outgoing;
 
-/** A message that is coming in; or a piece that nobody wants any more. */
+/** A message that is being received, or a piece that nobody wants any more. */
 typedef struct wh_mpi_incoming {
     struct wh_mpi_incoming *next;
     MPI_Request request;
@@ -56,7 +65,7 @@ typedef struct wh_mpi_incoming {
     uint8_t bytes[];
 } wh_mpi_incoming;
 
-/** Memory for a piece that is sent. */
+/** A copy of a piece, to be sent. */
 typedef struct wh_mpi_copy {
     struct wh_mpi_copy *next;
     MPI_Request request;
@@ -65,38 +74,37 @@ typedef struct wh_mpi_copy {
     uint8_t *bytes; /**< WH_MPI_PIECE of them. */
 } wh_mpi_copy;
 
-/** A channel from which gets were abandoned: what comes there is thrown away, until it is used anew. */
+/** A channel whose gets were abandoned: what arrives there is dropped until it is used again. */
 typedef struct wh_mpi_drain {
     struct wh_mpi_drain *next;
     int32_t rank;
     uint32_t channel;
 } wh_mpi_drain;
 
-/** A block. */
+/** A block: a put or a get. */
 typedef struct wh_mpi_operation {
-    struct wh_mpi_operation
-        *next; /**< A put: the next that was begun, whatever its channel. A get that is stuck: another. */
+    struct wh_mpi_operation *next; /**< In `puts` or `stuck`. */
     bool is_put;
-    bool busy; /**< A put: a thread copies a piece of it. */
+    bool busy; /**< A put: a thread is copying a piece of it. */
     int32_t rank;
     uint32_t channel;
-    uint8_t *bytes; /**< A get: where they go. */
+    uint8_t *bytes; /**< A get: the destination. */
     size_t size;
-    struct iovec whole;       /**< A put: its only run, where it has one; */
-    const struct iovec *runs; /**< the run that its next bytes are in, */
-    size_t skip;              /**< and how many before them. */
-    size_t done;              /**< Bytes that are through: copied, or received. */
-    _Atomic uint64_t moved;   /**< When the last of them were, or it was begun. */
-    bool failed;              /**< A get: it has ended, and MPI may still write to its memory. */
-    size_t pieces;            /**< A get: how many, */
-    MPI_Request requests[];   /**< and their receives; MPI_REQUEST_NULL: through. */
+    struct iovec whole;       /**< A put of one run: that run. */
+    const struct iovec *runs; /**< A put: the run with its next byte, */
+    size_t skip;              /**< and the bytes of that run before it. */
+    size_t done;              /**< Bytes that were copied, or received. */
+    _Atomic uint64_t moved;   /**< When the last of them were, or when it began. */
+    bool failed;              /**< A get: it was given up, and MPI may still write to its memory. */
+    size_t pieces;            /**< A get: their number, */
+    MPI_Request requests[];   /**< and their requests; MPI_REQUEST_NULL: received. */
 } wh_mpi_operation;
 
-/** Ends a wait before its time. */
+/** Ends a wait early. */
 typedef struct wh_mpi_alarm {
     pthread_mutex_t lock;
     pthread_cond_t ringing;
-    atomic_bool rings; /**< Until somebody who waits has heard it. */
+    atomic_bool rings; /**< Until a waiter has noticed it. */
 } wh_mpi_alarm;
 
 void wh_mpi_alarm_init(wh_mpi_alarm *alarm);
@@ -104,74 +112,75 @@ void wh_mpi_alarm_init(wh_mpi_alarm *alarm);
 void wh_mpi_alarm_destroy(wh_mpi_alarm *alarm);
 
 typedef struct wh_mpi {
-    struct wh_mpi *next; /**< Of those that were left and are not settled: mpi_group.c. */
+    struct wh_mpi *next; /**< In the list `unsettled` of mpi_group.c. */
     MPI_Comm communicator;
     int rank;
     int size;
-    int level; /**< Of threads: MPI_THREAD_*. */
+    int level; /**< MPI_THREAD_*. */
 
-    pthread_mutex_t lock;      /**< Over what follows. MPI is called under it, but never waits there. */
+    pthread_mutex_t lock;      /**< Guards what follows. */
     wh_mpi_outgoing *outgoing; /**< The oldest first. */
-    size_t *waiting;           /**< Bytes in `outgoing`, a rank. */
-    wh_mpi_copy *copies;       /**< Under way; of whichever puts, also of abandoned ones. */
+    size_t *waiting;           /**< Bytes in `outgoing`, per rank. */
+    wh_mpi_copy *copies;       /**< In flight, also those of abandoned puts. */
     wh_mpi_copy *spare;
     size_t spare_count;
     wh_mpi_drain *drains;
-    wh_mpi_operation *puts;  /**< Not through, the oldest first. */
-    wh_mpi_operation *stuck; /**< Gets that have ended, and whose memory MPI may still write to. */
-    char broken[384];        /**< Why nothing can be done any more; "": it can. */
+    wh_mpi_operation *puts;  /**< Unfinished ones, the oldest first. */
+    wh_mpi_operation *stuck; /**< Gets whose memory MPI may still write to. */
+    char broken[384];        /**< Why the group is closed; "": it is not. */
 
     wh_mpi_incoming *incoming; /**< The oldest first. */
     size_t incoming_count;
-    bool *left;  /**< A rank: nothing comes from it any more. */
-    int missing; /**< How many others have not said so. */
+    bool *left;  /**< Per rank: it has sent its last message. */
+    int missing; /**< Other ranks that have not. */
     bool said_last;
 
-    wh_mpi_alarm alarm;      /**< For whoever waits for messages. */
-    atomic_int under_way;    /**< Blocks: while there are some, whoever waits for messages sleeps longer. */
-    _Atomic uint64_t lively; /**< When the last message came or went, or the alarm rang. */
+    wh_mpi_alarm alarm; /**< For threads that wait for messages. */
+    /** Blocks. While there are some, waiting for messages sleeps longer. */
+    atomic_int under_way;
+    _Atomic uint64_t lively; /**< When the last message came or went, or somebody was woken. */
 } wh_mpi;
 
 /**
- * Makes the table and its context, without a group: wherry_group_from_mpi is this and wherry_group_from_ops. Collective.
- * @param ops_p      receives the table.
- * @param context_p  its context: ends by ops_p->destroy.
+ * Makes the table and its context: wherry_group_from_mpi without wherry_group_from_ops. Collective.
+ * @param context_p  the caller's: ops_p->destroy.
  */
 wherry_status wh_mpi_open(MPI_Comm communicator, const wherry_mpi_options *options, wherry_group_ops *ops_p,
                           wh_mpi **context_p, wherry_error *error);
 
-/** Fills an error. @param rank  that it is about; -1: none. @return the status. */
+/** Fills an error. @param rank  that it is about; -1: none. @return status. */
 wherry_status wh_mpi_fail(wherry_error *error, wherry_status status, int32_t rank, const char *format, ...)
     WHERRY_PRINTF(4, 5);
 
-/** Makes an error of what a function of MPI returned. */
+/** Makes an error of MPI's error code. */
 wherry_status wh_mpi_fail_code(wherry_error *error, int code, int32_t rank, const char *function);
 
-/** Nanoseconds of a clock that only goes forward. */
+/** Nanoseconds of a monotonic clock. */
 uint64_t wh_mpi_now(void);
 
-/** A message has come or gone, or somebody is woken: the next is not far. */
+/** A message has come or gone, or somebody was woken: the next message is probably near. */
 void wh_mpi_note_lively(wh_mpi *mpi);
 
-/** A wait with an end. Starts with wh_mpi_wait_begin; wh_mpi_wait_on sleeps a little, longer each time. */
+/** A wait with a limit: polls at first, then sleeps, longer each time. */
 typedef struct wh_mpi_wait {
     wh_mpi_alarm *alarm;
-    uint64_t begin; /**< Of being quick, in nanoseconds. */
+    uint64_t begin; /**< Of polling, in nanoseconds. */
     uint64_t end;
-    uint64_t quick; /**< For so long it only yields the processor, */
-    bool modest;    /**< and no longer than nobody else wants it. */
+    uint64_t quick; /**< How long it polls, yielding the processor, */
+    bool modest;    /**< and stops if others need the processor. */
     unsigned sleep_us;
     unsigned sleep_max_us;
 } wh_mpi_wait;
 
-/** @param alarm  NULL: only time ends it. */
+/** @param alarm  NULL: only the timeout ends it. */
 void wh_mpi_wait_begin(wh_mpi_wait *wait, wh_mpi_alarm *alarm, uint32_t timeout_ms, unsigned quick_us,
                        unsigned sleep_max_us);
 
-/** @return false where the time is over, or the alarm has rung. */
+/** @return false if the time is over, or the alarm has rung. */
 bool wh_mpi_wait_on(wh_mpi_wait *wait);
 
-/** The table: wherry/group_ops.h. */
+/* The functions of the table: wherry/group_ops.h. */
+
 wherry_status wh_mpi_permit(void *context, wherry_error *error);
 void wh_mpi_wake(void *context);
 wherry_status wh_mpi_send(void *context, int32_t rank, const void *bytes, size_t size, uint32_t timeout_ms,
@@ -188,38 +197,42 @@ wherry_status wh_mpi_finish(void *context, void *operation, uint32_t timeout_ms,
 bool wh_mpi_abandon(void *context, void *operation);
 
 /**
- * For how long after the last piece whoever finishes a block only yields, and how long it then sleeps at most, in microseconds. Some MPIs move a part of a piece
- * each time they are asked: who sleeps in between has half of the rate. Where pieces take longer than this, the network is slower than any sleep.
+ * How long finish polls after the last piece, and how long it sleeps at most after that, in
+ * microseconds. Some MPIs move a part of a piece each time they are polled: sleeping in between
+ * halves the rate. If pieces take longer than this, the network is slower than any sleep.
  */
 enum { WH_MPI_QUICK_US = 20000, WH_MPI_SLEEP_US = 100 };
 
-/** Of so many bytes that are not through, those of the next piece. */
+/** @return the length of the next piece of the bytes that are left. */
 static inline size_t wh_mpi_next_piece(size_t left) {
     return left < WH_MPI_PIECE ? left : WH_MPI_PIECE;
 }
 
-/** A part of finish, for a get. */
+/** wh_mpi_finish, for a get. */
 wherry_status wh_mpi_finish_get(wh_mpi_operation *get, wh_mpi_wait *wait, wherry_error *error);
 
 /**
- * Ends a get whose bytes will not come, or not all of them.
- * @return whether it is gone. Else MPI may still write to its memory, and knows its requests: it stays.
+ * Cancels a get.
+ * @return false if MPI may still write to its memory. Then it stays allocated, with its requests.
  */
 bool wh_mpi_give_up_get(wh_mpi *mpi, wh_mpi_operation *get);
 
-/** A channel from which gets were abandoned is in use again. The lock is held. */
+/** Stops dropping what arrives on a channel, which is used again. The lock is held. */
 void wh_mpi_end_drain(wh_mpi *mpi, int32_t rank, uint32_t channel);
 
-/** Looks after what is under way: releases what has arrived, and throws away what nobody wants. The lock is held. */
+/** Frees the copies of pieces that were sent. The lock is held. */
 void wh_mpi_reap_copies(wh_mpi *mpi);
 
-/** Tells all ranks that nothing comes from this one any more. */
+/** Sends the last message of this rank to all others. */
 void wh_mpi_say_last(wh_mpi *mpi);
 
-/** Takes and throws away what has come to a group that was left. @return whether nothing is under way any more, and nothing can come. */
+/**
+ * Drops what has arrived for a group that was left. @return true if nothing is in flight or can
+ * arrive any more.
+ */
 bool wh_mpi_settle(wh_mpi *mpi);
 
-/** Releases memory that MPI does not know any more: all of it, where nothing is under way or MPI has ended. */
+/** Free the memory of messages and blocks. MPI uses none of it any more. */
 void wh_mpi_free_messages(wh_mpi *mpi);
 void wh_mpi_free_blocks(wh_mpi *mpi);
 

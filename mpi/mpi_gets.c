@@ -1,14 +1,17 @@
-/* Blocks that are received: straight into place, and taken back where that can be. */
+/*
+ * Blocks that are received, in place. A receive that is given up is cancelled, if MPI can do that.
+ */
 #include <stdio.h>
 #include <stdlib.h>
 
 #include "mpi_context.h"
 
-/** How long a piece that has begun to come is waited for when its block is abandoned. Where one does not come, the others are not waited for. */
-enum { ABANDON_MS = 2000 };
-
-/** Channels that are still drained. Old ones have nothing to come. */
-enum { DRAINS_MAX = 32 };
+enum {
+    /** How long to wait for a piece that is arriving when its block is abandoned. */
+    ABANDON_MS = 2000,
+    /** Channels that are drained at once. On older ones nothing arrives any more. */
+    DRAINS_MAX = 32,
+};
 
 void wh_mpi_end_drain(wh_mpi *mpi, int32_t rank, uint32_t channel) {
     wh_mpi_drain **at = &mpi->drains;
@@ -22,7 +25,7 @@ void wh_mpi_end_drain(wh_mpi *mpi, int32_t rank, uint32_t channel) {
     }
 }
 
-/** What still comes on a channel is thrown away from now on. Without memory for it, it stays with the rank that sent it. */
+/** Drops what arrives on a channel from now on. Without memory for that, it stays in MPI. */
 static void begin_drain(wh_mpi *mpi, int32_t rank, uint32_t channel) {
     wh_mpi_drain *drain = malloc(sizeof(*drain));
     pthread_mutex_lock(&mpi->lock);
@@ -48,7 +51,10 @@ static size_t piece_size(const wh_mpi_operation *get, size_t piece) {
     return wh_mpi_next_piece(get->size - piece * WH_MPI_PIECE);
 }
 
-/** Takes a get's receives back; waits so long for those that have begun to come. @return false where one does not end. */
+/**
+ * Cancels the receives of a get, and waits for pieces that are arriving. @return false if one does
+ * not end.
+ */
 static bool cancel_get(wh_mpi_operation *get, uint32_t patience_ms) {
     wh_mpi_wait wait;
     bool all = true;
@@ -62,7 +68,7 @@ static bool cancel_get(wh_mpi_operation *get, uint32_t patience_ms) {
         all = true;
         for (size_t i = 0; i < get->pieces; i++) {
             int done = 1;
-            /* One that failed is gone too. */
+            /* One that failed has ended, too. */
             if (get->requests[i] != MPI_REQUEST_NULL &&
                 MPI_Test(&get->requests[i], &done, MPI_STATUS_IGNORE) != MPI_SUCCESS) {
                 done = 1;
@@ -74,7 +80,7 @@ static bool cancel_get(wh_mpi_operation *get, uint32_t patience_ms) {
     return all;
 }
 
-/** Whether a rank has stopped in the middle of a block before; the lock is held. */
+/** @return true if a get from this rank could not be cancelled before. The lock is held. */
 static bool has_stopped(const wh_mpi *mpi, int32_t rank) {
     const wh_mpi_operation *get = mpi->stuck;
     while (get && get->rank != rank) {
@@ -83,7 +89,7 @@ static bool has_stopped(const wh_mpi *mpi, int32_t rank) {
     return get;
 }
 
-/** The group ends with a rank from which something may still come; the lock is held. */
+/** Closes the group because a get cannot be cancelled. The lock is held. */
 static void note_stuck(wh_mpi *mpi, wh_mpi_operation *get) {
     if (!get->failed) {
         get->next = mpi->stuck;
@@ -93,11 +99,12 @@ static void note_stuck(wh_mpi *mpi, wh_mpi_operation *get) {
     if (mpi->broken[0]) {
         return;
     }
-    snprintf(mpi->broken, sizeof(mpi->broken),
-             "rank %d has stopped in the middle of a block, which MPI cannot take back: it may still write to the "
-             "tensors that were received into, at first %zu bytes at %p; memory of your own there must stay, unused, "
-             "until MPI ends; leave the group, and make another of ranks that can be reached",
-             (int)get->rank, get->size, (void *)get->bytes);
+    snprintf(
+        mpi->broken, sizeof(mpi->broken),
+        "rank %d has stopped in the middle of a block, and MPI cannot cancel the receive: it may still write to the "
+        "target's tensors, first to %zu bytes at %p; keep that memory allocated and unused until MPI ends; leave "
+        "the group, and make another one of the ranks that can be reached",
+        (int)get->rank, get->size, (void *)get->bytes);
 }
 
 bool wh_mpi_give_up_get(wh_mpi *mpi, wh_mpi_operation *get) {
@@ -113,7 +120,7 @@ bool wh_mpi_give_up_get(wh_mpi *mpi, wh_mpi_operation *get) {
     }
     if (!get->failed) {
         free(get);
-    } /* else it stays linked */
+    } /* otherwise it is in the list `stuck` */
     return true;
 }
 
@@ -146,7 +153,7 @@ wherry_status wh_mpi_get(void *context, int32_t rank, uint32_t channel, void *by
 }
 
 wherry_status wh_mpi_finish_get(wh_mpi_operation *get, wh_mpi_wait *wait, wherry_error *error) {
-    if (get->failed) { /* until it is abandoned: the group is closed */
+    if (get->failed) { /* the group is closed; it waits to be abandoned */
         while (wh_mpi_wait_on(wait)) {
         }
         return WHERRY_TIMED_OUT;
@@ -168,9 +175,8 @@ wherry_status wh_mpi_finish_get(wh_mpi_operation *get, wh_mpi_wait *wait, wherry
         }
         MPI_Get_count(&came, MPI_BYTE, &count);
         if ((size_t)count != piece_size(get, piece)) {
-            return wh_mpi_fail(error, WHERRY_MALFORMED, get->rank,
-                               "rank %d sent %d bytes of a block where %zu were to come", (int)get->rank, count,
-                               piece_size(get, piece));
+            return wh_mpi_fail(error, WHERRY_MALFORMED, get->rank, "rank %d sent %d bytes of a block instead of %zu",
+                               (int)get->rank, count, piece_size(get, piece));
         }
         get->done += (size_t)count;
         atomic_store(&get->moved, wh_mpi_now());

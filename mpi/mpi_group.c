@@ -1,3 +1,4 @@
+/* Making a group over MPI, leaving it, and who may call. */
 #include <wherry/mpi.h>
 
 #include <stdarg.h>
@@ -7,14 +8,18 @@
 
 #include "mpi_context.h"
 
-/** Others are waited for when a group is left, so that nothing is under way any more, for so long at most. */
-enum { LEAVE_MS = 1000, MAGIC = 0x57484d50 };
+enum {
+    LEAVE_MS = 1000, /**< How long leaving waits for the last messages of the others. */
+    MAGIC = 0x57484d50,
+};
 
 /* ---- errors ---- */
 
 static void fill(wherry_error *error, wherry_status status, int32_t rank, const char *format, va_list arguments) {
     *error = (wherry_error){.status = status, .rank = rank, .offset = UINT64_MAX};
-    /* NOLINTNEXTLINE(clang-analyzer-valist.Uninitialized): said of files that are compiled more than once, as this is for each MPI. */
+    /*
+     * NOLINTNEXTLINE(clang-analyzer-valist.Uninitialized): wrong for files compiled more than once.
+     */
     vsnprintf(error->message, sizeof(error->message), format, arguments);
 }
 
@@ -28,7 +33,7 @@ wherry_status wh_mpi_fail(wherry_error *error, wherry_status status, int32_t ran
     return status;
 }
 
-/** What a class of errors means for Wherry. */
+/** Maps MPI's error class to a status. */
 static wherry_status status_of(int class) {
     switch (class) {
     case MPI_ERR_TRUNCATE:
@@ -84,8 +89,8 @@ static wherry_status check_thread(int level, wherry_error *error) {
                ? WHERRY_OK
                : wh_mpi_fail(
                      error, WHERRY_UNSUPPORTED, -1,
-                     "this is not the main thread, and MPI runs at %s, where no other may call it: call from the "
-                     "main thread, or initialise MPI by MPI_Init_thread with MPI_THREAD_MULTIPLE",
+                     "this is not the main thread, and at %s only the main thread may call MPI: call from the main "
+                     "thread, or initialise MPI by MPI_Init_thread with MPI_THREAD_MULTIPLE",
                      level_name(level));
 }
 
@@ -95,7 +100,7 @@ wherry_status wh_mpi_permit(void *context, wherry_error *error) {
     MPI_Finalized(&finalized);
     if (finalized) {
         return wh_mpi_fail(error, WHERRY_CLOSED, -1,
-                           "MPI_Finalize was called, and the group ended with MPI: leave groups before it");
+                           "MPI_Finalize was called, which ended the group: leave groups before that");
     }
     wherry_status status = check_thread(mpi->level, error);
     if (status == WHERRY_OK) {
@@ -112,7 +117,7 @@ void wherry_mpi_options_init(wherry_mpi_options *options) {
     *options = (wherry_mpi_options){.struct_size = sizeof(*options)};
 }
 
-/** MPI holds nothing of it any more. */
+/** MPI uses none of its memory any more. */
 static void dispose(wh_mpi *mpi) {
     wh_mpi_free_messages(mpi);
     wh_mpi_free_blocks(mpi);
@@ -124,16 +129,15 @@ static void dispose(wh_mpi *mpi) {
 }
 
 /*
- * A communicator must not be freed while a message in it has not been received: the next one may get its number, and the message with it.
- * So one that was left stays until each of its ranks has said that nothing more comes from it. They are looked after when a group is
- * made or left; what is left at the end ends with MPI.
+ * Groups that were left, but whose ranks have not all sent their last message: invariant 5 of
+ * mpi_context.h. They are checked whenever a group is made or left. What remains ends with MPI.
  */
 static pthread_mutex_t unsettled_lock = PTHREAD_MUTEX_INITIALIZER;
 static wh_mpi *unsettled;
 
-/** Frees what is settled. Only by a thread that may call MPI. @return whether all are. */
+/** Frees what is settled. This thread may call MPI. @return true if all are. */
 static bool sweep(void) {
-    bool all = true; /* but those that never will be */
+    bool all = true; /* except those that never will be */
     pthread_mutex_lock(&unsettled_lock);
     for (wh_mpi **at = &unsettled; *at;) {
         wh_mpi *mpi = *at;
@@ -174,7 +178,7 @@ static void destroy(void *context) {
     }
 }
 
-/** Whether the ranks of a communicator can be met from here. */
+/** Checks that this thread can call MPI with the communicator. */
 static wherry_status check_communicator(MPI_Comm communicator, int *level_p, wherry_error *error) {
     int flag = 0;
     MPI_Initialized(&flag);
@@ -196,7 +200,7 @@ static wherry_status check_communicator(MPI_Comm communicator, int *level_p, whe
     MPI_Comm_test_inter(communicator, &flag);
     if (flag) {
         return wh_mpi_fail(error, WHERRY_INVALID_ARGUMENT, -1,
-                           "the communicator joins two groups of ranks: merge them by MPI_Intercomm_merge");
+                           "the communicator is an inter-communicator: merge it with MPI_Intercomm_merge");
     }
     return WHERRY_OK;
 }
@@ -205,8 +209,8 @@ static wherry_status check_options(const wherry_mpi_options *options, int level,
     if ((options->flags & WHERRY_MPI_BACKGROUND) && level != MPI_THREAD_MULTIPLE) {
         return wh_mpi_fail(
             error, WHERRY_UNSUPPORTED, -1,
-            "MPI runs at %s, where a thread of its own cannot read messages in the background: initialise "
-            "MPI by MPI_Init_thread with MPI_THREAD_MULTIPLE, or leave WHERRY_MPI_BACKGROUND out",
+            "WHERRY_MPI_BACKGROUND needs a thread of its own, which MPI does not allow at %s: initialise MPI by "
+            "MPI_Init_thread with MPI_THREAD_MULTIPLE, or leave out the flag",
             level_name(level));
     }
     return WHERRY_OK;
@@ -232,12 +236,15 @@ static wh_mpi *create(MPI_Comm communicator, int level) {
     return mpi;
 }
 
-/** What each rank tells the others before the communicator is duplicated, so that all go on or none. */
+/**
+ * What each rank tells the others before the communicator is duplicated, so that all continue or
+ * none.
+ */
 typedef struct greeting {
     uint32_t magic;
     uint32_t version;
     uint64_t piece;
-    int32_t status; /* of what it did so far */
+    int32_t status; /**< Of what it did so far. */
 } greeting;
 
 static wherry_status meet(MPI_Comm communicator, wherry_status own, wherry_error *error) {
@@ -249,14 +256,16 @@ static wherry_status meet(MPI_Comm communicator, wherry_status own, wherry_error
         own = wh_mpi_fail(error, WHERRY_NO_MEMORY, -1, "no memory for a group of %d ranks", size);
         mine.status = own;
     }
-    /* The worst of all ranks, then who it was: the first needs no memory, so that all take part. */
+    /*
+     * First the worst status, then whose it is: the first needs no memory, so that all take part.
+     */
     int32_t worst = 0;
     int code = MPI_Allreduce(&mine.status, &worst, 1, MPI_INT32_T, MPI_MIN, communicator);
     if (code == MPI_SUCCESS && worst != WHERRY_NO_MEMORY) {
         code = MPI_Allgather(&mine, sizeof(mine), MPI_BYTE, all, sizeof(mine), MPI_BYTE, communicator);
     }
     if (code != MPI_SUCCESS && own == WHERRY_OK) {
-        own = wh_mpi_fail_code(error, code, -1, "meeting the other ranks");
+        own = wh_mpi_fail_code(error, code, -1, "the exchange between the ranks");
     }
     if (own == WHERRY_OK && worst == WHERRY_NO_MEMORY) {
         own = wh_mpi_fail(error, WHERRY_ABORTED, -1, "another rank has no memory for the group");
@@ -264,11 +273,10 @@ static wherry_status meet(MPI_Comm communicator, wherry_status own, wherry_error
     for (int i = 0; own == WHERRY_OK && all && i < size; i++) {
         if (all[i].magic != MAGIC || all[i].version != WH_MPI_VERSION || all[i].piece != WH_MPI_PIECE) {
             own = wh_mpi_fail(error, WHERRY_BAD_VERSION, i,
-                              "rank %d has version %u of the group over MPI, and this one %d: give all ranks the same "
-                              "library",
-                              i, (unsigned)all[i].version, WH_MPI_VERSION);
+                              "rank %d has version %u of libwherry-mpi, this one %d: use the same on all ranks", i,
+                              (unsigned)all[i].version, WH_MPI_VERSION);
         } else if (all[i].status != WHERRY_OK) {
-            own = wh_mpi_fail(error, WHERRY_ABORTED, i, "rank %d cannot make the group: %s; its own error says more", i,
+            own = wh_mpi_fail(error, WHERRY_ABORTED, i, "rank %d cannot make the group: %s; see its own error", i,
                               wherry_status_text((wherry_status)all[i].status));
         }
     }
@@ -302,7 +310,7 @@ wherry_status wh_mpi_open(MPI_Comm communicator, const wherry_mpi_options *optio
     int level = MPI_THREAD_SINGLE;
     wherry_status status = check_communicator(communicator, &level, error);
     if (status != WHERRY_OK) {
-        return status; /* the other ranks cannot be met from here */
+        return status; /* the other ranks cannot be told */
     }
     sweep();
     status = check_options(options, level, error);
@@ -336,9 +344,10 @@ wherry_status wherry_group_from_mpi(MPI_Comm communicator, const wherry_mpi_opti
         memcpy(&chosen, options, options->struct_size);
     }
     if (!group_p || !taken || (chosen.flags & ~(uint32_t)WHERRY_MPI_FLAGS)) {
-        return wh_mpi_fail(error, WHERRY_INVALID_ARGUMENT, -1,
-                           "group_p is NULL, or the options were not filled by wherry_mpi_options_init, or have a flag "
-                           "that is not known");
+        return wh_mpi_fail(
+            error, WHERRY_INVALID_ARGUMENT, -1,
+            "group_p is NULL, or the options were not filled by wherry_mpi_options_init, or have an unknown "
+            "flag");
     }
     wherry_group_ops ops;
     wh_mpi *mpi = NULL;

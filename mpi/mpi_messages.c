@@ -1,34 +1,41 @@
-/* Messages: sent from copies, received when they are found, in the order in which each rank has sent them. An empty one is a rank's last. */
+/*
+ * Messages. They are sent from copies, and delivered in the order in which a rank sent them. An
+ * empty message is a rank's last one.
+ */
 #include <stdlib.h>
 #include <string.h>
 
 #include "mpi_context.h"
 
-/** How many bytes may be on their way to one rank, and how many messages may be coming in at once. */
-enum { OUTGOING_BYTES = 8 << 20, INCOMING_MAX = 64 };
+enum {
+    OUTGOING_BYTES = 8 << 20, /**< Bytes in flight per rank. */
+    INCOMING_MAX = 64,        /**< Messages that are received at once. */
+};
 
 /**
- * MPI gets on only while somebody calls it. Messages of so many bytes go without the other side's help; a longer one is waited for, a moment,
- * so that it does not lie here half sent while this rank computes.
+ * MPI makes progress only while it is called. Messages up to EAGER_BYTES are sent without the
+ * receiver's help. For a longer one the sender waits a moment, so that it is not half sent while
+ * this rank computes.
  */
 enum { EAGER_BYTES = 4096, LINGER_MS = 20 };
 
 /**
- * For how long after the last message whoever waits only yields, unless others want the processor: a transfer is a conversation, and each sleep would be a
- * tenth of a small one. And how long it then sleeps at most, in microseconds: longer while blocks move, which need the processor.
+ * How long waiting polls after the last message, unless others need the processor: each sleep would
+ * be a tenth of the time of a small transfer. And how long it sleeps at most after that, in
+ * microseconds: longer while blocks move, because they need the processor.
  */
 enum { QUICK_US = 2000, SLEEP_US = 200, SLEEP_BUSY_US = 1000 };
 
-/** Begins to wait for messages: quickly where the conversation is lively. */
+/** Begins to wait for messages. Polls first if the last one was a moment ago. */
 static void begin_wait(wh_mpi *mpi, wh_mpi_wait *wait, wh_mpi_alarm *alarm, uint32_t timeout_ms) {
     wh_mpi_wait_begin(wait, alarm, timeout_ms, QUICK_US, SLEEP_US);
     wait->begin = atomic_load_explicit(&mpi->lively, memory_order_relaxed);
     wait->modest = true;
 }
 
-/* ---- what comes in: the lock is held in all of it ---- */
+/* ---- incoming messages: the lock is held ---- */
 
-/** Begins to receive what a probe has found. @return MPI's code. */
+/** Begins to receive what a probe has found. @return MPI's error code. */
 static int accept_message(wh_mpi *mpi, MPI_Message *found, const MPI_Status *status, bool unwanted) {
     int size = 0;
     MPI_Get_count(status, MPI_BYTE, &size);
@@ -39,7 +46,7 @@ static int accept_message(wh_mpi *mpi, MPI_Message *found, const MPI_Status *sta
     }
     wh_mpi_incoming *one = malloc(sizeof(*one) + (size_t)size);
     if (!one) {
-        return MPI_ERR_NO_MEM; /* the message is lost, and with it the rank's order: the group cannot be read any more */
+        return MPI_ERR_NO_MEM; /* the message is lost, so that the group cannot be used any more */
     }
     *one = (wh_mpi_incoming){.rank = status->MPI_SOURCE, .unwanted = unwanted, .size = (size_t)size};
     int code = MPI_Imrecv(one->bytes, size, MPI_BYTE, found, &one->request);
@@ -56,7 +63,7 @@ static int accept_message(wh_mpi *mpi, MPI_Message *found, const MPI_Status *sta
     return MPI_SUCCESS;
 }
 
-/** Looks for messages with a tag, and begins to receive them. @return MPI's code. */
+/** Begins to receive the messages with a tag that have arrived. @return MPI's error code. */
 static int look(wh_mpi *mpi, int source, int tag, bool unwanted) {
     int code = MPI_SUCCESS;
     int found = 1;
@@ -71,7 +78,7 @@ static int look(wh_mpi *mpi, int source, int tag, bool unwanted) {
     return code;
 }
 
-/** Looks for messages, and for pieces that nobody wants any more. @return MPI's code. */
+/** The same for messages, and for pieces that nobody wants any more. */
 static int look_for_all(wh_mpi *mpi) {
     int code = look(mpi, MPI_ANY_SOURCE, WH_MPI_TAG_MESSAGE, false);
     for (const wh_mpi_drain *one = mpi->drains; one && code == MPI_SUCCESS; one = one->next) {
@@ -88,7 +95,11 @@ static bool is_first_of_its_rank(const wh_mpi *mpi, const wh_mpi_incoming *one) 
     return first == one;
 }
 
-/** Takes what is whole out of what is coming in, in its order. @param rank_p  whose message it is, where receiving fails. @return MPI's code. */
+/**
+ * Takes the messages that are complete, in their order.
+ * @param rank_p  the sender of the one whose receive failed.
+ * @return MPI's error code.
+ */
 static int take_whole(wh_mpi *mpi, wh_mpi_incoming **whole_p, int32_t *rank_p) {
     for (wh_mpi_incoming **at = &mpi->incoming; *at;) {
         wh_mpi_incoming *one = *at;
@@ -114,7 +125,7 @@ static int take_whole(wh_mpi *mpi, wh_mpi_incoming **whole_p, int32_t *rank_p) {
 
 /* ---- sending ---- */
 
-/** Releases what has gone out. The lock is held. */
+/** Frees the messages that were sent. The lock is held. */
 static void reap_outgoing(wh_mpi *mpi) {
     for (wh_mpi_outgoing **at = &mpi->outgoing; *at;) {
         wh_mpi_outgoing *one = *at;
@@ -132,7 +143,7 @@ static void reap_outgoing(wh_mpi *mpi) {
     }
 }
 
-/** Begins to send a message. The lock is held. @return MPI's code. */
+/** Begins to send a message. The lock is held. @return MPI's error code. */
 static int begin(wh_mpi *mpi, wh_mpi_outgoing *one) {
     int code = MPI_Isend(one->bytes, (int)one->size, MPI_BYTE, one->rank, WH_MPI_TAG_MESSAGE, mpi->communicator,
                          &one->request);
@@ -147,7 +158,7 @@ static int begin(wh_mpi *mpi, wh_mpi_outgoing *one) {
     return code;
 }
 
-/** Gives a message that is on its way a moment. Meanwhile others can send to this rank, which may do the same. */
+/** Waits a moment for a message to be sent. Receives meanwhile: the peer may be doing the same. */
 static void linger(wh_mpi *mpi, wh_mpi_outgoing *one) {
     wh_mpi_wait wait;
     bool gone = false;
@@ -203,8 +214,8 @@ wherry_status wh_mpi_send(void *context, int32_t rank, const void *bytes, size_t
 
 /* ---- receiving ---- */
 
-/** Does what can be done at once. @return MPI's code. */
-static int get_on(wh_mpi *mpi, wh_mpi_incoming **whole_p, int32_t *rank_p) {
+/** Makes progress without waiting. @return MPI's error code. */
+static int progress(wh_mpi *mpi, wh_mpi_incoming **whole_p, int32_t *rank_p) {
     pthread_mutex_lock(&mpi->lock);
     reap_outgoing(mpi);
     wh_mpi_reap_copies(mpi);
@@ -216,7 +227,7 @@ static int get_on(wh_mpi *mpi, wh_mpi_incoming **whole_p, int32_t *rank_p) {
     return code;
 }
 
-/** @return whether a message was handed over. */
+/** @return true if there was a message. */
 static bool hand_over(wh_mpi_incoming *whole, wherry_group_deliver_fn deliver, void *sink) {
     bool any = false;
     while (whole) {
@@ -249,7 +260,7 @@ wherry_status wh_mpi_receive(void *context, uint32_t timeout_ms, wherry_group_de
     do {
         int32_t rank = -1;
         wh_mpi_incoming *whole = NULL;
-        int code = get_on(mpi, &whole, &rank);
+        int code = progress(mpi, &whole, &rank);
         any = hand_over(whole, deliver, sink);
         if (any) {
             wh_mpi_note_lively(mpi);
@@ -258,7 +269,7 @@ wherry_status wh_mpi_receive(void *context, uint32_t timeout_ms, wherry_group_de
             return wh_mpi_fail_code(error, code, rank, "receiving messages by MPI");
         }
         if (atomic_load(&mpi->under_way) > 0) {
-            wait.quick = 0; /* also where they have begun meanwhile */
+            wait.quick = 0; /* also if they have begun meanwhile */
         }
     } while (!any && wh_mpi_wait_on(&wait));
     return WHERRY_OK;
@@ -286,8 +297,10 @@ bool wh_mpi_settle(wh_mpi *mpi) {
     pthread_mutex_lock(&mpi->lock);
     reap_outgoing(mpi);
     wh_mpi_reap_copies(mpi);
-    bool all = mpi->missing ==
-               0; /* asked first: behind a rank's last message nothing comes, so one more look finds what is left */
+    /*
+     * Before the look: nothing follows a rank's last message, so that one more look finds the rest.
+     */
+    bool all = mpi->missing == 0;
     bool well = look(mpi, MPI_ANY_SOURCE, MPI_ANY_TAG, true) == MPI_SUCCESS;
     well = well && take_whole(mpi, &whole, &rank) == MPI_SUCCESS;
     all = all && well && !mpi->outgoing && !mpi->copies && !mpi->incoming;

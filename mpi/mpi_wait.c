@@ -1,11 +1,13 @@
-/* Waiting for what MPI tells only those who ask. */
+/* Waiting. MPI has to be polled: it wakes nobody. */
 #include <sched.h>
 #include <time.h>
 
 #include "mpi_context.h"
 
-/** A processor that others do not want is had again at once; one that was away for so long is wanted. In nanoseconds. */
-enum { FIRST_SLEEP_US = 20, AWAY_NS = 20000 };
+enum {
+    FIRST_SLEEP_US = 20,
+    AWAY_NS = 20000, /**< If sched_yield takes longer than this, others need the processor. */
+};
 
 uint64_t wh_mpi_now(void) {
     struct timespec time;
@@ -41,7 +43,7 @@ void wh_mpi_wake(void *context) {
     pthread_mutex_unlock(&alarm->lock);
 }
 
-/** Sleeps until a moment. @return whether the alarm has rung; it is silent again. */
+/** Sleeps until that time. @return true if the alarm has rung, and resets it. */
 static bool sleep_until(wh_mpi_alarm *alarm, uint64_t moment) {
     const struct timespec at = {(time_t)(moment / 1000000000), (long)(moment % 1000000000)};
     if (!alarm) {
@@ -77,7 +79,7 @@ bool wh_mpi_wait_on(wh_mpi_wait *wait) {
         return false;
     }
     if (at - wait->begin < wait->quick) {
-        sched_yield(); /* the other side may need this processor */
+        sched_yield(); /* the peer may need this processor */
         if (wait->modest && wh_mpi_now() - at > AWAY_NS) {
             wait->quick = 0;
         }

@@ -205,7 +205,7 @@ static void test_background(void) {
     wherry_status status = wherry_group_from_mpi(MPI_COMM_WORLD, &options, &group, &scene_error);
     if (scene_level < MPI_THREAD_MULTIPLE) {
         CHECK(status == (scene_rank == 2 ? WHERRY_UNSUPPORTED : WHERRY_ABORTED));
-        CHECK(scene_rank == 2 ? strstr(scene_error.message, "background") != NULL : scene_error.rank == 2);
+        CHECK(scene_rank == 2 ? strstr(scene_error.message, "WHERRY_MPI_BACKGROUND") != NULL : scene_error.rank == 2);
         CHECK(group == NULL);
         return;
     }
