@@ -1,11 +1,11 @@
-/* A target whose state the source has too: no manifest is sent, and nothing is matched. */
+/* The target and the source have equal states: no manifest is sent, and nothing is matched. */
 #include <string.h>
 
 #include "conformance/transfer_world.h"
 
 static wherry_error error;
 
-/** Gives all bytes of a state's storages one value. */
+/** Fills all storages of a state with one byte value. */
 static void fill(const wherry_value *state, int value) {
     wherry_prepared *prepared;
     wherry_storage *storage;
@@ -18,7 +18,10 @@ static void fill(const wherry_value *state, int value) {
     wherry_prepared_destroy(prepared);
 }
 
-/** A receive into a target, which wants nothing else; no manifest can be read on the way. */
+/**
+ * A receive into a target with state_p == NULL. The limits make it fail if it has to read a
+ * manifest.
+ */
 static ferry_call receive_into(const ferry_world *world, int32_t at, int32_t from, wherry_value *target,
                                wherry_limits *limits) {
     ferry_call call = ferry_receive(world, at, from);
@@ -60,7 +63,10 @@ static wherry_value *state_of_step(int64_t step, int64_t bytes, uint8_t seed) {
     return one;
 }
 
-/** If a value or a tensor differs, or the caller wants the state, the manifest is read; a limit on its size tells which. */
+/**
+ * If a value or a tensor differs, or the caller wants the state, the manifest is read. A limit on
+ * its size shows which.
+ */
 static void test_other_state_is_matched(void **state) {
     (void)state;
     ferry_world world = ferry_open();
@@ -68,7 +74,7 @@ static void test_other_state_is_matched(void **state) {
     static const struct {
         int64_t step, bytes;
         bool in_target;
-        bool limited; /**< No manifest can be read. */
+        bool limited; /**< Reading a manifest fails. */
         wherry_status status;
     } cases[] = {
         {1, 5000, true, true, WHERRY_OK},     {2, 5000, true, false, WHERRY_OK},
@@ -97,13 +103,15 @@ static void test_other_state_is_matched(void **state) {
     ferry_close(&world);
 }
 
-/** The same local tensor of a DTensor is another box at another rank, so the fingerprints differ. */
+/**
+ * The same local tensor of a DTensor is another box at another rank, so the fingerprints differ.
+ */
 static void test_same_state_at_another_rank(void **state) {
     (void)state;
     ferry_world world = ferry_open();
     static const struct {
         int64_t source;
-        bool limited; /**< No manifest can be read. */
+        bool limited; /**< Reading a manifest fails. */
         wherry_status status;
     } cases[] = {{11, true, WHERRY_OK}, {10, true, WHERRY_LIMIT}, {10, false, WHERRY_MISMATCH}};
     wherry_value *source = ferry_shard_of_eleven(1);
@@ -122,7 +130,7 @@ static void test_same_state_at_another_rank(void **state) {
     ferry_close(&world);
 }
 
-/** Compares all bytes of two states' storages, those between the tensors as well. */
+/** Compares all bytes of the storages of two states, also those between the tensors. */
 static void compare_storages(const wherry_value *one, const wherry_value *other) {
     wherry_prepared *a;
     wherry_prepared *b;
@@ -140,7 +148,9 @@ static void compare_storages(const wherry_value *one, const wherry_value *other)
     wherry_prepared_destroy(b);
 }
 
-/** From a source with the same state nothing is matched, and what is written is byte for byte what matching would write. */
+/**
+ * With equal states nothing is matched, and the result is byte for byte the same as with matching.
+ */
 static void test_same_state_is_not_matched(void **state) {
     (void)state;
     enum { AS_RANK = 5 };
@@ -161,7 +171,7 @@ static void test_same_state_is_not_matched(void **state) {
         calls[2].options.target = ferry_target;
         calls[2].options.target_context = targets[1];
         for (size_t k = 0; k < 3; k++) {
-            calls[k].options.rank = AS_RANK; /* where local boxes are those of one rank */
+            calls[k].options.rank = AS_RANK; /* local boxes are those of this rank */
         }
         ferry_run(calls, 3);
         for (size_t k = 0; k < 3; k++) {
@@ -177,7 +187,7 @@ static void test_same_state_is_not_matched(void **state) {
     ferry_close(&world);
 }
 
-/** A state of two tensors of `bytes`, whose storages lie `distance` apart in memory. */
+/** A state of two tensors of `bytes` bytes, whose storages are `distance` bytes apart in memory. */
 static wherry_value *two_over(uint8_t *memory, int64_t bytes, size_t distance) {
     wherry_value *both;
     must(wherry_dict_create(&both, &error));
@@ -194,7 +204,10 @@ static wherry_value *two_over(uint8_t *memory, int64_t bytes, size_t distance) {
     return both;
 }
 
-/** Targets that share memory where the sources do not: refused before anything is touched, though the states are told alike. */
+/**
+ * Targets that overlap although the sources do not are refused before anything is written, even if
+ * the states are equal.
+ */
 static void test_same_state_over_shared_memory(void **state) {
     (void)state;
     enum { BYTES = 5000 };
@@ -218,7 +231,7 @@ static void test_same_state_over_shared_memory(void **state) {
     ferry_close(&world);
 }
 
-/** Whoever wants no state, and has no target after all, is told before a byte moves. */
+/** A receive with state_p == NULL and without a target fails before any byte moves. */
 static void test_nothing_is_received_in_vain(void **state) {
     (void)state;
     ferry_world world = ferry_open();

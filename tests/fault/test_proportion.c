@@ -1,6 +1,6 @@
 /*
- * Hostile manifests: what they cost is in proportion to their size. Each is small, and made to take time or memory out of all proportion; each is answered
- * in little of either.
+ * Hostile manifests: the cost of decoding and planning is proportional to their size. Each manifest
+ * is small, but made to take a lot of time or memory.
  */
 #include <malloc.h>
 
@@ -49,7 +49,7 @@ static int tear_down(void **state) {
     return 0;
 }
 
-/** A manifest that is being written, by hand: the library would not write these. */
+/** A manifest that is written by hand, because the library would not write it. */
 typedef struct draft {
     unsigned char bytes[MANIFEST_MAX];
     size_t size;
@@ -123,7 +123,10 @@ static void tensor(draft *to, uint64_t storage, uint64_t offset, uint32_t ndim, 
     }
 }
 
-/** Decodes and plans, into a target or without one; nothing may take more than `bytes` of memory, or long. */
+/**
+ * Decodes and plans, with or without a target. It must not take more than `bytes` of memory, or
+ * long.
+ */
 static void expect_into(const draft *hostile, const wherry_value *target, wherry_status decoded, wherry_status planned,
                         long bytes) {
     wherry_error error;
@@ -167,7 +170,7 @@ static void expect_list(draft *hostile, wherry_status planned, long bytes) {
     expect(hostile, WHERRY_OK, planned, bytes);
 }
 
-/** Dicts within each other, each of which claims as many entries as there are bytes left. */
+/** Nested dicts, each of which claims as many entries as there are bytes left. */
 static void test_nested_claims(void **state) {
     (void)state;
     draft *to = begin(4096);
@@ -194,7 +197,7 @@ static void test_claimed_storages(void **state) {
     expect(to, WHERRY_MALFORMED, WHERRY_OK, 32L << 20);
 }
 
-/** One small tensor whose elements each lie in a chunk of their own. */
+/** A small tensor with each element in a different chunk. */
 static void test_elements_far_apart(void **state) {
     (void)state;
     draft *to = begin(4096);
@@ -205,7 +208,7 @@ static void test_elements_far_apart(void **state) {
     expect(to, WHERRY_OK, WHERRY_LIMIT, 256L << 20);
 }
 
-/** Two views that are normal each, and interleave when they are merged. */
+/** Two views that are normal, but interleave when they are merged. */
 static void test_merging_that_interleaves(void **state) {
     (void)state;
     enum { STORAGES = 64 };
@@ -224,7 +227,10 @@ static void test_merging_that_interleaves(void **state) {
     expect_list(to, WHERRY_OK, (32L + 8) << 20); /* the storages, and little more */
 }
 
-/** Two thousand views that cross each other, each of nearly all of a storage: hundreds of gigabytes to copy for one. */
+/**
+ * 2,000 views that overlap, each of nearly a whole storage: hundreds of gigabytes to copy for one
+ * storage.
+ */
 static void test_crossing_views(void **state) {
     (void)state;
     enum { VIEWS = 2000 };
@@ -241,7 +247,9 @@ static void test_crossing_views(void **state) {
     expect_list(to, WHERRY_LIMIT, 64L << 20);
 }
 
-/** Thousands of tensors, each found only after thousands of strided extents that do not hold it. */
+/**
+ * Thousands of tensors, each found only after thousands of strided extents that do not contain it.
+ */
 static void test_many_extents_to_search(void **state) {
     (void)state;
     enum { EXTENTS = 10000, TENSORS = 3000 };

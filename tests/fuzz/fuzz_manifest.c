@@ -1,6 +1,6 @@
 /*
- * Any bytes: decoding answers, with a status or a state. A state that decodes is encoded again to the same bytes, printed, and planned;
- * no copy of the plan lies outside its chunk or its storage.
+ * Any bytes: decoding gives a status or a state. A decoded state is encoded to the same bytes,
+ * printed and planned. No copy of the plan is outside its chunk or its storage.
  */
 #include <stdint.h>
 #include <stdio.h>
@@ -71,7 +71,7 @@ static void check_again(const wherry_prepared *prepared, const uint8_t *data, si
     wherry_free(bytes);
 }
 
-/** The same manifest again, into what the first plan made of it. */
+/** Plans the same manifest again, into the state of the first plan. */
 static void check_in_place(const uint8_t *data, size_t size, const wherry_value *target) {
     wherry_prepared *prepared;
     wherry_plan *plan;

@@ -1,4 +1,7 @@
-/* Any text: parsing answers. A path that parses is written to a text that gives the same path, and the same text, again. */
+/*
+ * Any text: parsing gives a status or a path. A parsed path is formatted to a text that gives the
+ * same path and the same text again.
+ */
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,4 +1,4 @@
-"""What a manifest holds (docs/wire-format.md): plain data, the chunks that it is cut into, and a description as JSON."""
+"""The contents of a manifest (docs/wire-format.md): plain data, its chunks, and a description as JSON."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ class Extent:
         return math.prod(count for count, _ in self.levels)
 
     def run(self, number: int) -> int:
-        """Where a run begins in the storage."""
+        """The offset of a run in the storage."""
         begin = self.offset
         for count, stride in reversed(self.levels):
             number, digit = divmod(number, count)
@@ -167,14 +167,14 @@ class Manifest:
     tensors: List[Tensor]  # all, in the order of the tree, local parts included
 
     def runs(self) -> Iterator[Tup[int, int, int]]:
-        """All runs as (storage, offset, length): end to end they are the space."""
+        """All runs as (storage, offset, length). End to end they are the space."""
         for number, extent in self._layout[1]:
             for run in range(extent.run_count):
                 yield number, extent.run(run), extent.length
 
     @cached_property
     def _layout(self) -> Tup[List[int], List[Tup[int, Extent]]]:
-        """Where in the space each extent begins, and at last the end of the space; and the extents."""
+        """The position of each extent, then the end of the space; and the extents."""
         numbers = sorted(range(len(self.storages)), key=lambda number: self.storages[number].device[0] != 0)
         extents = [(number, extent) for number in numbers for extent in self.storages[number].extents]
         begins = [0]
@@ -188,7 +188,7 @@ class Manifest:
 
     @cached_property
     def parts(self) -> Tup[int, int]:
-        """Bytes of the storages on the CPU, and of the others."""
+        """Bytes of the extents on the CPU, and of the others."""
         sizes = [0, 0]
         for number, extent in self._layout[1]:
             sizes[self.storages[number].device[0] != 0] += extent.length * extent.run_count
@@ -202,7 +202,7 @@ class Manifest:
         return self.chunks_of(0) + self.chunks_of(1)
 
     def locate(self, position: int) -> Tup[int, int, int, int]:
-        """The byte of the space at a position: its storage, its offset there, and where its run begins and ends there."""
+        """The byte at a position: its storage, its offset there, and the begin and end of its run."""
         begins, extents = self._layout
         index = bisect.bisect_right(begins, position) - 1
         storage, extent = extents[index]
@@ -211,7 +211,7 @@ class Manifest:
         return storage, begin + within, begin, begin + extent.length
 
     def chunk_begin(self, chunk: int) -> int:
-        """Where a chunk begins in the space; for chunk_count the end of the space."""
+        """The position of a chunk; for chunk_count, the end of the space."""
         position = chunk * self.chunk_bytes
         if chunk >= self.chunks_of(0):
             position = self.parts[0] + (chunk - self.chunks_of(0)) * self.chunk_bytes
@@ -221,7 +221,7 @@ class Manifest:
         return position - min(offset % 16, offset - begin)
 
     def pieces(self, chunk: int) -> List[Tup[int, int, int]]:
-        """The pieces of a chunk as (storage, offset, length), at most one for each run."""
+        """The pieces of a chunk as (storage, offset, length), at most one per run."""
         position, end = self.chunk_begin(chunk), self.chunk_begin(chunk + 1)
         pieces = []
         while position < end:
@@ -308,7 +308,7 @@ def value_json(value: Any) -> Any:
 
 
 def to_json(m: Manifest, chunks: int = 16) -> dict:
-    """A stable description of a manifest, with the figures of wherry_prepared_summary and where its first chunks begin."""
+    """A stable description of a manifest, with the figures of wherry_prepared_summary and the first chunks."""
     return {
         "chunk_bytes": m.chunk_bytes,
         "rank": m.rank,

@@ -1,8 +1,9 @@
 """A second, plain decoder of manifests, written from docs/wire-format.md alone.
 
-It is slow, strict and short: it reads from the first byte to the last and raises ManifestError for the first fault. Where one
-item has several faults, it reports them in this order: cut off, form (CBOR, shortest), type, limit, more than is left, length
-of an array, range, and then what only the neighbouring items can tell.
+It is slow, strict and short. It reads from the first byte to the last and raises ManifestError for
+the first fault. If one item has several faults, it reports the first of this list: truncated, form
+(CBOR, shortest), type, limit, more than the bytes left, length of an array, range, and last,
+conditions on several items together.
 
     manifest = decode(data)
     for chunk in range(manifest.chunk_count):
@@ -54,7 +55,7 @@ NDIM_MAX = 64
 
 
 class ManifestError(Exception):
-    """The first fault of a manifest: the name of its status, and the offset of the item that it is about."""
+    """The first fault of a manifest: the name of its status and the offset of the bad item."""
 
     def __init__(self, status_name: str, offset: int, message: str):
         super().__init__(f"{status_name} at byte {offset}: {message}")
@@ -79,7 +80,7 @@ class _Reader:
         self.data, self.at, self.limits = data, 0, limits
 
     def head(self) -> Tup[int, int, int]:
-        """Where the next item starts, its major type and its argument."""
+        """The offset of the next item, its major type and its argument."""
         start, left = self.at, len(self.data) - self.at
         if left < 1:
             raise ManifestError(TRUNCATED, start, "an item is missing")
@@ -123,7 +124,7 @@ class _Reader:
         return self.integer(what, low, high)
 
     def content(self, start: int, size: int, what: str) -> bytes:
-        """The bytes of a string, whose head has been read."""
+        """The bytes of a string, after its head."""
         if size > self.limits.string_bytes:
             raise ManifestError(LIMIT, start, f"{what} has {size} bytes")
         self.left(start, size, what)
@@ -157,7 +158,7 @@ class _Reader:
             raise ManifestError(TRUNCATED, start, f"{what} claims {count} items or bytes, more than are left")
 
     def array(self, what: str, lengths: Optional[Any] = None, most: Optional[int] = None) -> int:
-        """The head of an array, of one of the lengths."""
+        """The head of an array with one of these lengths."""
         start, count = self.expect(ARRAY, what)
         if most is not None and count > most:
             raise ManifestError(LIMIT, start, f"{what} has {count} items, more than {most}")
@@ -171,7 +172,7 @@ class _Reader:
         return [self.uint(what, low=low) for _ in range(length)]
 
     def null(self) -> bool:
-        """Whether the next item is null, which is then read."""
+        """True if the next item is null, which is then read."""
         found = self.data[self.at : self.at + 1] == b"\xf6"
         self.at += found
         return found
@@ -293,7 +294,7 @@ class _Decoder(_Reader):
     # Values.
 
     def value(self, depth: int, key: bool = False) -> Any:
-        """A value within `depth` containers."""
+        """A value inside `depth` containers."""
         start, major, argument = self.head()
         self.count_values(start, 1)
         if major in (UINT, NEGATIVE):
@@ -366,7 +367,7 @@ class _Decoder(_Reader):
     # Tensors.
 
     def reference(self, what: str, count: int, named: int) -> Tup[int, int]:
-        """A number of a storage or a mesh, of which `named` were named before; and how many are now."""
+        """The number of a storage or mesh, and how many are used so far; `named` were used before."""
         start, number = self.at, self.uint(what)
         if number >= count:
             raise ManifestError(OUT_OF_BOUNDS, start, f"{what} is {number} of {count}")

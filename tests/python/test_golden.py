@@ -1,4 +1,4 @@
-"""The plain decoder against the golden manifests and against the examples of docs/wire-format.md."""
+"""The plain decoder on the golden manifests and on the examples of docs/wire-format.md."""
 
 import itertools
 import json
@@ -22,7 +22,7 @@ good_files = pytest.mark.parametrize("path", GOOD, ids=[path.stem for path in GO
 
 
 def status_of(data, limits=Limits()):
-    """The status that the decoder answers."""
+    """The status that the decoder gives."""
     try:
         decode(data, limits)
     except ManifestError as error:
@@ -71,7 +71,7 @@ def test_trailing(path):
 
 @good_files
 def test_changed_bytes_never_crash(path):
-    """Every byte of the small ones, changed in a few ways: an answer from the list, and nothing else."""
+    """Changes every byte of the small manifests: the decoder gives a listed status or succeeds."""
     data = path.read_bytes()
     for at, mask in itertools.product(range(min(len(data), 300)), (0x01, 0x20, 0x80, 0xFF)):
         status_of(data[:at] + bytes([data[at] ^ mask]) + data[at + 1 :])
@@ -94,7 +94,7 @@ def test_chunks_are_the_space(path):
 
 
 def joined(runs):
-    """Runs with those merged that follow each other without a gap."""
+    """Merges runs that follow each other without a gap."""
     merged = []
     for storage, offset, length in runs:
         if merged and merged[-1][0] == storage and sum(merged[-1][1:]) == offset:
@@ -106,7 +106,7 @@ def joined(runs):
 
 @good_files
 def test_elements_lie_within_extents(path):
-    """What a decoder need not check when it reads holds for the golden files."""
+    """Checks the golden files for what a decoder may skip when it reads."""
     manifest = decode(path.read_bytes())
     if manifest.space > 1 << 20:
         assert all(storage.extents == [Extent(0, storage.nbytes)] for storage in manifest.storages)
