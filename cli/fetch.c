@@ -318,7 +318,7 @@ static void show_progress(void *context, const wherry_progress *progress) {
     }
     wh_transfer_text(progress->bytes, progress->total, progress->rate, detail, sizeof(detail));
     size_t used = strlen(detail);
-    snprintf(detail + used, sizeof(detail) - used, "  %s", progress->lane);
+    snprintf(detail + used, sizeof(detail) - used, "%s%s", *progress->lane ? "  " : "", progress->lane);
     wh_bar_show(&f->bar, progress->total ? (double)progress->bytes / (double)progress->total : 1, doing, detail);
 }
 

@@ -237,6 +237,25 @@ static wherry_status write_token(server *s, wherry_error *error) {
     return good ? WHERRY_OK : wh_fail_error(error, WHERRY_SYSTEM, "cannot write the token to %s", path);
 }
 
+/** Fails if another process listens at the port. Joining does not: another rank may host the rendezvous of a group. */
+static wherry_status check_port(const serve_options *options, wherry_error *error) {
+    struct addrinfo hints = {.ai_socktype = SOCK_STREAM};
+    struct addrinfo *found = NULL;
+    char port[16];
+    wherry_status status = WHERRY_OK;
+    snprintf(port, sizeof(port), "%d", (int)options->port);
+    if (options->port && getaddrinfo(options->listen, port, &hints, &found) == 0) {
+        int probe = socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
+        setsockopt(probe, SOL_SOCKET, SO_REUSEADDR, &(int){1}, sizeof(int));
+        if (bind(probe, found->ai_addr, found->ai_addrlen) != 0) {
+            status = wh_fail_error(error, WHERRY_SYSTEM, "cannot listen at %s, port %s", options->listen, port);
+        }
+        close(probe);
+        freeaddrinfo(found);
+    }
+    return status;
+}
+
 static wherry_status open_group(server *s, wherry_error *error) {
     wherry_group_options options;
     char address[512];
@@ -302,6 +321,7 @@ static int run(void *context, const wh_operands *operands) {
     wh_set_log(&options->common, WHERRY_LOG_ERROR);
     wherry_status status = wh_file_set_open(&s.files, operands->items, (size_t)operands->count, &error);
     WH_THEN(status, create_token(&s, &error));
+    WH_THEN(status, check_port(options, &error));
     WH_THEN(status, open_group(&s, &error));
     WH_THEN(status, write_token(&s, &error));
     WH_THEN(status, print_address(&s, &error));

@@ -127,6 +127,14 @@ def test_what_nobody_can_dial_is_nothing_to_listen_at(host, model):
     assert done.returncode == USAGE and "--listen takes a name or address of this machine" in done.stderr
 
 
+def test_a_port_that_is_taken(tmp_path, model):
+    with serving(tmp_path, model) as server:
+        port = server.address.rsplit(":", 1)[1]
+        done = wherry("serve", "--port", port, model)
+        assert done.returncode == RESOURCE and done.stdout == ""
+        assert f"cannot listen at 127.0.0.1, port {port}: Address already in use" in done.stderr
+
+
 def test_only_some_tensors(tmp_path, model):
     with serving(tmp_path, model) as server:
         assert server.fetch("-o", tmp_path / "some.safetensors", "--only", "layers.[12].*").returncode == OK
