@@ -75,10 +75,10 @@ typedef struct limit_task {
     limit_kind kind;
 } limit_task;
 
-/** What rank 0, the source, and rank 1 do to measure a limit. Rank 1 takes the time; the first repeat warms up. */
+/** Rank 0, the source, and rank 1 measure a limit. Rank 1 takes the time, after a warm-up. */
 static void measure_limit(bench_world *world, int32_t rank, void *context) {
     const limit_task *task = context;
-    if (task->kind == LIMIT_READ) { /* if reading is forbidden, there is no limit, and no error either */
+    if (task->kind == LIMIT_READ) { /* if reading is forbidden, print no error */
         dup2(open("/dev/null", O_WRONLY | O_CLOEXEC), STDERR_FILENO);
     }
     bench_state state = bench_state_uniform(TENSORS, task->bytes / TENSORS);

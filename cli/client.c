@@ -47,7 +47,7 @@ static wherry_status prompt(char token[WH_TOKEN_MAX], wherry_error *error) {
     if (hidden) {
         struct termios silent = before;
         silent.c_lflag &= ~(tcflag_t)ECHO;
-        tcsetattr(fileno(terminal), TCSAFLUSH, &silent); /* before the prompt, so that no input after it is flushed */
+        tcsetattr(fileno(terminal), TCSAFLUSH, &silent); /* before the prompt: it flushes input */
     }
     fputs("Token: ", terminal);
     fflush(terminal);

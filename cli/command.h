@@ -1,7 +1,7 @@
 /**
  * @file command.h  The table of sub-commands, their options, exit codes, errors and signals.
  *
- * --help is printed from this table; manual.py turns its output into manual pages and shell completions.
+ * --help is printed from it; manual.py makes manual pages and completions from the output.
  */
 #ifndef WH_CLI_COMMAND_H
 #define WH_CLI_COMMAND_H
@@ -36,7 +36,7 @@ typedef struct wh_option {
     int64_t most;
 } wh_option;
 
-/** A row of an option table: WH_OPTION(struct, field, KIND, "name", 'n', "VALUE", "help", .least = 1, ...). */
+/** A row of an option table. More members may follow the help, such as `.least = 1`. */
 #define WH_OPTION(type, field, kind_, name_, letter_, argument_, help_, ...)                                           \
     {                                                                                                                  \
         .name = (name_), .letter = (letter_), .kind = WH_OPTION_##kind_, .offset = offsetof(type, field),              \
@@ -58,7 +58,7 @@ typedef struct wh_operands {
 
 /* ---- commands ---- */
 
-/** X(NAME, CODE, TEXT): the exit codes. A signal exits with 128 + its number. From ARGUMENT on: docs/errors.md. */
+/** X(NAME, CODE, TEXT): the exit codes. From ARGUMENT on they are the groups of docs/errors.md. */
 #define WH_EXIT_LIST(X)                                                                                                \
     X(OK, 0, "success")                                                                                                \
     X(FAILED, 1, "the answer is no (the files differ, the doctor found a problem), or the command failed")             \
@@ -83,7 +83,7 @@ typedef struct wh_command {
     const char *operands;     /**< What follows the options, such as "FILE..."; "" for nothing. */
     int least;                /**< Number of operands, */
     int most;                 /**< at most; -1: no limit. */
-    const char *text;         /**< Paragraphs separated by an empty line; each is one line of text. */
+    const char *text;         /**< Paragraphs of one line each, separated by an empty line. */
     const wh_option *options; /**< Its own options; ends with a row without a name. */
     bool json;                /**< Takes --json. */
     const char *examples;     /**< One command per line; comment lines start with "# ". */
@@ -114,10 +114,10 @@ int wh_command_run(const wh_command *command, int argc, char **argv);
 /** Prints an error, with the command's name first if command is not NULL. @return code. */
 __attribute__((format(printf, 3, 4))) int wh_fail_command(const wh_command *command, int code, const char *format, ...);
 
-/** Prints an error of the library. @param what  comes first; NULL: nothing. @return its exit code. */
+/** Prints an error of the library, after `what` if it is not NULL. @return its exit code. */
 int wh_fail_status(const wh_command *command, const char *what, const wherry_error *error);
 
-/** @return the exit code for status. If it failed: that of the signal which interrupted it, or prints the error. */
+/** @return the exit code for a status: after a failure, that of a signal, or prints the error. */
 int wh_end_command(const wh_command *command, wherry_status status, const wherry_error *error);
 
 /** Fills an error; WHERRY_SYSTEM adds the text of errno. @return status. */
@@ -127,7 +127,7 @@ __attribute__((format(printf, 3, 4))) wherry_status wh_fail_error(wherry_error *
 /** @return memory. Exits with WH_EXIT_RESOURCE if it is NULL: what an allocation returned. */
 void *wh_need(void *memory);
 
-/** From here on SIGINT, SIGTERM and SIGHUP are noted instead of ending the process. A second one still ends it. */
+/** From here on SIGINT, SIGTERM and SIGHUP are only noted. A second one ends the process. */
 void wh_interrupt_catch(void);
 
 /** True after such a signal. Fits the `interrupt` of the library's options; context is unused. */
@@ -136,7 +136,7 @@ bool wh_interrupted(void *context);
 /** 128 + the number of the signal; 0: none. */
 int wh_interrupt_code(void);
 
-/** Reads the rest of the first line that starts with name from a file of /proc or /sys. @return false if there is none. */
+/** Reads the rest of the first line that starts with name. @return false if there is none. */
 bool wh_read_field(const char *path, const char *name, char *text, size_t size);
 
 /** Sets the library's log level from -v and WHERRY_LOG. @param normal  the level without either. */

@@ -120,13 +120,13 @@ static bool complete(wh_demo_options *options) {
     return true;
 }
 
-/** @return false after printing an error if the states do not fit in the memory of this machine or container. */
+/** Checks that the states fit in memory. @return false after printing an error. */
 static bool check_memory(const wh_demo_options *options) {
     char text[64];
     wh_read_field("/proc/meminfo", "MemAvailable:", text, sizeof(text));
     uint64_t available = strtoull(text, NULL, 10) * 1024;
-    wh_read_field("/sys/fs/cgroup/memory.max", "", text, sizeof(text)); /* "max" reads as 0: no limit */
-    uint64_t limit = strtoull(text, NULL, 10);
+    wh_read_field("/sys/fs/cgroup/memory.max", "", text, sizeof(text));
+    uint64_t limit = strtoull(text, NULL, 10); /* "max" reads as 0: no limit */
     uint64_t ranks = (uint64_t)options->on_host;
     uint64_t needed = ranks * (options->size + RANK_OVERHEAD_MIB * MIB);
     available = limit && limit < available ? limit : available;

@@ -1,8 +1,8 @@
 /**
  * @file demo.h  `wherry demo`: ranks that train the same state, lose it, and are healed by a peer.
  *
- * Two shows. By default the conductor starts the ranks, kills them with SIGKILL and replaces them. Under a launcher each
- * process is a rank; a rank loses its state instead of its process.
+ * Two shows. By default the conductor starts the ranks, kills them with SIGKILL and replaces them.
+ * Under a launcher each process is a rank; a rank loses its state instead of its process.
  */
 #ifndef WH_CLI_DEMO_H
 #define WH_CLI_DEMO_H
@@ -37,17 +37,17 @@ typedef struct wh_demo_digest {
     uint64_t words[4];
 } wh_demo_digest;
 
-/** Creates a model with its optimizer state, `size` bytes or slightly less, the same on every rank. */
+/** Creates a model with optimizer state, `size` bytes or slightly less, the same on every rank. */
 wherry_status wh_demo_model_create(uint64_t size, wh_demo_model **model_p, wherry_error *error);
 
 /** model may be NULL. */
 void wh_demo_model_destroy(wh_demo_model *model);
 
-/** Creates the state dict: views of the model's memory, and the step. @param state_p  belongs to the caller. */
+/** Creates a state dict: views of the model's memory, and the step. The caller destroys it. */
 wherry_status wh_demo_model_state(const wh_demo_model *model, int64_t step, wherry_value **state_p,
                                   wherry_error *error);
 
-/** Stands in for a training step: changes every byte, depending on its value and the step. @return the new digest. */
+/** A training step: changes every byte, depending on its value and the step. @return the digest. */
 wh_demo_digest wh_demo_model_train(wh_demo_model *model, int64_t step);
 
 /** The digest of what is in memory; after a step, the same that wh_demo_model_train returned. */
@@ -62,13 +62,13 @@ typedef enum wh_demo_kind {
     /* From the conductor, which closes the socket to end a rank: */
     WH_DEMO_LIMIT, /**< Train up to `step`, then wait. */
     /* From a rank: */
-    WH_DEMO_HEALED,  /**< It received the state of `step` from `peer`: all fields; the lane is in `text`. */
+    WH_DEMO_HEALED,  /**< It received the state of `step` from `peer`; the lane is in `text`. */
     WH_DEMO_LENT,    /**< It sent its state, and was held up for `seconds`. */
     WH_DEMO_STEPPED, /**< It finished `step`, with `digest`; step 0: it is in the group. */
     WH_DEMO_FAILED,  /**< It cannot continue: `text`. */
 } wh_demo_kind;
 
-/** Between conductor and ranks, over a socket pair per rank; under a launcher, to rank 0 over the group. */
+/** Goes over a socket pair per rank; under a launcher, over the group to rank 0. */
 typedef struct wh_demo_message {
     wh_demo_kind kind;
     int32_t peer;
@@ -112,7 +112,7 @@ void wh_timeline_success(wh_timeline *timeline, const wh_demo_digest *digest, co
 
 /* ---- the ranks: demo_rank.c ---- */
 
-/** Runs a rank of the conductor's. @param rejoin  it replaces a killed rank. @return the exit code. */
+/** Runs a rank of the conductor. @param rejoin  it replaces a killed one. @return exit code. */
 int wh_demo_run_rank(const wh_demo_options *options, int rank, bool rejoin, const char *address, int control);
 
 /** Runs a rank of a launcher. Rank 0 prints. @return the exit code. */

@@ -1,11 +1,12 @@
 /*
- * The conductor of the demo: starts the ranks, sets their pace, kills them one by one, replaces them, and compares their
- * digests. It takes no part in the healing.
+ * The conductor of the demo: starts the ranks, sets their pace, kills them one by one, replaces
+ * them, and compares their digests. It takes no part in the healing.
  *
  *  1. At most one rank is down, healing or behind at any time.
- *  2. No rank is more than LEAD steps ahead of the slowest one that trains. While one is away, the others stop halfway
- *     to the next kill.
- *  3. Ranks and the folder are gone when the command returns. If the conductor is killed, the kernel kills the ranks.
+ *  2. No rank is more than LEAD steps ahead of the slowest one that trains. While one is away, the
+ *     others stop halfway to the next kill.
+ *  3. Ranks and the folder are gone when the command returns. If the conductor is killed, the
+ *     kernel kills the ranks.
  *
  *     STARTING -> TRAINING: on_message, when the rank reports its first step, or that it was healed
  *     TRAINING -> DOWN: kill_rank
@@ -26,7 +27,7 @@
 
 #include "demo.h"
 
-#define RESTART_SECONDS 0.5 /* from a rank's death to its replacement, as a fast scheduler would take */
+#define RESTART_SECONDS 0.5 /* until a killed rank is replaced, as by a fast scheduler */
 #define SILENCE_SECONDS 60  /* without a message from any rank: the demo hangs */
 
 enum { LEAD = 2, FRAME_MS = 100, FOLDER_MAX = 512 };
@@ -176,7 +177,7 @@ static void kill_rank(conductor *c, int rank) {
     wh_timeline_say(&c->timeline, WH_DEMO_BAD, "rank %d killed after step %" PRId64, rank, s->step);
 }
 
-/** Ends all ranks: they leave the group when their socket closes. After a failure they are killed. */
+/** Ends all ranks: they exit when their socket closes. After a failure they are killed. */
 static void end_ranks(conductor *c) {
     for (int i = 0; i < c->options->ranks; i++) {
         seat *s = c->seats + i;
@@ -320,7 +321,7 @@ static void handle_messages(conductor *c) {
 
 /* ---- the show ---- */
 
-/** Kills a rank, starts its replacement, or ends the show if it is time. @return false at the end. */
+/** Kills a rank or starts its replacement if it is time. @return false at the end of the show. */
 static bool act(conductor *c) {
     int away = find_away(c);
     int64_t lowest = lowest_step(c, -1);

@@ -29,12 +29,12 @@ struct wh_demo_model {
 /** Two words that are processed at once: a 128-bit register. */
 typedef uint64_t word_pair __attribute__((vector_size(16)));
 
-/** Chooses the shapes of a transformer. The vocabulary takes what is left. Widths of 16 keep sizes multiples of 16. */
+/** Chooses the shapes of a transformer. The vocabulary gets the rest. All sizes divide by 16. */
 static void choose_shapes(wh_demo_model *model, uint64_t size) {
     int64_t left = (int64_t)(size / PARAMETER_BYTES);
     int64_t width = 16;
-    while (104 * (width + 16) * (width + 16) <= left) { /* 12 squares per layer, and about 8 for the vocabulary */
-        width += 16;
+    while (104 * (width + 16) * (width + 16) <= left) {
+        width += 16; /* 12 squares per layer, and about 8 for the vocabulary */
     }
     const int64_t shapes[PARTS][2] = {
         {3 * width, width}, {width, width}, {4 * width, width}, {width, 4 * width}, {width, 1}};
@@ -123,7 +123,7 @@ wherry_status wh_demo_model_state(const wh_demo_model *model, int64_t step, wher
             add_tensor(&status, dict, model->parameters[i].name, model->parameters + i, kind, error);
         }
         if (kind == 0 && status == WHERRY_OK) {
-            add_tensor(&status, dict, "head", model->parameters, 0, error); /* tied to the embedding */
+            add_tensor(&status, dict, "head", model->parameters, 0, error); /* tied */
         }
     }
     if (status != WHERRY_OK) {
@@ -135,8 +135,9 @@ wherry_status wh_demo_model_state(const wh_demo_model *model, int64_t step, wher
 }
 
 /**
- * Adds a storage to the digest, after training it if `train` says so. Sums of the words, and sums of these sums: neither
- * a changed word nor two swapped ones go unnoticed. A step is a bijection: states that once differ stay different.
+ * Adds a storage to the digest, after training it if `train` says so. Sums of the words, and sums
+ * of these sums: neither a changed word nor two swapped ones go unnoticed. A step is a bijection:
+ * states that once differ stay different.
  */
 static void digest_storage(const wherry_storage *storage, bool train, uint64_t key, wh_demo_digest *digest) {
     char *bytes = wherry_storage_data(storage);

@@ -1,6 +1,6 @@
 /*
- * A rank of the demo. It trains; between two steps, and only there, it sends its state to the peers that ask for it. A
- * rank that has lost its state receives a peer's in place.
+ * A rank of the demo. It trains; between two steps, and only there, it sends its state to a peer
+ * that asks for it. A rank that has lost its state receives a peer's in place.
  */
 #include <errno.h>
 #include <inttypes.h>
@@ -75,7 +75,7 @@ static wherry_status give_target(void *context, const wherry_value **target_p) {
     return WHERRY_OK;
 }
 
-/** Receives a peer's state into the model's memory; the step comes with it. @param message_p  WH_DEMO_HEALED. */
+/** Receives a peer's state, with its step, in place. @param message_p  gets a WH_DEMO_HEALED. */
 static wherry_status heal(demo_rank *r, int32_t peer, wh_demo_message *message_p) {
     wherry_transfer_options options;
     wherry_stats stats = {0};
@@ -131,7 +131,7 @@ static wherry_status heal_from_any(demo_rank *r) {
     return status;
 }
 
-/** Sends the state to a peer that asks for it. If that fails, the peer reports it, and this rank continues. */
+/** Sends the state to a peer that asks for it. If that fails, the peer reports it. */
 static wherry_status serve(demo_rank *r) {
     int32_t peer;
     double begin = wh_clock();
@@ -191,7 +191,7 @@ int wh_demo_run_rank(const wh_demo_options *options, int rank, bool rejoin, cons
 
 /* ---- a rank of a launcher ---- */
 
-/** @return the rank that loses its state before a step; -1: none. The losses are spread evenly over the run. */
+/** @return the rank that loses its state before a step; -1: none. The losses are spread evenly. */
 static int loser_before(const wh_demo_options *options, int64_t step) {
     for (int64_t i = 0; i < options->kills; i++) {
         if (step == 1 + (i + 1) * options->steps / (options->kills + 1)) {
@@ -233,7 +233,7 @@ static wherry_status compare_reports(demo_rank *r, const wh_demo_message *own, w
     return status;
 }
 
-/** Trains in step with the other ranks. One rank after another loses its state and is healed by the next one. */
+/** Trains in step with the others. Rank after rank loses its state; the next one heals it. */
 static wherry_status train_in_step(demo_rank *r, wh_demo_digest *digest_p, wh_timeline *timeline) {
     const wh_demo_options *options = r->options;
     wherry_status status = WHERRY_OK;

@@ -139,7 +139,7 @@ static wherry_status compare_leaf(comparison *c, const wh_leaf *one, const wh_le
     if (status == WHERRY_MISMATCH) {
         wh_leaf_text(one, texts[0], sizeof(texts[0]));
         wh_leaf_text(other, texts[1], sizeof(texts[1]));
-        bool same = strcmp(texts[0], texts[1]) == 0; /* long strings and DTensors are not printed in full */
+        bool same = strcmp(texts[0], texts[1]) == 0; /* long strings and DTensors are cut */
         report(c, '!', one->name, same ? "content differs" : texts[0], same ? NULL : texts[1]);
         status = WHERRY_OK;
     }

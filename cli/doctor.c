@@ -1,4 +1,4 @@
-/* `wherry doctor`: what on this machine decides how fast checkpoints move, and which lane would be used. */
+/* `wherry doctor`: what decides how fast checkpoints move here, and which lane would be used. */
 #include <dlfcn.h>
 #include <ifaddrs.h>
 #include <inttypes.h>
@@ -291,7 +291,7 @@ static const struct library {
     const char *name;
     const char *variable; /**< Environment variable that names another file. */
     const char *file;
-    bool (*version)(void *library, char *text, size_t size); /**< @return false if the library does not say. */
+    bool (*version)(void *library, char *text, size_t size); /**< @return false: unknown. */
     const char *missing;
 } libraries[] = {
     {"UCX", "WHERRY_UCX_LIBRARY", "libucp.so.0", ucx_version, "RDMA between hosts needs it: install libucx0 or ucx"},

@@ -1,10 +1,11 @@
 /*
  * `wherry fetch`: receives files from a `wherry serve`.
  *
- *  1. A file is received straight into .NAME.part and renamed to NAME only if all of it is there and has the right
- *     digests.
+ *  1. A file is received straight into .NAME.part and renamed to NAME only if all of it is there
+ *     and has the right digests.
  *  2. Nothing is written before the whole target is known to fit what the server offers.
- *  3. Byte for byte if possible. Another format, or --only, needs the tensors instead ("states"): see file_set.h.
+ *  3. Byte for byte if possible. Another format, or --only, needs the tensors ("states"):
+ *     file_set.h.
  */
 #include <errno.h>
 #include <pthread.h>
@@ -83,7 +84,7 @@ typedef struct fetch {
     char **paths;
     size_t count;
     wherry_value *target;
-    bool needs_states;  /**< It failed because the server was asked for bytes, and the target needs tensors. */
+    bool needs_states;  /**< It failed: bytes were requested, but the target needs tensors. */
     wherry_error error; /**< Why the offer was not accepted; status WHERRY_OK if it was. */
     wherry_stats stats;
 } fetch;

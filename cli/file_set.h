@@ -1,10 +1,11 @@
 /**
- * @file file_set.h  Checkpoint files as one state: what `wherry serve` offers and `wherry fetch` receives.
+ * @file file_set.h  Checkpoint files as one state: what `wherry serve` sends to `wherry fetch`.
  *
- *     {"cargo": 1, "bytes": {NAME: the file, byte for byte, ...}, "states": {NAME: its tensors and values, ...}}
+ *     {"cargo": 1, "bytes": {NAME: the file, ...}, "states": {NAME: its tensors and values, ...}}
  *
- * A client asks for either part, and receives only what its target has room for. An index of sharded files has a state
- * with all tensors; its shards are files without a state. "cargo" is the version of this layout.
+ * A client asks for either part, and receives only what its target has room for. An index of
+ * sharded files has a state with all tensors; its shards are files without a state. "cargo" is the
+ * version of this layout.
  */
 #ifndef WH_CLI_FILE_SET_H
 #define WH_CLI_FILE_SET_H
@@ -38,13 +39,13 @@ wherry_status wh_file_set_check(const wh_file_set *set, wherry_error *error);
 
 void wh_file_set_close(wh_file_set *set);
 
-/** @return the dict "bytes" or "states" of a state, borrowed; NULL if the state has another layout. */
+/** @return the dict "bytes" or "states" of a state, borrowed; NULL if it has another layout. */
 const wherry_value *wh_file_set_part(const wherry_value *state, const char *part);
 
-/** @return the name of a file in such a dict, borrowed; NULL if it is unsafe: empty, with a slash, "." or "..". */
+/** @return a file name in such a dict, borrowed; NULL if unsafe: "", with a slash, "." or "..". */
 const char *wh_file_set_name(const wherry_value *part, size_t index);
 
-/** Builds a state with this layout. Always takes ownership of both dicts; NULL stands for an empty one. */
+/** Builds a state with this layout. Always takes ownership of both dicts; NULL: an empty one. */
 wherry_status wh_file_set_wrap(wherry_value *bytes, wherry_value *states, wherry_value **state_p, wherry_error *error);
 
 /** Adds an item to a dict. Always takes ownership of the item. */

@@ -1,4 +1,4 @@
-/* `wherry inspect`: the contents of a checkpoint file, or of a server's files; with --digest, their digests. */
+/* `wherry inspect`: what a checkpoint file or a server holds; with --digest, digests. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -186,7 +186,7 @@ static wherry_status digest_bytes(const void *bytes, size_t size, char hex[HEX_M
     return status;
 }
 
-/** The local tensors of a leaf: itself, that of a DTensor, the shards of a ShardedTensor. @return NULL after the last one. */
+/** @return a local tensor of a leaf, also of a DTensor or ShardedTensor; NULL after the last. */
 static const wherry_value *local_tensor(const wherry_value *leaf, uint32_t number) {
     const wherry_dtensor *dtensor = wherry_dtensor_get(leaf);
     const wherry_sharded *sharded = wherry_sharded_get(leaf);
@@ -196,7 +196,7 @@ static const wherry_value *local_tensor(const wherry_value *leaf, uint32_t numbe
     return number > 0 ? NULL : dtensor ? dtensor->local : wherry_tensor_get(leaf) ? leaf : NULL;
 }
 
-/** Describes a leaf without its elements: dtype and shape of a tensor, else the kind and a digest of its manifest. */
+/** Describes a leaf: dtype and shape of a tensor, else the kind and a digest of its manifest. */
 static wherry_status describe(const wh_leaf *leaf, char *text, size_t size, wherry_error *error) {
     wherry_prepared *prepared = NULL;
     void *manifest = NULL;
@@ -217,7 +217,7 @@ static wherry_status describe(const wh_leaf *leaf, char *text, size_t size, wher
     return status;
 }
 
-/** Prints the digests of a leaf's tensors, and adds its line to the text that the file's digest is made of. */
+/** Prints the digests of a leaf's tensors. @param all  gets a line for the digest of the file. */
 static wherry_status digest_leaf(const wh_leaf *leaf, bool quiet, wh_json *json, FILE *all, wherry_error *error) {
     char kind[2048] = ""; /* room for 64 dimensions of 19 digits */
     bool sharded = wherry_sharded_get(leaf->value);

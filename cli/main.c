@@ -24,7 +24,7 @@ int wh_fail_command(const wh_command *command, int code, const char *format, ...
     int length = vasprintf(&text, format, arguments);
     va_end(arguments);
     fprintf(stderr, "wherry%s%s: ", command ? " " : "", command ? command->name : "");
-    wh_print_escaped(stderr, length < 0 ? "no memory for an error message" : text); /* it may quote a file or a peer */
+    wh_print_escaped(stderr, length < 0 ? "no memory for a message" : text); /* may quote a peer */
     fputc('\n', stderr);
     free(length < 0 ? NULL : text);
     return code;
@@ -178,7 +178,7 @@ int main(int argc, char **argv) {
     if (written || code > WH_EXIT_FAILED) {
         return code;
     }
-    if (why == EPIPE && !code) { /* end as a command that does not handle SIGPIPE, as in `wherry ... | head` */
+    if (why == EPIPE && !code) { /* `wherry ... | head` is not an error */
         signal(SIGPIPE, SIG_DFL);
         raise(SIGPIPE);
     }

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""manual.py WHERRY man [COMMAND] | bash | zsh: prints a manual page or a shell completion from the output of --help."""
+"""manual.py WHERRY man [COMMAND] | bash | zsh: a manual page or a completion, made from --help."""
 
 import re
 import subprocess

@@ -13,7 +13,8 @@ static const wh_option common_options[] = {
     WH_OPTION(wh_common, quiet, FLAG, "quiet", 'q', NULL, "print only the result and errors"),
     WH_OPTION(wh_common, verbose, FLAG, "verbose", 'v', NULL, "also print the library's log"),
     WH_OPTION(wh_common, json, FLAG, "json", 0, NULL, "print the result as JSON"),
-    WH_OPTION(wh_common, quiet, FLAG, "help", 'h', NULL, "print this help and exit"), /* sets no field */
+    /* Sets no field: */
+    WH_OPTION(wh_common, quiet, FLAG, "help", 'h', NULL, "print this help and exit"),
     {.name = NULL},
 };
 

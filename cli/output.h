@@ -20,20 +20,20 @@ const char *wh_size_text(uint64_t bytes, char text[WH_SIZE_TEXT_MAX]);
 const char *wh_size_short(int64_t bytes, char text[WH_SIZE_TEXT_MAX]);
 
 /**
- * Prints text from outside, such as a name or a message, so that it cannot control the terminal: control characters
- * and bytes that are not UTF-8 become \\xNN.
+ * Prints text from outside, such as a name or a message, so that it cannot control the terminal:
+ * control characters and bytes that are not UTF-8 become \\xNN.
  */
 void wh_print_escaped(FILE *out, const char *text);
 
-/** Prints a column, two spaces and escaped text on standard output. @param column  NULL: only the text. */
+/** Prints a column (NULL: none), two spaces and escaped text on a line of standard output. */
 void wh_print_line(const char *column, const char *text);
 
-/** Prints text in lines of at most width columns. The first line starts at column indent, the others are indented to it. */
+/** Prints text in lines from column indent to width. The cursor is already at the first one. */
 void wh_print_wrapped(FILE *out, const char *text, int indent, int width);
 
 /* ---- JSON ---- */
 
-/** Writes JSON with commas, newlines and escapes. Starts as {.out = ...}. Keys are NULL in an array and at the top. */
+/** Writes JSON. Starts as {.out = ...}. Keys are NULL in an array and at the top. */
 typedef struct wh_json {
     FILE *out;
     int depth;

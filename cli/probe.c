@@ -101,7 +101,8 @@ static wherry_status send_repeats(const side *s, wh_probe_lane *lane, wherry_err
         status = wh_fail_error(error, WHERRY_BAD_VERSION, "rank 1 runs another version of wherry");
     }
     wherry_free(bytes);
-    if (sent != WHERRY_OK && lane->status != WHERRY_OK && skipped) { /* only the source knows why it did not offer it */
+    /* Only the source knows why it did not offer a lane. */
+    if (sent != WHERRY_OK && lane->status != WHERRY_OK && skipped) {
         snprintf(lane->reason, sizeof(lane->reason), "%s", skipped->text);
     }
     return status;

@@ -1,5 +1,5 @@
 /**
- * @file probe.h  Tries each lane: sends a small state from one process to another, on this machine or in a group.
+ * @file probe.h  Tries each lane with a small state, between two processes here or two ranks.
  *
  * The results of `wherry doctor` and `wherry bench` come from here.
  */
@@ -22,17 +22,17 @@ typedef struct wh_probe_lane {
     int32_t status;                        /**< A wherry_status. */
     uint32_t refused;                      /**< 1: it should have worked, but did not. */
     uint32_t repeats;                      /**< Entries of `seconds`. */
-    double seconds[WH_PROBE_REPEATS_MAX];  /**< Of each receive call, without the first, which warms up. */
+    double seconds[WH_PROBE_REPEATS_MAX];  /**< Of each receive call but the first, a warm-up. */
 } wh_probe_lane;
 
 typedef struct wh_probe {
-    const char *group; /**< Address of the group; NULL: starts two processes on this machine. */
-    const char *only;  /**< The only lane to try; NULL: first with all allowed, then each one alone. */
-    bool tcp;          /**< Without a group: use TCP instead of a Unix socket. */
-    uint64_t bytes;    /**< Of the state. */
-    uint32_t repeats;  /**< Measured receives per lane; 0: one, not measured. */
-    int32_t rank;      /**< Result: rank of this process. Only rank 0 has the other results. */
-    size_t count;      /**< Result: entries of `lanes`. */
+    const char *group;                       /**< Address; NULL: starts two processes here. */
+    const char *only;                        /**< The lane to try; NULL: all. */
+    bool tcp;                                /**< Without a group: over TCP. */
+    uint64_t bytes;                          /**< Of the state. */
+    uint32_t repeats;                        /**< Measured receives per lane. */
+    int32_t rank;                            /**< Result. Only rank 0 has the others. */
+    size_t count;                            /**< Result: entries of `lanes`. */
     wh_probe_lane lanes[WH_PROBE_LANES_MAX]; /**< Results. */
 } wh_probe;
 

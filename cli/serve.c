@@ -237,7 +237,7 @@ static wherry_status write_token(server *s, wherry_error *error) {
     return good ? WHERRY_OK : wh_fail_error(error, WHERRY_SYSTEM, "cannot write the token to %s", path);
 }
 
-/** Fails if another process listens at the port. Joining does not: another rank may host the rendezvous of a group. */
+/** Fails if the port is taken. Joining would not: any rank may host the rendezvous of a group. */
 static wherry_status check_port(const serve_options *options, wherry_error *error) {
     struct addrinfo hints = {.ai_socktype = SOCK_STREAM};
     struct addrinfo *found = NULL;

@@ -9,7 +9,7 @@
 
 /* ---- the list ---- */
 
-/** Prints a key of a name: a string as it is; other keys, and strings with a zero byte, as paths write them. */
+/** Prints a key: strings as they are; others, and strings with a zero byte, as paths write them. */
 static void print_key(FILE *out, const wherry_value *key) {
     wherry_step step = {.key = key};
     wherry_path *path = NULL;

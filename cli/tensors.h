@@ -1,4 +1,4 @@
-/** @file tensors.h  The tensors and values of a state by name: keys joined by dots, list items by their index. */
+/** @file tensors.h  The tensors and values of a state by name: keys and indices, joined by dots. */
 #ifndef WH_CLI_TENSORS_H
 #define WH_CLI_TENSORS_H
 
