@@ -506,9 +506,9 @@ static void test_a_table_that_fails(void **state) {
         expect(calls + side, answer);
         expect(calls + 1 - side, WHERRY_ABORTED);
         assert_int_equal(calls[side].error.rank, 1 - side);
-        assert_non_null(strstr(calls[side].error.message, finish ? "its finish answered"
-                                                          : side ? "its get"
-                                                                 : "its put"));
+        assert_non_null(strstr(calls[side].error.message, finish ? "finish of the table returned"
+                                                          : side ? "get of the table"
+                                                                 : "put of the table"));
         callback_hub_break_blocks(w.hub, side, WHERRY_OK, WHERRY_OK, WHERRY_OK);
         expect_next_works(&w, 1, source);
         wherry_value_destroy(source);

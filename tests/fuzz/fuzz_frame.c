@@ -7,14 +7,14 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "group/callback/callback_frame.h"
+#include "group/callback/callback_internal.h"
 #include "group/group.h"
 #include "require.h"
 
 /** What is read is written the same way again. */
-static void check_header(const wh_frame *frame, const uint8_t *block) {
-    uint8_t header[WH_FRAME_HEADER];
-    wh_frame_write(frame, header);
+static void check_header(const wh_callback_frame *frame, const uint8_t *block) {
+    uint8_t header[WH_CALLBACK_HEADER_BYTES];
+    wh_callback_frame_write(frame, header);
     REQUIRE(memcmp(header, block, sizeof(header)) == 0);
     REQUIRE(frame->from > 0 && frame->total <= WH_MESSAGE_MAX && frame->offset + frame->size <= frame->total);
 }
@@ -27,11 +27,11 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
         size_t length = (size_t)data[at] << 8 | data[at + 1];
         at += 2;
         length = length < size - at ? length : size - at;
-        wh_frame frame;
-        if (wh_frame_read(data + at, length, &frame)) {
+        wh_callback_frame frame;
+        if (wh_callback_frame_read(data + at, length, &frame)) {
             check_header(&frame, data + at);
             seen += frame.size;
-            if (frame.kind == WH_FRAME_DATA && wh_assembly_add(&assembly, &frame) == WH_ASSEMBLY_WHOLE) {
+            if (frame.kind == WH_CALLBACK_DATA && wh_assembly_add(&assembly, &frame) == WH_ASSEMBLY_WHOLE) {
                 REQUIRE(assembly.got == frame.total);
                 wh_assembly_clear(&assembly);
             }

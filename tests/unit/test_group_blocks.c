@@ -90,7 +90,8 @@ static uint8_t *pattern(size_t size, uint8_t seed) {
 /** Of any size, begun by either side first. A long one needs more credit than there is at once. */
 static void test_sizes(void **state) {
     (void)state;
-    static const size_t sizes[] = {1, 1000, CALLBACK_HUB_BLOCK_MAX - WH_FRAME_HEADER, CALLBACK_HUB_BLOCK_MAX, LONG};
+    static const size_t sizes[] = {1, 1000, CALLBACK_HUB_BLOCK_MAX - WH_CALLBACK_HEADER_BYTES, CALLBACK_HUB_BLOCK_MAX,
+                                   LONG};
     for (int i = 0; i < 4; i++) {
         world w = open_world(i & 1 ? CALLBACK_HUB_ALL : 0);
         for (size_t k = 0; k < sizeof(sizes) / sizeof(*sizes); k++) {
@@ -147,15 +148,15 @@ static void test_credit(void **state) {
     uint8_t *from = pattern(LONG, 1);
     uint8_t *to = calloc(1, LONG);
     uint8_t block[CALLBACK_HUB_BLOCK_MAX];
-    wh_frame frame;
+    wh_callback_frame frame;
     void *sent;
     void *got;
     must(put(&w, CHANNEL, from, LONG, &sent));
     for (int i = 0; i < 10; i++) {
         assert_int_equal(finish(&w, 1, sent), WHERRY_TIMED_OUT);
     }
-    assert_true(wh_frame_read(block, callback_hub_last(w.hub, 1, block, sizeof(block)), &frame));
-    assert_int_not_equal(frame.kind, WH_FRAME_PIECE);
+    assert_true(wh_callback_frame_read(block, callback_hub_last(w.hub, 1, block, sizeof(block)), &frame));
+    assert_int_not_equal(frame.kind, WH_CALLBACK_PIECE);
     must(get(&w, CHANNEL, to, LONG, &got));
     finish_both(&w, sent, got);
     assert_memory_equal(from, to, LONG);
@@ -214,33 +215,33 @@ static void test_abandoned(void **state) {
 }
 
 /** Puts a frame of rank 1 into the socket of rank 0. */
-static void inject(const world *w, wh_frame frame, size_t size) {
-    uint8_t block[WH_FRAME_HEADER + 256];
-    wh_frame known;
+static void inject(const world *w, wh_callback_frame frame, size_t size) {
+    uint8_t block[WH_CALLBACK_HEADER_BYTES + 256];
+    wh_callback_frame known;
     greet(w, 1);
-    assert_true(wh_frame_read(block, callback_hub_last(w->hub, 1, block, sizeof(block)), &known));
+    assert_true(wh_callback_frame_read(block, callback_hub_last(w->hub, 1, block, sizeof(block)), &known));
     memset(block, 0xEE, sizeof(block));
     frame.from = known.from;
     frame.to = known.to;
-    wh_frame_write(&frame, block);
-    callback_hub_inject(w->hub, 1, 0, block, WH_FRAME_HEADER + size);
+    wh_callback_frame_write(&frame, block);
+    callback_hub_inject(w->hub, 1, 0, block, WH_CALLBACK_HEADER_BYTES + size);
 }
 
 static void test_hostile_pieces(void **state) {
     (void)state;
     static const struct {
-        wh_frame frame;
+        wh_callback_frame frame;
         size_t size;
         wherry_status status;
     } cases[] = {
-        {{.kind = WH_FRAME_PIECE, .tag = CHANNEL, .total = 100}, 100, WHERRY_OK},
-        {{.kind = WH_FRAME_PIECE, .tag = CHANNEL, .total = 99}, 99, WHERRY_MALFORMED},
-        {{.kind = WH_FRAME_PIECE, .tag = CHANNEL, .total = 200}, 200, WHERRY_MALFORMED},
-        {{.kind = WH_FRAME_PIECE, .tag = CHANNEL, .total = 100, .offset = 1}, 99, WHERRY_MALFORMED},
-        {{.kind = WH_FRAME_PIECE, .tag = CHANNEL + 1, .total = 100}, 100, WHERRY_TIMED_OUT},
-        {{.kind = WH_FRAME_PIECE, .tag = UINT64_MAX, .total = 100}, 100, WHERRY_TIMED_OUT},
-        {{.kind = WH_FRAME_PIECE, .tag = CHANNEL, .total = UINT64_MAX}, 100, WHERRY_TIMED_OUT},
-        {{.kind = WH_FRAME_PIECE, .tag = CHANNEL, .total = 100}, 0, WHERRY_TIMED_OUT},
+        {{.kind = WH_CALLBACK_PIECE, .tag = CHANNEL, .total = 100}, 100, WHERRY_OK},
+        {{.kind = WH_CALLBACK_PIECE, .tag = CHANNEL, .total = 99}, 99, WHERRY_MALFORMED},
+        {{.kind = WH_CALLBACK_PIECE, .tag = CHANNEL, .total = 200}, 200, WHERRY_MALFORMED},
+        {{.kind = WH_CALLBACK_PIECE, .tag = CHANNEL, .total = 100, .offset = 1}, 99, WHERRY_MALFORMED},
+        {{.kind = WH_CALLBACK_PIECE, .tag = CHANNEL + 1, .total = 100}, 100, WHERRY_TIMED_OUT},
+        {{.kind = WH_CALLBACK_PIECE, .tag = UINT64_MAX, .total = 100}, 100, WHERRY_TIMED_OUT},
+        {{.kind = WH_CALLBACK_PIECE, .tag = CHANNEL, .total = UINT64_MAX}, 100, WHERRY_TIMED_OUT},
+        {{.kind = WH_CALLBACK_PIECE, .tag = CHANNEL, .total = 100}, 0, WHERRY_TIMED_OUT},
     };
     for (size_t i = 0; i < sizeof(cases) / sizeof(*cases); i++) {
         world w = open_world(0);
@@ -272,13 +273,13 @@ static void test_hostile_credit(void **state) {
     uint8_t bytes[1000] = {0};
     void *sent;
     for (uint64_t i = 0; i < 1500; i++) {
-        inject(&w, (wh_frame){.kind = WH_FRAME_CREDIT, .tag = i, .total = INT32_MAX}, 0);
+        inject(&w, (wh_callback_frame){.kind = WH_CALLBACK_CREDIT, .tag = i, .total = INT32_MAX}, 0);
     }
-    inject(&w, (wh_frame){.kind = WH_FRAME_CREDIT, .tag = 3, .total = INT32_MAX}, 0);
-    inject(&w, (wh_frame){.kind = WH_FRAME_CREDIT, .tag = 4, .total = 0}, 0);
-    inject(&w, (wh_frame){.kind = WH_FRAME_CREDIT, .tag = 4, .total = 0}, 0);
-    inject(&w, (wh_frame){.kind = WH_FRAME_CREDIT, .tag = 5, .total = 10}, 3);                /* with bytes */
-    inject(&w, (wh_frame){.kind = WH_FRAME_CREDIT, .tag = 5, .total = UINT64_C(1) << 40}, 0); /* too much */
+    inject(&w, (wh_callback_frame){.kind = WH_CALLBACK_CREDIT, .tag = 3, .total = INT32_MAX}, 0);
+    inject(&w, (wh_callback_frame){.kind = WH_CALLBACK_CREDIT, .tag = 4, .total = 0}, 0);
+    inject(&w, (wh_callback_frame){.kind = WH_CALLBACK_CREDIT, .tag = 4, .total = 0}, 0);
+    inject(&w, (wh_callback_frame){.kind = WH_CALLBACK_CREDIT, .tag = 5, .total = 10}, 3); /* with bytes */
+    inject(&w, (wh_callback_frame){.kind = WH_CALLBACK_CREDIT, .tag = 5, .total = UINT64_C(1) << 40}, 0); /* too much */
     greet(&w, 1);
     must(w.groups[0]->ops->put(w.groups[0], 1, 3, bytes, sizeof(bytes), &sent, &error));
     must(finish(&w, 0, sent));

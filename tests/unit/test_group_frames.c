@@ -6,7 +6,7 @@
 #include <unistd.h>
 
 #include "group/callback/callback.h"
-#include "group/callback/callback_frame.h"
+#include "group/callback/callback_internal.h"
 #include "group/mailbox.h"
 #include "support/asleep.h"
 #include "support/build.h"
@@ -22,30 +22,32 @@ static wh_deadline soon(void) {
 }
 
 static void expect_not_a_frame(const uint8_t *good, size_t size, size_t at, uint8_t value) {
-    uint8_t block[WH_FRAME_HEADER + 8];
-    wh_frame frame;
+    uint8_t block[WH_CALLBACK_HEADER_BYTES + 8];
+    wh_callback_frame frame;
     memcpy(block, good, size);
     block[at] = value;
-    assert_false(wh_frame_read(block, size, &frame));
+    assert_false(wh_callback_frame_read(block, size, &frame));
 }
 
 static void test_frame(void **state) {
     (void)state;
-    uint8_t block[WH_FRAME_HEADER + 3] = {0};
-    wh_frame written = {.kind = WH_FRAME_DATA, .from = 7, .to = UINT64_MAX, .tag = 1, .total = 10, .offset = 7};
-    wh_frame read;
-    wh_frame_write(&written, block);
-    assert_true(wh_frame_read(block, sizeof(block), &read));
-    assert_true(read.kind == WH_FRAME_DATA && read.from == 7 && read.to == UINT64_MAX && read.tag == 1);
-    assert_true(read.total == 10 && read.offset == 7 && read.size == 3 && read.bytes == block + WH_FRAME_HEADER);
-    for (size_t size = 0; size <= WH_FRAME_HEADER; size++) {
-        assert_false(wh_frame_read(block, size, &read));
+    uint8_t block[WH_CALLBACK_HEADER_BYTES + 3] = {0};
+    wh_callback_frame written = {
+        .kind = WH_CALLBACK_DATA, .from = 7, .to = UINT64_MAX, .tag = 1, .total = 10, .offset = 7};
+    wh_callback_frame read;
+    wh_callback_frame_write(&written, block);
+    assert_true(wh_callback_frame_read(block, sizeof(block), &read));
+    assert_true(read.kind == WH_CALLBACK_DATA && read.from == 7 && read.to == UINT64_MAX && read.tag == 1);
+    assert_true(read.total == 10 && read.offset == 7 && read.size == 3 &&
+                read.bytes == block + WH_CALLBACK_HEADER_BYTES);
+    for (size_t size = 0; size <= WH_CALLBACK_HEADER_BYTES; size++) {
+        assert_false(wh_callback_frame_read(block, size, &read));
     }
     expect_not_a_frame(block, sizeof(block), 0, 'X');
     expect_not_a_frame(block, sizeof(block), 4, 2);
     expect_not_a_frame(block, sizeof(block), 5, 5);
-    expect_not_a_frame(block, sizeof(block), 5, WH_FRAME_CREDIT);
-    expect_not_a_frame(block, sizeof(block), 5, WH_FRAME_HELLO);
+    expect_not_a_frame(block, sizeof(block), 5, WH_CALLBACK_CREDIT);
+    expect_not_a_frame(block, sizeof(block), 5, WH_CALLBACK_HELLO);
     expect_not_a_frame(block, sizeof(block), 7, 1);
     expect_not_a_frame(block, sizeof(block), 15, 0);
     expect_not_a_frame(block, sizeof(block), 39, 9);
@@ -55,7 +57,7 @@ static void test_frame(void **state) {
 }
 
 static wh_assembly_result add(wh_assembly *assembly, uint64_t tag, uint64_t total, uint64_t offset, const char *text) {
-    wh_frame frame = {.tag = tag, .total = total, .offset = offset};
+    wh_callback_frame frame = {.tag = tag, .total = total, .offset = offset};
     frame.bytes = (const uint8_t *)text;
     frame.size = strlen(text);
     return wh_assembly_add(assembly, &frame);
@@ -148,10 +150,10 @@ static void meet(world *w) {
 }
 
 /** Puts a frame of rank 1 into the socket of rank 0. */
-static void inject(world *w, const wh_frame *frame, const char *bytes) {
-    uint8_t block[WH_FRAME_HEADER + 64];
-    wh_frame_write(frame, block);
-    size_t size = WH_FRAME_HEADER;
+static void inject(world *w, const wh_callback_frame *frame, const char *bytes) {
+    uint8_t block[WH_CALLBACK_HEADER_BYTES + 64];
+    wh_callback_frame_write(frame, block);
+    size_t size = WH_CALLBACK_HEADER_BYTES;
     while (*bytes) {
         block[size++] = (uint8_t)*bytes++;
     }
@@ -159,10 +161,10 @@ static void inject(world *w, const wh_frame *frame, const char *bytes) {
 }
 
 /** The header of the last frame that rank 1 has sent: its incarnation and that of rank 0. */
-static wh_frame last_frame(world *w, int32_t rank) {
+static wh_callback_frame last_frame(world *w, int32_t rank) {
     uint8_t block[CALLBACK_HUB_BLOCK_MAX];
-    wh_frame frame;
-    assert_true(wh_frame_read(block, callback_hub_last(w->hub, rank, block, sizeof(block)), &frame));
+    wh_callback_frame frame;
+    assert_true(wh_callback_frame_read(block, callback_hub_last(w->hub, rank, block, sizeof(block)), &frame));
     return frame;
 }
 
@@ -176,7 +178,7 @@ static void test_foreign_blocks(void **state) {
     callback_hub_inject(w.hub, 0, 0, noise, sizeof(noise));
     callback_hub_inject(w.hub, -1, 0, noise, sizeof(noise));
     callback_hub_inject(w.hub, RANKS, 0, noise, sizeof(noise));
-    wh_frame frame = last_frame(&w, 1);
+    wh_callback_frame frame = last_frame(&w, 1);
     frame.total = 8;
     frame.offset = 4;
     inject(&w, &frame, "rear");
@@ -191,7 +193,7 @@ static void test_unfinished(void **state) {
     (void)state;
     world w = open_world(0);
     meet(&w);
-    wh_frame frame = last_frame(&w, 1);
+    wh_callback_frame frame = last_frame(&w, 1);
     frame.tag = 1;
     frame.total = 100;
     frame.offset = 0;
@@ -206,7 +208,7 @@ static void test_too_long(void **state) {
     (void)state;
     world w = open_world(0);
     meet(&w);
-    wh_frame frame = last_frame(&w, 1);
+    wh_callback_frame frame = last_frame(&w, 1);
     frame.tag = 1;
     frame.total = WH_MESSAGE_MAX + 1;
     frame.offset = 0;
@@ -221,11 +223,11 @@ static void test_stale(void **state) {
     (void)state;
     world w = open_world(0);
     meet(&w);
-    wh_frame frame = last_frame(&w, 1);
+    wh_callback_frame frame = last_frame(&w, 1);
     frame.tag = 1;
     frame.total = 5;
     frame.offset = 0;
-    wh_frame former = frame;
+    wh_callback_frame former = frame;
     former.from--;
     inject(&w, &former, "stale");
     former = frame;
@@ -263,8 +265,8 @@ static void test_fence(void **state) {
     world w = open_world(0);
     wh_message message;
     meet(&w);
-    wh_frame frame = last_frame(&w, 1);
-    frame.kind = WH_FRAME_HELLO;
+    wh_callback_frame frame = last_frame(&w, 1);
+    frame.kind = WH_CALLBACK_HELLO;
     frame.to++;
     frame.tag = frame.total = frame.offset = 0;
     inject(&w, &frame, "");
@@ -278,17 +280,17 @@ static void test_former_is_told(void **state) {
     (void)state;
     world w = open_world(0);
     meet(&w);
-    wh_frame frame = last_frame(&w, 1);
+    wh_callback_frame frame = last_frame(&w, 1);
     uint64_t present = frame.from;
     frame.from--;
-    frame.kind = WH_FRAME_HELLO;
+    frame.kind = WH_CALLBACK_HELLO;
     frame.tag = frame.total = frame.offset = 0;
     send_text(&w, 0, "the last frame so far");
-    assert_int_equal(last_frame(&w, 0).kind, WH_FRAME_DATA);
+    assert_int_equal(last_frame(&w, 0).kind, WH_CALLBACK_DATA);
     inject(&w, &frame, "");
     expect_nothing(&w, 0);
-    wh_frame answer = last_frame(&w, 0);
-    assert_int_equal(answer.kind, WH_FRAME_HELLO);
+    wh_callback_frame answer = last_frame(&w, 0);
+    assert_int_equal(answer.kind, WH_CALLBACK_HELLO);
     assert_true(answer.to == present);
     close_world(&w);
 }

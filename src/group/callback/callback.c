@@ -12,7 +12,7 @@
 #include "base/options.h"
 #include "group/callback/callback_internal.h"
 
-enum { BLOCK_MIN = 1 << 10, BLOCK_DEFAULT = 1 << 20, BLOCK_MAX = 1 << 30, FAREWELL_MS = 100 };
+enum { BLOCK_MIN = 1 << 10, BLOCK_DEFAULT = 1 << 20, BLOCK_MAX = 1 << 30 };
 enum { PART_MIN = 64 << 10, PART_MAX = 8 << 20 };
 
 void wherry_group_ops_init(wherry_group_ops *ops) {
@@ -46,11 +46,12 @@ wherry_status wh_callback_settle(const wh_callback *callback, wherry_status stat
     error->message[sizeof(error->message) - 1] = '\0';
     error->path[sizeof(error->path) - 1] = '\0';
     if (wherry_status_group_of(status) == WHERRY_GROUP_BUG && status != WHERRY_INTERNAL) {
-        wh_fail(error, WHERRY_INTERNAL, "%s: its %s answered %d, which is no status; mend the table of the group",
+        wh_fail(error, WHERRY_INTERNAL, "%s: %s of the table returned %d, which is not a status: fix the table",
                 callback->name, function, (int)status);
         status = WHERRY_INTERNAL;
     } else if (!error->message[0]) {
-        wh_fail(error, status, "%s: its %s answered: %s", callback->name, function, wherry_status_text(status));
+        wh_fail(error, status, "%s: %s of the table returned: %s", callback->name, function,
+                wherry_status_text(status));
     }
     error->status = status;
     error->rank = rank;
@@ -66,13 +67,13 @@ wherry_status wh_callback_send_block(wh_callback *callback, int32_t rank, const 
     return status == WHERRY_OK ? status : wh_callback_settle(callback, status, "send", rank, error);
 }
 
-wherry_status wh_callback_signal(wh_callback *callback, int32_t rank, wh_frame_kind kind, uint32_t timeout_ms,
+wherry_status wh_callback_signal(wh_callback *callback, int32_t rank, wh_callback_kind kind, uint32_t timeout_ms,
                                  wherry_error *error) {
-    uint8_t block[WH_FRAME_HEADER];
+    uint8_t block[WH_CALLBACK_HEADER_BYTES];
     pthread_mutex_lock(&callback->lock);
-    wh_frame frame = {.kind = kind, .from = callback->incarnation, .to = callback->peers[rank].incarnation};
+    wh_callback_frame frame = {.kind = kind, .from = callback->incarnation, .to = callback->peers[rank].incarnation};
     pthread_mutex_unlock(&callback->lock);
-    wh_frame_write(&frame, block);
+    wh_callback_frame_write(&frame, block);
     return wh_callback_send_block(callback, rank, block, sizeof(block), timeout_ms, error);
 }
 
@@ -87,7 +88,7 @@ void wh_callback_greet(wh_callback *callback) {
         callback->peers[rank].greet = false;
         pthread_mutex_unlock(&callback->lock);
         wherry_error error;
-        if (due && wh_callback_signal(callback, rank, WH_FRAME_HELLO, 0, &error) == WHERRY_TIMED_OUT) {
+        if (due && wh_callback_signal(callback, rank, WH_CALLBACK_HELLO, 0, &error) == WHERRY_TIMED_OUT) {
             pthread_mutex_lock(&callback->lock);
             callback->peers[rank].greet = callback->greetings = true;
             pthread_mutex_unlock(&callback->lock);
@@ -99,7 +100,7 @@ static wherry_status fail_about(wherry_error *error, wherry_status status, int32
     return wh_fail_rank(error, rank, wh_fail(error, status, "rank %d: %s", (int)rank, reason));
 }
 
-/** Waits until no other message goes to a rank. @param to_p  the incarnation that it is for; 0: whichever is there. */
+/** Waits until no other message is being sent to a rank. @param to_p  the incarnation; 0: any. */
 static wherry_status begin_message(wh_callback *callback, int32_t rank, wh_deadline deadline, const wh_stop *stop,
                                    uint64_t *to_p, wherry_error *error) {
     wh_callback_peer *peer = callback->peers + rank;
@@ -118,14 +119,14 @@ static wherry_status begin_message(wh_callback *callback, int32_t rank, wh_deadl
         }
     }
     if (callback->fenced) {
-        status = wh_fail(error, WHERRY_CLOSED, "another incarnation of rank %d has taken this one's place; leave",
+        status = wh_fail(error, WHERRY_CLOSED, "a newer process has taken the place of rank %d: leave the group",
                          (int)callback->base.rank);
     } else if (peer->left) {
         status = fail_about(error, WHERRY_PEER_LOST, rank, "lost: it has left the group");
     } else if (peer->sending && stopped) {
         status = fail_about(error, WHERRY_CANCELLED, rank, "sending a message was stopped");
     } else if (peer->sending) {
-        status = fail_about(error, WHERRY_TIMED_OUT, rank, "timed out behind another message to it");
+        status = fail_about(error, WHERRY_TIMED_OUT, rank, "timed out waiting for another message to it");
     } else {
         peer->sending = true;
         *to_p = peer->incarnation;
@@ -148,15 +149,18 @@ wherry_status wh_callback_check_peer(wh_callback *callback, int32_t rank, uint64
     bool fenced = callback->fenced;
     pthread_mutex_unlock(&callback->lock);
     if (fenced) {
-        return wh_fail(error, WHERRY_CLOSED, "another incarnation of rank %d has taken this one's place; leave",
+        return wh_fail(error, WHERRY_CLOSED, "a newer process has taken the place of rank %d: leave the group",
                        (int)callback->base.rank);
     }
-    return anew   ? fail_about(error, WHERRY_PEER_LOST, rank, "lost: it has started anew")
+    return anew   ? fail_about(error, WHERRY_PEER_LOST, rank, "lost: it has restarted")
            : left ? fail_about(error, WHERRY_PEER_LOST, rank, "lost: it has left the group")
                   : WHERRY_OK;
 }
 
-/** Sends a block of a message, and reads where it cannot be sent: the other side may be waiting for just that. */
+/**
+ * Sends a block of a message. Reads while that is not possible: the other side may be waiting for
+ * it.
+ */
 static wherry_status push_block(wh_callback *callback, int32_t rank, uint64_t to, const uint8_t *block, size_t size,
                                 wh_deadline deadline, const wh_stop *stop, wherry_error *error) {
     for (;;) {
@@ -197,21 +201,21 @@ static wherry_status callback_send(wh_group *group, int32_t rank, uint64_t tag, 
     if (rank == group->rank) {
         return wh_mailbox_put_copy(group->mailbox, rank, callback->incarnation, tag, bytes, size, error);
     }
-    size_t room = wh_min(size, callback->ops.max_block - WH_FRAME_HEADER);
-    uint8_t *block = wh_alloc(WH_FRAME_HEADER + room);
+    size_t room = wh_min(size, callback->ops.max_block - WH_CALLBACK_HEADER_BYTES);
+    uint8_t *block = wh_alloc(WH_CALLBACK_HEADER_BYTES + room);
     if (!block) {
         return wh_fail_memory(error, "a message");
     }
-    wh_frame frame = {.kind = WH_FRAME_DATA, .from = callback->incarnation, .tag = tag, .total = size};
+    wh_callback_frame frame = {.kind = WH_CALLBACK_DATA, .from = callback->incarnation, .tag = tag, .total = size};
     wherry_status status = begin_message(callback, rank, deadline, stop, &frame.to, error);
     bool begun = status == WHERRY_OK;
     while (status == WHERRY_OK) {
         size_t length = wh_min(room, size - frame.offset);
-        wh_frame_write(&frame, block);
+        wh_callback_frame_write(&frame, block);
         if (length) {
-            memcpy(block + WH_FRAME_HEADER, (const uint8_t *)bytes + frame.offset, length);
+            memcpy(block + WH_CALLBACK_HEADER_BYTES, (const uint8_t *)bytes + frame.offset, length);
         }
-        status = push_block(callback, rank, frame.to, block, WH_FRAME_HEADER + length, deadline, stop, error);
+        status = push_block(callback, rank, frame.to, block, WH_CALLBACK_HEADER_BYTES + length, deadline, stop, error);
         frame.offset += length;
         if (frame.offset == size) {
             break;
@@ -233,15 +237,15 @@ static void callback_nudge(wh_group *group) {
     callback->ops.wake(callback->context);
 }
 
-/** Tells those that know this rank that it leaves; where all are there from the beginning, everybody. */
-static void say_farewell(wh_callback *callback) {
-    wh_deadline deadline = wh_deadline_in_ms(FAREWELL_MS);
+/** Tells the ranks that know this one that it leaves; with WHERRY_GROUP_OPS_FIXED, all ranks. */
+static void say_bye(wh_callback *callback) {
+    wh_deadline deadline = wh_deadline_in_ms(WH_CALLBACK_LEAVE_MS);
     bool all = callback->ops.flags & WHERRY_GROUP_OPS_FIXED;
     for (int32_t rank = 0; rank < callback->base.size && !callback->fenced; rank++) {
         const wh_callback_peer *peer = callback->peers + rank;
         wherry_error error;
         if (rank != callback->base.rank && (peer->incarnation || all) && !peer->left) {
-            wh_callback_signal(callback, rank, WH_FRAME_BYE, (uint32_t)wh_deadline_poll_ms(deadline), &error);
+            wh_callback_signal(callback, rank, WH_CALLBACK_BYE, (uint32_t)wh_deadline_poll_ms(deadline), &error);
         }
     }
 }
@@ -266,9 +270,9 @@ void wh_callback_abandon(wh_group *group) {
     wherry_error error;
     wh_callback_stop_reader(callback);
     if (wh_group_permit(group, &error) == WHERRY_OK) {
-        say_farewell(callback);
+        say_bye(callback);
     } else {
-        wh_log(WHERRY_LOG_ERROR, "rank %d leaves the group %s without a word to the others: %s", (int)group->rank,
+        wh_log(WHERRY_LOG_ERROR, "rank %d leaves the group %s without telling the others: %s", (int)group->rank,
                callback->name, error.message);
     }
     dispose(callback);
@@ -305,7 +309,7 @@ static uint32_t capabilities_of(uint32_t flags) {
            (flags & WHERRY_GROUP_OPS_BACKGROUND ? WH_GROUP_BACKGROUND : 0);
 }
 
-/** What a group over a table can do, the table says. */
+/** The operations of a group over this table. */
 static wh_group_ops make_ops(const wherry_group_ops *ops) {
     return (wh_group_ops){
         .name = "callback",
@@ -327,35 +331,35 @@ static wh_group_ops make_ops(const wherry_group_ops *ops) {
 static wherry_status check_ops(const wherry_group_ops *ops, wherry_error *error) {
     if (!ops->send || !ops->receive || !ops->name || (ops->flags & ~(uint32_t)WHERRY_GROUP_OPS_FLAGS)) {
         return wh_fail(error, WHERRY_INVALID_ARGUMENT,
-                       "the table of the group lacks send, receive or a name, or has a flag that is not known");
+                       "the table of the group lacks send, receive or a name, or has an unknown flag");
     }
     if ((ops->flags & WHERRY_GROUP_OPS_BACKGROUND) && !(ops->flags & WHERRY_GROUP_OPS_CONCURRENT)) {
         return wh_fail(
             error, WHERRY_INVALID_ARGUMENT,
-            "the table of the group is to be read in the background, which takes a thread beside those of the "
-            "program, and does not have WHERRY_GROUP_OPS_CONCURRENT");
+            "the table of the group has WHERRY_GROUP_OPS_BACKGROUND, which needs a thread of the library, but not "
+            "WHERRY_GROUP_OPS_CONCURRENT");
     }
     int blocks = (ops->put != NULL) + (ops->get != NULL) + (ops->finish != NULL) + (ops->abandon != NULL);
     if (blocks != 0 && blocks != 4) {
         return wh_fail(error, WHERRY_INVALID_ARGUMENT,
-                       "the table of the group has %d of put, get, finish and abandon; fill all of them, or none",
+                       "the table of the group has %d of put, get, finish and abandon: set all of them, or none",
                        blocks);
     }
     if (!blocks && (ops->put_runs || ops->part_bytes)) {
         return wh_fail(error, WHERRY_INVALID_ARGUMENT,
-                       "the table of the group has put_runs or part_bytes, which are of use only to one with put, get, "
-                       "finish and abandon");
+                       "the table of the group has put_runs or part_bytes, but not put, get, finish and abandon");
     }
     if (ops->rank < 0 || ops->rank >= ops->size) {
-        return wh_fail(error, WHERRY_INVALID_ARGUMENT, "rank %d is not one of %d; set rank and size of the table",
-                       (int)ops->rank, (int)ops->size);
+        return wh_fail(error, WHERRY_INVALID_ARGUMENT,
+                       "rank %d is outside a group of %d: set rank and size of the table", (int)ops->rank,
+                       (int)ops->size);
     }
     if (ops->max_block < BLOCK_MIN || ops->max_block > BLOCK_MAX) {
-        return wh_fail(error, WHERRY_INVALID_ARGUMENT, "max_block is %llu, and has to be %d to %d",
+        return wh_fail(error, WHERRY_INVALID_ARGUMENT, "max_block is %llu, but must be %d to %d",
                        (unsigned long long)ops->max_block, BLOCK_MIN, BLOCK_MAX);
     }
     if (ops->part_bytes && (ops->part_bytes < PART_MIN || ops->part_bytes > PART_MAX)) {
-        return wh_fail(error, WHERRY_INVALID_ARGUMENT, "part_bytes is %llu, and has to be 0, or %d to %d",
+        return wh_fail(error, WHERRY_INVALID_ARGUMENT, "part_bytes is %llu, but must be 0 or %d to %d",
                        (unsigned long long)ops->part_bytes, PART_MIN, PART_MAX);
     }
     return WHERRY_OK;

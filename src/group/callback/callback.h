@@ -1,8 +1,9 @@
 /**
- * @file callback.h  The group over a table of the program's own: wherry/group_ops.h.
+ * @file callback.h  The group over a table of functions that the program supplies:
+ * wherry/group_ops.h.
  *
- * Nothing goes on in the background: whoever waits reads (wh_mailbox_set_pump), and whoever sends and cannot, reads
- * meanwhile. Messages are cut into frames: group/callback/callback_frame.h.
+ * Unless the table asks for it, nothing runs in the background: a thread that waits for a message
+ * reads (wh_mailbox_set_pump), and a thread that cannot send reads meanwhile.
  */
 #ifndef WH_GROUP_CALLBACK_CALLBACK_H
 #define WH_GROUP_CALLBACK_CALLBACK_H
@@ -12,9 +13,10 @@
 #include "group/group.h"
 
 /**
- * Makes a group of a table, and tells the other ranks where that is possible at once.
+ * Creates a group from a table, and tells those ranks that can be told without waiting.
  * @param ops      copied.
- * @param group_p  the caller's: wh_group_destroy, which also destroys the context, or wh_callback_abandon.
+ * @param group_p  destroy it by wh_group_destroy, which also destroys the context, or by
+ *                 wh_callback_abandon.
  * @return WHERRY_OK; WHERRY_INVALID_ARGUMENT; WHERRY_NO_MEMORY.
  */
 wherry_status wh_callback_create(const wherry_group_ops *ops, void *context, wh_group **group_p, wherry_error *error);

@@ -1,4 +1,4 @@
-/* Blocks that move without copies: the table does it, and this sees to it that it is called in turn and that its answers make sense. */
+/* Blocks: moved by the table without copies, or by the library for a table without put and get. */
 #include <string.h>
 
 #include "base/alloc.h"
@@ -7,13 +7,16 @@
 #include "base/error.h"
 #include "group/callback/callback_internal.h"
 
-/** A block that is under way. */
+/* ---- tables with put and get ---- */
+
+/** A block under way. */
 typedef struct table_block {
-    void *operation;      /**< The table's. */
-    uint64_t incarnation; /**< Of the peer when it was begun: a loss that is found out later is this one's. */
+    void *operation; /**< The table's. */
+    /** Of the peer when the block began: a loss that shows later concerns this one. */
+    uint64_t incarnation;
 } table_block;
 
-/** What the table answered. Whoever waits on a rank that it says is lost is told. */
+/** Handles a result of the table. Fails everybody who waits for a rank that it reports as lost. */
 static wherry_status settle(wh_callback *callback, wherry_status status, const char *function, int32_t rank,
                             uint64_t incarnation, wherry_error *latest, wherry_error *error) {
     if (status == WHERRY_OK) {
@@ -29,7 +32,7 @@ static wherry_status settle(wh_callback *callback, wherry_status status, const c
     return status;
 }
 
-/** What a block is, and the table's function that begins it: get, put, or, where there are runs, put_runs. */
+/** A block to begin, by get, put, or put_runs if there are runs. */
 typedef struct beginning {
     const char *function; /**< Its name, for errors. */
     bool into;
@@ -123,18 +126,20 @@ bool wh_callback_abandon_block(wh_group *group, void *operation) {
  *
  * The receiver of blocks allows bytes by CREDIT frames, and the source sends them in PIECE frames.
  *
- * 1. A source sends no byte without credit. So a piece finds the get that it is for, and no more than WINDOW bytes per
- *    channel are between the ranks.
+ * 1. A source sends no byte without credit. So a piece finds the get that it is for, and no more
+ *    than WINDOW bytes per channel are between the ranks.
  * 2. The puts of a channel are sent, and its gets filled, in the order in which they were begun.
- * 3. The reader writes to the memory of a get under the lock, and only while the get is listed. So it is not touched
- *    once abandon has returned.
- * 4. Frames are sent by put, get, finish and abandon, never by the reader, which is inside the table's receive.
+ * 3. The reader writes to the memory of a get under the lock, and only while the get is listed. So
+ *    it is not touched once abandon has returned.
+ * 4. Frames are sent by put, get, finish and abandon, never by the reader, which is inside the
+ *    table's receive.
  * 5. One thread at a time works on a channel; the lock is for the reader.
  */
 
 enum {
-    WINDOW = 8 << 20,     /* enough to keep the table busy while credit travels */
-    TURN = 2 << 20,       /* per call of finish, so that a slow receiver does not hold up the others */
+    WINDOW = 8 << 20, /* enough to keep the table busy while credit travels */
+    /* per call of finish, so that a slow receiver does not hold up the others */
+    TURN = 2 << 20,
     FLOWS_MAX = 1024,     /* per rank: a peer cannot make this process take more memory */
     CREDIT_MAX = 1 << 30, /* no honest receiver allows as much */
 };
@@ -213,7 +218,7 @@ static bool take_credit(wh_callback_peer *peer, uint32_t channel, uint64_t bytes
     return true;
 }
 
-static void take_piece(wh_callback_peer *peer, const wh_frame *frame) {
+static void take_piece(wh_callback_peer *peer, const wh_callback_frame *frame) {
     wh_emulated_block *block = find_block(peer, (uint32_t)frame->tag, true);
     wh_flow *flow = find_flow(peer, (uint32_t)frame->tag, true);
     if (!block || !flow || block->incarnation != frame->from) {
@@ -231,20 +236,23 @@ static void take_piece(wh_callback_peer *peer, const wh_frame *frame) {
     }
 }
 
-bool wh_emulated_take(wh_callback *callback, int32_t rank, const wh_frame *frame) {
+bool wh_emulated_take(wh_callback *callback, int32_t rank, const wh_callback_frame *frame) {
     wh_callback_peer *peer = callback->peers + rank;
-    if (frame->kind == WH_FRAME_CREDIT) {
+    if (frame->kind == WH_CALLBACK_CREDIT) {
         return take_credit(peer, (uint32_t)frame->tag, frame->total);
     }
     take_piece(peer, frame);
     return true;
 }
 
-/** Allows the source more bytes if at least half of the window is free. What the table does not take now is tried again by finish. */
+/**
+ * Allows the source more bytes if at least half of the window is free. What the table does not take
+ * now is tried again by finish.
+ */
 static wherry_status allow(wh_callback *callback, int32_t rank, const wh_emulated_block *block, wherry_error *error) {
     wh_callback_peer *peer = callback->peers + rank;
     wherry_error latest;
-    uint8_t bytes[WH_FRAME_HEADER];
+    uint8_t bytes[WH_CALLBACK_HEADER_BYTES];
     pthread_mutex_lock(&callback->lock);
     wh_flow *flow = find_flow(peer, block->channel, true);
     uint64_t more = flow && flow->credit <= WINDOW / 2 ? wh_min(flow->uncovered, WINDOW - flow->credit) : 0;
@@ -256,12 +264,12 @@ static wherry_status allow(wh_callback *callback, int32_t rank, const wh_emulate
     if (!more) {
         return WHERRY_OK;
     }
-    wh_frame frame = {.kind = WH_FRAME_CREDIT,
-                      .from = callback->incarnation,
-                      .to = block->incarnation,
-                      .tag = block->channel,
-                      .total = more};
-    wh_frame_write(&frame, bytes);
+    wh_callback_frame frame = {.kind = WH_CALLBACK_CREDIT,
+                               .from = callback->incarnation,
+                               .to = block->incarnation,
+                               .tag = block->channel,
+                               .total = more};
+    wh_callback_frame_write(&frame, bytes);
     wherry_status status = wh_callback_send_block(callback, rank, bytes, sizeof(bytes), 0, &latest);
     if (status != WHERRY_TIMED_OUT) {
         return settle(callback, status, "send", rank, block->incarnation, &latest, error);
@@ -287,21 +295,22 @@ static wherry_status push(wh_callback *callback, int32_t rank, uint32_t channel,
         const wh_flow *flow = find_flow(peer, channel, false);
         uint64_t credit = flow ? flow->credit : 0;
         pthread_mutex_unlock(&callback->lock);
-        length =
-            block ? wh_min(wh_min(block->size - block->moved, callback->ops.max_block - WH_FRAME_HEADER), credit) : 0;
+        length = block ? wh_min(wh_min(block->size - block->moved, callback->ops.max_block - WH_CALLBACK_HEADER_BYTES),
+                                credit)
+                       : 0;
         if (!length) {
             return WHERRY_OK;
         }
-        wh_frame frame = {.kind = WH_FRAME_PIECE,
-                          .from = callback->incarnation,
-                          .to = block->incarnation,
-                          .tag = channel,
-                          .total = block->size,
-                          .offset = block->moved};
-        wh_frame_write(&frame, block->frame);
-        memcpy(block->frame + WH_FRAME_HEADER, block->bytes + block->moved, length);
+        wh_callback_frame frame = {.kind = WH_CALLBACK_PIECE,
+                                   .from = callback->incarnation,
+                                   .to = block->incarnation,
+                                   .tag = channel,
+                                   .total = block->size,
+                                   .offset = block->moved};
+        wh_callback_frame_write(&frame, block->frame);
+        memcpy(block->frame + WH_CALLBACK_HEADER_BYTES, block->bytes + block->moved, length);
         wh_deadline step = wh_deadline_earlier(deadline, wh_deadline_in_ms(WH_CALLBACK_STEP_MS));
-        wherry_status status = wh_callback_send_block(callback, rank, block->frame, WH_FRAME_HEADER + length,
+        wherry_status status = wh_callback_send_block(callback, rank, block->frame, WH_CALLBACK_HEADER_BYTES + length,
                                                       (uint32_t)wh_deadline_poll_ms(step), &latest);
         if (status != WHERRY_OK) {
             return status == WHERRY_TIMED_OUT
@@ -336,8 +345,8 @@ bool wh_emulated_abandon(wh_group *group, void *operation) {
     wh_callback *callback = (wh_callback *)group;
     wh_emulated_block *block = operation;
     int32_t rank = block->rank;
-    wh_frame frame = {
-        .kind = WH_FRAME_CREDIT, .from = callback->incarnation, .to = block->incarnation, .tag = block->channel};
+    wh_callback_frame frame = {
+        .kind = WH_CALLBACK_CREDIT, .from = callback->incarnation, .to = block->incarnation, .tag = block->channel};
     pthread_mutex_lock(&callback->lock);
     wh_flow *flow = find_flow(callback->peers + rank, block->channel, block->is_get);
     bool take_back = flow && block->is_get && flow->credit;
@@ -347,9 +356,9 @@ bool wh_emulated_abandon(wh_group *group, void *operation) {
     pthread_mutex_unlock(&callback->lock);
     remove_block(callback, block);
     if (take_back) {
-        uint8_t bytes[WH_FRAME_HEADER];
+        uint8_t bytes[WH_CALLBACK_HEADER_BYTES];
         wherry_error ignored;
-        wh_frame_write(&frame, bytes);
+        wh_callback_frame_write(&frame, bytes);
         wh_callback_send_block(callback, rank, bytes, sizeof(bytes), 0, &ignored);
     }
     return true;
@@ -363,8 +372,8 @@ static wherry_status begin_emulated(wh_callback *callback, int32_t rank, const w
         return status;
     }
     wh_emulated_block *block = wh_alloc(sizeof(*block));
-    size_t room = wh_min(what->size, callback->ops.max_block - WH_FRAME_HEADER);
-    uint8_t *frame = block && !what->is_get ? wh_alloc(WH_FRAME_HEADER + room) : NULL;
+    size_t room = wh_min(what->size, callback->ops.max_block - WH_CALLBACK_HEADER_BYTES);
+    uint8_t *frame = block && !what->is_get ? wh_alloc(WH_CALLBACK_HEADER_BYTES + room) : NULL;
     if (!block || (!what->is_get && !frame)) {
         wh_free(block);
         return wh_fail_memory(error, "a block");

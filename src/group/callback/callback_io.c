@@ -1,15 +1,115 @@
-/* Reading: from the table's blocks to messages in the mailbox. */
+/*
+ * Frames: writing and reading their headers, assembling messages, and the reader, which brings them
+ * to the mailbox.
+ */
 #include <stdio.h>
+#include <string.h>
+
+#include <wherry/group_ops.h>
 
 #include "base/alloc.h"
-#include "base/clock.h"
+#include "base/bytes.h"
+#include "base/checked.h"
 #include "base/error.h"
 #include "base/log.h"
 #include "base/stop.h"
 #include "group/callback/callback_internal.h"
 
-/** What a frame says about who is there. The lock is held. @return whether its content counts. */
-static bool judge(wh_callback *callback, int32_t rank, const wh_frame *frame) {
+/* ---- frames ---- */
+
+enum { VERSION = 1 };
+
+static const uint8_t magic[4] = {'W', 'H', 'C', 'B'};
+
+void wh_callback_frame_write(const wh_callback_frame *frame, uint8_t header[WH_CALLBACK_HEADER_BYTES]) {
+    memcpy(header, magic, sizeof(magic));
+    header[4] = VERSION;
+    header[5] = (uint8_t)frame->kind;
+    header[6] = 0;
+    header[7] = 0;
+    wh_store_be64(header + 8, frame->from);
+    wh_store_be64(header + 16, frame->to);
+    wh_store_be64(header + 24, frame->tag);
+    wh_store_be64(header + 32, frame->total);
+    wh_store_be64(header + 40, frame->offset);
+}
+
+/** True if the numbers of a frame are consistent. */
+static bool is_sound(const wh_callback_frame *frame) {
+    if (!frame->from) {
+        return false;
+    }
+    if (frame->kind == WH_CALLBACK_HELLO || frame->kind == WH_CALLBACK_BYE) {
+        return frame->size == 0 && !frame->tag && !frame->total && !frame->offset;
+    }
+    if (frame->kind == WH_CALLBACK_CREDIT) {
+        return frame->size == 0 && frame->tag <= WHERRY_GROUP_CHANNEL_MAX && frame->total <= INT32_MAX &&
+               !frame->offset;
+    }
+    if (frame->kind == WH_CALLBACK_PIECE) {
+        return frame->size > 0 && frame->tag <= WHERRY_GROUP_CHANNEL_MAX && frame->total <= INT32_MAX &&
+               frame->offset <= frame->total && frame->size <= frame->total - frame->offset;
+    }
+    if (frame->total > WH_MESSAGE_MAX || frame->offset > frame->total || frame->size > frame->total - frame->offset) {
+        return false;
+    }
+    return frame->size > 0 || frame->total == 0;
+}
+
+bool wh_callback_frame_read(const void *block, size_t size, wh_callback_frame *frame_p) {
+    const uint8_t *header = block;
+    if (size < WH_CALLBACK_HEADER_BYTES || memcmp(header, magic, sizeof(magic)) != 0 || header[4] != VERSION ||
+        header[5] > WH_CALLBACK_CREDIT || header[6] || header[7]) {
+        return false;
+    }
+    wh_callback_frame frame = {.kind = (wh_callback_kind)header[5],
+                               .from = wh_load_be64(header + 8),
+                               .to = wh_load_be64(header + 16),
+                               .tag = wh_load_be64(header + 24),
+                               .total = wh_load_be64(header + 32),
+                               .offset = wh_load_be64(header + 40),
+                               .bytes = header + WH_CALLBACK_HEADER_BYTES,
+                               .size = size - WH_CALLBACK_HEADER_BYTES};
+    if (!is_sound(&frame)) {
+        return false;
+    }
+    *frame_p = frame;
+    return true;
+}
+
+void wh_assembly_clear(wh_assembly *assembly) {
+    wh_free(assembly->bytes);
+    *assembly = (wh_assembly){0};
+}
+
+wh_assembly_result wh_assembly_add(wh_assembly *assembly, const wh_callback_frame *frame) {
+    if (frame->offset == 0) {
+        wh_assembly_clear(assembly);
+        assembly->open = true;
+        assembly->tag = frame->tag;
+        assembly->total = frame->total;
+    } else if (!assembly->open || assembly->tag != frame->tag || assembly->total != frame->total ||
+               assembly->got != frame->offset) {
+        wh_assembly_clear(assembly);
+        return WH_ASSEMBLY_STRAY;
+    }
+    uint64_t needed = assembly->got + frame->size;
+    if (needed > assembly->capacity || !assembly->bytes) {
+        uint64_t room = wh_max(wh_min(assembly->total, 2 * (uint64_t)assembly->capacity), wh_max(needed, 1));
+        if (!WH_RESERVE(assembly->bytes, assembly->capacity, (size_t)room)) {
+            wh_assembly_clear(assembly);
+            return WH_ASSEMBLY_NO_MEMORY;
+        }
+    }
+    memcpy(assembly->bytes + assembly->got, frame->bytes, frame->size);
+    assembly->got = needed;
+    return assembly->got == assembly->total ? WH_ASSEMBLY_WHOLE : WH_ASSEMBLY_MORE;
+}
+
+/* ---- the reader ---- */
+
+/** Learns incarnations from a frame. The lock is held. @return true if its content counts. */
+static bool judge(wh_callback *callback, int32_t rank, const wh_callback_frame *frame) {
     wh_callback_peer *peer = callback->peers + rank;
     if (frame->to > callback->incarnation) {
         callback->fenced = true;
@@ -40,7 +140,10 @@ static bool judge(wh_callback *callback, int32_t rank, const wh_frame *frame) {
     return frame->to == 0 || frame->to == callback->incarnation;
 }
 
-/** Whoever waits on a rank is told. Where it is only that something of it could not be taken here, it can be waited on again at once. */
+/**
+ * Fails everybody who waits for a rank. Unless the rank itself is lost, it can be waited for again
+ * at once.
+ */
 static void lose(wh_callback *callback, int32_t rank, const char *reason, bool gone) {
     pthread_mutex_lock(&callback->lock);
     uint64_t incarnation = callback->peers[rank].incarnation;
@@ -52,8 +155,9 @@ static void lose(wh_callback *callback, int32_t rank, const char *reason, bool g
 }
 
 /**
- * Notes that a rank is lost, or something of it could not be taken. It is given up behind what it sent before; and not while
- * the table is at work, since a block that comes behind would bring it back before anybody had noticed.
+ * Notes that a rank is lost, or that something from it could not be accepted. It is given up later:
+ * after delivering what it sent before, and not during the table's receive, where the next block
+ * would bring it back unnoticed.
  */
 static void note_fault(wh_callback *callback, int32_t rank, const char *reason) {
     wh_assembly_clear(&callback->peers[rank].assembly);
@@ -61,10 +165,10 @@ static void note_fault(wh_callback *callback, int32_t rank, const char *reason) 
     callback->faults = true;
 }
 
-/** Keeps a message until the table has returned: whoever it is for may call the table in turn. */
-static void keep(wh_callback *callback, wh_message *message) {
+/** Keeps a message until the table has returned: its recipient may call the table. */
+static void keep_message(wh_callback *callback, wh_message *message) {
     if (!WH_GROW(callback->arrived, callback->arrived_capacity, callback->arrived_count)) {
-        note_fault(callback, message->rank, "there was no memory for its messages");
+        note_fault(callback, message->rank, "no memory for its messages");
         wh_message_clear(message);
         return;
     }
@@ -72,65 +176,67 @@ static void keep(wh_callback *callback, wh_message *message) {
     callback->arrived_bytes += message->size;
 }
 
-static void take_data(wh_callback *callback, int32_t rank, const wh_frame *frame) {
+static void take_data(wh_callback *callback, int32_t rank, const wh_callback_frame *frame) {
     wh_assembly *assembly = &callback->peers[rank].assembly;
     switch (wh_assembly_add(assembly, frame)) {
     case WH_ASSEMBLY_WHOLE: {
         wh_message message = {WH_MESSAGE_BYTES, rank, frame->from, frame->tag, assembly->bytes, frame->total, -1};
         *assembly = (wh_assembly){0};
-        keep(callback, &message);
+        keep_message(callback, &message);
         break;
     }
     case WH_ASSEMBLY_STRAY:
-        wh_log(WHERRY_LOG_WARN, "part of a message from rank %d is missing: the message is dropped", (int)rank);
+        wh_log(WHERRY_LOG_WARN, "part of a message from rank %d is missing: dropping the message", (int)rank);
         break;
     case WH_ASSEMBLY_NO_MEMORY:
-        note_fault(callback, rank, "there was no memory for its messages");
+        note_fault(callback, rank, "no memory for its messages");
         break;
     case WH_ASSEMBLY_MORE:
         break;
     }
 }
 
-/** A block that is no frame: somebody else uses the same way, or speaks another version. */
+/**
+ * A block that is not a frame: another program uses the same transport, or it has another version.
+ */
 static void complain(wh_callback *callback, int32_t rank, size_t size) {
     pthread_mutex_lock(&callback->lock);
     wherry_log_level level = callback->complained ? WHERRY_LOG_DEBUG : WHERRY_LOG_WARN;
     callback->complained = true;
     pthread_mutex_unlock(&callback->lock);
-    wh_log(level, "%s: a block of %zu bytes from rank %d is not a frame of this group and is dropped", callback->name,
+    wh_log(level, "%s: dropping a block of %zu bytes from rank %d, which is not a frame of this group", callback->name,
            size, (int)rank);
 }
 
-/** Given to the table as its wherry_group_deliver_fn. */
+/** The wherry_group_deliver_fn for the table. */
 static void deliver(void *sink, int32_t rank, const void *bytes, size_t size) {
     wh_callback *callback = sink;
-    wh_frame frame;
+    wh_callback_frame frame;
     bool foreign = rank < 0 || rank >= callback->base.size || rank == callback->base.rank || !bytes;
-    if (foreign || !wh_frame_read(bytes, size, &frame)) {
+    if (foreign || !wh_callback_frame_read(bytes, size, &frame)) {
         complain(callback, rank, size);
         return;
     }
     pthread_mutex_lock(&callback->lock);
     bool counts = judge(callback, rank, &frame);
     bool taken = true;
-    if (counts && frame.kind == WH_FRAME_BYE) {
+    if (counts && frame.kind == WH_CALLBACK_BYE) {
         callback->peers[rank].left = true;
-    } else if (counts && (frame.kind == WH_FRAME_PIECE || frame.kind == WH_FRAME_CREDIT)) {
+    } else if (counts && (frame.kind == WH_CALLBACK_PIECE || frame.kind == WH_CALLBACK_CREDIT)) {
         taken = wh_emulated_take(callback, rank, &frame);
     }
     pthread_mutex_unlock(&callback->lock);
     if (!taken) {
-        note_fault(callback, rank, "there was no memory for its blocks");
-    } else if (counts && frame.kind == WH_FRAME_DATA) {
+        note_fault(callback, rank, "no memory for its blocks");
+    } else if (counts && frame.kind == WH_CALLBACK_DATA) {
         take_data(callback, rank, &frame);
-    } else if (counts && frame.kind == WH_FRAME_BYE) {
+    } else if (counts && frame.kind == WH_CALLBACK_BYE) {
         wh_message gone = {.kind = WH_MESSAGE_LOST, .rank = rank, .incarnation = frame.from, .channel = -1};
-        keep(callback, &gone);
+        keep_message(callback, &gone);
     }
 }
 
-/** Moves what has come into the mailbox. */
+/** Moves what has arrived into the mailbox. */
 static void hand_over_all(wh_callback *callback) {
     for (size_t i = 0; i < callback->arrived_count; i++) {
         wh_message message = callback->arrived[i];
@@ -138,7 +244,7 @@ static void hand_over_all(wh_callback *callback) {
         if (message.kind == WH_MESSAGE_LOST) {
             wh_mailbox_lose(callback->base.mailbox, message.rank, message.incarnation, "it has left the group");
         } else if (wh_mailbox_put(callback->base.mailbox, &message, &error) != WHERRY_OK) {
-            wh_log(WHERRY_LOG_WARN, "rank %d is given up: %s", (int)message.rank, error.message);
+            wh_log(WHERRY_LOG_WARN, "giving up rank %d: %s", (int)message.rank, error.message);
             wh_message_clear(&message);
             lose(callback, message.rank, error.message, false);
         }
@@ -155,7 +261,10 @@ static void hand_over_all(wh_callback *callback) {
     callback->faults = false;
 }
 
-/** Takes the part of the reader, or waits until whoever has it is done, at most until the deadline. @return whether it was taken. */
+/**
+ * Becomes the reader, or waits for the current one until the deadline. @return true if this thread
+ * is the reader.
+ */
 static bool begin_reading(wh_callback *callback, wh_deadline deadline) {
     pthread_mutex_lock(&callback->lock);
     bool free = !callback->reading;
@@ -175,7 +284,7 @@ static void end_reading(wh_callback *callback) {
     pthread_mutex_unlock(&callback->lock);
 }
 
-/** Calls the table's receive once. Timeouts and lost ranks are no failure. */
+/** Calls the table's receive once. Timeouts and lost ranks are not failures. */
 static wherry_status receive_blocks(wh_callback *callback, wh_deadline deadline, wherry_error *error) {
     wh_fail(error, WHERRY_OK, "%s", "");
     wh_callback_enter(callback);
@@ -224,7 +333,7 @@ static void *read_on(void *context) {
         wherry_error error;
         status = wh_callback_read(callback, wh_deadline_in_ms(WH_CALLBACK_STEP_MS), true, &error);
         if (status != WHERRY_OK) {
-            wh_log(WHERRY_LOG_ERROR, "rank %d: the group cannot be read any more: %s", (int)callback->base.rank,
+            wh_log(WHERRY_LOG_ERROR, "rank %d: cannot read from the group any more: %s", (int)callback->base.rank,
                    error.message);
             wh_mailbox_close(callback->base.mailbox);
         }
@@ -235,9 +344,7 @@ static void *read_on(void *context) {
 wherry_status wh_callback_start_reader(wh_callback *callback, wherry_error *error) {
     int errnum = wh_thread_start(&callback->reader, read_on, callback);
     callback->has_reader = errnum == 0;
-    return errnum == 0
-               ? WHERRY_OK
-               : wh_fail_errno(error, WHERRY_SYSTEM, errnum, "cannot start a thread that reads in the background");
+    return errnum == 0 ? WHERRY_OK : wh_fail_errno(error, WHERRY_SYSTEM, errnum, "cannot start the background reader");
 }
 
 void wh_callback_stop_reader(wh_callback *callback) {
