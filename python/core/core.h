@@ -29,9 +29,10 @@
 /** X(NAME): attributes and methods that are looked up often, interned once. */
 #define WPY_NAME_LIST(X)                                                                                               \
     X(__dlpack_c_exchange_api__)                                                                                       \
-    X(_cdata) X(abandon) X(allocate) X(check) X(data_ptr) X(decode) X(destroy) X(device) X(dtensor) X(dtype) X(dtypes) \
-        X(encode) X(fill_host) X(get) X(is_conj) X(is_neg) X(path) X(put) X(report) X(requires_grad) X(shape)          \
-            X(sharded) X(stats) X(storage_offset) X(stride) X(tensor) X(tensor_types) X(to_host) X(untyped_storage)
+    X(_cdata)                                                                                                          \
+    X(abandon) X(allocate) X(check) X(data_ptr) X(decode) X(destroy) X(device) X(dtensor) X(dtype) X(dtypes) X(encode) \
+        X(fill_host) X(get) X(is_conj) X(is_neg) X(path) X(put) X(report) X(requires_grad) X(shape) X(sharded)         \
+            X(stats) X(storage_offset) X(stride) X(tensor) X(tensor_types) X(to_host) X(untyped_storage)
 
 typedef struct wpy_names {
 #define WPY_X(name) PyObject *name;
@@ -266,6 +267,15 @@ bool wpy_group_options(PyObject *dict, wherry_group_options *options, wpy_call *
 PyObject *wpy_stats(const wherry_stats *stats);
 
 /* ---- types (group_type.c, transport_type.c) ---- */
+
+/** Allocates an object of a type, filled with zeros; a new reference. */
+void *wpy_object_new(PyTypeObject *type);
+
+/** Frees an object, at the end of its destructor. */
+void wpy_object_free(PyObject *self);
+
+/** Creates a type. `slots` must live as long as the process. */
+PyTypeObject *wpy_type_new(const char *name, size_t size, bool can_be_called, PyType_Slot *slots);
 
 typedef struct wpy_cancel {
     PyObject_HEAD wherry_cancel *cancel;

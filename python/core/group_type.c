@@ -28,8 +28,7 @@
 
 /** A group that has not joined yet; a new reference. */
 static wpy_group *group_new(void) {
-    allocfunc allocate = (allocfunc)PyType_GetSlot(wpy_group_type, Py_tp_alloc);
-    wpy_group *self = (wpy_group *)allocate(wpy_group_type, 0);
+    wpy_group *self = wpy_object_new(wpy_group_type);
     if (self) {
         self->process = (int)getpid();
     }
@@ -78,12 +77,10 @@ static void leave(wpy_group *self) {
 }
 
 static void group_dealloc(PyObject *self) {
-    PyTypeObject *type = Py_TYPE(self);
     wpy_pending pending = wpy_set_aside();
     leave((wpy_group *)self);
     wpy_put_back(pending);
-    ((freefunc)PyType_GetSlot(type, Py_tp_free))(self);
-    Py_DECREF(type);
+    wpy_object_free(self);
 }
 
 /** The group; raises Closed if it was left. */
@@ -142,6 +139,16 @@ static PyObject *group_alive(PyObject *self, PyObject *rank) {
     return PyBool_FromLong(number >= 0 && number <= INT32_MAX && wherry_group_alive(group, (int32_t)number));
 }
 
+/** Runs a statement that uses the group without the GIL. The group is not left meanwhile. */
+#define WITHOUT_GIL(self, statement)                                                                                   \
+    do {                                                                                                               \
+        ((wpy_group *)(self))->users++;                                                                                \
+        Py_BEGIN_ALLOW_THREADS;                                                                                        \
+        statement;                                                                                                     \
+        Py_END_ALLOW_THREADS;                                                                                          \
+        ((wpy_group *)(self))->users--;                                                                                \
+    } while (0)
+
 static PyObject *group_send(PyObject *self, PyObject *arguments) {
     int rank;
     unsigned tag;
@@ -154,11 +161,7 @@ static PyObject *group_send(PyObject *self, PyObject *arguments) {
         return NULL;
     }
     wherry_status status;
-    ((wpy_group *)self)->users++;
-    Py_BEGIN_ALLOW_THREADS;
-    status = wherry_group_send(group, rank, tag, bytes, (size_t)size, timeout, &error);
-    Py_END_ALLOW_THREADS;
-    ((wpy_group *)self)->users--;
+    WITHOUT_GIL(self, status = wherry_group_send(group, rank, tag, bytes, (size_t)size, timeout, &error));
     return status == WHERRY_OK ? Py_NewRef(Py_None) : wpy_raise(&error);
 }
 
@@ -175,11 +178,7 @@ static PyObject *group_receive(PyObject *self, PyObject *arguments) {
         return NULL;
     }
     wherry_status status;
-    ((wpy_group *)self)->users++;
-    Py_BEGIN_ALLOW_THREADS;
-    status = wherry_group_receive(group, rank, tag, timeout, &bytes, &size, &from, &error);
-    Py_END_ALLOW_THREADS;
-    ((wpy_group *)self)->users--;
+    WITHOUT_GIL(self, status = wherry_group_receive(group, rank, tag, timeout, &bytes, &size, &from, &error));
     if (status != WHERRY_OK) {
         return wpy_raise(&error);
     }
@@ -197,11 +196,7 @@ static PyObject *group_barrier(PyObject *self, PyObject *arguments) {
         return NULL;
     }
     wherry_status status;
-    ((wpy_group *)self)->users++;
-    Py_BEGIN_ALLOW_THREADS;
-    status = wherry_group_barrier(group, number, timeout, &error);
-    Py_END_ALLOW_THREADS;
-    ((wpy_group *)self)->users--;
+    WITHOUT_GIL(self, status = wherry_group_barrier(group, number, timeout, &error));
     return status == WHERRY_OK ? Py_NewRef(Py_None) : wpy_raise(&error);
 }
 
@@ -430,13 +425,7 @@ PyTypeObject *wpy_group_type_new(void) {
         {Py_tp_doc, (char *)"A group that this process has joined."},
         {0, NULL},
     };
-    static PyType_Spec spec = {
-        .name = "wherry._core.Group",
-        .basicsize = sizeof(wpy_group),
-        .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION,
-        .slots = slots,
-    };
-    return (PyTypeObject *)PyType_FromSpec(&spec);
+    return wpy_type_new("wherry._core.Group", sizeof(wpy_group), false, slots);
 }
 
 /* ---- Cancel ---- */
@@ -447,7 +436,7 @@ static PyObject *cancel_new(PyTypeObject *type, PyObject *arguments, PyObject *k
     if (!PyArg_ParseTupleAndKeywords(arguments, keywords, ":Cancel", names)) {
         return NULL;
     }
-    wpy_cancel *self = (wpy_cancel *)((allocfunc)PyType_GetSlot(type, Py_tp_alloc))(type, 0);
+    wpy_cancel *self = wpy_object_new(type);
     if (self && wherry_cancel_create(&self->cancel, &error) != WHERRY_OK) {
         Py_CLEAR(self);
         wpy_raise(&error);
@@ -456,10 +445,8 @@ static PyObject *cancel_new(PyTypeObject *type, PyObject *arguments, PyObject *k
 }
 
 static void cancel_dealloc(PyObject *self) {
-    PyTypeObject *type = Py_TYPE(self);
     wherry_cancel_destroy(((wpy_cancel *)self)->cancel);
-    ((freefunc)PyType_GetSlot(type, Py_tp_free))(self);
-    Py_DECREF(type);
+    wpy_object_free(self);
 }
 
 static PyObject *cancel_request(PyObject *self, PyObject *unused) {
@@ -490,11 +477,5 @@ PyTypeObject *wpy_cancel_type_new(void) {
         {Py_tp_doc, (char *)"Ends calls from another thread: pass it to them, then call request()."},
         {0, NULL},
     };
-    static PyType_Spec spec = {
-        .name = "wherry.Cancel",
-        .basicsize = sizeof(wpy_cancel),
-        .flags = Py_TPFLAGS_DEFAULT,
-        .slots = slots,
-    };
-    return (PyTypeObject *)PyType_FromSpec(&spec);
+    return wpy_type_new("wherry.Cancel", sizeof(wpy_cancel), true, slots);
 }

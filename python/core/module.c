@@ -124,6 +124,24 @@ void wpy_add_path(const wpy_step *step) {
     PyErr_Restore(type, value, traceback);
 }
 
+/* ---- types ---- */
+
+void *wpy_object_new(PyTypeObject *type) {
+    return ((allocfunc)PyType_GetSlot(type, Py_tp_alloc))(type, 0);
+}
+
+void wpy_object_free(PyObject *self) {
+    PyTypeObject *type = Py_TYPE(self);
+    ((freefunc)PyType_GetSlot(type, Py_tp_free))(self);
+    Py_DECREF(type);
+}
+
+PyTypeObject *wpy_type_new(const char *name, size_t size, bool can_be_called, PyType_Slot *slots) {
+    unsigned flags = Py_TPFLAGS_DEFAULT | (can_be_called ? 0 : Py_TPFLAGS_DISALLOW_INSTANTIATION);
+    PyType_Spec spec = {.name = name, .basicsize = (int)size, .flags = flags, .slots = slots};
+    return (PyTypeObject *)PyType_FromSpec(&spec);
+}
+
 /* ---- the module ---- */
 
 bool wpy_nodes_ready(void) {

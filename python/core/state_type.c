@@ -65,8 +65,7 @@ void wpy_map_clear(wpy_map *map) {
 /* ---- states ---- */
 
 wpy_state *wpy_state_new(void) {
-    allocfunc allocate = (allocfunc)PyType_GetSlot(wpy_state_type, Py_tp_alloc);
-    wpy_state *state = (wpy_state *)allocate(wpy_state_type, 0);
+    wpy_state *state = wpy_object_new(wpy_state_type);
     if (state) {
         state->owners = PyList_New(0);
         if (!state->owners) {
@@ -78,7 +77,6 @@ wpy_state *wpy_state_new(void) {
 
 static void state_dealloc(PyObject *self) {
     wpy_state *state = (wpy_state *)self;
-    PyTypeObject *type = Py_TYPE(self);
     wpy_pending pending = wpy_set_aside();
     wherry_value_destroy(state->root);
     for (size_t i = 0; i < state->leaf_count; i++) {
@@ -88,8 +86,7 @@ static void state_dealloc(PyObject *self) {
     wpy_map_clear(&state->index);
     Py_XDECREF(state->owners);
     wpy_put_back(pending);
-    ((freefunc)PyType_GetSlot(type, Py_tp_free))(self);
-    Py_DECREF(type);
+    wpy_object_free(self);
 }
 
 bool wpy_state_add_leaf(wpy_state *state, const wherry_value *value, PyObject *object) {
@@ -149,11 +146,5 @@ PyTypeObject *wpy_state_type_new(void) {
         {Py_tp_doc, (char *)"A value tree and the owners of its memory."},
         {0, NULL},
     };
-    static PyType_Spec spec = {
-        .name = "wherry._core.State",
-        .basicsize = sizeof(wpy_state),
-        .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION,
-        .slots = slots,
-    };
-    return (PyTypeObject *)PyType_FromSpec(&spec);
+    return wpy_type_new("wherry._core.State", sizeof(wpy_state), false, slots);
 }

@@ -22,7 +22,7 @@ static PyObject *transport_new(PyTypeObject *type, PyObject *arguments, PyObject
     wpy_group *owner = (wpy_group *)group;
     wherry_transport_options_init(&options);
     options.number = number;
-    wpy_transport *self = (wpy_transport *)((allocfunc)PyType_GetSlot(type, Py_tp_alloc))(type, 0);
+    wpy_transport *self = wpy_object_new(type);
     if (!self) {
         return NULL;
     }
@@ -55,12 +55,10 @@ static void close_transport(wpy_transport *self) {
 }
 
 static void transport_dealloc(PyObject *self) {
-    PyTypeObject *type = Py_TYPE(self);
     wpy_pending pending = wpy_set_aside();
     close_transport((wpy_transport *)self);
     wpy_put_back(pending);
-    ((freefunc)PyType_GetSlot(type, Py_tp_free))(self);
-    Py_DECREF(type);
+    wpy_object_free(self);
 }
 
 static PyObject *transport_close(PyObject *self, PyObject *unused) {
@@ -308,11 +306,5 @@ PyTypeObject *wpy_transport_type_new(void) {
         {Py_tp_doc, (char *)"Sends and receives checkpoints over a group."},
         {0, NULL},
     };
-    static PyType_Spec spec = {
-        .name = "wherry._core.Transport",
-        .basicsize = sizeof(wpy_transport),
-        .flags = Py_TPFLAGS_DEFAULT,
-        .slots = slots,
-    };
-    return (PyTypeObject *)PyType_FromSpec(&spec);
+    return wpy_type_new("wherry._core.Transport", sizeof(wpy_transport), true, slots);
 }

@@ -14,6 +14,12 @@ from wherry import _core
 if TYPE_CHECKING:
     from wherry._transfer import Outcome, Stats
 
+__all__ = ["Aborted", "BadBytes", "BadPath", "BadSecret", "BadVersion", "Cancelled", "Closed"]
+__all__ += ["Corrupt", "DuplicateKey", "Error", "InternalError", "InvalidArgument"]
+__all__ += ["LimitExceeded", "Malformed", "Mismatch", "NoMemory", "NotCanonical", "NotFound"]
+__all__ += ["OutOfBounds", "PeerError", "PeerLost", "Refused", "RepeatedKey", "Revoked"]
+__all__ += ["SystemFailure", "Timeout", "TrailingBytes", "Truncated", "Unsupported"]
+
 _BY_STATUS: dict[str, type[Error]] = {}
 
 

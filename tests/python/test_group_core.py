@@ -10,7 +10,7 @@ import wherry
 from wherry import _core
 from wherry.group import codec_for
 
-OPTIONS = {"timeout_ms": 10_000, "lanes": "stream"}
+OPTIONS = {"timeout_ms": 10_000, "lanes": "blocks"}
 
 
 class Table:
