@@ -47,7 +47,7 @@ struct wherry_plan {
     uint64_t work; /**< The budget for wh_space_locate. */
     /** The storages that are written, each with a reference unless they are borrowed. */
     wherry_storage **kept;
-    wh_storage_traits traits; /**< Of them. */
+    wh_storage_traits traits; /**< Of the kept storages. */
     size_t kept_count;
     size_t kept_capacity;
 };

@@ -274,7 +274,11 @@ bool wh_chunk_sink_retry(wh_chunk_sink *sink) {
             ok = wh_chunk_set_add(&bad, chunk, chunk);
         }
     }
-    wh_chunk_set_destroy(ok ? &sink->round : &bad);
-    sink->round = ok ? bad : sink->round;
-    return ok;
+    if (!ok) {
+        wh_chunk_set_destroy(&bad);
+        return false;
+    }
+    wh_chunk_set_destroy(&sink->round);
+    sink->round = bad;
+    return true;
 }
