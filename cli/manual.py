@@ -20,7 +20,9 @@ class Command:
         text = run(wherry, *filter(None, [name]), "--help")
         self.head, *sections = re.split(r"^([A-Z][a-z ]+):\n", text, flags=re.M)
         self.sections = dict(zip(sections[::2], sections[1::2], strict=True))
-        self.usage, *self.paragraphs = [part.replace("\n", " ").strip() for part in self.head.split("\n\n") if part]
+        self.usage, *self.paragraphs = [
+            part.replace("\n", " ").strip() for part in self.head.split("\n\n") if part
+        ]
         self.options = []  # (letter, name, value, help)
         for line in self.sections["Options"].rstrip().splitlines():
             if match := OPTION.match(line):
@@ -68,7 +70,11 @@ def manual_page(wherry, name):
     page = f"wherry-{name}" if name else "wherry"
     command = Command(wherry, name)
     summary = commands[name] if name else "move training checkpoints between processes and machines"
-    lines = [f'.TH "{page.upper()}" 1 "" "Wherry {version}" "Wherry"', ".SH NAME", f"{roff(page)} \\- {roff(summary)}"]
+    lines = [
+        f'.TH "{page.upper()}" 1 "" "Wherry {version}" "Wherry"',
+        ".SH NAME",
+        f"{roff(page)} \\- {roff(summary)}",
+    ]
     lines += [".SH SYNOPSIS", roff(command.usage.removeprefix("Usage: ")), ".SH DESCRIPTION"]
     lines.append("\n.PP\n".join(map(roff, command.paragraphs)))
     if not name:
@@ -76,16 +82,27 @@ def manual_page(wherry, name):
         lines += [f".TP\n.BR wherry\\-{one} (1)\n{roff(text)}" for one, text in commands.items()]
     lines.append(".SH OPTIONS")
     for letter, option, value, text in command.options:
-        lines.append(term(f"{f'-{letter}, ' if letter else ''}--{option}{f' {value}' if value else ''}", text))
+        lines.append(
+            term(
+                f"{f'-{letter}, ' if letter else ''}--{option}{f' {value}' if value else ''}", text
+            )
+        )
     if name:
-        lines += [".SH EXAMPLES", ".nf", *(roff(line[2:]) for line in command.sections["Examples"].strip("\n").splitlines()), ".fi"]
+        lines += [
+            ".SH EXAMPLES",
+            ".nf",
+            *(roff(line[2:]) for line in command.sections["Examples"].strip("\n").splitlines()),
+            ".fi",
+        ]
         lines += [*exit_codes(command), ".SH SEE ALSO", ".BR wherry (1)"]
     else:
-        lines += [".SH ENVIRONMENT",
-                  term("WHERRY_LOG", "how much the library logs: off, error, warn, info or debug"),
-                  term("WHERRY_LANES", "the lanes that may be used, such as cma,ring or ^cma"),
-                  term("WHERRY_INTERFACE", "the network interface that ranks use"),
-                  *exit_codes(Command(wherry, next(iter(commands))))]
+        lines += [
+            ".SH ENVIRONMENT",
+            term("WHERRY_LOG", "how much the library logs: off, error, warn, info or debug"),
+            term("WHERRY_LANES", "the lanes that may be used, such as cma,ring or ^cma"),
+            term("WHERRY_INTERFACE", "the network interface that ranks use"),
+            *exit_codes(Command(wherry, next(iter(commands)))),
+        ]
     print("\n".join(lines))
 
 
@@ -120,15 +137,28 @@ complete -o filenames -F _wherry wherry"""
 def bash(commands):
     values, options = [], []
     for command in commands:
-        options.append(f"        {command.name}) choices='{' '.join('--' + option[1] for option in command.options)}' ;;")
+        options.append(
+            f"        {command.name}) choices='{' '.join('--' + option[1] for option in command.options)}' ;;"
+        )
         for letter, name, value, _ in command.options:
             if value:
-                spellings = f"{command.name}:--{name}" + (f" | {command.name}:-{letter}" if letter else "")
+                spellings = f"{command.name}:--{name}" + (
+                    f" | {command.name}:-{letter}" if letter else ""
+                )
                 words = " ".join(choices(value))
-                action = f'choices="{words}"' if words else "files=yes" if takes_file(value) else "return"
+                action = (
+                    f'choices="{words}"'
+                    if words
+                    else "files=yes"
+                    if takes_file(value)
+                    else "return"
+                )
                 values.append(f"    {spellings}) {action} ;;")
-    print(BASH.replace("@NAMES@", " ".join(command.name for command in commands))
-          .replace("@VALUES@", "\n".join(values)).replace("@OPTIONS@", "\n".join(options)))
+    print(
+        BASH.replace("@NAMES@", " ".join(command.name for command in commands))
+        .replace("@VALUES@", "\n".join(values))
+        .replace("@OPTIONS@", "\n".join(options))
+    )
 
 
 ZSH = r"""#compdef wherry
@@ -162,10 +192,22 @@ def zsh(commands, summaries):
         lines = []
         for letter, name, value, text in command.options:
             words = " ".join(choices(value))
-            action = f":value:({words})" if words else f":{value}:{'_files' if takes_file(value) else ''}" if value else ""
+            action = (
+                f":value:({words})"
+                if words
+                else f":{value}:{'_files' if takes_file(value) else ''}"
+                if value
+                else ""
+            )
             for spelling in [f"--{name}", *([f"-{letter}"] if letter else [])]:
                 lines.append(f"                '{spelling}[{zsh_text(text)}]{action}' \\")
-        cases += [f"        {command.name})", "            _arguments \\", *lines, "                '*:file:_files'", "            ;;"]
+        cases += [
+            f"        {command.name})",
+            "            _arguments \\",
+            *lines,
+            "                '*:file:_files'",
+            "            ;;",
+        ]
     names = [f"        '{name}:{zsh_text(summary)}'" for name, summary in summaries]
     print(ZSH.replace("@SUMMARIES@", "\n".join(names)).replace("@COMMANDS@", "\n".join(cases)))
 

@@ -24,7 +24,7 @@ def write_safetensors(path, tensors, metadata=None):
 
 
 def small(path, layers=4, step=7, **changed):
-    """A few layers, a step and some metadata; `changed` names tensors and gives them other bytes."""
+    """A few layers, a step and some metadata; `changed` gives tensors other bytes."""
     tensors = {f"layers.{i}.weight": ("F32", [16, 8], bytes([i]) * 512) for i in range(layers)}
     tensors["head"] = ("BF16", [4], b"headhead")
     tensors["step"] = ("I64", [], struct.pack("<q", step))
@@ -35,20 +35,23 @@ def small(path, layers=4, step=7, **changed):
 
 
 def native(path, manifest, storages):
-    """One of Wherry's own files, of a manifest and the bytes of its storages, each shorter than a page."""
+    """A .wherry file of a manifest and its storages, each shorter than a page."""
     begin = -(-(64 + len(manifest)) // 4096) * 4096
     data = bytearray(begin)
     for storage in storages:
         data += bytes(-len(data) % 64) + storage
     head = struct.pack(">8sIIQQQQ", b"\x89WHF\r\n\x1a\n", 1, 0, len(manifest), begin, len(data), 0)
-    data[:64 + len(manifest)] = head + struct.pack(">I12x", zlib.crc32(head + manifest)) + manifest
+    data[: 64 + len(manifest)] = head + struct.pack(">I12x", zlib.crc32(head + manifest)) + manifest
     path.write_bytes(data)
     return path
 
 
 def sparse(path, tensors, nbytes):
-    """So many tensors of so many zero bytes, which take no room on the disk."""
-    header = {f"w{i}": {"dtype": "U8", "shape": [nbytes], "data_offsets": [i * nbytes, (i + 1) * nbytes]} for i in range(tensors)}
+    """Tensors of zero bytes, which take no disk space."""
+    header = {
+        f"w{i}": {"dtype": "U8", "shape": [nbytes], "data_offsets": [i * nbytes, (i + 1) * nbytes]}
+        for i in range(tensors)
+    }
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
     with open(path, "wb") as file:
@@ -58,9 +61,12 @@ def sparse(path, tensors, nbytes):
 
 
 def large(path, nbytes, tensors=8):
-    """Bytes that differ everywhere, so that a chunk in another's place is noticed."""
+    """Every MiB is different, so that a misplaced chunk is noticed."""
     each = nbytes // tensors
-    header = {f"w{i}": {"dtype": "U8", "shape": [each], "data_offsets": [i * each, (i + 1) * each]} for i in range(tensors)}
+    header = {
+        f"w{i}": {"dtype": "U8", "shape": [each], "data_offsets": [i * each, (i + 1) * each]}
+        for i in range(tensors)
+    }
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
     block = bytearray(os.urandom(1 << 20))

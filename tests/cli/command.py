@@ -16,15 +16,27 @@ OK, FAILED, USAGE, ARGUMENT, RESOURCE, BYTES, PEER, DEADLINE, GROUP, BUG = range
 
 def environment(**more):
     """This process's environment without variables that change what the command does."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("WHERRY_") and name != "NO_COLOR"}
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith("WHERRY_") and name != "NO_COLOR"
+    }
     return {**kept, **{name: str(value) for name, value in more.items()}}
 
 
 def wherry(*arguments, timeout=50, cwd=None, text=None, **more):
     """Runs it to its end. Keyword arguments go into its environment, `text` to its standard
     input."""
-    return subprocess.run([WHERRY, *map(str, arguments)], env=environment(**more), capture_output=True, text=True, timeout=timeout,
-                          cwd=cwd, input=text, stdin=None if text is not None else subprocess.DEVNULL)
+    return subprocess.run(
+        [WHERRY, *map(str, arguments)],
+        env=environment(**more),
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        cwd=cwd,
+        input=text,
+        stdin=None if text is not None else subprocess.DEVNULL,
+    )
 
 
 def start(*arguments, signal_at=None, stderr=subprocess.PIPE, **more):
@@ -33,13 +45,21 @@ def start(*arguments, signal_at=None, stderr=subprocess.PIPE, **more):
     if signal_at is not None:
         count, signal, point = signal_at
         more["WHERRY_TEST_SIGNAL"] = f"{count} {int(signal)} {point}"
-    return subprocess.Popen([WHERRY if signal_at is None else WITH_SIGNAL, *map(str, arguments)], env=environment(**more), stdout=subprocess.PIPE,
-                            stderr=stderr, stdin=subprocess.DEVNULL, text=True)
+    return subprocess.Popen(
+        [WHERRY if signal_at is None else WITH_SIGNAL, *map(str, arguments)],
+        env=environment(**more),
+        stdout=subprocess.PIPE,
+        stderr=stderr,
+        stdin=subprocess.DEVNULL,
+        text=True,
+    )
 
 
 def await_signal(process):
     """Waits until a process with `signal_at` has got its signal; skips its earlier output."""
-    assert "signalled\n" in iter(process.stderr.readline, ""), f"it ended before, with {process.wait()}"
+    assert "signalled\n" in iter(process.stderr.readline, ""), (
+        f"it ended before, with {process.wait()}"
+    )
 
 
 def wait_for(condition, seconds=10):

@@ -1,4 +1,4 @@
-"""What all commands have in common: help, options, exit codes, manual pages, completions."""
+"""What all commands share: help, options, exit codes, manual pages, completions."""
 
 import os
 import re
@@ -15,10 +15,12 @@ COMMANDS = re.findall(r"^  ([a-z]+) +\S", HELP.split("Commands:")[1].split("Opti
 
 
 def options_of(command):
-    return re.findall(r"^  (?:-\w, )?(--[a-z-]+)", wherry(command, "--help").stdout.split("Options:")[1], re.M)
+    return re.findall(
+        r"^  (?:-\w, )?(--[a-z-]+)", wherry(command, "--help").stdout.split("Options:")[1], re.M
+    )
 
 
-def test_the_commands_that_there_are():
+def test_commands():
     assert {"demo", "doctor", "bench"} <= set(COMMANDS)
     assert "manual" not in HELP
 
@@ -37,7 +39,11 @@ def test_help(command):
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_mistakes(command):
-    for arguments, told in [(["--bow"], "unrecognized option"), (["-Z"], "invalid option"), (["-q", "-v"], "cannot be combined")]:
+    for arguments, told in [
+        (["--bow"], "unrecognized option"),
+        (["-Z"], "invalid option"),
+        (["-q", "-v"], "cannot be combined"),
+    ]:
         done = wherry(command, *arguments)
         assert done.returncode == USAGE and done.stdout == "", arguments
         assert done.stderr.startswith(f"wherry {command}: ") and told in done.stderr
@@ -45,7 +51,9 @@ def test_mistakes(command):
 
 def test_exit_codes_are_in_the_documents():
     document = (ROOT / "docs/command.md").read_text()
-    for code, text in re.findall(r"^ +(\d)  (.+)", wherry("doctor", "--help").stdout.split("Exit codes:")[1], re.M):
+    for code, text in re.findall(
+        r"^ +(\d)  (.+)", wherry("doctor", "--help").stdout.split("Exit codes:")[1], re.M
+    ):
         assert f"| {code} | {text} |" in document
 
 
@@ -57,17 +65,23 @@ def test_manual_page(command, tmp_path):
     for option in options_of(command) if command else []:
         assert option.replace("-", r"\-") in page
     if shutil.which("man"):
-        checked = subprocess.run(["man", "--warnings", "-E", "UTF-8", "-l", BUILD / "cli" / name], capture_output=True, text=True,
-                                 env={"PATH": "/usr/bin:/bin", "MANWIDTH": "100", "LC_ALL": "C.UTF-8"})
+        checked = subprocess.run(
+            ["man", "--warnings", "-E", "UTF-8", "-l", BUILD / "cli" / name],
+            capture_output=True,
+            text=True,
+            env={"PATH": "/usr/bin:/bin", "MANWIDTH": "100", "LC_ALL": "C.UTF-8"},
+        )
         assert checked.returncode == 0 and checked.stderr == ""
 
 
 def complete(*words):
-    """What bash offers for the last word."""
+    """What bash completes the last word to."""
     script = f"""source {BUILD}/cli/completions/wherry
-        COMP_WORDS=(wherry {' '.join(repr(word) for word in words)}) COMP_CWORD={len(words)}
+        COMP_WORDS=(wherry {" ".join(repr(word) for word in words)}) COMP_CWORD={len(words)}
         _wherry; printf '%s\\n' "${{COMPREPLY[@]}}" """
-    return subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True).stdout.split()
+    return subprocess.run(
+        ["bash", "-c", script], capture_output=True, text=True, check=True
+    ).stdout.split()
 
 
 def test_bash_completion():
@@ -89,21 +103,37 @@ def test_zsh_completion():
         subprocess.run(["zsh", "-n", BUILD / "cli/completions/_wherry"], check=True)
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["doctor", "--help"], ["diff", "A", "B"], ["inspect", "--digest", "A"], ["inspect", "A"]])
-def test_output_that_cannot_be_written(arguments, tmp_path):
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--help"],
+        ["--version"],
+        ["doctor", "--help"],
+        ["diff", "A", "B"],
+        ["inspect", "--digest", "A"],
+        ["inspect", "A"],
+    ],
+)
+def test_unwritable_output(arguments, tmp_path):
     small(tmp_path / "A")
     small(tmp_path / "B", step=8)
     with open("/dev/full", "w") as full:
-        done = subprocess.run([WHERRY, *arguments], stdout=full, stderr=subprocess.PIPE, text=True, cwd=tmp_path)
+        done = subprocess.run(
+            [WHERRY, *arguments], stdout=full, stderr=subprocess.PIPE, text=True, cwd=tmp_path
+        )
     assert done.returncode == 4 and re.search("cannot (be )?writ", done.stderr)
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["inspect", "A"], ["inspect", "--digest", "A"], ["doctor"]])
-def test_output_that_nobody_reads_any_more(arguments, tmp_path):
-    """As with `| head`: it ends, and does not complain."""
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["inspect", "A"], ["inspect", "--digest", "A"], ["doctor"]]
+)
+def test_closed_output(arguments, tmp_path):
+    """As with `| head`: it exits without an error message."""
     small(tmp_path / "A", layers=200)
     reader, writer = os.pipe()
     os.close(reader)
     with open(writer, "w") as pipe:
-        done = subprocess.run([WHERRY, *arguments], stdout=pipe, stderr=subprocess.PIPE, text=True, cwd=tmp_path)
+        done = subprocess.run(
+            [WHERRY, *arguments], stdout=pipe, stderr=subprocess.PIPE, text=True, cwd=tmp_path
+        )
     assert (done.returncode, done.stderr) == (-signal.SIGPIPE, "")

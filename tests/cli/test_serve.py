@@ -16,11 +16,25 @@ import time
 
 import pytest
 from checkpoints import large, native, small, sparse
-from command import ARGUMENT, DEADLINE, OK, PEER, RESOURCE, ROOT, USAGE, WHERRY, await_signal, environment, start, wait_for, wherry
+from command import (
+    ARGUMENT,
+    DEADLINE,
+    OK,
+    PEER,
+    RESOURCE,
+    ROOT,
+    USAGE,
+    WHERRY,
+    await_signal,
+    environment,
+    start,
+    wait_for,
+    wherry,
+)
 
 
 class Server:
-    """A `wherry serve` that runs; `log` is what it has said on standard error."""
+    """A running `wherry serve`; `log` is its standard error."""
 
     def __init__(self, process, place):
         self.process = process
@@ -31,7 +45,11 @@ class Server:
             assert line, process.stderr.read()
             text += line
         told = json.loads(text)
-        self.address, self.token, self.local = told["address"], told["token"], told["this_machine_alone"]
+        self.address, self.token, self.local = (
+            told["address"],
+            told["token"],
+            told["this_machine_alone"],
+        )
 
     @property
     def log(self):
@@ -65,21 +83,39 @@ def test_one_file(tmp_path, model):
         done = server.fetch("-o", tmp_path / "got.safetensors")
         assert done.returncode == OK, done.stderr
         assert done.stdout.splitlines()[0] == str(tmp_path / "got.safetensors")
-        assert re.fullmatch(r"\d+\.\d KiB in \d+\.\d s, .* over \w+, checked", done.stdout.splitlines()[1])
+        assert re.fullmatch(
+            r"\d+\.\d KiB in \d+\.\d s, .* over \w+, checked", done.stdout.splitlines()[1]
+        )
         assert (tmp_path / "got.safetensors").read_bytes() == model.read_bytes()
         told = json.loads(server.fetch("-o", tmp_path / "again.safetensors", "--json", "-q").stdout)
-        assert told["files"] == [str(tmp_path / "again.safetensors")] and told["verified"] and told["bytes_held"] == 0
-        assert "only this machine can connect" in server.log and re.search(r"^client \d+ fetched ", server.log, re.M)
-        assert sorted(os.listdir(tmp_path)) == ["again.safetensors", "from", "got.safetensors", "serve.log"]
+        assert (
+            told["files"] == [str(tmp_path / "again.safetensors")]
+            and told["verified"]
+            and told["bytes_held"] == 0
+        )
+        assert "only this machine can connect" in server.log and re.search(
+            r"^client \d+ fetched ", server.log, re.M
+        )
+        assert sorted(os.listdir(tmp_path)) == [
+            "again.safetensors",
+            "from",
+            "got.safetensors",
+            "serve.log",
+        ]
 
 
 def test_several_files_into_a_folder(tmp_path, model):
     other = small(tmp_path / "from" / "other.safetensors", layers=2)
-    third = native(tmp_path / "from" / "third.wherry", (ROOT / "tests/golden/good/contiguous.bin").read_bytes(), [bytes(24)])
+    third = native(
+        tmp_path / "from" / "third.wherry",
+        (ROOT / "tests/golden/good/contiguous.bin").read_bytes(),
+        [bytes(24)],
+    )
     with serving(tmp_path, model, other, third) as server:
         assert server.fetch("-o", tmp_path / "got").returncode == OK
-        assert filecmp.cmpfiles(tmp_path / "from", tmp_path / "got", os.listdir(tmp_path / "from"), shallow=False)[0] == sorted(
-            os.listdir(tmp_path / "from"), key=os.listdir(tmp_path / "from").index)
+        assert filecmp.cmpfiles(
+            tmp_path / "from", tmp_path / "got", os.listdir(tmp_path / "from"), shallow=False
+        )[0] == sorted(os.listdir(tmp_path / "from"), key=os.listdir(tmp_path / "from").index)
         (tmp_path / "here").mkdir()
         assert server.fetch(cwd=tmp_path / "here").returncode == OK
         assert sorted(os.listdir(tmp_path / "here")) == sorted(os.listdir(tmp_path / "from"))
@@ -91,7 +127,12 @@ def test_a_sharded_checkpoint(tmp_path):
     names = {}
     for i in range(3):
         small(source / f"part-{i}.safetensors", layers=0, step=i)
-        data = (source / f"part-{i}.safetensors").read_bytes().replace(b'"step"', f'"st{i}p"'.encode()).replace(b'"head"', f'"he{i}d"'.encode())
+        data = (
+            (source / f"part-{i}.safetensors")
+            .read_bytes()
+            .replace(b'"step"', f'"st{i}p"'.encode())
+            .replace(b'"head"', f'"he{i}d"'.encode())
+        )
         (source / f"part-{i}.safetensors").write_bytes(data)
         names.update({f"st{i}p": f"part-{i}.safetensors", f"he{i}d": f"part-{i}.safetensors"})
     index = source / "model.safetensors.index.json"
@@ -102,17 +143,34 @@ def test_a_sharded_checkpoint(tmp_path):
             assert (tmp_path / "got" / name).read_bytes() == (source / name).read_bytes()
         assert server.fetch("-o", tmp_path / "one.safetensors", "--only", "st?p").returncode == OK
         told = json.loads(wherry("inspect", "--json", tmp_path / "one.safetensors").stdout)
-        assert sorted(leaf["name"] for leaf in told["leaves"] if leaf["kind"] == "tensor") == ["st0p", "st1p", "st2p"]
-        for name in ("whole.safetensors", "whole.wherry", "again.safetensors.index.json"):  # the name of one checkpoint is no folder
+        assert sorted(leaf["name"] for leaf in told["leaves"] if leaf["kind"] == "tensor") == [
+            "st0p",
+            "st1p",
+            "st2p",
+        ]
+        for name in (
+            "whole.safetensors",
+            "whole.wherry",
+            "again.safetensors.index.json",
+        ):  # not folders
             assert server.fetch("-o", tmp_path / name).returncode == OK
-            assert (tmp_path / name).is_file() and wherry("diff", index, tmp_path / name).returncode == OK
+            assert (tmp_path / name).is_file() and wherry(
+                "diff", index, tmp_path / name
+            ).returncode == OK
     with serving(tmp_path, index, small(tmp_path / "other.safetensors")) as server:
         two = server.fetch("-o", tmp_path / "two.wherry")
-        assert two.returncode == ARGUMENT and "give a folder" in two.stderr and not (tmp_path / "two.wherry").exists()
+        assert (
+            two.returncode == ARGUMENT
+            and "give a folder" in two.stderr
+            and not (tmp_path / "two.wherry").exists()
+        )
 
 
-@pytest.mark.parametrize("host, address", [("localhost", "localhost"), ("127.0.0.2", "127.0.0.2"), ("::1", "[::1]"), ("[::1]", "[::1]")])
-def test_loopback_is_this_machine_alone(host, address, tmp_path, model):
+@pytest.mark.parametrize(
+    "host, address",
+    [("localhost", "localhost"), ("127.0.0.2", "127.0.0.2"), ("::1", "[::1]"), ("[::1]", "[::1]")],
+)
+def test_loopback_is_only_this_machine(host, address, tmp_path, model):
     if ":" in host and not pathlib.Path("/proc/net/if_inet6").exists():
         pytest.skip("this machine has no IPv6")
     with serving(tmp_path, model, "--listen", host) as server:
@@ -122,9 +180,12 @@ def test_loopback_is_this_machine_alone(host, address, tmp_path, model):
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "[::]"])
-def test_what_nobody_can_dial_is_nothing_to_listen_at(host, model):
+def test_wildcard_addresses_are_refused(host, model):
     done = wherry("serve", "--listen", host, model)
-    assert done.returncode == USAGE and "--listen takes a name or address of this machine" in done.stderr
+    assert (
+        done.returncode == USAGE
+        and "--listen takes a name or address of this machine" in done.stderr
+    )
 
 
 def test_a_port_that_is_taken(tmp_path, model):
@@ -137,7 +198,10 @@ def test_a_port_that_is_taken(tmp_path, model):
 
 def test_only_some_tensors(tmp_path, model):
     with serving(tmp_path, model) as server:
-        assert server.fetch("-o", tmp_path / "some.safetensors", "--only", "layers.[12].*").returncode == OK
+        assert (
+            server.fetch("-o", tmp_path / "some.safetensors", "--only", "layers.[12].*").returncode
+            == OK
+        )
         told = json.loads(wherry("inspect", "--json", tmp_path / "some.safetensors").stdout)
         assert [leaf["name"] for leaf in told["leaves"]] == ["layers.1.weight", "layers.2.weight"]
         assert wherry("diff", tmp_path / "some.safetensors", model).stdout.count("+") == 5
@@ -151,10 +215,18 @@ def test_into_another_format(tmp_path, model):
         done = server.fetch("-o", tmp_path / "model.wherry")
         assert done.returncode == OK, done.stderr
         assert wherry("diff", model, tmp_path / "model.wherry").returncode == OK
-    nested = native(tmp_path / "nested.wherry", (ROOT / "tests/golden/good/contiguous.bin").read_bytes(), [bytes(24)])
+    nested = native(
+        tmp_path / "nested.wherry",
+        (ROOT / "tests/golden/good/contiguous.bin").read_bytes(),
+        [bytes(24)],
+    )
     with serving(tmp_path, nested) as server:  # with an int, which safetensors cannot hold
         done = server.fetch("-o", tmp_path / "nested.safetensors")
-        assert done.returncode == ARGUMENT and "safetensors" in done.stderr and not (tmp_path / "nested.safetensors").exists()
+        assert (
+            done.returncode == ARGUMENT
+            and "safetensors" in done.stderr
+            and not (tmp_path / "nested.safetensors").exists()
+        )
 
 
 def test_no_token_gets_nothing(tmp_path, model):
@@ -165,16 +237,26 @@ def test_no_token_gets_nothing(tmp_path, model):
         assert look.returncode == PEER and look.stdout == ""
         (tmp_path / "empty").write_text("\n")
         for more in ([], ["--token-file", tmp_path / "empty"]):
-            none = subprocess.run([WHERRY, "fetch", server.address, *map(str, more)], env=environment(), capture_output=True, text=True,
-                                  stdin=subprocess.DEVNULL, start_new_session=True, cwd=tmp_path, timeout=20)
+            none = subprocess.run(
+                [WHERRY, "fetch", server.address, *map(str, more)],
+                env=environment(),
+                capture_output=True,
+                text=True,
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+                cwd=tmp_path,
+                timeout=20,
+            )
             assert none.returncode == ARGUMENT and "no token" in none.stderr
         assert server.fetch("--token-file", tmp_path / "missing").returncode == RESOURCE
         assert sorted(os.listdir(tmp_path)) == ["empty", "from", "serve.log"]
         assert "fetched" not in server.log
-        assert server.fetch("-o", tmp_path / "got.safetensors").returncode == OK, "it must go on serving"
+        assert server.fetch("-o", tmp_path / "got.safetensors").returncode == OK, (
+            "it must keep serving"
+        )
 
 
-def test_without_the_token_the_port_says_nothing_of_the_files(tmp_path, model):
+def test_without_the_token_nothing_leaks(tmp_path, model):
     with serving(tmp_path, model) as server:
         host, port = server.address.removeprefix("tcp://").rsplit(":", 1)
         for words in (b"GET / HTTP/1.0\r\n\r\n", b"\0" * 200, b""):
@@ -190,12 +272,28 @@ def test_without_the_token_the_port_says_nothing_of_the_files(tmp_path, model):
 
 def test_the_token_by_file_and_by_prompt(tmp_path, model):
     with serving(tmp_path, model, "--token-file", tmp_path / "token") as server:
-        assert (tmp_path / "token").read_text() == server.token + "\n" and re.fullmatch("[0-9a-f]{48}", server.token)
+        assert (tmp_path / "token").read_text() == server.token + "\n" and re.fullmatch(
+            "[0-9a-f]{48}", server.token
+        )
         assert stat.S_IMODE((tmp_path / "token").stat().st_mode) == 0o600
-        assert wherry("fetch", server.address, "--token-file", tmp_path / "token", "-o", tmp_path / "a.safetensors").returncode == OK
+        assert (
+            wherry(
+                "fetch",
+                server.address,
+                "--token-file",
+                tmp_path / "token",
+                "-o",
+                tmp_path / "a.safetensors",
+            ).returncode
+            == OK
+        )
         pid, terminal = pty.fork()
         if pid == 0:
-            os.execve(WHERRY, [WHERRY, "fetch", server.address, "-o", str(tmp_path / "b.safetensors")], environment(TERM="xterm"))
+            os.execve(
+                WHERRY,
+                [WHERRY, "fetch", server.address, "-o", str(tmp_path / "b.safetensors")],
+                environment(TERM="xterm"),
+            )
         shown = b""
         while b"Token: " not in shown:
             shown += os.read(terminal, 1024)
@@ -204,7 +302,7 @@ def test_the_token_by_file_and_by_prompt(tmp_path, model):
             while piece := os.read(terminal, 1024):
                 shown += piece
         assert os.waitpid(pid, 0)[1] == 0, shown
-        assert server.token.encode() not in shown, "what is typed must not be seen"
+        assert server.token.encode() not in shown, "the token must not be echoed"
         assert (tmp_path / "b.safetensors").read_bytes() == model.read_bytes()
         with serving(tmp_path / "from", model) as another:
             assert another.token != server.token
@@ -214,7 +312,16 @@ def test_the_token_by_file_and_by_prompt(tmp_path, model):
 def test_many_at_once(tmp_path, model):
     big = large(tmp_path / "from" / "big.safetensors", 32 << 20)
     with serving(tmp_path, big, "--count", "9") as server:
-        fetches = [start("fetch", server.address, "-o", tmp_path / f"{i}.safetensors", WHERRY_TOKEN=server.token) for i in range(8)]
+        fetches = [
+            start(
+                "fetch",
+                server.address,
+                "-o",
+                tmp_path / f"{i}.safetensors",
+                WHERRY_TOKEN=server.token,
+            )
+            for i in range(8)
+        ]
         assert [one.wait(60) for one in fetches] == [OK] * 8, [one.stderr.read() for one in fetches]
         assert all(filecmp.cmp(big, tmp_path / f"{i}.safetensors", shallow=False) for i in range(8))
         assert server.fetch("-o", tmp_path / "last.safetensors").returncode == OK
@@ -225,34 +332,67 @@ def test_a_trace(tmp_path, model):
     big = large(tmp_path / "from" / "big.safetensors", 40 << 20)
     with serving(tmp_path, big) as server:
         for lane in ("cma", "ring", "stream"):
-            done = server.fetch("-o", tmp_path / "got.safetensors", "--trace", tmp_path / "trace.json", "--resume", "--lanes", lane)
+            done = server.fetch(
+                "-o",
+                tmp_path / "got.safetensors",
+                "--trace",
+                tmp_path / "trace.json",
+                "--resume",
+                "--lanes",
+                lane,
+            )
             assert done.returncode == OK, done.stderr
             trace = json.loads((tmp_path / "trace.json").read_text())
-            events = {kind: [one for one in trace["traceEvents"] if (one["cat"] == "phase") == (kind == "phase")] for kind in ("phase", "range")}
+            events = {
+                kind: [
+                    one
+                    for one in trace["traceEvents"]
+                    if (one["cat"] == "phase") == (kind == "phase")
+                ]
+                for kind in ("phase", "range")
+            }
             phases = {one["name"]: one for one in events["phase"]}
             assert set(phases) == {"offer", "plan", "compare", "data", "release"}
             assert sum(one["args"]["bytes"] for one in events["range"]) == big.stat().st_size
-            assert sorted(one["args"]["chunk"] for one in events["range"]) == list(range(len(events["range"])))
+            assert sorted(one["args"]["chunk"] for one in events["range"]) == list(
+                range(len(events["range"]))
+            )
             begin, end = phases["data"]["ts"], phases["data"]["ts"] + phases["data"]["dur"]
-            assert all(one["args"]["lane"] == lane and begin <= one["ts"] and one["ts"] + one["dur"] <= end for one in events["range"])
-        none = server.fetch("-o", tmp_path / "none.safetensors", "--trace", tmp_path / "none" / "trace.json")
-        assert none.returncode == RESOURCE and "cannot write the trace" in none.stderr and not (tmp_path / "none.safetensors").exists()
+            assert all(
+                one["args"]["lane"] == lane and begin <= one["ts"] and one["ts"] + one["dur"] <= end
+                for one in events["range"]
+            )
+        none = server.fetch(
+            "-o", tmp_path / "none.safetensors", "--trace", tmp_path / "none" / "trace.json"
+        )
+        assert (
+            none.returncode == RESOURCE
+            and "cannot write the trace" in none.stderr
+            and not (tmp_path / "none.safetensors").exists()
+        )
         lost = server.fetch("-o", tmp_path / "lost.safetensors", "--trace", "/dev/full")
-        assert lost.returncode == RESOURCE and "the files are complete, but the trace cannot" in lost.stderr
+        assert (
+            lost.returncode == RESOURCE
+            and "the files are complete, but the trace cannot" in lost.stderr
+        )
         assert filecmp.cmp(tmp_path / "lost.safetensors", big, shallow=False)
 
 
 def test_inspecting_what_is_served(tmp_path, model):
     with serving(tmp_path, model) as server:
-        told = json.loads(wherry("inspect", "--json", server.address, WHERRY_TOKEN=server.token).stdout)
+        told = json.loads(
+            wherry("inspect", "--json", server.address, WHERRY_TOKEN=server.token).stdout
+        )
         own = json.loads(wherry("inspect", "--json", model).stdout)
         assert [told[0]["name"], told[0]["leaves"]] == ["model.safetensors", own["leaves"]]
         assert "client" not in server.log
 
 
 def room():
-    """A folder in memory where that is large enough, for what moves gigabytes."""
-    available = int(re.search(r"MemAvailable: +(\d+)", pathlib.Path("/proc/meminfo").read_text())[1]) << 10
+    """A folder in memory, if it has room for gigabytes."""
+    available = (
+        int(re.search(r"MemAvailable: +(\d+)", pathlib.Path("/proc/meminfo").read_text())[1]) << 10
+    )
     free = shutil.disk_usage("/dev/shm").free if pathlib.Path("/dev/shm").is_dir() else 0
     return "/dev/shm" if min(available - (2 << 30), free) > 5 << 30 else None
 
@@ -266,7 +406,11 @@ def ample(tmp_path):
 
 
 CHUNK = 4 << 20
-RECEIVED, COMPARED, SENT = "receiver closed a chunk", "receiver compared a chunk", "source gathers a chunk"
+RECEIVED, COMPARED, SENT = (
+    "receiver closed a chunk",
+    "receiver compared a chunk",
+    "source gathers a chunk",
+)
 
 
 def test_killed_three_times_and_resumed(ample, tmp_path):
@@ -275,8 +419,17 @@ def test_killed_three_times_and_resumed(ample, tmp_path):
     target = ample / "target.safetensors"
     with serving(tmp_path, source) as server:
         for number, percent in enumerate((20, 25, 25), 1):
-            fetch = start("fetch", server.address, "-o", target, "--resume", "--lanes", "stream", WHERRY_TOKEN=server.token,
-                          signal_at=(nbytes // CHUNK * percent // 100, signal.SIGKILL, RECEIVED))
+            fetch = start(
+                "fetch",
+                server.address,
+                "-o",
+                target,
+                "--resume",
+                "--lanes",
+                "stream",
+                WHERRY_TOKEN=server.token,
+                signal_at=(nbytes // CHUNK * percent // 100, signal.SIGKILL, RECEIVED),
+            )
             assert fetch.wait(60) == -signal.SIGKILL, fetch.stderr.read()
             assert not target.exists() and (ample / ".target.safetensors.part").exists()
             wait_for(lambda: server.log.count(" failed after ") == number)
@@ -284,20 +437,27 @@ def test_killed_three_times_and_resumed(ample, tmp_path):
         assert done.returncode == OK, done.stderr
         told = json.loads(done.stdout)
         assert told["bytes_held"] > nbytes // 2 and told["bytes_moved"] < nbytes // 2
-        moved = sum(int(number) for number in re.findall(r"\((\d+) bytes\)", wait_for(lambda: " fetched " in server.log and server.log)))
+        moved = sum(
+            int(number)
+            for number in re.findall(
+                r"\((\d+) bytes\)", wait_for(lambda: " fetched " in server.log and server.log)
+            )
+        )
     assert filecmp.cmp(source, target, shallow=False)
     assert not (ample / ".target.safetensors.part").exists()
     assert moved <= 1.05 * nbytes, f"{moved / nbytes:.3f} of the bytes moved in all"
 
 
-def test_resuming_mends_what_differs(tmp_path, model):
+def test_resume_replaces_different_chunks(tmp_path, model):
     big = large(tmp_path / "from" / "big.safetensors", 40 << 20)
     part = tmp_path / ".got.safetensors.part"
     with serving(tmp_path, big) as server:
         data = bytearray(big.read_bytes())
         data[9 << 20] ^= 1
         part.write_bytes(data)
-        told = json.loads(server.fetch("-o", tmp_path / "got.safetensors", "--resume", "--json").stdout)
+        told = json.loads(
+            server.fetch("-o", tmp_path / "got.safetensors", "--resume", "--json").stdout
+        )
         assert told["bytes_moved"] == 4 << 20 and told["bytes_held"] > 35 << 20
         assert (tmp_path / "got.safetensors").read_bytes() == big.read_bytes()
         part.write_bytes(data)  # without --resume it counts for nothing
@@ -306,14 +466,23 @@ def test_resuming_mends_what_differs(tmp_path, model):
 
 
 @pytest.mark.parametrize("resume, point", [(False, RECEIVED), (True, COMPARED), (True, RECEIVED)])
-def test_a_signal_leaves_nothing_half_done(resume, point, ample, tmp_path):
+def test_a_signal_leaves_no_incomplete_file(resume, point, ample, tmp_path):
     nbytes = 256 << 20
     source = large(ample / "source.safetensors", nbytes)
     target = ample / "target.safetensors"
     target.write_bytes(b"what was there before")
     with serving(tmp_path, source) as server:
-        fetch = start("fetch", server.address, "-o", target, *(["--resume"] if resume else []), "--lanes", "stream", WHERRY_TOKEN=server.token,
-                      signal_at=(nbytes // CHUNK // 4, signal.SIGINT, point))
+        fetch = start(
+            "fetch",
+            server.address,
+            "-o",
+            target,
+            *(["--resume"] if resume else []),
+            "--lanes",
+            "stream",
+            WHERRY_TOKEN=server.token,
+            signal_at=(nbytes // CHUNK // 4, signal.SIGINT, point),
+        )
         await_signal(fetch)
         assert fetch.wait(10) == 128 + signal.SIGINT
         assert target.read_bytes() == b"what was there before"
@@ -321,16 +490,28 @@ def test_a_signal_leaves_nothing_half_done(resume, point, ample, tmp_path):
         wait_for(lambda: " failed after " in server.log)
 
 
-def test_a_server_that_dies(ample, tmp_path):
+def test_the_server_dies(ample, tmp_path):
     source = sparse(ample / "source.safetensors", 8, 256 << 20)
     with serving(tmp_path, source, signal_at=(100, signal.SIGKILL, SENT)) as server:
-        fetch = start("fetch", server.address, "-o", ample / "got.safetensors", "--lanes", "stream", WHERRY_TOKEN=server.token)
+        fetch = start(
+            "fetch",
+            server.address,
+            "-o",
+            ample / "got.safetensors",
+            "--lanes",
+            "stream",
+            WHERRY_TOKEN=server.token,
+        )
         wait_for(lambda: "signalled" in server.log, 60)
         assert fetch.wait(10) == PEER
         assert os.listdir(ample) == ["source.safetensors"]
         begin = time.monotonic()
         late = server.fetch("-o", ample / "got.safetensors", "--timeout", "1")
-        assert late.returncode == DEADLINE and "no server at" in late.stderr and time.monotonic() - begin < 5
+        assert (
+            late.returncode == DEADLINE
+            and "no server at" in late.stderr
+            and time.monotonic() - begin < 5
+        )
 
 
 def test_a_file_that_changes_is_not_served(tmp_path, model):
@@ -345,12 +526,16 @@ def test_a_file_that_changes_is_not_served(tmp_path, model):
         assert server.process.poll() is None
 
 
-def test_a_bar_on_a_terminal(tmp_path, model):
+def test_progress_bar_on_a_terminal(tmp_path, model):
     big = large(tmp_path / "from" / "big.safetensors", 64 << 20)
     with serving(tmp_path, big) as server:
         ours, its = pty.openpty()
-        fetch = subprocess.Popen([WHERRY, "fetch", server.address, "-o", str(tmp_path / "got.safetensors")], stderr=its, stdout=its,
-                                 env=environment(TERM="xterm", WHERRY_TOKEN=server.token))
+        fetch = subprocess.Popen(
+            [WHERRY, "fetch", server.address, "-o", str(tmp_path / "got.safetensors")],
+            stderr=its,
+            stdout=its,
+            env=environment(TERM="xterm", WHERRY_TOKEN=server.token),
+        )
         os.close(its)
         output = b""
         with contextlib.suppress(OSError):
@@ -358,17 +543,22 @@ def test_a_bar_on_a_terminal(tmp_path, model):
                 output += piece
         os.close(ours)
         assert fetch.wait() == OK
-        assert re.search(rb"\rreceiving \[#+-*\] +\d+%  .* of 64\.0 MiB  \d+\.\d\d GB/s", output), output
+        assert re.search(rb"\rreceiving \[#+-*\] +\d+%  .* of 64\.0 MiB  \d+\.\d\d GB/s", output), (
+            output
+        )
 
 
-@pytest.mark.parametrize("arguments, code, told", [
-    (["serve"], USAGE, "missing argument: FILE..."),
-    (["serve", "none.safetensors"], RESOURCE, "none.safetensors"),
-    (["serve", "--port", "70000", "x"], USAGE, "--port takes a number from 0 to 65535"),
-    (["fetch"], USAGE, "missing argument: ADDRESS"),
-    (["fetch", "model.safetensors"], USAGE, "is not an address"),
-    (["fetch", "tcp://127.0.0.1:1?rank=1"], USAGE, "is not an address"),
-])
+@pytest.mark.parametrize(
+    "arguments, code, told",
+    [
+        (["serve"], USAGE, "missing argument: FILE..."),
+        (["serve", "none.safetensors"], RESOURCE, "none.safetensors"),
+        (["serve", "--port", "70000", "x"], USAGE, "--port takes a number from 0 to 65535"),
+        (["fetch"], USAGE, "missing argument: ADDRESS"),
+        (["fetch", "model.safetensors"], USAGE, "is not an address"),
+        (["fetch", "tcp://127.0.0.1:1?rank=1"], USAGE, "is not an address"),
+    ],
+)
 def test_mistakes(arguments, code, told, tmp_path):
     done = wherry(*arguments, cwd=tmp_path, WHERRY_TOKEN="x")
     assert done.returncode == code and told in done.stderr, done.stderr
@@ -377,7 +567,9 @@ def test_mistakes(arguments, code, told, tmp_path):
 def test_mistakes_about_files(tmp_path, model):
     twin = small(tmp_path / "model.safetensors")
     done = wherry("serve", model, twin)
-    assert done.returncode == ARGUMENT and "two files have the name model.safetensors" in done.stderr
+    assert (
+        done.returncode == ARGUMENT and "two files have the name model.safetensors" in done.stderr
+    )
     (tmp_path / "token").write_text("taken")
     done = wherry("serve", model, "--token-file", tmp_path / "token")
     assert done.returncode == RESOURCE and (tmp_path / "token").read_text() == "taken"
