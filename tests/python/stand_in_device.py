@@ -1,4 +1,4 @@
-"""A torch device without hardware: loads stand_in_device.cpp, which a C++ compiler builds at the first call."""
+"""A torch device without hardware: builds stand_in_device.cpp at the first call, and loads it."""
 
 import ctypes
 import os
@@ -26,7 +26,14 @@ def build():
     if library.exists() and library.stat().st_mtime > SOURCE.stat().st_mtime:
         return library
     made = library.with_suffix(f".{os.getpid()}")
-    flags = ["-std=c++20", "-O1", "-shared", "-fPIC", "-w", *[f"-I{path}" for path in cpp_extension.include_paths()]]
+    flags = [
+        "-std=c++20",
+        "-O1",
+        "-shared",
+        "-fPIC",
+        "-w",
+        *[f"-I{path}" for path in cpp_extension.include_paths()],
+    ]
     libraries = [f"-L{path}" for path in cpp_extension.library_paths()] + ["-lc10", "-ltorch_cpu"]
     command = [*compiler.split(), *flags, str(SOURCE), "-o", str(made), *libraries]
     found = subprocess.run(command, capture_output=True, text=True)
@@ -36,7 +43,7 @@ def build():
 
 
 def load(library):
-    """Makes torch know the device "standin"; gives what counts its copies."""
+    """Registers the device "standin" with torch. Returns the library, which counts copies."""
     loaded = ctypes.CDLL(library)
     torch.utils.rename_privateuse1_backend(NAME)
     module = types.ModuleType(f"torch.{NAME}")

@@ -1,4 +1,4 @@
-"""Tensors on devices without a lane of their own: torch copies them through host memory, in buckets.
+"""Tensors on devices without a lane: torch copies them through host memory, in buckets.
 
 `standin` is a device of torch that is made for these tests (stand_in_device.cpp): its memory means nothing to whoever
 does not ask torch for it. CPU tensors that claim to be on an XPU take the same path without it.
@@ -32,7 +32,7 @@ def test_without_memory():
 
 
 def a_state(seed):
-    """Many small storages of odd sizes, views that share one, one that is larger than a bucket, and one without bytes."""
+    """Many small storages of odd sizes, two views of one, one larger than a bucket, one empty."""
     torch.manual_seed(seed)
     base = torch.randn(1000)
     return {
@@ -49,7 +49,7 @@ def a_state(seed):
 
 
 def moved(value, device, memo=None):
-    """The same state on a device; views of one storage stay so."""
+    """The same state on a device. Views of one storage still share it."""
     memo = {} if memo is None else memo
     if isinstance(value, dict):
         return {key: moved(item, device, memo) for key, item in value.items()}
@@ -68,7 +68,9 @@ def moved(value, device, memo=None):
 
 def devices(value):
     if isinstance(value, (dict, list)):
-        return set().union(*(devices(item) for item in (value.values() if isinstance(value, dict) else value)))
+        return set().union(
+            *(devices(item) for item in (value.values() if isinstance(value, dict) else value))
+        )
     return {value.device.type} if isinstance(value, torch.Tensor) else set()
 
 
@@ -82,7 +84,7 @@ BUCKETS = 1 + 4  # of a_state, of 1 MiB: the small ones, and the large one in fo
 
 
 def in_place_body(library, source, target, lanes):
-    """Device to device, device to host, host to device: what arrives, what is left alone, and how torch copied."""
+    """Checks what arrives, what is left alone, and in how many copies."""
     rank, counts = start(library)
     state = moved(a_state(1), source)
     mine = moved(a_state(2), target)
@@ -94,15 +96,23 @@ def in_place_body(library, source, target, lanes):
             assert counts.stand_in_largest() <= 1 << 20
         else:
             received = transport.recv_checkpoint(0)
-            assert counts.stand_in_crossings() == (2 * BUCKETS if target != "cpu" else 0)  # there and back
+            assert counts.stand_in_crossings() == (
+                2 * BUCKETS if target != "cpu" else 0
+            )  # there and back
             assert counts.stand_in_largest() <= 1 << 20
             assert received["view"] is mine["view"] and received["parameter"] is mine["parameter"]
             assert devices(mine) == {torch.device(target).type}
             assert_same(a_state(1), moved(received, "cpu"))
-            base = torch.empty(0, dtype=torch.float, device=target).set_(mine["view"].untyped_storage()).cpu()
+            base = (
+                torch.empty(0, dtype=torch.float, device=target)
+                .set_(mine["view"].untyped_storage())
+                .cpu()
+            )
             untouched = a_state(2)["view"]
             untouched = torch.empty(0).set_(untouched.untyped_storage())
-            assert torch.equal(base[:100], untouched[:100]) and torch.equal(base[200:300], untouched[200:300])
+            assert torch.equal(base[:100], untouched[:100]) and torch.equal(
+                base[200:300], untouched[200:300]
+            )
     dist.barrier()
 
 
@@ -112,7 +122,9 @@ def library():
 
 
 @pytest.mark.parametrize("lanes", [None, "group"])
-@pytest.mark.parametrize("source, target", [("standin", "standin"), ("standin", "cpu"), ("cpu", "standin")])
+@pytest.mark.parametrize(
+    "source, target", [("standin", "standin"), ("standin", "cpu"), ("cpu", "standin")]
+)
 def test_in_place(library, source, target, lanes):
     with launch.job(2) as job:
         job.run(in_place_body, library, source, target, lanes)
@@ -130,25 +142,32 @@ def new_body(library, source, new_device):
             assert devices(received) == {torch.device(new_device or "cpu").type}
             assert counts.stand_in_crossings() == (BUCKETS if new_device else 0)
             assert counts.stand_in_largest() <= 1 << 20
-            assert received["view"].untyped_storage()._cdata == received["rest"].untyped_storage()._cdata
+            assert (
+                received["view"].untyped_storage()._cdata
+                == received["rest"].untyped_storage()._cdata
+            )
             assert_same(a_state(1), moved(received, "cpu"))
     dist.barrier()
 
 
-@pytest.mark.parametrize("source, new_device", [("standin", None), ("standin", "standin:0"), ("cpu", "standin")])
+@pytest.mark.parametrize(
+    "source, new_device", [("standin", None), ("standin", "standin:0"), ("cpu", "standin")]
+)
 def test_new_tensors(library, source, new_device):
     with launch.job(2) as job:
         job.run(new_body, library, source, new_device)
 
 
 def mismatch_body(library):
-    """Nothing on the device is touched."""
+    """Nothing on the device changes."""
     rank, counts = start(library)
     target = {"a": torch.full((100,), -1.0).to("standin"), "b": torch.zeros(3).to("standin")}
     with PGTransport(dist.group.WORLD, 30, "cpu", lambda: target) as transport:
         if rank == 0:
             with pytest.raises(wherry.Aborted, match="differ"):
-                transport.send_checkpoint([1], {"a": torch.ones(100).to("standin"), "b": torch.zeros(4).to("standin")})
+                transport.send_checkpoint(
+                    [1], {"a": torch.ones(100).to("standin"), "b": torch.zeros(4).to("standin")}
+                )
         else:
             counts.stand_in_reset()
             with pytest.raises(wherry.Mismatch, match="differ"):
@@ -164,7 +183,7 @@ def test_a_mismatch_touches_nothing(library):
 
 
 def torchft_body(library):
-    """The transport of torchft: served in the background, received in place and anew."""
+    """torchft's transport: served in the background, received in place and as new tensors."""
     from wherry.torchft import Transport
 
     counts = stand_in_device.load(library)
@@ -219,7 +238,10 @@ def forced_body():
             received = over.recv_checkpoint(0)
             assert received["a"] is state["a"] and received["step"] == 0
             expected = torch.full((1000,), -1.0)
-            expected[100:200], expected[300:] = torch.arange(100.0, 200.0), torch.arange(300.0, 1000.0)
+            expected[100:200], expected[300:] = (
+                torch.arange(100.0, 200.0),
+                torch.arange(300.0, 1000.0),
+            )
             assert torch.equal(base, expected)
             with pytest.raises(wherry.Mismatch):
                 over.recv_checkpoint(0)

@@ -1,4 +1,4 @@
-"""wherry.torch.PGTransport between real processes: what arrives, in place and anew."""
+"""wherry.torch.PGTransport between real processes: what arrives, in place and as new tensors."""
 
 import itertools
 import threading
@@ -86,7 +86,7 @@ def eight_body():
 
 
 def distribute_as(rank, tensor):
-    """The local tensor that another rank has of a DTensor, by its rule: chunks along each sharded dimension."""
+    """The local tensor of a DTensor on another rank: chunks along each sharded dimension."""
     torch.manual_seed(5)
     whole, odd = torch.randn(16, 3), torch.randn(13, 7)
     full = whole if tensor.shape == whole.shape else odd
@@ -99,7 +99,7 @@ def distribute_as(rank, tensor):
 
 
 def replicas_in_place(transport, rank):
-    """A replica of four ranks heals the other, shard by shard, into the DTensors that are there."""
+    """A replica of four ranks heals another, shard by shard, in place into its DTensors."""
     mesh = DeviceMesh("cpu", torch.arange(8).view(2, 4), mesh_dim_names=("replica", "shard"))
     torch.manual_seed(9)
     good = distribute_tensor(torch.randn(13, 5), mesh, [Replicate(), Shard(0)], src_data_rank=None)
@@ -122,13 +122,13 @@ def filled(made, fill):
 
 
 def chunks(fill):
-    """One shard a rank."""
+    """One shard per rank."""
     spec = ChunkShardingSpec(dim=0, placements=[f"rank:{one}/cpu" for one in range(8)])
     return filled(sharded_tensor.zeros(spec, 24, 4), fill)
 
 
 def pieces(fill):
-    """Three shards a rank, of two sizes, those of a rank not side by side."""
+    """Three shards per rank, of two sizes, and not next to each other."""
     boxes, row = [], 0
     for size, rank in itertools.product((1, 1, 2), range(8)):
         boxes.append(ShardMetadata([row, 0], [size, 4], f"rank:{rank}/cpu"))
@@ -137,7 +137,10 @@ def pieces(fill):
 
 
 def sharded_tensors(transport, rank):
-    """Each rank hands its shards to its neighbour, which gets them under its own place, and sends them back, changed, in place."""
+    """Each rank sends its shards to its neighbour, which changes them and sends them back in place.
+
+    The neighbour gets them placed on its own rank.
+    """
     state = {"st": chunks(1), "step": 1}
     if rank % 2 == 0:
         transport.send_checkpoint([rank + 1], state)
@@ -159,7 +162,9 @@ def sharded_tensors(transport, rank):
                 received = healing.recv_checkpoint(rank + 1)["st"]
             assert received is mine and len(shards) == count
             assert [shard.tensor.data_ptr() for shard in mine.local_shards()] == memory
-            assert all(same_bits(shard.tensor, one) for shard, one in zip(mine.local_shards(), expected))
+            assert all(
+                same_bits(shard.tensor, one) for shard, one in zip(mine.local_shards(), expected)
+            )
         else:
             theirs = transport.recv_checkpoint(rank - 1)["st"]
             for shard in theirs.local_shards():
@@ -168,12 +173,15 @@ def sharded_tensors(transport, rank):
 
 
 def ring(transport, rank):
-    """Each sends to the next and receives from the one before: those with even ranks send first."""
+    """Each rank sends to the next one and receives from the previous one. Even ranks send first."""
     after, before = (rank + 1) % 8, (rank - 1) % 8
     target = {"rank": torch.zeros(1000), "from": -1}
     with PGTransport(dist.group.WORLD, LIMIT, "cpu", lambda: target) as receiving:
         state = {"rank": torch.full((1000,), float(rank)), "from": rank}
-        steps = [lambda: transport.send_checkpoint([after], state), lambda: receiving.recv_checkpoint(before)]
+        steps = [
+            lambda: transport.send_checkpoint([after], state),
+            lambda: receiving.recv_checkpoint(before),
+        ]
         results = [step() for step in (steps if rank % 2 == 0 else steps[::-1])]
     received = next(one for one in results if one is not None)
     assert received["from"] == before and received["rank"] is target["rank"]
@@ -196,7 +204,7 @@ OPTIMIZERS = {
 
 
 def model_body(stepped):
-    """A rank that trains on its own heals another, whose next steps are then the same, bit for bit."""
+    """A rank heals another, whose next steps are then equal, bit for bit."""
     rank, _ = start()
     for kind, name in [("mlp", "adam"), ("transformer", "adamw"), ("conv", "sgd")]:
         model = a_model(1 if rank == 0 else 2, kind)
@@ -239,16 +247,26 @@ def options_body():
     rank, _ = start()
     pg = dist.group.WORLD
     state = plain_state(1)
-    for options in [{"verify": True}, {"lanes": "stream"}, {"lanes": "ring", "threads": 1}, {"step": 4}, {"progress": lambda p: None}]:
+    for options in [
+        {"verify": True},
+        {"lanes": "stream"},
+        {"lanes": "ring", "threads": 1},
+        {"step": 4},
+        {"progress": lambda p: None},
+    ]:
         with PGTransport(pg, 30, "cpu", **options) as transport:
             if rank == 0:
                 transport.send_checkpoint((1,), state)
             else:
                 assert_same(state, transport.recv_checkpoint(0))
                 assert transport.last_stats.lane in options.get("lanes", "cma ring")
-                assert transport.last_stats.verified == (options.get("verify", False) or options.get("lanes") == "stream")
+                assert transport.last_stats.verified == (
+                    options.get("verify", False) or options.get("lanes") == "stream"
+                )
         dist.barrier()
-    with PGTransport(pg, 30, "cpu", lambda: {"a": torch.zeros(3), "b": torch.zeros(2)}, step=1) as transport:
+    with PGTransport(
+        pg, 30, "cpu", lambda: {"a": torch.zeros(3), "b": torch.zeros(2)}, step=1
+    ) as transport:
         if rank == 0:
             transport.send_checkpoint([1], {"a": torch.ones(3)}, step=8)
             with pytest.raises(wherry.Aborted, match="partial"):
@@ -257,7 +275,9 @@ def options_body():
                 transport.send_checkpoint([1], {"a": torch.ones(3)}, step=5)
             assert caught.value.rank == 1
         else:
-            with PGTransport(pg, 30, "cpu", lambda: {"a": torch.zeros(3), "b": torch.zeros(2)}, partial=True) as lenient:
+            with PGTransport(
+                pg, 30, "cpu", lambda: {"a": torch.zeros(3), "b": torch.zeros(2)}, partial=True
+            ) as lenient:
                 received = lenient.recv_checkpoint(0, step=8)
             assert bool((received["a"] == 1).all())
             with pytest.raises(wherry.Mismatch) as caught:
@@ -277,8 +297,13 @@ def arguments_body():
     rank, size = start()
     pg = dist.group.WORLD
     with PGTransport(pg, LIMIT, "cpu") as transport:
-        transport.send_checkpoint([], object())  # nobody: nothing is looked at
-        for ranks, told in [([rank], "is this process: remove"), ([1 - rank, 1 - rank], "twice"), ([2], "0 to 1"), ([-1], "0 to 1")]:
+        transport.send_checkpoint([], object())  # no destination: the state is not read
+        for ranks, told in [
+            ([rank], "is this process: remove"),
+            ([1 - rank, 1 - rank], "twice"),
+            ([2], "0 to 1"),
+            ([-1], "0 to 1"),
+        ]:
             with pytest.raises(wherry.InvalidArgument, match=told):
                 transport.send_checkpoint(ranks, {})
         with pytest.raises(wherry.InvalidArgument, match="is this process"):
@@ -288,7 +313,13 @@ def arguments_body():
         assert caught.value.path == "a.b"
         with pytest.raises(wherry.InvalidArgument, match="bus"):
             PGTransport(pg, LIMIT, "cpu", lanes="bus").send_checkpoint([1 - rank], {})
-    for wrong in [{"timeout": -1}, {"timeout": "long"}, {"step": -2}, {"threads": -1}, {"state_dict": {}}]:
+    for wrong in [
+        {"timeout": -1},
+        {"timeout": "long"},
+        {"step": -2},
+        {"threads": -1},
+        {"state_dict": {}},
+    ]:
         with pytest.raises(wherry.InvalidArgument):
             PGTransport(**{"pg": pg, "timeout": 1, "device": "cpu", **wrong})
     with pytest.raises(RuntimeError):
@@ -311,7 +342,10 @@ def pickle_body():
                 both.send_checkpoint([1], value)
         else:
             assert both.recv_checkpoint(0) == value
-            with PGTransport(dist.group.WORLD, LIMIT, "cpu") as careful, pytest.raises(wherry.Unsupported) as caught:
+            with (
+                PGTransport(dist.group.WORLD, LIMIT, "cpu") as careful,
+                pytest.raises(wherry.Unsupported) as caught,
+            ):
                 careful.recv_checkpoint(0)
             assert caught.value.path == "timer" and "allow_pickle" in str(caught.value)
     finish()
@@ -361,7 +395,10 @@ def threads_body():
     """Two transports on one group, in both directions at once, many times."""
     rank, _ = start()
     other, failures = 1 - rank, []
-    one, two = PGTransport(dist.group.WORLD, LIMIT, "cpu"), PGTransport(dist.group.WORLD, LIMIT, "cpu")
+    one, two = (
+        PGTransport(dist.group.WORLD, LIMIT, "cpu"),
+        PGTransport(dist.group.WORLD, LIMIT, "cpu"),
+    )
 
     def guard(body):
         try:
@@ -371,11 +408,19 @@ def threads_body():
             failures.append(error)
 
     def send(turn):
-        one.send_checkpoint([other], {"x": torch.full((100_000,), float(turn)), "turn": turn, "from": rank}, step=turn)
+        one.send_checkpoint(
+            [other],
+            {"x": torch.full((100_000,), float(turn)), "turn": turn, "from": rank},
+            step=turn,
+        )
 
     def receive(turn):
         received = two.recv_checkpoint(other, step=turn)
-        assert received["turn"] == turn and received["from"] == other and bool((received["x"] == turn).all())
+        assert (
+            received["turn"] == turn
+            and received["from"] == other
+            and bool((received["x"] == turn).all())
+        )
 
     threads = [threading.Thread(target=guard, args=(body,)) for body in (send, receive)]
     for thread in threads:
@@ -394,7 +439,7 @@ def test_two_transports_in_both_directions_at_once():
 
 
 def test_clone_is_a_copy():
-    """The comparison that the tests here stand on notices a flipped bit."""
+    """The comparison that these tests use notices a flipped bit."""
     state = plain_state(1)
     other = clone(state)
     assert_same(state, other)

@@ -27,7 +27,9 @@ def start():
 
 
 def transport_over_group(**options):
-    return PGTransport(dist.group.WORLD, options.pop("timeout", 30), "cpu", lanes="group", **options)
+    return PGTransport(
+        dist.group.WORLD, options.pop("timeout", 30), "cpu", lanes="group", **options
+    )
 
 
 def threads():
@@ -35,7 +37,7 @@ def threads():
 
 
 def ring_body():
-    """Each rank in turn to the next, then all at once from one."""
+    """Each rank sends to the next one in turn; then one rank sends to all others at once."""
     rank, size = start()
     transport = transport_over_group()
     for step in range(2):
@@ -56,7 +58,7 @@ def ring_body():
     else:
         assert_same(plain_state(9), transport.recv_checkpoint(2))
     tensor = torch.ones(3)
-    dist.all_reduce(tensor)  # the group itself works still
+    dist.all_reduce(tensor)  # the group still works
     assert tensor.tolist() == [size] * 3
     dist.destroy_process_group()
 
@@ -67,11 +69,21 @@ def test_ring_and_fan_out():
 
 
 def in_place_body(verify):
-    """Many small tensors, large ones, strided ones, into memory that is there."""
+    """Many small tensors, large tensors and strided tensors, in place."""
     rank, _ = start()
     large = torch.arange(3 << 20).reshape(3, -1)
-    state = {"small": [torch.full((7, 3), float(i)) for i in range(3000)], "large": large, "turned": large.t()[::3], "name": "x"}
-    target = {"small": [torch.zeros(7, 3) for _ in range(3000)], "large": torch.zeros_like(large), "turned": None, "name": ""}
+    state = {
+        "small": [torch.full((7, 3), float(i)) for i in range(3000)],
+        "large": large,
+        "turned": large.t()[::3],
+        "name": "x",
+    }
+    target = {
+        "small": [torch.zeros(7, 3) for _ in range(3000)],
+        "large": torch.zeros_like(large),
+        "turned": None,
+        "name": "",
+    }
     target["turned"] = target["large"].t()[::3]
     transport = transport_over_group(state_dict=lambda: target, verify=verify)
     if rank == 0:
@@ -94,10 +106,13 @@ def test_in_place(verify):
 
 
 def pieces_body():
-    """Blocks of one piece, of several, and with a rest of a few bytes; more of them than wait at once."""
+    """Blocks of one piece and of several, some with a short last piece, and more than fit a queue."""
     rank, _ = start()
     sizes = [_PIECE_BYTES - 1, _PIECE_BYTES, _PIECE_BYTES + 1, (64 << 20) + 3, *[64 << 10] * 40]
-    state = {f"t{i}": torch.arange(size, dtype=torch.int32).to(torch.uint8) + i for i, size in enumerate(sizes)}
+    state = {
+        f"t{i}": torch.arange(size, dtype=torch.int32).to(torch.uint8) + i
+        for i, size in enumerate(sizes)
+    }
     target = {name: torch.zeros_like(tensor) for name, tensor in state.items()}
     transport = transport_over_group(state_dict=lambda: target)
     if rank == 0:
@@ -115,7 +130,7 @@ def test_blocks_in_pieces():
 
 
 class Piece:
-    """A piece that is through when its gate is open."""
+    """A piece that is done when its gate is open."""
 
     def __init__(self):
         self.gate = threading.Event()
@@ -128,7 +143,9 @@ class Piece:
 def test_what_is_given_up_begins_no_more_pieces():
     pieces = [Piece(), Piece(), Piece()]
     begun = []
-    operation = Operation([], torch.zeros(3), 1, timedelta(seconds=20), (begun.append(one) or one for one in pieces))
+    operation = Operation(
+        [], torch.zeros(3), 1, timedelta(seconds=20), (begun.append(one) or one for one in pieces)
+    )
     waiter = threading.Thread(target=operation.wait)
     pieces[0].gate.set()
     waiter.start()
@@ -143,7 +160,7 @@ def test_what_is_given_up_begins_no_more_pieces():
 
 
 def mismatch_body():
-    """A mismatch ends in order: the group is of use afterwards."""
+    """A mismatch ends in order, and the group can be used afterwards."""
     rank, _ = start()
     target = {"w": torch.full((4,), 7.0)}
     transport = transport_over_group(state_dict=lambda: target)
@@ -168,7 +185,7 @@ def test_a_mismatch_leaves_the_group_usable():
 
 
 def timeout_body():
-    """A timeout breaks gloo: that is said, and a new group works."""
+    """A timeout breaks gloo. The error says so, and a new group works."""
     rank, _ = start()
     if rank == 1:
         transport = transport_over_group(timeout=0.4)
@@ -182,7 +199,9 @@ def timeout_body():
         launch.say("over")
     launch.wait_for("over")
     dist.destroy_process_group()
-    store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
+    store = dist.TCPStore(
+        os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False
+    )
     dist.init_process_group("gloo", store=dist.PrefixStore("again", store), rank=rank, world_size=2)
     transport = transport_over_group()
     if rank == 0:
@@ -220,7 +239,7 @@ def test_interrupted_while_waiting():
 
 
 def no_beginning_body():
-    """The library refuses the group: the threads that had begun to read are ended, and the group is said to be broken."""
+    """The library refuses the group: reader threads end, and the group counts as broken."""
     rank, _ = start()
     if rank == 1:
 
@@ -255,17 +274,22 @@ class Backend:
 
 
 def test_only_gloo_carries_a_transfer():
-    """The other backends keep no messages apart by tags, or go on writing into memory that was given up."""
-    assert [name for name in ("gloo", "GLOO", "mpi", "nccl", "xccl") if is_gloo(Backend(name))] == ["gloo", "GLOO"]
+    """Other backends ignore tags, or go on writing into memory that was given up."""
+    assert [name for name in ("gloo", "GLOO", "mpi", "nccl", "xccl") if is_gloo(Backend(name))] == [
+        "gloo",
+        "GLOO",
+    ]
     assert not is_gloo(object())
     for name in ("nccl", "xccl", "mpi"):
         with PGTransport(Backend(name), 1, "cpu", lanes="group") as transport:
-            with pytest.raises(wherry.InvalidArgument, match=f"gloo only, and this process group is {name}"):
+            with pytest.raises(
+                wherry.InvalidArgument, match=f"gloo only, and this process group is {name}"
+            ):
                 transport.recv_checkpoint(1)
 
 
 def dying_body(dies):
-    """One side is killed in the middle; the other learns it at once, and lives."""
+    """One side is killed in the middle. The other notices at once, and lives."""
     rank, _ = start()
     state = {f"w{i}": torch.zeros(4 << 20) for i in range(64)}  # 1 GiB
 
@@ -309,16 +333,18 @@ PAIR = """
 
 
 def run(script):
-    """A process of its own that ends as processes do, with two ranks in it. Returns its exit code and what it said."""
+    """Runs a script in a new process, with two ranks in it. Returns exit code, stdout and stderr."""
     whole = textwrap.dedent(PAIR) + textwrap.dedent(script)
-    found = subprocess.run([sys.executable, "-c", whole], capture_output=True, text=True, timeout=60)
+    found = subprocess.run(
+        [sys.executable, "-c", whole], capture_output=True, text=True, timeout=60
+    )
     return found.returncode, found.stdout, found.stderr
 
 
 def test_a_wait_that_nothing_wakes_does_not_abort_the_exit():
-    """It comes back while the interpreter is being taken apart, which takes long here."""
+    """The wait returns while the interpreter shuts down, which takes long here."""
     code, output, errors = run("""
-        class Slow:  # taken apart late
+        class Slow:  # deleted late
             libc = ctypes.PyDLL(None)
             def __del__(self, libc=libc):
                 libc.sleep(3)
@@ -335,7 +361,7 @@ def test_a_wait_that_nothing_wakes_does_not_abort_the_exit():
 
 
 def test_a_wait_with_much_time_left_is_ended_at_exit():
-    """Otherwise the end of the group wakes it, which is too late."""
+    """Otherwise only the end of the group would wake it, and that is too late."""
     began = time.monotonic()
     code, output, errors = run("""
         tensor = torch.zeros(8)

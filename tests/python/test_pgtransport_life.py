@@ -1,4 +1,4 @@
-"""Transports that come and go, forks, groups that are made again, many threads: everything works on, and nothing is left behind."""
+"""Transports that come and go, forks, groups that are made again, many threads; nothing leaks."""
 
 import gc
 import os
@@ -16,7 +16,7 @@ from wherry.torch import PGTransport, _rendezvous
 
 
 def transports_body():
-    """A transport a transfer, on both sides, each closed or just dropped."""
+    """One transport per transfer, on both sides, either closed or just dropped."""
     rank, _ = start()
     for turn in range(12):
         transport = PGTransport(dist.group.WORLD, 20, "cpu")
@@ -36,7 +36,7 @@ def test_a_transport_for_each_transfer():
 
 
 def reopened_body(who, address):
-    """One side has asked, or offers, when the other one closes its transport, and goes on by another."""
+    """One side asks or offers while the other side closes its transport and opens another."""
     rank, _ = start()
     first = PGTransport(dist.group.WORLD, 20, "cpu", address=address)
     exchange(rank, 0, 1, first, {"turn": 1})
@@ -66,7 +66,7 @@ def nothing_left_body(how):
     dist.barrier()
     before = launch.held()
     one, two = PGTransport(dist.group.WORLD, 20, "cpu"), PGTransport(dist.group.WORLD, 20, "cpu")
-    launch.settles(before)  # nothing is opened before it is needed
+    launch.settles(before)  # nothing opens before it is needed
     exchange(rank, 0, 1, one)
     exchange(rank, 1, 0, two)
     assert one._current.rendezvous is two._current.rendezvous
@@ -101,17 +101,25 @@ def test_nothing_is_left(how):
 
 
 def made_again_body(closed):
-    """A group that was destroyed and made again. The transports of the former ones may still be there."""
+    """A group that was destroyed and made again, with or without transports of the old one."""
     rank, kept = launch.rank(), []
     store = dist.TCPStore("127.0.0.1", int(os.environ["MASTER_PORT"]), is_master=False)
     for life in range(4):
-        dist.init_process_group("gloo", store=dist.PrefixStore(f"life {life}", store), rank=rank, world_size=2)
+        dist.init_process_group(
+            "gloo", store=dist.PrefixStore(f"life {life}", store), rank=rank, world_size=2
+        )
         kept.append(PGTransport(dist.group.WORLD, 20, "cpu"))
         for turn in range(3):
-            exchange(rank, (life + turn) % 2, (life + turn + 1) % 2, kept[-1], {"life": life, "turn": turn})
+            exchange(
+                rank,
+                (life + turn) % 2,
+                (life + turn + 1) % 2,
+                kept[-1],
+                {"life": life, "turn": turn},
+            )
         if closed:
             kept.pop().close()
-        dist.destroy_process_group()  # without a barrier: the other may be at the next life already
+        dist.destroy_process_group()  # without a barrier: the other rank may be one life ahead
 
 
 @pytest.mark.parametrize("closed", [False, True])
@@ -164,7 +172,7 @@ def test_spawned_processes():
 
 
 def closing_body():
-    """A transport that is closed by another thread ends what runs: a send, a receive, and the search for a source."""
+    """Closing a transport from another thread ends a send, a receive and the search for a source."""
     rank, _ = start()
     for what in ("send", "search", "receive"):
         transport = PGTransport(dist.group.WORLD, 20, "cpu")
@@ -174,7 +182,9 @@ def closing_body():
             threading.Timer(0.3, transport.close).start()
             began = time.monotonic()
             with pytest.raises((wherry.Cancelled, wherry.Closed)):
-                transport.send_checkpoint([1], plain_state(1)) if what == "send" else transport.recv_checkpoint(1)
+                transport.send_checkpoint(
+                    [1], plain_state(1)
+                ) if what == "send" else transport.recv_checkpoint(1)
             assert time.monotonic() - began < 5
             launch.say(what)
         launch.wait_for(what)
@@ -196,7 +206,9 @@ def several_threads_body():
             try:
                 for turn in range(5):
                     if rank == 0:
-                        transport.send_checkpoint([1], {"x": torch.full((1000,), float(10 * number + turn))})
+                        transport.send_checkpoint(
+                            [1], {"x": torch.full((1000,), float(10 * number + turn))}
+                        )
                     else:
                         seen.append(int(transport.recv_checkpoint(0)["x"].unique().item()))
             except BaseException as error:
@@ -208,7 +220,9 @@ def several_threads_body():
         for thread in threads:
             thread.join()
         assert not failures, failures
-        assert rank == 0 or sorted(seen) == sorted(10 * number + turn for number in range(4) for turn in range(5))
+        assert rank == 0 or sorted(seen) == sorted(
+            10 * number + turn for number in range(4) for turn in range(5)
+        )
         dist.barrier()
     finish()
 
@@ -224,7 +238,9 @@ def test_a_transport_that_is_collected_while_another_opens_the_listener(monkeypa
 
     class Trainer:
         def __init__(self):
-            self.transport = PGTransport(pg, 5, "cpu", self.state)  # a circle: only the collector ends it
+            self.transport = PGTransport(
+                pg, 5, "cpu", self.state
+            )  # a cycle: only the collector frees it
 
         def state(self):
             return {}
@@ -246,7 +262,7 @@ def test_a_transport_that_is_collected_while_another_opens_the_listener(monkeypa
             try:
                 with rendezvous.route([1], Deadline(5), sending=True):
                     pass
-                with rendezvous._lock:  # in there too, as an allocation may have it
+                with rendezvous._lock:  # an allocation may start the collector here too
                     gc.collect()
             except BaseException as error:
                 failures.append(error)

@@ -21,7 +21,7 @@ from wherry.torch._rendezvous import AddressRendezvous
 
 
 def subgroup_body():
-    """Ranks of a group are not those of the job: in the group of 1 and 3, 1 has rank 0."""
+    """A group numbers its ranks itself: in the group of ranks 1 and 3, rank 1 is rank 0."""
     rank, _ = start()
     odd = dist.new_group([1, 3])
     pair = dist.new_group([2, 1, 3])
@@ -74,7 +74,10 @@ def no_store_body(port):
     rank, _ = start()
     pg = Hidden(dist.group.WORLD)
     assert _process_group.store_of(_process_group.unwrap(pg)) is None
-    with PGTransport(pg, 20, "cpu") as transport, pytest.raises(wherry.InvalidArgument, match="has no store .*: pass address="):
+    with (
+        PGTransport(pg, 20, "cpu") as transport,
+        pytest.raises(wherry.InvalidArgument, match="has no store .*: pass address="),
+    ):
         transport.send_checkpoint([1], {}) if rank == 0 else transport.recv_checkpoint(0)
     with PGTransport(pg, 20, "cpu", address=f"tcp://127.0.0.1:{port}") as transport:
         exchange(rank, 0, 1, transport)
@@ -98,8 +101,10 @@ def address_body(folder):
             with PGTransport(pair, 20, "cpu", address=f"unix://{folder}/all2") as other:
                 exchange(rank - 1, 1, 0, other)
         dist.barrier()
-    for turn in range(30):  # a transport for each transfer, which is left as the next is joined
-        with PGTransport(dist.group.WORLD, 20, "cpu", address=f"unix://{folder}/turns") as transport:
+    for turn in range(30):  # one transport per transfer: one is left while the next joins
+        with PGTransport(
+            dist.group.WORLD, 20, "cpu", address=f"unix://{folder}/turns"
+        ) as transport:
             exchange(rank, turn % 2, 1 - turn % 2, transport, {"turn": turn})
     finish()
 
@@ -138,7 +143,7 @@ def test_over_the_group_itself():
 
 
 def broken_group_body():
-    """A mismatch over the group ends in order; a timeout breaks it, and that is said."""
+    """A mismatch over the group ends in order. A timeout breaks it, and the error says so."""
     rank, _ = start()
     good, bad = {"w": torch.ones(1000)}, {"w": torch.zeros(999)}
     with PGTransport(dist.group.WORLD, 20, "cpu", lambda: bad, lanes="group") as transport:
@@ -168,7 +173,7 @@ def test_a_timeout_over_the_group_itself_breaks_it():
 
 
 def torchft_body():
-    """torchft's wrapper is configured anew, with other ranks: the same transport goes on."""
+    """torchft configures its wrapper again, with other ranks, and the same transport goes on."""
     from torchft.process_group import ProcessGroupGloo
 
     me = launch.rank()
@@ -190,7 +195,7 @@ def test_a_wrapper_of_torchft():
 
 
 class Rankless(dist.ProcessGroup):
-    """As torchft's groups that live in another process."""
+    """Like torchft's groups that live in another process."""
 
     def __init__(self):
         super().__init__(0, 1)
@@ -200,11 +205,17 @@ class Rankless(dist.ProcessGroup):
 
 
 def test_a_group_that_does_not_tell_its_rank_is_refused():
-    with PGTransport(Rankless(), 1, "cpu") as transport, pytest.raises(wherry.InvalidArgument, match="Rankless does not tell"):
+    with (
+        PGTransport(Rankless(), 1, "cpu") as transport,
+        pytest.raises(wherry.InvalidArgument, match="Rankless does not tell"),
+    ):
         transport.recv_checkpoint(1)
 
 
-@pytest.mark.parametrize("host, expected", [("127.0.0.1", True), ("::1", True), ("localhost", True), ("10.1.2.3", False), ("a.b", False)])
+@pytest.mark.parametrize(
+    "host, expected",
+    [("127.0.0.1", True), ("::1", True), ("localhost", True), ("10.1.2.3", False), ("a.b", False)],
+)
 def test_which_hosts_are_loopback(host, expected):
     assert _rendezvous.is_loopback(host) == expected
 
@@ -213,21 +224,38 @@ class Elsewhere:
     """A group that no launcher knows."""
 
 
-@pytest.mark.parametrize("master, local, routes, expected, on_one, warned", [
-    ("127.0.0.1", None, {}, "127.0.0.1", True, False),
-    ("node7", None, {"node7": "10.0.0.7"}, "10.0.0.7", False, False),
-    ("node7", None, {"node7": "127.0.1.1", "192.0.2.1": "10.0.0.8"}, "10.0.0.8", False, False),
-    ("node7", None, {"node7": "127.0.1.1", "2001:db8::1": "fd00::8"}, "fd00::8", False, False),
-    ("node7", None, {"node7": "127.0.1.1"}, "127.0.0.1", False, True),
-    ("", None, {"192.0.2.1": "10.0.0.8"}, "127.0.0.1", True, False),
-    ("", "1", {"192.0.2.1": "10.0.0.8"}, "10.0.0.8", False, False),
-])
-def test_the_address_for_the_other_ranks(monkeypatch, caplog, master, local, routes, expected, on_one, warned):
+@pytest.mark.parametrize(
+    "master, local, routes, expected, on_one, warned",
+    [
+        ("127.0.0.1", None, {}, "127.0.0.1", True, False),
+        ("node7", None, {"node7": "10.0.0.7"}, "10.0.0.7", False, False),
+        ("node7", None, {"node7": "127.0.1.1", "192.0.2.1": "10.0.0.8"}, "10.0.0.8", False, False),
+        ("node7", None, {"node7": "127.0.1.1", "2001:db8::1": "fd00::8"}, "fd00::8", False, False),
+        ("node7", None, {"node7": "127.0.1.1"}, "127.0.0.1", False, True),
+        ("", None, {"192.0.2.1": "10.0.0.8"}, "127.0.0.1", True, False),
+        ("", "1", {"192.0.2.1": "10.0.0.8"}, "10.0.0.8", False, False),
+    ],
+)
+def test_the_address_for_the_other_ranks(
+    monkeypatch, caplog, master, local, routes, expected, on_one, warned
+):
     monkeypatch.setattr(_rendezvous, "address_towards", routes.get)
-    for name, value in {"MASTER_ADDR": master, "LOCAL_WORLD_SIZE": local, "WORLD_SIZE": local and "2", "WHERRY_INTERFACE": None}.items():
-        monkeypatch.delenv(name, raising=False) if value is None else monkeypatch.setenv(name, value)
-    assert _process_group.host_for(Elsewhere(), None) == expected and _process_group.on_one_host(Elsewhere()) == on_one
-    assert ("MASTER_ADDR" in caplog.text and "WHERRY_INTERFACE" in caplog.text) == warned and len(caplog.messages) == warned
+    for name, value in {
+        "MASTER_ADDR": master,
+        "LOCAL_WORLD_SIZE": local,
+        "WORLD_SIZE": local and "2",
+        "WHERRY_INTERFACE": None,
+    }.items():
+        monkeypatch.delenv(name, raising=False) if value is None else monkeypatch.setenv(
+            name, value
+        )
+    assert (
+        _process_group.host_for(Elsewhere(), None) == expected
+        and _process_group.on_one_host(Elsewhere()) == on_one
+    )
+    assert ("MASTER_ADDR" in caplog.text and "WHERRY_INTERFACE" in caplog.text) == warned and len(
+        caplog.messages
+    ) == warned
 
 
 def test_a_named_interface_goes_before_the_route(monkeypatch):
@@ -239,7 +267,10 @@ def test_a_named_interface_goes_before_the_route(monkeypatch):
 
 
 def test_the_address_of_an_interface():
-    assert _rendezvous._interface_address("lo") == "127.0.0.1" and _rendezvous._interface_address("no such one") is None
+    assert (
+        _rendezvous._interface_address("lo") == "127.0.0.1"
+        and _rendezvous._interface_address("no such one") is None
+    )
 
 
 # ---- tickets ----
@@ -250,15 +281,26 @@ def test_tickets():
     assert Ticket.read(ticket.text()) == ticket
     assert Ticket.read(ticket._replace(secret=None).text()) == ticket._replace(secret=None)
     good = ticket.text()
-    for bad in ("", good + " ", good[:-1], good.replace("-1 ", "-2 "), good.replace("4096 0", "4 4"), good.replace("tcp", "udp"),
-                good.replace(" 4096", " 99999999"), "x" * 5000, good.replace(":4123", ":4123?rank=1"), good.upper(), good + "\n"):
+    for bad in (
+        "",
+        good + " ",
+        good[:-1],
+        good.replace("-1 ", "-2 "),
+        good.replace("4096 0", "4 4"),
+        good.replace("tcp", "udp"),
+        good.replace(" 4096", " 99999999"),
+        "x" * 5000,
+        good.replace(":4123", ":4123?rank=1"),
+        good.upper(),
+        good + "\n",
+    ):
         with pytest.raises(wherry.Malformed) as caught:
             Ticket.read(bad)
         assert ticket.secret.hex() not in str(caught.value)
 
 
 def wrong_ticket_body():
-    """A ticket that lies gets nobody in; the right one does, when it comes."""
+    """A receiver refuses wrong tickets, and uses the right one when it comes."""
     rank, _ = start()
     store = _process_group.store_of(dist.group.WORLD)
     with PGTransport(dist.group.WORLD, 20, "cpu") as transport:
@@ -280,7 +322,7 @@ def wrong_ticket_body():
             listener.connection.close()
         else:
             launch.wait_for("lied")
-            time.sleep(0.3)  # the other side is looking by now, and finds what is there
+            time.sleep(0.3)  # by now the other side has read the wrong ticket
             transport.send_checkpoint([0], plain_state(1))
     finish()
 
@@ -291,9 +333,11 @@ def test_a_wrong_ticket_is_refused():
 
 
 def restarted_source_body(life):
-    """The source's second life brings another ticket; the receiver, which has the first one's, finds it."""
+    """A source that was started again has another ticket. A receiver with the old one finds it."""
     rank = launch.rank()
-    store = dist.PrefixStore("pg", dist.TCPStore("127.0.0.1", int(os.environ["MASTER_PORT"]), is_master=False))
+    store = dist.PrefixStore(
+        "pg", dist.TCPStore("127.0.0.1", int(os.environ["MASTER_PORT"]), is_master=False)
+    )
     pg = dist.ProcessGroup(store, rank, 2)
     with PGTransport(pg, 20, "cpu") as transport:
         if rank == 0:

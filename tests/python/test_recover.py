@@ -1,4 +1,4 @@
-"""examples/recover.py: ranks are killed inside an all-reduce and healed; no weight differs from a run without kills."""
+"""examples/recover.py: ranks are killed inside an all-reduce and healed; the weights are right."""
 
 import functools
 import importlib.util
@@ -23,15 +23,24 @@ EXAMPLE = pathlib.Path(__file__).resolve().parents[2] / "examples" / "recover.py
 
 def recover(*arguments, script=EXAMPLE):
     kept = {name: value for name, value in os.environ.items() if not name.startswith("WHERRY_")}
-    return subprocess.run([sys.executable, str(script), *arguments], env=kept, capture_output=True, text=True, timeout=240)
+    return subprocess.run(
+        [sys.executable, str(script), *arguments],
+        env=kept,
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
 
 
-@pytest.mark.parametrize("kill, at, ranks", [
-    ("2", "7", 4),
-    ("0 3 0", "0 4 9", 4),  # rank 0 twice, and in the first step
-    ("1 0", "11 11", 4),  # two at once, in the last step
-    ("1 0", "3 8", 2),
-])
+@pytest.mark.parametrize(
+    "kill, at, ranks",
+    [
+        ("2", "7", 4),
+        ("0 3 0", "0 4 9", 4),  # rank 0 twice, and in the first step
+        ("1 0", "11 11", 4),  # two at once, in the last step
+        ("1 0", "3 8", 2),
+    ],
+)
 def test_killed_ranks_are_healed(kill, at, ranks):
     done = recover("--ranks", str(ranks), "--kill", *kill.split(), "--at", *at.split())
     assert done.returncode == 0, done.stdout + done.stderr
@@ -40,22 +49,27 @@ def test_killed_ranks_are_healed(kill, at, ranks):
     for rank in kill.split():
         assert f"rank {rank} was killed" in after and f"rank {rank} was killed" not in before
     for rank, step in zip(kill.split(), at.split()):
-        assert re.search(rf"rank {rank}: healed by rank \d to step ({step}|{int(step) + 1}): [1-9]\d* kB over (cma|ring)", after), after
+        assert re.search(
+            rf"rank {rank}: healed by rank \d to step ({step}|{int(step) + 1}): [1-9]\d* kB over (cma|ring)",
+            after,
+        ), after
     assert done.stderr == ""
 
 
 def test_a_state_that_is_not_healed_is_noticed(tmp_path):
-    """The same program, but for the optimizer, which keeps what it had."""
+    """The example without the line that loads the optimizer: the weights then differ."""
     broken = tmp_path / "recover.py"
     text = EXAMPLE.read_text()
     assert text.count('self.optimizer.load_state_dict(received["optimizer"])') == 1
     broken.write_text(text.replace('self.optimizer.load_state_dict(received["optimizer"])', "pass"))
     done = recover("--ranks", "2", "--kill", "1", "--at", "5", script=broken)
-    assert done.returncode == 1 and done.stdout.endswith("FAILED: the weights differ\n"), done.stdout + done.stderr
+    assert done.returncode == 1 and done.stdout.endswith("FAILED: the weights differ\n"), (
+        done.stdout + done.stderr
+    )
 
 
 def worker_of_the_example(steps):
-    """The example's module, and its Worker with a larger model, so that one can step in while that travels."""
+    """The example's module, and its Worker with a model large enough to interrupt its transfer."""
     spec = importlib.util.spec_from_file_location("recover", EXAMPLE)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -69,12 +83,12 @@ def worker_of_the_example(steps):
 
 
 def first_life_body(steps):
-    """Rank 1 is healed by rank 0, which is killed while it does that. Returns what rank 1 thinks of itself before and after."""
+    """Rank 0 is killed while it heals rank 1. Returns the step of rank 1 before and after."""
     module, worker = worker_of_the_example(steps)
     launch.say(f"process {worker.rank}", os.getpid())
     worker.form_group()
     if worker.rank == 0:
-        os.nice(19)  # so that the kill is in time on a machine that has much to do
+        os.nice(19)  # so that the kill comes in time on a busy machine
     if worker.rank == 1:
         sample, source = worker.model.weight.detach()[::256, 0], launch.wait_for("process 0")
 
@@ -88,7 +102,10 @@ def first_life_body(steps):
         with pytest.raises(wherry.PeerLost) as caught:
             worker.heal()
         assert caught.value.report["partial"] == ["model.weight"]
-        assert not worker.model.weight.eq(steps[1]).all() and not worker.model.weight.eq(steps[0]).all()
+        assert (
+            not worker.model.weight.eq(steps[1]).all()
+            and not worker.model.weight.eq(steps[0]).all()
+        )
         module.PGTransport = PGTransport
     else:
         worker.heal()
@@ -114,7 +131,7 @@ def second_round(worker):
 
 @pytest.mark.parametrize("steps", [[8, 7], [8, 7, 8]])
 def test_a_rank_that_was_healed_in_half_heals_nobody(steps):
-    """The source dies in the middle: whoever was being healed has a mixture, and must not count as at its old step."""
+    """The source dies in the middle. The state of the healed rank is mixed, and its step is not valid."""
     with launch.job(len(steps)) as job:
         job.store.set("generation", "0")
         job.start_all(first_life_body, steps)
@@ -140,7 +157,9 @@ def test_without_a_whole_state_it_ends_and_says_so(tmp_path):
     assert "no rank has a complete state" in done.stderr and "FAILED: a rank failed" in done.stderr
 
 
-@pytest.mark.parametrize("arguments", [["--kill", "4"], ["--at", "12"], ["--kill", "1", "2"], ["--ranks", "x"]])
+@pytest.mark.parametrize(
+    "arguments", [["--kill", "4"], ["--at", "12"], ["--kill", "1", "2"], ["--ranks", "x"]]
+)
 def test_mistakes(arguments):
     done = recover(*arguments)
     assert done.returncode == 2 and "error:" in done.stderr

@@ -1,4 +1,4 @@
-"""The codec with torch: every type of docs/python-types.md there and back, in place, and what is refused."""
+"""The codec with torch: every type of docs/python-types.md, new and in place, and what is refused."""
 
 import copy
 import dataclasses
@@ -42,7 +42,9 @@ def in_place(source, target, codec=None):
 
 def trained():
     """A model and an optimizer that have taken a step."""
-    model = nn.Sequential(nn.Embedding(10, 8), nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Linear(8, 10, bias=False))
+    model = nn.Sequential(
+        nn.Embedding(10, 8), nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Linear(8, 10, bias=False)
+    )
     model[3].weight = model[0].weight
     optimizer = torch.optim.AdamW(model.parameters(), lr=torch.tensor(0.01))
     model(torch.arange(4)).sum().backward()
@@ -63,13 +65,26 @@ def test_dtypes(name):
     whole = torch.empty(0, dtype=dtype).set_(storage, 0, (64 // size,), (1,))
     part = torch.empty(0, dtype=dtype).set_(storage, 1, (2, 1), (1, 1))
     scalar = torch.empty(0, dtype=dtype).set_(storage, 2, (), ())
-    value = {"whole": whole, "part": part, "scalar": scalar, "empty": torch.empty((2, 0), dtype=dtype)}
+    value = {
+        "whole": whole,
+        "part": part,
+        "scalar": scalar,
+        "empty": torch.empty((2, 0), dtype=dtype),
+    }
     assert_same(value, there_and_back(value))
 
 
 def test_every_dtype_of_torch_is_known():
-    missing = {str(one) for one in vars(torch).values() if type(one) is torch.dtype and one not in DTYPES}
-    assert missing == {"torch.qint8", "torch.quint8", "torch.qint32", "torch.quint4x2", "torch.quint2x4"}
+    missing = {
+        str(one) for one in vars(torch).values() if type(one) is torch.dtype and one not in DTYPES
+    }
+    assert missing == {
+        "torch.qint8",
+        "torch.quint8",
+        "torch.qint32",
+        "torch.quint4x2",
+        "torch.quint2x4",
+    }
 
 
 def test_a_model_and_its_optimizer():
@@ -128,7 +143,7 @@ def test_received_tensors_can_grow():
     assert received[1].untyped_storage().data_ptr() != received[2].untyped_storage().data_ptr()
 
 
-# More than plain ones.
+# Subclasses, wrappers and sparse tensors.
 
 
 def test_parameters():
@@ -172,7 +187,11 @@ def test_wrappers():
     }
     received = there_and_back(value)
     assert_same(value, received)
-    assert isinstance(received["p"], nn.Parameter) and received["p"].requires_grad and received["g"].requires_grad
+    assert (
+        isinstance(received["p"], nn.Parameter)
+        and received["p"].requires_grad
+        and received["g"].requires_grad
+    )
 
 
 def sparse_ones():
@@ -199,14 +218,21 @@ def test_sparse(sent):
 def test_sparse_indices_are_checked():
     codec = TorchCodec()
     for name, payload in (
-        ('torch.sparse_coo {"size":[2,2]}', {"indices": torch.tensor([[0, 7], [0, 0]]), "values": torch.ones(2)}),
+        (
+            'torch.sparse_coo {"size":[2,2]}',
+            {"indices": torch.tensor([[0, 7], [0, 0]]), "values": torch.ones(2)},
+        ),
         (
             'torch.sparse_coo {"coalesced":true,"size":[2,2]}',
             {"indices": torch.tensor([[1, 0], [0, 0]]), "values": torch.ones(2)},
         ),
         (
             'torch.sparse_csr {"size":[2,2]}',
-            {"crow_indices": torch.tensor([0, 9, 2]), "col_indices": torch.tensor([0, 1]), "values": torch.ones(2)},
+            {
+                "crow_indices": torch.tensor([0, 9, 2]),
+                "col_indices": torch.tensor([0, 1]),
+                "values": torch.ones(2),
+            },
         ),
     ):
         with pytest.raises(Malformed):
@@ -225,18 +251,30 @@ def test_small_types():
     received = there_and_back(value)
     assert received == value and [type(one) for one in received] == [type(one) for one in value]
     without = core.restore(core.build(value, TorchCodec()), Codec())
-    assert without == [(2, 3), (), "torch.float8_e5m2", "cuda:3", "torch.strided", "torch.channels_last"]
+    assert without == [
+        (2, 3),
+        (),
+        "torch.float8_e5m2",
+        "cuda:3",
+        "torch.strided",
+        "torch.channels_last",
+    ]
 
 
 def test_registered_classes():
-    sent = {"b": t.Box({"w": torch.ones(2)}, "label"), "max": torch.max(torch.arange(6.0).reshape(2, 3), 0)}
+    sent = {
+        "b": t.Box({"w": torch.ones(2)}, "label"),
+        "max": torch.max(torch.arange(6.0).reshape(2, 3), 0),
+    }
     received = there_and_back(sent)
     assert (
         type(received["b"]) is t.Box
         and torch.equal(received["b"].content["w"], torch.ones(2))
         and received["b"].label == "label"
     )
-    assert type(received["max"]) is torch.return_types.max and torch.equal(received["max"].indices, sent["max"].indices)
+    assert type(received["max"]) is torch.return_types.max and torch.equal(
+        received["max"].indices, sent["max"].indices
+    )
 
 
 def test_registration_comes_first_and_later():
@@ -251,7 +289,9 @@ def test_registration_comes_first_and_later():
     with pytest.raises(Unsupported, match="not registered"):
         codec.check(f'torch.pytree {{"class":"{__name__}.Late"}}')
     _pytree.register_pytree_node(
-        Late, lambda value: (list(value.values()), list(value)), lambda items, keys: Late(zip(keys, items))
+        Late,
+        lambda value: (list(value.values()), list(value)),
+        lambda items, keys: Late(zip(keys, items)),
     )
     received = there_and_back(Late(a=1, b=torch.ones(1)))
     assert type(received) is Late and list(received) == ["a", "b"]
@@ -274,8 +314,13 @@ def test_numpy_beside_torch():
 
 
 def test_numpy_of_types_that_it_lacks():
-    ml_dtypes = pytest.importorskip("ml_dtypes", reason="ml_dtypes is not installed: pip install ml_dtypes")
-    value = [np.arange(4).astype(getattr(ml_dtypes, name)) for name in ("bfloat16", "float8_e4m3fn", "float8_e5m2")]
+    ml_dtypes = pytest.importorskip(
+        "ml_dtypes", reason="ml_dtypes is not installed: pip install ml_dtypes"
+    )
+    value = [
+        np.arange(4).astype(getattr(ml_dtypes, name))
+        for name in ("bfloat16", "float8_e4m3fn", "float8_e5m2")
+    ]
     assert_same(value, there_and_back(value))
 
 
@@ -324,7 +369,10 @@ def test_in_place_returns_the_target_itself():
 
 def test_in_place_sparse_and_wrappers():
     target = {"s": torch.eye(3).to_sparse(), "w": TwoTensor(torch.zeros(2), torch.zeros(2))}
-    source = {"s": (2 * torch.eye(3)).to_sparse(), "w": TwoTensor(torch.ones(2), torch.full((2,), 4.0))}
+    source = {
+        "s": (2 * torch.eye(3)).to_sparse(),
+        "w": TwoTensor(torch.ones(2), torch.full((2,), 4.0)),
+    }
     received = in_place(source, target)
     assert torch.equal(target["s"].to_dense(), 2 * torch.eye(3)) and torch.equal(
         received["s"].to_dense(), 2 * torch.eye(3)
@@ -446,7 +494,9 @@ def test_inside_a_transformation():
 
 
 def test_pickle_of_what_is_refused():
-    received = there_and_back({"q": quantized(), "m": nn.Linear(2, 2)}, TorchCodec(allow_pickle=True))
+    received = there_and_back(
+        {"q": quantized(), "m": nn.Linear(2, 2)}, TorchCodec(allow_pickle=True)
+    )
     assert received["q"].is_quantized and type(received["m"]) is nn.Linear
 
 
@@ -475,7 +525,9 @@ def test_hostile_flags_and_memory():
     codec = TorchCodec()
     owner, *_ = codec.allocate(16, "cpu")
     with pytest.raises(Malformed):
-        codec.tensor(owner, "cpu", _core.DTYPES["int32"][0], (2,), (1,), 0, 1)  # integers have no gradient
+        codec.tensor(
+            owner, "cpu", _core.DTYPES["int32"][0], (2,), (1,), 0, 1
+        )  # integers have no gradient
     with pytest.raises(wherry.NoMemory):
         codec.allocate(1 << 62, "cpu")
     with pytest.raises(Unsupported):

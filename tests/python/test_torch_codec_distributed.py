@@ -1,4 +1,7 @@
-"""DTensor and ShardedTensor there and back, in a process of the mesh, of another, and of none. Groups are torch's fake ones: no other rank is asked."""
+"""DTensor and ShardedTensor, received in a process of the mesh, of another mesh, and of none.
+
+Groups are torch's fake ones, which ask no other rank.
+"""
 
 import gc
 import subprocess
@@ -37,7 +40,7 @@ from wherry.torch._codec import TorchCodec  # noqa: E402
 
 
 class World:
-    """Torch's default group, of which this process is one rank; the others do not exist."""
+    """Torch's default group. This process is one rank; the others do not exist."""
 
     def __init__(self, rank, size):
         self.rank, self.size = rank, size
@@ -63,26 +66,33 @@ def whole(*shape):
 
 
 def distribute(tensor, mesh, placements):
-    """This rank's part of it. A group that asks no other rank would leave the part as its memory was found."""
+    """This rank's part. A fake group would leave it uninitialized if it had to ask another rank."""
     return distribute_tensor(tensor, mesh, placements, src_data_rank=None)
 
 
 def dtensors():
-    """Of one and two dimensions of the mesh, with even, uneven and empty parts."""
+    """DTensors over meshes of one and two dimensions, with even, uneven and empty parts."""
     line = init_device_mesh("cpu", (4,))
     grid = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
     made = {
         "even": distribute(whole(8, 3), line, [Shard(0)]),
         "uneven": distribute(whole(7, 5), line, [Shard(1)]),
         "empty": DTensor.from_local(
-            torch.empty(0, 3), line, [Shard(0)], shape=torch.Size([1, 3]), stride=(3, 1), run_check=False
+            torch.empty(0, 3),
+            line,
+            [Shard(0)],
+            shape=torch.Size([1, 3]),
+            stride=(3, 1),
+            run_check=False,
         ),
         "all": distribute(whole(3, 2), line, [Replicate()]),
         "partial": DTensor.from_local(whole(3, 2), line, [Partial("avg")]),
         "grid": distribute(whole(5, 7), grid, [Shard(0), Shard(1)]),
         "twice": distribute(whole(9, 2), grid, [Shard(0), Shard(0)]),
         "mixed": distribute(whole(4, 4), grid, [Replicate(), Shard(1)]),
-        "strided": DTensor.from_local(whole(3, 2), grid, [_StridedShard(0, split_factor=2), Shard(0)]),
+        "strided": DTensor.from_local(
+            whole(3, 2), grid, [_StridedShard(0, split_factor=2), Shard(0)]
+        ),
         "row": distribute(whole(6, 2), grid["tp"], [Shard(0)]),
         "bf16": distribute(whole(8).bfloat16(), line, [Shard(0)]),
         "transposed": distribute(whole(4, 6), line, [Shard(0)]).t(),
@@ -105,7 +115,9 @@ def test_dtensor(world):
     for name, tensor in sent.items():
         if name not in OF_OPERATIONS:
             assert received[name].device_mesh is tensor.device_mesh, name  # with its groups
-    assert (received["grid"] + 1).to_local().sum() == sent["grid"].to_local().sum() + sent["grid"].to_local().numel()
+    assert (received["grid"] + 1).to_local().sum() == sent["grid"].to_local().sum() + sent[
+        "grid"
+    ].to_local().numel()
 
 
 def pick(*names):
@@ -120,15 +132,19 @@ def forgotten(sent, **options):
 
 
 def warnings(caplog):
-    return [record.getMessage() for record in caplog.records if "device_mesh=" in record.getMessage()]
+    return [
+        record.getMessage() for record in caplog.records if "device_mesh=" in record.getMessage()
+    ]
 
 
 @pytest.mark.parametrize("several", [False, True])
 def test_a_mesh_that_is_given(world, caplog, several):
-    """It, and the slices of it that its dimension names select."""
+    """The mesh, and slices of it by dimension names."""
     sent = pick("grid", "row")
     grid = sent["grid"].device_mesh
-    received = forgotten(sent, device_mesh=[init_device_mesh("cpu", (4,)), grid] if several else grid)
+    received = forgotten(
+        sent, device_mesh=[init_device_mesh("cpu", (4,)), grid] if several else grid
+    )
     assert received["grid"].device_mesh is grid
     row = received["row"].device_mesh
     assert row == grid["tp"] and row.get_group() is grid.get_group("tp")
@@ -141,7 +157,7 @@ def test_what_is_given_is_a_mesh():
 
 
 def test_a_slice_of_a_mesh_that_was_seen(world, caplog):
-    """As that of a DTensor in the target."""
+    """For example in a DTensor of the target."""
     sent = pick("row")
     state = core.build(sent, TorchCodec())
     _distributed.forget_meshes()
@@ -173,11 +189,11 @@ def test_mesh_of_groups_that_were_made_again(world):
     again = init_device_mesh("cpu", (4,))
     received = core.restore(state, TorchCodec(device_mesh=again))[0]
     assert received.device_mesh is again and received._spec == sent._spec
-    assert core.restore(state, TorchCodec())[0].device_mesh is again  # it is known by now
+    assert core.restore(state, TorchCodec())[0].device_mesh is again  # which it has seen by now
 
 
 def outside(sent, rank=None):
-    """Received where torch has no group, or another."""
+    """Received in a process without a torch group."""
     state = core.build(sent, TorchCodec())
     dist.destroy_process_group()
     _distributed.forget_meshes()
@@ -190,7 +206,10 @@ def test_dtensor_without_a_group(world):
     received = outside({**sent, "row": row}, rank=1)
     made = received.pop("row")
     assert_same(sent, received)
-    assert made._spec.placements == row._spec.placements and made.device_mesh.mesh.tolist() == [0, 1]
+    assert made._spec.placements == row._spec.placements and made.device_mesh.mesh.tolist() == [
+        0,
+        1,
+    ]
     assert received["grid"].device_mesh is not sent["grid"].device_mesh
     assert received["grid"].device_mesh is received["mixed"].device_mesh  # made once
     assert received["grid"].device_mesh._coordinate_on_dim == (0, 1)
@@ -236,7 +255,9 @@ def test_slices_are_made_once_per_call(world, monkeypatch):
 def test_hostile_meshes():
     codec = TorchCodec(rank=3)
     mesh = _nodes.Mesh("cpu", (2,), (0, 1), None)
-    node = _nodes.DTensor(torch.ones(2), mesh, (_nodes.Placement(_nodes.SHARD, 0, 0, None),), 11, 0, (4,), (1,))
+    node = _nodes.DTensor(
+        torch.ones(2), mesh, (_nodes.Placement(_nodes.SHARD, 0, 0, None),), 11, 0, (4,), (1,)
+    )
     assert type(codec.dtensor(node)) is DTensor
     integers = torch.ones(2, dtype=torch.int32)
     for bad in (
@@ -256,7 +277,9 @@ def test_dtensors_that_are_refused(world):
     masked = DTensor.from_local(torch.ones(3), line, [Partial()])
     masked._spec.placements = (_MaskPartial(offset_shape=torch.Size([4]), offset_dim=0),)
     strange = dtensors()["twice"]
-    strange._spec.shard_order = tuple(entry._replace(mesh_dims=(1, 0)) for entry in strange._spec.shard_order)
+    strange._spec.shard_order = tuple(
+        entry._replace(mesh_dims=(1, 0)) for entry in strange._spec.shard_order
+    )
     meta = DTensor.from_local(torch.ones(3, device="meta"), line, [Replicate()], run_check=False)
     for value, text in (
         (masked, "only Replicate, Shard and Partial"),
@@ -300,7 +323,9 @@ def sharded():
     nobody = [ShardMetadata([0], [2], "rank:0/cpu"), ShardMetadata([2], [2], "rank:2/cpu")]
     return {
         "chunks": sharded_tensor.rand(ChunkShardingSpec(0, placements(4)), 10, 3),
-        "other dim": sharded_tensor.rand(ChunkShardingSpec(-1, placements(2)), 4, 5, dtype=torch.float64),
+        "other dim": sharded_tensor.rand(
+            ChunkShardingSpec(-1, placements(2)), 4, 5, dtype=torch.float64
+        ),
         "several": sharded_tensor.rand(EnumerableShardingSpec(boxes), 4, 4),
         "none here": sharded_tensor.ones(EnumerableShardingSpec(nobody), 4),
         "grad": sharded_tensor.ones(ChunkShardingSpec(0, placements(4)), 8, requires_grad=True),
@@ -324,7 +349,10 @@ def test_sharded_as_the_constructor_makes_it(world):
     reference = ShardedTensor._init_from_local_shards_and_global_metadata(
         [LocalShard(shard.tensor, shard.metadata) for shard in sent.local_shards()], sent.metadata()
     )
-    assert received.metadata() == reference.metadata() and received.sharding_spec() == reference.sharding_spec()
+    assert (
+        received.metadata() == reference.metadata()
+        and received.sharding_spec() == reference.sharding_spec()
+    )
     assert [shard.metadata for shard in received.local_shards()] == [
         shard.metadata for shard in reference.local_shards()
     ]
@@ -336,8 +364,13 @@ def test_sharded_names_the_receiver(world):
     for name, tensor in sent.items():
         assert received[name].metadata() == tensor.metadata()
         for one, other in zip(tensor.local_shards(), received[name].local_shards()):
-            assert other.metadata.placement.rank() == 3 and str(other.metadata.placement.device()) == "cpu"
-            assert other.metadata.shard_offsets == one.metadata.shard_offsets and torch.equal(one.tensor, other.tensor)
+            assert (
+                other.metadata.placement.rank() == 3
+                and str(other.metadata.placement.device()) == "cpu"
+            )
+            assert other.metadata.shard_offsets == one.metadata.shard_offsets and torch.equal(
+                one.tensor, other.tensor
+            )
 
 
 def test_sharded_in_place(world):
@@ -365,7 +398,15 @@ def test_hostile_shards():
     place = _nodes.Place(0, "cpu")
     box = _nodes.Box((0,), (2,), place)
     node = _nodes.Sharded(
-        11, False, False, 0, (2,), (torch.ones(2),), (box,), (box,), _nodes.Sharding(2, 0, (), (box,))
+        11,
+        False,
+        False,
+        0,
+        (2,),
+        (torch.ones(2),),
+        (box,),
+        (box,),
+        _nodes.Sharding(2, 0, (), (box,)),
     )
     assert type(codec.sharded(node)) is ShardedTensor
     bad = [
@@ -380,15 +421,17 @@ def test_hostile_shards():
         with pytest.raises(Malformed):
             codec.sharded(one)
     many = tuple(_nodes.Box((i,), (1,), place) for i in range(20000))
-    made = codec.sharded(node._replace(shape=(20000,), all=many, sharding=_nodes.Sharding(2, 0, (), many)))
-    assert len(made.metadata().shards_metadata) == 20000  # in far less than the square of that
+    made = codec.sharded(
+        node._replace(shape=(20000,), all=many, sharding=_nodes.Sharding(2, 0, (), many))
+    )
+    assert len(made.metadata().shards_metadata) == 20000  # in much less than quadratic time
 
 
 # Real groups.
 
 
 def test_with_real_groups(tmp_path):
-    """Two processes with a gloo group of two: what one sends over a file, the other has on its own mesh, and can compute with."""
+    """Two processes with a gloo group: a received DTensor is on their mesh and can communicate."""
     script = """
         import sys, torch, torch.distributed as dist
         from torch.distributed.device_mesh import init_device_mesh
@@ -402,15 +445,20 @@ def test_with_real_groups(tmp_path):
         received = core.restore(core.build([sent], TorchCodec()), TorchCodec())[0]
         assert received.device_mesh is mesh and received._spec == sent._spec
         assert received.full_tensor().tolist() == [0, 1, 2, 3, 4, 5, 6]
-        # A rank that leaves while another still reads looks to that like one that died.
+        # To a rank that still reads, a rank that leaves looks dead.
         store = dist.distributed_c10d._get_default_store()
         store.set(f"done{rank}", "1")
         store.wait(["done0", "done1"])
         dist.destroy_process_group()
     """
-    command = [sys.executable, "-c", f"import sys\nsys.path[:0] = {sys.path!r}\n" + textwrap.dedent(script)]
+    command = [
+        sys.executable,
+        "-c",
+        f"import sys\nsys.path[:0] = {sys.path!r}\n" + textwrap.dedent(script),
+    ]
     ranks = [
-        subprocess.Popen([*command, str(rank), str(tmp_path)], stderr=subprocess.PIPE, text=True) for rank in range(2)
+        subprocess.Popen([*command, str(rank), str(tmp_path)], stderr=subprocess.PIPE, text=True)
+        for rank in range(2)
     ]
     try:
         for one in ranks:

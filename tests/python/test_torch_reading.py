@@ -1,4 +1,7 @@
-"""How tensors of torch are read: all at once where torch has DLPack's C functions, else attribute by attribute, with the same result."""
+"""How torch tensors are read: with DLPack's C functions, or attribute by attribute.
+
+Both give the same result.
+"""
 
 import ctypes
 
@@ -21,13 +24,19 @@ TABLE = "__dlpack_c_exchange_api__"
 NAME = b"dlpack_exchange_api"
 
 pytestmark = [
-    pytest.mark.skipif(not hasattr(torch.Tensor, TABLE), reason="this torch has no C functions for DLPack: 2.10 has"),
+    pytest.mark.skipif(
+        not hasattr(torch.Tensor, TABLE),
+        reason="this torch has no C functions for DLPack: 2.10 has",
+    ),
     pytest.mark.filterwarnings("ignore"),  # torch calls several of its types experimental
 ]
 
 Describe = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_void_p)
 new_capsule = ctypes.pythonapi.PyCapsule_New
-new_capsule.argtypes, new_capsule.restype = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p], ctypes.py_object
+new_capsule.argtypes, new_capsule.restype = (
+    [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p],
+    ctypes.py_object,
+)
 pointer_of = ctypes.pythonapi.PyCapsule_GetPointer
 pointer_of.argtypes, pointer_of.restype = [ctypes.py_object, ctypes.c_char_p], ctypes.c_void_p
 
@@ -53,7 +62,9 @@ class Counted:
         own = Table.from_address(pointer_of(getattr(torch.Tensor, TABLE), NAME))
         self.own = Describe(own.describe)
         self.function = Describe(self.describe)
-        self.table = Table(1, own.minor, None, own.unused, ctypes.cast(self.function, ctypes.c_void_p), own.stream)
+        self.table = Table(
+            1, own.minor, None, own.unused, ctypes.cast(self.function, ctypes.c_void_p), own.stream
+        )
         self.capsule = new_capsule(ctypes.addressof(self.table), NAME, None)
 
     def describe(self, tensor, place):
@@ -62,13 +73,15 @@ class Counted:
 
 
 def tensors():
-    """Of every kind that is read without the codec's help, and of each dtype."""
+    """Tensors of every kind that the core reads without the codec, and of each dtype."""
     base = torch.arange(48.0).reshape(6, 8)
     complex_ = torch.arange(8.0).to(torch.complex64)
     state = {}
     for dtype in DTYPES:
         size = torch.empty(0, dtype=dtype).element_size()
-        state[str(dtype)] = torch.empty(0, dtype=dtype).set_(torch.zeros(16 * size).untyped_storage(), 1, (3, 2), (2, 1))
+        state[str(dtype)] = torch.empty(0, dtype=dtype).set_(
+            torch.zeros(16 * size).untyped_storage(), 1, (3, 2), (2, 1)
+        )
     return {
         **state,
         "whole": base,

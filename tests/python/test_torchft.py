@@ -1,4 +1,4 @@
-"""wherry.torchft.Transport: torchft's recovery conversation, with torchft and without, and inside its Manager."""
+"""wherry.torchft.Transport: how torchft recovers, with torchft and without."""
 
 import gc
 import os
@@ -22,7 +22,9 @@ from wherry._connection import Server
 from wherry.torchft import Transport
 
 TIMEOUT_TEXT = re.compile("[Tt]imed? ?out")
-WRONG_STEP = r"^replica 3, step 8: .*step 7.*step 8.* \(rank 0 is the replica, rank \d+ this process\)$"
+WRONG_STEP = (
+    r"^replica 3, step 8: .*step 7.*step 8.* \(rank 0 is the replica, rank \d+ this process\)$"
+)
 LIMIT = timedelta(seconds=10)
 
 
@@ -45,11 +47,11 @@ def fetch(source, step, receiver=None, timeout=LIMIT):
     return receiver.recv_checkpoint(0, source.metadata(), step, timeout)
 
 
-# ---- the conversation ----
+# ---- recovery ----
 
 
 def test_the_recovery_conversation(make):
-    """0 -> [1, 2], then 0 -> [2], a receive that times out, and a send that nobody takes."""
+    """0 -> [1, 2], then 0 -> [2], a receive that times out, and a send without a receiver."""
     barrier, states = threading.Barrier(3, timeout=20), [plain_state(step) for step in range(3)]
     transports = [make() for _ in range(3)]
     metadata = transports[0].metadata()
@@ -63,7 +65,7 @@ def test_the_recovery_conversation(make):
                 assert_same(states[step], transport.recv_checkpoint(0, metadata, step, LIMIT))
             barrier.wait()
             transport.disallow_checkpoint()
-            barrier.wait()  # whoever asks for the next step before that is told that this one is offered
+            barrier.wait()  # before this, a receiver of the next step would get an error
         if rank == 2:
             with pytest.raises(wherry.Timeout) as caught:
                 transport.recv_checkpoint(0, metadata, 3, timedelta(milliseconds=10))
@@ -80,7 +82,10 @@ def test_the_recovery_conversation(make):
 
 
 def test_the_recovery_conversation_of_torchft_itself():
-    theirs = pytest.importorskip("torchft.checkpointing.transport_test", reason="torchft is not installed: pip install torchft")
+    theirs = pytest.importorskip(
+        "torchft.checkpointing.transport_test",
+        reason="torchft is not installed: pip install torchft",
+    )
     from unittest import TestCase
 
     from torchft.checkpointing.transport import CheckpointTransport
@@ -88,7 +93,7 @@ def test_the_recovery_conversation_of_torchft_itself():
     ended = threading.Barrier(3, timeout=20)
 
     class Together(Transport[dict]):
-        """All end an offer before one of them goes on, as in a Manager, whose next quorum waits for that. Theirs does not wait."""
+        """All replicas end an offer before one goes on, as in a Manager. torchft's test does not wait."""
 
         def disallow_checkpoint(self):
             super().disallow_checkpoint()
@@ -97,7 +102,11 @@ def test_the_recovery_conversation_of_torchft_itself():
     assert issubclass(Transport, CheckpointTransport)
     cpu = torch.device("cpu")
     theirs.run_multi_recovery_test(TestCase(), lambda rank, size: Together(LIMIT), cpu)
-    theirs.run_multi_recovery_test(TestCase(), lambda rank, size: Together(LIMIT, state_dict=lambda: theirs.make_state_dict(cpu)), cpu)
+    theirs.run_multi_recovery_test(
+        TestCase(),
+        lambda rank, size: Together(LIMIT, state_dict=lambda: theirs.make_state_dict(cpu)),
+        cpu,
+    )
 
 
 def test_without_torchft():
@@ -118,11 +127,13 @@ source.disallow_checkpoint(), source.shutdown(), receiver.shutdown(wait=False)
 assert "torchft" not in sys.modules and "torch" not in sys.modules
 print("fine")
 """
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60
+    )
     assert done.stdout == "fine\n" and done.returncode == 0, done.stderr
 
 
-# ---- what is served, and until when ----
+# ---- what is served, and for how long ----
 
 
 def test_a_receiver_may_come_first(make):
@@ -177,7 +188,7 @@ def test_after_disallow_nobody_gets_the_state(make):
 
 
 def test_disallow_lets_what_runs_finish(make):
-    """A state that is changed right after disallow has returned arrives as it was."""
+    """A state that changes right after disallow has returned arrives unchanged."""
     state = {"w": torch.zeros(1 << 26)}
     for lanes in ("stream", "cma", "ring"):
         moving = threading.Event()
@@ -194,12 +205,15 @@ def test_disallow_lets_what_runs_finish(make):
 
 
 def test_every_error_is_about_the_replica_and_keeps_what_it_knows(make):
-    """A receive in place that ends in the middle: by a timeout, then by the source."""
+    """A receive in place that fails in the middle: first by a timeout, then by the source."""
     source = make(0.1)
     target = {"w": torch.zeros(1 << 26)}
     source.send_checkpoint([1], 1, {"w": torch.ones(1 << 26)}, LIMIT)
     metadata = source.metadata()
-    ends = {wherry.Timeout: lambda: time.sleep(1), (wherry.Revoked, wherry.Aborted, wherry.PeerLost): source.shutdown}
+    ends = {
+        wherry.Timeout: lambda: time.sleep(1),
+        (wherry.Revoked, wherry.Aborted, wherry.PeerLost): source.shutdown,
+    }
     for kinds, end in ends.items():
         began = []
 
@@ -208,12 +222,16 @@ def test_every_error_is_about_the_replica_and_keeps_what_it_knows(make):
                 began.append(True)
                 end()
 
-        receiver = make(LIMIT, state_dict=lambda: target, lanes="stream", threads=1, progress=progress)
+        receiver = make(
+            LIMIT, state_dict=lambda: target, lanes="stream", threads=1, progress=progress
+        )
         with pytest.raises(kinds, match="^replica 5, step 1: ") as caught:
             receiver.recv_checkpoint(5, metadata, 1, 1 if kinds is wherry.Timeout else 20)
         error = caught.value
         assert error.rank == 5 and error.stats.bytes_wanted == 4 << 26
-        assert error.report["complete"] + error.report["partial"] == ["w"], error.report  # the bytes may be quicker than the end
+        assert error.report["complete"] + error.report["partial"] == ["w"], (
+            error.report
+        )  # all bytes may have come before the end
 
 
 def test_errors_before_the_transfer_are_about_the_replica_too(make):
@@ -236,14 +254,16 @@ def stopped_body(metadata):
                 launch.say("moving")
                 launch.wait_for("go on")
 
-        Transport(LIMIT, lanes="stream", threads=1, progress=tell).recv_checkpoint(0, metadata, 1, LIMIT)
+        Transport(LIMIT, lanes="stream", threads=1, progress=tell).recv_checkpoint(
+            0, metadata, 1, LIMIT
+        )
     except (wherry.Revoked, wherry.Aborted, wherry.PeerLost) as error:
         return type(error).__name__
     return "received"
 
 
 def test_disallow_revokes_what_does_not_finish(make):
-    """A receiver that stands still is given up when the time is over, and knows that what it has is not valid."""
+    """A receiver that makes no progress is given up, and learns that its data is not valid."""
     source = make(timedelta(seconds=0.5))
     source.send_checkpoint([1], 1, {"w": torch.zeros(1 << 28)}, 30)
     with launch.job(1, store=False) as job:
@@ -268,12 +288,12 @@ def test_one_slow_receiver_does_not_keep_the_others_waiting(make):
         assert not fetch(source, 1)["w"].any()
         job.ranks[0].signal(signal.SIGKILL)
         began = time.monotonic()
-        source.disallow_checkpoint()  # who is dead is not waited for
+        source.disallow_checkpoint()  # does not wait for the dead receiver
         assert time.monotonic() - began < 3
 
 
 class LostClient:
-    """A link on which a rank has asked, and is lost before its send begins: that would wait for it."""
+    """A connection to a client that asks and is lost before the send begins, which would wait for it."""
 
     def __init__(self):
         self.lost = threading.Event()
@@ -300,8 +320,8 @@ def test_a_receiver_that_is_lost_is_not_waited_for():
     assert time.monotonic() - began < 5
 
 
-def test_receivers_that_take_the_same_place(make, monkeypatch):
-    """The second one fences the first, which takes another place."""
+def test_receivers_that_take_the_same_slot(make, monkeypatch):
+    """The second receiver fences the first, which takes another slot."""
     source = make()
     given = iter([5, 5, 5, 6, 7, 8, 9])
     monkeypatch.setattr(torchft.secrets, "randbelow", lambda most: next(given))
@@ -318,7 +338,9 @@ def test_receivers_that_take_the_same_place(make, monkeypatch):
 
 
 def test_a_target_is_a_function(make):
-    with pytest.raises(wherry.InvalidArgument, match="a function that returns a state dict, not a dict"):
+    with pytest.raises(
+        wherry.InvalidArgument, match="a function that returns a state dict, not a dict"
+    ):
         make(state_dict={})
 
 
@@ -333,7 +355,9 @@ def test_metadata(make):
     with pytest.raises(wherry.InvalidArgument, match="another kind"):
         receiver.recv_checkpoint(0, ticket._replace(rank=3).text(), 1, LIMIT)
     with pytest.raises(wherry.BadSecret):
-        receiver.recv_checkpoint(0, ticket._replace(secret=bytes(32)).text(), 1, timedelta(seconds=0.5))
+        receiver.recv_checkpoint(
+            0, ticket._replace(secret=bytes(32)).text(), 1, timedelta(seconds=0.5)
+        )
 
 
 @pytest.mark.parametrize("how", ["WHERRY_SECRET", "WHERRY_SECRET_FILE"])
@@ -349,7 +373,9 @@ def test_metadata_has_no_secret_where_the_environment_has_one(make, monkeypatch,
     assert metadata.endswith(" 4096 0 -") and Ticket.read(metadata).secret is None
     assert fetch(source, 1) == {"a": 1}
     monkeypatch.delenv(how)
-    with pytest.raises(wherry.InvalidArgument, match="replica 2, step 1: .*WHERRY_SECRET_FILE") as caught:
+    with pytest.raises(
+        wherry.InvalidArgument, match="replica 2, step 1: .*WHERRY_SECRET_FILE"
+    ) as caught:
         make().recv_checkpoint(2, metadata, 1, LIMIT)
     assert caught.value.rank == 2
     monkeypatch.setenv("WHERRY_SECRET", "of another")
@@ -385,10 +411,15 @@ def test_a_name_that_leads_to_loopback_is_no_address_for_others(monkeypatch, cap
     assert torchft._own_host() == "10.0.0.8" and not caplog.messages
     del ways["192.0.2.1"]
     assert torchft._own_host() == "127.0.0.1"
-    assert len(caplog.messages) == 1 and "node7" in caplog.text and "host=" in caplog.text and "WHERRY_INTERFACE" in caplog.text
+    assert (
+        len(caplog.messages) == 1
+        and "node7" in caplog.text
+        and "host=" in caplog.text
+        and "WHERRY_INTERFACE" in caplog.text
+    )
 
 
-# ---- life and death ----
+# ---- shutdown, exit and fork ----
 
 
 @pytest.mark.parametrize("how", ["shutdown", "at once", "collect"])
@@ -434,7 +465,9 @@ transport.send_checkpoint([1], 1, {"a": np.arange(5)}, 5)
 print("fine")
 """
     began = time.monotonic()
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=30)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=30
+    )
     assert (done.stdout, done.stderr, done.returncode) == ("fine\n", "", 0)
     assert time.monotonic() - began < 20
 

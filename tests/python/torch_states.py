@@ -1,4 +1,4 @@
-"""States, comparisons and small steps that the tests of wherry.torch share."""
+"""States, comparisons and helpers that the tests of wherry.torch share."""
 
 import copy
 
@@ -9,7 +9,7 @@ from torch.distributed.tensor import DTensor
 
 
 def same_bits(left, right):
-    """Whether two tensors have the same dtype, shape and bits."""
+    """True if two tensors have the same dtype, shape and bits."""
     if left.dtype != right.dtype or left.shape != right.shape:
         return False
     bits = [one.detach().contiguous().flatten().view(torch.uint8) for one in (left, right)]
@@ -31,12 +31,18 @@ def differences(left, right, path="state"):
     if isinstance(left, dict):
         if list(left) != list(right):
             return [f"{path}: other keys: {list(left)} and {list(right)}"]
-        return [text for key in left for text in differences(left[key], right[key], f"{path}.{key}")]
+        return [
+            text for key in left for text in differences(left[key], right[key], f"{path}.{key}")
+        ]
     if isinstance(left, (list, tuple)):
         if len(left) != len(right):
             return [f"{path}: other lengths"]
         pairs = zip(left, right)
-        return [text for i, (one, two) in enumerate(pairs) for text in differences(one, two, f"{path}[{i}]")]
+        return [
+            text
+            for i, (one, two) in enumerate(pairs)
+            for text in differences(one, two, f"{path}[{i}]")
+        ]
     return [] if left == right else [f"{path}: {left!r} and {right!r}"]
 
 
@@ -50,7 +56,9 @@ def a_model(seed, kind="mlp"):
     if kind == "transformer":
         return nn.TransformerEncoderLayer(32, 4, 64, dropout=0.0, batch_first=True)
     if kind == "conv":
-        return nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 36, 10))
+        return nn.Sequential(
+            nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 36, 10)
+        )
     return nn.Sequential(nn.Linear(16, 64), nn.Tanh(), nn.Linear(64, 4))
 
 
@@ -58,7 +66,7 @@ SHAPES = {"transformer": (2, 5, 32), "conv": (2, 3, 8, 8), "mlp": (2, 16)}
 
 
 def train(model, optimizer, kind, first, steps):
-    """Some steps, with data that follows from the number of the step."""
+    """Some training steps, with data that depends only on the step."""
     for step in range(first, first + steps):
         torch.manual_seed(1000 + step)
         optimizer.zero_grad()
@@ -67,7 +75,7 @@ def train(model, optimizer, kind, first, steps):
 
 
 def plain_state(seed=0, mib=1):
-    """Tensors of several dtypes and forms, and what else a state dict holds."""
+    """Tensors of several dtypes and layouts, and other values of a state dict."""
     torch.manual_seed(seed)
     base = torch.randn(64, 64)
     tied = torch.randn(10)
@@ -111,7 +119,7 @@ def exchange(rank, source, destination, transport, state=None):
 
 
 class Hidden:
-    """A process group whose store nobody finds."""
+    """A process group without a store."""
 
     def __init__(self, group):
         self._hidden = group

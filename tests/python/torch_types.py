@@ -1,4 +1,4 @@
-"""Classes of a program that uses torch, for the tests of its codec."""
+"""Classes of a program that uses torch, for the tests of the codec."""
 
 import torch
 from torch.testing._internal.two_tensor import TwoTensor
@@ -10,7 +10,7 @@ class Plain(torch.Tensor):
 
 
 class Tagged(torch.Tensor):
-    """A subclass whose operators go through a function of its own."""
+    """A subclass with its own __torch_function__."""
 
     @classmethod
     def __torch_function__(cls, func, types, args=(), kwargs=None):
@@ -18,7 +18,7 @@ class Tagged(torch.Tensor):
 
 
 class Special(torch.nn.Parameter):
-    """A parameter with a name of its own."""
+    """A subclass of Parameter."""
 
 
 class Box:
@@ -29,7 +29,9 @@ class Box:
         self.label = label
 
     def __eq__(self, other):
-        return type(other) is Box and repr((self.content, self.label)) == repr((other.content, other.label))
+        return type(other) is Box and repr((self.content, self.label)) == repr(
+            (other.content, other.label)
+        )
 
 
 _pytree.register_pytree_node(
@@ -38,7 +40,7 @@ _pytree.register_pytree_node(
 
 
 class Bag:
-    """Registered too: its context says which child is which."""
+    """Also registered. Its context says which child is which."""
 
     def __init__(self, **items):
         self.items = items
@@ -57,7 +59,7 @@ for _one in (Bag, Sack):
 
 
 class Opaque(torch.Tensor):
-    """A wrapper that cannot be taken apart."""
+    """A wrapper without __tensor_flatten__."""
 
     @staticmethod
     def __new__(cls, inner):
@@ -79,7 +81,9 @@ def subclass(maker):
 
 
 def special(maker):
-    return Special(torch.ones(2, 3).mul_(maker.random.random()), requires_grad=maker.random.random() < 0.5)
+    return Special(
+        torch.ones(2, 3).mul_(maker.random.random()), requires_grad=maker.random.random() < 0.5
+    )
 
 
 def two(maker):
@@ -92,14 +96,16 @@ def box(maker):
 
 
 def dtensor(maker):
-    """Over a mesh of 2 by 2 ranks, of which this process is the first; no group is needed for that."""
+    """A DTensor over a mesh of 2 by 2 ranks. This process is the first; no group is needed."""
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
     from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 
     names = maker.random.choice([None, ("dp", "tp")])
     mesh = DeviceMesh("cpu", [[0, 1], [2, 3]], mesh_dim_names=names, _init_backend=False, _rank=0)
-    placements = tuple(maker.random.choice([Replicate(), Shard(0), Shard(1), Partial("max")]) for _ in range(2))
+    placements = tuple(
+        maker.random.choice([Replicate(), Shard(0), Shard(1), Partial("max")]) for _ in range(2)
+    )
     shape = torch.Size(maker.random.choice([0, 1, 5, 6]) for _ in range(2))
     local = list(shape)
     for placement in placements:
@@ -107,7 +113,9 @@ def dtensor(maker):
             local[placement.dim] = -(-local[placement.dim] // 2)
     dtype = maker.random.choice([torch.float32, torch.bfloat16])
     spec = DTensorSpec(
-        mesh, placements, tensor_meta=TensorMeta(shape, torch.empty(shape, device="meta").stride(), dtype)
+        mesh,
+        placements,
+        tensor_meta=TensorMeta(shape, torch.empty(shape, device="meta").stride(), dtype),
     )
     made = DTensor(torch.rand(local).to(dtype), spec, requires_grad=maker.random.random() < 0.3)
     return torch.nn.Parameter(made) if maker.random.random() < 0.3 else made
