@@ -1,7 +1,7 @@
 """Tensors on devices without a lane: torch copies them through host memory, in buckets.
 
-`standin` is a device of torch that is made for these tests (stand_in_device.cpp): its memory means nothing to whoever
-does not ask torch for it. CPU tensors that claim to be on an XPU take the same path without it.
+`standin` is a torch device that is made for these tests (stand_in_device.cpp): only torch's copies
+can read its memory. CPU tensors that claim to be on an XPU take the same path without it.
 """
 
 import launch

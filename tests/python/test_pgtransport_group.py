@@ -106,7 +106,7 @@ def test_in_place(verify):
 
 
 def pieces_body():
-    """Blocks of one piece and of several, some with a short last piece, and more than fit a queue."""
+    """Blocks of one piece and of several, some with a short last piece, and many blocks."""
     rank, _ = start()
     sizes = [_PIECE_BYTES - 1, _PIECE_BYTES, _PIECE_BYTES + 1, (64 << 20) + 3, *[64 << 10] * 40]
     state = {
@@ -333,7 +333,7 @@ PAIR = """
 
 
 def run(script):
-    """Runs a script in a new process, with two ranks in it. Returns exit code, stdout and stderr."""
+    """Runs a script with two ranks in a new process. Returns exit code, stdout and stderr."""
     whole = textwrap.dedent(PAIR) + textwrap.dedent(script)
     found = subprocess.run(
         [sys.executable, "-c", whole], capture_output=True, text=True, timeout=60
@@ -350,7 +350,8 @@ def test_a_wait_that_nothing_wakes_does_not_abort_the_exit():
                 libc.sleep(3)
         sys.slow = Slow()
         tensor = torch.zeros(8)
-        operation = _pg_session.Operation([pgs[1].recv([tensor], 0, 1)], tensor, 0, timedelta(seconds=2))
+        limit = timedelta(seconds=2)
+        operation = _pg_session.Operation([pgs[1].recv([tensor], 0, 1)], tensor, 0, limit)
         operation.end = lambda: None
         threading.Thread(target=operation.wait, daemon=True).start()
         time.sleep(0.2)
@@ -365,7 +366,8 @@ def test_a_wait_with_much_time_left_is_ended_at_exit():
     began = time.monotonic()
     code, output, errors = run("""
         tensor = torch.zeros(8)
-        operation = _pg_session.Operation([pgs[1].recv([tensor], 0, 1)], tensor, 0, timedelta(seconds=50))
+        limit = timedelta(seconds=50)
+        operation = _pg_session.Operation([pgs[1].recv([tensor], 0, 1)], tensor, 0, limit)
         threading.Thread(target=operation.wait, daemon=True).start()
         time.sleep(0.2)
         print("done")

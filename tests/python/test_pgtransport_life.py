@@ -172,7 +172,7 @@ def test_spawned_processes():
 
 
 def closing_body():
-    """Closing a transport from another thread ends a send, a receive and the search for a source."""
+    """A close in another thread ends a send, a receive and the search for a source."""
     rank, _ = start()
     for what in ("send", "search", "receive"):
         transport = PGTransport(dist.group.WORLD, 20, "cpu")

@@ -131,7 +131,7 @@ def second_round(worker):
 
 @pytest.mark.parametrize("steps", [[8, 7], [8, 7, 8]])
 def test_a_rank_that_was_healed_in_half_heals_nobody(steps):
-    """The source dies in the middle. The state of the healed rank is mixed, and its step is not valid."""
+    """The source dies in the middle, so the healed rank has a mixed state and no valid step."""
     with launch.job(len(steps)) as job:
         job.store.set("generation", "0")
         job.start_all(first_life_body, steps)

@@ -1,4 +1,4 @@
-"""The codec with torch: every type of docs/python-types.md, new and in place, and what is refused."""
+"""The codec with torch: all types of docs/python-types.md, new and in place, and refused values."""
 
 import copy
 import dataclasses

@@ -93,7 +93,7 @@ def test_the_recovery_conversation_of_torchft_itself():
     ended = threading.Barrier(3, timeout=20)
 
     class Together(Transport[dict]):
-        """All replicas end an offer before one goes on, as in a Manager. torchft's test does not wait."""
+        """All replicas end an offer before one goes on, as in a Manager."""
 
         def disallow_checkpoint(self):
             super().disallow_checkpoint()
@@ -293,7 +293,7 @@ def test_one_slow_receiver_does_not_keep_the_others_waiting(make):
 
 
 class LostClient:
-    """A connection to a client that asks and is lost before the send begins, which would wait for it."""
+    """A connection to a client that asks and is lost before the send begins."""
 
     def __init__(self):
         self.lost = threading.Event()
