@@ -1,15 +1,19 @@
-/* Growing text. */
+/* Growing strings and UTF-8. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include <cmocka.h>
 
 #include "../support/counting_allocator.h"
+#include "../support/random_range.h"
 #include "base/text.h"
+
+/* ---- growing strings ---- */
 
 static void test_append_and_format(void **state) {
     (void)state;
@@ -121,6 +125,190 @@ static void test_size_that_no_memory_has(void **state) {
     assert_null(wh_string_take(&string));
 }
 
+/* ---- UTF-8 ---- */
+
+/** Decodes each character and checks that it has no shorter encoding. */
+static bool slow_valid(const uint8_t *bytes, size_t size) {
+    static const uint32_t least[] = {0, 0, 0x80, 0x800, 0x10000};
+    for (size_t at = 0; at < size;) {
+        size_t ones = 0;
+        while (ones < 8 && bytes[at] & (0x80 >> ones)) {
+            ones++;
+        }
+        if (ones == 1 || ones > 4) {
+            return false;
+        }
+        size_t length = ones ? ones : 1;
+        uint32_t number = bytes[at] & (0xFFU >> (ones + 1));
+        for (size_t i = 1; i < length; i++) {
+            if (at + i >= size || bytes[at + i] >> 6 != 2) {
+                return false;
+            }
+            number = number << 6 | (bytes[at + i] & 0x3F);
+        }
+        if (number < least[length] || number > 0x10FFFF || (number >= 0xD800 && number < 0xE000)) {
+            return false;
+        }
+        at += length;
+    }
+    return true;
+}
+
+/** Uses memory of exactly that size, so that a sanitizer sees a read past the end. */
+static bool valid(const void *bytes, size_t size) {
+    char *exact = malloc(size ? size : 1);
+    memcpy(exact, bytes, size);
+    bool result = wh_utf8_valid(exact, size);
+    free(exact);
+    return result;
+}
+
+typedef struct text {
+    const char *bytes;
+    size_t size;
+} text;
+
+#define TEXT(literal)                                                                                                  \
+    { literal, sizeof(literal) - 1 }
+
+static void test_valid(void **state) {
+    (void)state;
+    static const text good[] = {
+        TEXT(""),
+        TEXT("plain"),
+        TEXT("a\0b"),
+        TEXT("\x7F"),
+        TEXT("\xC2\x80"),
+        TEXT("\xDF\xBF"),
+        TEXT("\xE0\xA0\x80"),
+        TEXT("\xED\x9F\xBF"),
+        TEXT("\xEE\x80\x80"),
+        TEXT("\xEF\xBF\xBF"),
+        TEXT("\xF0\x90\x80\x80"),
+        TEXT("\xF4\x8F\xBF\xBF"),
+        TEXT("seven b\xC3\xA9 and then eight more"),
+        TEXT("\xC3\xA9\xE2\x82\xAC\xF0\x9F\x9B\xB6"),
+    };
+    for (size_t i = 0; i < sizeof(good) / sizeof(*good); i++) {
+        if (!valid(good[i].bytes, good[i].size)) {
+            fail_msg("text %zu is refused", i);
+        }
+    }
+    assert_true(wh_utf8_valid(NULL, 0));
+}
+
+static void test_invalid(void **state) {
+    (void)state;
+    static const text bad[] = {
+        TEXT("\x80"),
+        TEXT("\xBF"),
+        TEXT("\xC0\x80"),
+        TEXT("\xC1\xBF"),
+        TEXT("\xC2"),
+        TEXT("\xC2\x7F"),
+        TEXT("\xC2\xC0"),
+        TEXT("\xE0\x80\x80"),
+        TEXT("\xE0\x9F\xBF"),
+        TEXT("\xE2\x82"),
+        TEXT("\xED\xA0\x80"),
+        TEXT("\xED\xBF\xBF"),
+        TEXT("\xF0\x80\x80\x80"),
+        TEXT("\xF0\x8F\xBF\xBF"),
+        TEXT("\xF0\x9F\x9B"),
+        TEXT("\xF4\x90\x80\x80"),
+        TEXT("\xF5\x80\x80\x80"),
+        TEXT("\xF8\x88\x80\x80\x80"),
+        TEXT("\xFE"),
+        TEXT("\xFF"),
+        TEXT("12345678\x80"),
+        TEXT("1234567\x80"),
+        TEXT("12345678\xC3"),
+        TEXT("1234567\xC3"),
+        TEXT("\xC3\xA9\xA9 and eight more"),
+    };
+    for (size_t i = 0; i < sizeof(bad) / sizeof(*bad); i++) {
+        if (valid(bad[i].bytes, bad[i].size)) {
+            fail_msg("text %zu is accepted", i);
+        }
+    }
+}
+
+static void test_all_of_up_to_three_bytes(void **state) {
+    (void)state;
+    uint64_t wrong = 0;
+    for (size_t size = 1; size <= 3; size++) {
+        for (uint32_t number = 0; number < UINT32_C(1) << (8 * size); number++) {
+            const uint8_t bytes[3] = {(uint8_t)number, (uint8_t)(number >> 8), (uint8_t)(number >> 16)};
+            wrong += wh_utf8_valid((const char *)bytes, size) != slow_valid(bytes, size);
+        }
+    }
+    assert_int_equal(wrong, 0);
+}
+
+/* Four bytes: all first and second bytes, with the others at their limits. */
+static void test_four_bytes(void **state) {
+    (void)state;
+    static const uint8_t others[] = {0x00, 0x7F, 0x80, 0x8F, 0x90, 0x9F, 0xA0, 0xBF, 0xC0, 0xFF};
+    for (uint32_t number = 0; number < 65536; number++) {
+        for (size_t i = 0; i < sizeof(others); i++) {
+            for (size_t j = 0; j < sizeof(others); j++) {
+                const uint8_t bytes[4] = {(uint8_t)(number >> 8), (uint8_t)number, others[i], others[j]};
+                if (wh_utf8_valid((const char *)bytes, 4) != slow_valid(bytes, 4)) {
+                    fail_msg("%02x %02x %02x %02x", bytes[0], bytes[1], bytes[2], bytes[3]);
+                }
+            }
+        }
+    }
+}
+
+static void test_every_character(void **state) {
+    (void)state;
+    for (uint32_t number = 0x800; number <= 0x10FFFF; number++) {
+        uint8_t bytes[4] = {(uint8_t)(0xF0 | number >> 18), (uint8_t)(0x80 | (number >> 12 & 0x3F)),
+                            (uint8_t)(0x80 | (number >> 6 & 0x3F)), (uint8_t)(0x80 | (number & 0x3F))};
+        size_t skipped = 0;
+        if (number < 0x10000) {
+            bytes[1] = (uint8_t)(0xE0 | number >> 12);
+            skipped = 1;
+        }
+        bool surrogate = number >= 0xD800 && number < 0xE000;
+        if (wh_utf8_valid((const char *)bytes + skipped, 4 - skipped) == surrogate) {
+            fail_msg("U+%04X", number);
+        }
+    }
+}
+
+/*
+ * Long texts with one changed byte, truncated anywhere: checking eight bytes at a time must not
+ * skip it.
+ */
+static void test_long_texts(void **state) {
+    (void)state;
+    static const text parts[] = {TEXT("a"), TEXT("bcdefghijkl"), TEXT("\xC3\xA9"), TEXT("\xE2\x82\xAC"),
+                                 TEXT("\xF0\x9F\x9B\xB6")};
+    int good = 0;
+    for (uint64_t seed = 1; seed <= 20000; seed++) {
+        dice d = {seed};
+        uint8_t bytes[64];
+        size_t size = 0;
+        while (size < 40) {
+            text part = parts[below(&d, 5)];
+            memcpy(bytes + size, part.bytes, part.size);
+            size += part.size;
+        }
+        size -= below(&d, 3) ? 0 : below(&d, 12);
+        if (below(&d, 2)) {
+            bytes[below(&d, size)] = (uint8_t)roll(&d);
+        }
+        bool expected = slow_valid(bytes, size);
+        if (valid(bytes, size) != expected) {
+            fail_msg("seed %llu", (unsigned long long)seed);
+        }
+        good += expected;
+    }
+    assert_in_range(good, 1000, 19000);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_append_and_format),
@@ -128,6 +316,12 @@ int main(void) {
         cmocka_unit_test(test_growth),
         cmocka_unit_test(test_no_memory),
         cmocka_unit_test(test_size_that_no_memory_has),
+        cmocka_unit_test(test_valid),
+        cmocka_unit_test(test_invalid),
+        cmocka_unit_test(test_all_of_up_to_three_bytes),
+        cmocka_unit_test(test_four_bytes),
+        cmocka_unit_test(test_every_character),
+        cmocka_unit_test(test_long_texts),
     };
     return cmocka_run_group_tests_name("base_text", tests, NULL, NULL);
 }
