@@ -1,13 +1,13 @@
-/** @file lanes.h  The lanes that there are, for whoever registers them. */
+/** @file lanes.h  All lanes, for the code that registers them. */
 #ifndef WH_LANE_LANES_H
 #define WH_LANE_LANES_H
 
 #include "lane/lane.h"
 
-/** Same host, memory of CUDA devices: the driver opens it in the receiver's process. */
+/** Same host, CUDA memory: the driver opens it in the receiver's process. */
 extern const wh_lane_ops wh_lane_cuda_ipc;
 
-/** Between hosts, memory of CUDA devices: a communicator of NCCL. */
+/** Between hosts, CUDA memory: an NCCL communicator. */
 extern const wh_lane_ops wh_lane_nccl;
 
 /** Same host: process_vm_readv. */
@@ -16,10 +16,10 @@ extern const wh_lane_ops wh_lane_cma;
 /** Same host: rings in shared memory. */
 extern const wh_lane_ops wh_lane_ring;
 
-/** Blocks that the group moves by itself, where it does. */
+/** Blocks that the group moves. */
 extern const wh_lane_ops wh_lane_blocks;
 
-/** UCX, loaded at run time; and what stands in its place where the library was built without UCX's headers, and says so. */
+/** UCX, loaded at run time. wh_lane_ucx_absent replaces it in a build without UCX's headers. */
 extern const wh_lane_ops wh_lane_ucx_absent;
 #ifdef WH_HAVE_UCX
 extern const wh_lane_ops wh_lane_ucx;
@@ -27,7 +27,7 @@ extern const wh_lane_ops wh_lane_ucx;
 #define wh_lane_ucx wh_lane_ucx_absent
 #endif
 
-/** Channels of the group, which are sockets. */
+/** Sockets of the group. */
 extern const wh_lane_ops wh_lane_stream;
 
 #endif

@@ -171,7 +171,7 @@ static wherry_status start(wh_destination *destination, wherry_error *error) {
             return wh_fail_memory(error, "digests");
         }
     }
-    if (!one_sided && wh_lane_works_alone(destination->lane, destination->site.group)) {
+    if (!one_sided && wh_lane_runs_in_caller(destination->lane, destination->site.group)) {
         destination->outcome.stats.workers = 1;
         destination->in_parts = true;
         return WHERRY_OK;

@@ -170,7 +170,7 @@ static bool is_quick(const wh_receive *receive) {
 static wherry_status pull_round(wh_receive *receive, wherry_error *error) {
     bool one_sided = receive->lane->traits & WH_LANE_ONE_SIDED;
     receive->heard = receive->told_at = wh_clock_now();
-    if (wh_lane_works_alone(receive->lane, receive->site.group)) {
+    if (wh_lane_runs_in_caller(receive->lane, receive->site.group)) {
         receive->stats.workers = 1;
         return pull_in_parts(receive, error);
     }

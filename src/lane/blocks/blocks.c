@@ -625,7 +625,7 @@ static void blocks_close(wh_lane_end *end) {
 
 const wh_lane_ops wh_lane_blocks = {
     .name = "blocks",
-    .traits = WH_LANE_NETWORK | WH_LANE_MESSAGES | WH_LANE_STAGES,
+    .traits = WH_LANE_NETWORK | WH_LANE_GROUP | WH_LANE_STAGES,
     .finish_ms = WH_BLOCKS_FINISH_MS,
     .offer = blocks_offer,
     .probe = blocks_probe,

@@ -5,8 +5,9 @@
  * A frame is a header of 64 bytes and the bytes of one chunk. A round ends with a header that has
  * no bytes. Numbers are big endian:
  *
- *     header   digest of the previous chunk, 16 bytes, if its header announced one; chunk u64; length u64; 32 zero bytes.
- *              The top bit of the length announces that the next header has this chunk's digest.
+ *     header   digest of the previous chunk, 16 bytes, if its header announced one; chunk u64;
+ *              length u64; 32 zero bytes. The top bit of the length announces that the next
+ *              header has this chunk's digest.
  *     end      chunk 2^64 - 1, length 0
  *
  * The header is this long to keep bytes that are aligned in memory aligned in the stream: the
