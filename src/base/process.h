@@ -1,4 +1,6 @@
-/** @file process.h  Process and host identity, the number of processors, and safety across fork(). */
+/**
+ * @file process.h  Process and host identity, the number of processors, and safety across fork().
+ */
 #ifndef WH_BASE_PROCESS_H
 #define WH_BASE_PROCESS_H
 
@@ -73,7 +75,8 @@ void wh_fork_lock_give(wh_fork_lock *lock);
 
 /**
  * Allocates zeroed memory that the kernel zeroes again in a child of fork(). For data that other
- * processes read: they could read it in a child before in_child of a wh_fork_lock runs. Never freed.
+ * processes read: they could read it in a child before in_child of a wh_fork_lock runs. Never
+ * freed.
  * @return NULL with errno.
  */
 void *wh_fork_wiped_alloc(size_t size);

@@ -19,7 +19,7 @@
 enum {
     WH_NATIVE_MAGIC_BYTES = 8,
     WH_NATIVE_HEADER = 64,
-    /** The checksum covers these bytes of the header, and the manifest. It comes next, then zeros. */
+    /** The checksum covers these bytes of the header, and the manifest. It follows them. */
     WH_NATIVE_SUMMED = 48,
     WH_NATIVE_PAGE = 4096, /**< Alignment of the first storage, and of large ones. */
     WH_NATIVE_LINE = 64,   /**< Alignment of storages smaller than WH_NATIVE_PAGE. */

@@ -1,4 +1,7 @@
-/* The error record: what each function writes to it, and how long paths are shortened; the statuses. */
+/*
+ * The error record: what each function writes to it, and how long paths are shortened; the
+ * statuses.
+ */
 #include <errno.h>
 #include <setjmp.h>
 #include <stdarg.h>
