@@ -16,7 +16,7 @@ import torch.distributed as dist
 import wherry
 from torch_states import assert_same, plain_state
 from wherry import _core
-from wherry.torch import PGTransport
+from wherry.torch import PGTransport, _pg_session
 from wherry.torch._process_group import is_gloo
 from wherry.torch._pg_session import _PIECE_BYTES, Operation
 
@@ -286,6 +286,38 @@ def test_only_gloo_carries_a_transfer():
                 wherry.InvalidArgument, match=f"gloo only, and this process group is {name}"
             ):
                 transport.recv_checkpoint(1)
+
+
+def nonsense_body(before):
+    """Bytes that are not a frame are refused, and the group is broken, because it is out of step."""
+    rank, _ = start()
+    if rank == 0:
+        frame = torch.full((_pg_session.FRAME_BYTES,), 255, dtype=torch.uint8)
+        dist.group.WORLD.send([frame], 1, _pg_session._TAG).wait()
+        launch.wait_for("noticed")
+        return
+    send = _pg_session.PgSession.send
+
+    def send_late(self, *arguments):
+        while before and not self.broken:
+            time.sleep(0.01)
+        return send(self, *arguments)
+
+    _pg_session.PgSession.send = send_late
+    transport = transport_over_group(timeout=20)
+    with pytest.raises(wherry.PeerError, match="not a frame of Wherry") as caught:
+        transport.recv_checkpoint(0)
+    assert caught.value.rank == 0
+    with pytest.raises(wherry.Closed, match="make it again"):
+        transport.recv_checkpoint(0)
+    launch.say("noticed")
+
+
+@pytest.mark.parametrize("before", [False, True])
+def test_nonsense(before):
+    """`before`: it arrives before this rank has sent anything."""
+    with launch.job(2) as job:
+        job.run(nonsense_body, before)
 
 
 def dying_body(dies):

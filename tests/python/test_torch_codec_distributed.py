@@ -3,6 +3,8 @@
 Groups are torch's fake ones, which ask no other rank.
 """
 
+# ruff: noqa: E402
+
 import gc
 import subprocess
 import sys
@@ -16,27 +18,27 @@ torch = pytest.importorskip(
     "torch", reason="torch is not installed: pip install -r tests/python/requirements-torch.txt"
 )
 
-import torch.distributed as dist  # noqa: E402
+import torch.distributed as dist
 
 if not dist.is_available():
     pytest.skip("this build of torch has no torch.distributed", allow_module_level=True)
 
-from test_torch_codec import in_place, there_and_back  # noqa: E402
-from torch import nn  # noqa: E402
-from torch.distributed._shard import sharded_tensor  # noqa: E402
-from torch.distributed._shard.sharded_tensor import Shard as LocalShard  # noqa: E402
-from torch.distributed._shard.sharded_tensor import ShardedTensor, ShardMetadata  # noqa: E402
-from torch.distributed._shard.sharding_spec import ChunkShardingSpec, EnumerableShardingSpec  # noqa: E402
-from torch.distributed.device_mesh import init_device_mesh  # noqa: E402
-from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor  # noqa: E402
-from torch.distributed.tensor.placement_types import _MaskPartial, _StridedShard  # noqa: E402
-from torch.testing._internal.distributed.fake_pg import FakeStore  # noqa: E402
+from test_torch_codec import in_place, there_and_back
+from torch import nn
+from torch.distributed._shard import sharded_tensor
+from torch.distributed._shard.sharded_tensor import Shard as LocalShard
+from torch.distributed._shard.sharded_tensor import ShardedTensor, ShardMetadata
+from torch.distributed._shard.sharding_spec import ChunkShardingSpec, EnumerableShardingSpec
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.placement_types import _MaskPartial, _StridedShard
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from rehearse import core  # noqa: E402
+from rehearse import core
 
-from wherry import InvalidArgument, Malformed, Mismatch, Unsupported, _nodes  # noqa: E402
-from wherry.torch import _distributed  # noqa: E402
-from wherry.torch._codec import TorchCodec  # noqa: E402
+from wherry import InvalidArgument, Malformed, Mismatch, Unsupported, _nodes
+from wherry.torch import _distributed
+from wherry.torch._codec import TorchCodec
 
 
 class World:

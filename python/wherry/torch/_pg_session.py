@@ -65,7 +65,9 @@ def _loss(rank: int, error: Exception) -> PeerLost:
 
 
 def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]
+    """The first line of what torch says, without the source file that it names first."""
+    first = (str(error).splitlines() or [type(error).__name__])[0]
+    return first.partition("] ")[2] or first if first.startswith("[/") else first
 
 
 class Operation:
@@ -172,9 +174,8 @@ class _Peer:
     def __init__(self, session: PgSession, rank: int) -> None:
         self._session = session
         self.rank = rank
-        self.outgoing: queue.Queue[bytes | None] = queue.Queue(
-            _QUEUED_MESSAGES
-        )  # None: the last frame
+        # None stands for the last frame.
+        self.outgoing: queue.Queue[bytes | None] = queue.Queue(_QUEUED_MESSAGES)
         self.blocks: queue.SimpleQueue[Operation | None] = queue.SimpleQueue()
         self._reading: Operation | None = None
         self._writing: Operation | None = None
@@ -198,10 +199,7 @@ class _Peer:
             frame = self._receive(FRAME_BYTES)
             size, flag = int.from_bytes(frame[: _HEADER_BYTES - 1], "big"), frame[_HEADER_BYTES - 1]
             if size > _MESSAGE_MAX or flag > 1:
-                raise Closed(
-                    f"rank {self.rank} sent something through the process group that is not a "
-                    "frame of Wherry"
-                )
+                raise Closed(f"rank {self.rank} sent something that is not a frame of Wherry")
             last = flag == 1
             inline = frame[_HEADER_BYTES : _HEADER_BYTES + size]
             message = inline if size <= _INLINE_BYTES else self._receive(size)

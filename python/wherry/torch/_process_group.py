@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import socket
-import weakref
 from typing import Any
 
 import torch
@@ -13,7 +12,7 @@ from torch._C._distributed_c10d import FileStore, HashStore, PrefixStore, Store,
 from torch.distributed import distributed_c10d
 
 from wherry._rendezvous import address_for_others, is_loopback
-from wherry.errors import Closed, InvalidArgument
+from wherry.errors import InvalidArgument
 
 #: Attributes in which wrappers keep their process group.
 _INNER_NAMES = ("parent", "_pg", "pg", "_process_group", "process_group", "_wrapped")
@@ -118,34 +117,6 @@ def global_ranks(pg: Any) -> tuple[list[int], int]:
 def own_rank(pg: Any) -> int:
     """The rank of this process in the whole job, as meshes and shard placements name it."""
     return dist.get_rank() if dist.is_initialized() else int(pg.rank())
-
-
-class Condition:
-    """Why a group can carry nothing any more, for all its users.
-
-    A timeout inside a group breaks it.
-    """
-
-    def __init__(self) -> None:
-        self.broken = ""
-
-    def check(self) -> None:
-        """Raises Closed if the group is broken."""
-        if self.broken:
-            raise Closed(
-                f"this process group cannot be used any more, make it again: {self.broken}"
-            )
-
-
-_conditions: weakref.WeakKeyDictionary[Any, Condition] = weakref.WeakKeyDictionary()
-
-
-def condition_of(pg: Any) -> Condition:
-    """The condition of a group, shared by all its users."""
-    try:
-        return _conditions.setdefault(pg, Condition())
-    except TypeError:  # it cannot be hashed or weakly referenced
-        return Condition()
 
 
 def host_for(pg: Any, store: Store | None) -> str:

@@ -318,37 +318,43 @@ class AddressRendezvous(Rendezvous):
             connection.close()
 
 
+#: Why process groups cannot be used any more. A timeout inside a gloo group breaks it for good.
+_broken: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
+
+
 class GroupRendezvous(Rendezvous):
     """Control and bytes over the process group itself, one call at a time."""
 
     def __init__(self, pg: Any) -> None:
         super().__init__(pg)
         self._turn = threading.Lock()
-        self._condition = _process_group.condition_of(pg)
 
     @contextlib.contextmanager
     def route(self, peers: Sequence[int], deadline: Deadline, sending: bool) -> Iterator[Route]:
         with _held(self._turn, peers[0], deadline):
-            self._condition.check()
+            if reason := _broken.get(self.pg):
+                raise errors.Closed(
+                    f"this process group cannot be used any more, make it again: {reason}"
+                )
             try:
                 session = PgSession(self.pg, peers, timedelta(seconds=min(deadline.left, 1e8)))
             except BaseException:
                 # Ending the operations that had begun has closed the group's connections.
-                self._condition.broken = "a transfer over it could not begin"
+                _broken[self.pg] = "a transfer over it could not begin"
                 raise
             route = Route(Connection(session.group), list(peers))
             failed = True
             try:
                 yield route
-                errors = [one.error for one in route.outcomes if one.error is not None]
-                failed = not all(isinstance(one, _CLEAN_FAILURES) for one in errors)
+                failures = [one.error for one in route.outcomes if one.error is not None]
+                failed = not all(isinstance(one, _CLEAN_FAILURES) for one in failures)
             except _CLEAN_FAILURES:
                 failed = False
                 raise
             finally:
                 route.connection.close()
                 session.close(failed)
-                self._condition.broken = session.broken
+                _broken[self.pg] = session.broken
 
     def end(self) -> None:
         pass

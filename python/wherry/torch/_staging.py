@@ -41,8 +41,7 @@ class _Bucket:
 
     def __init__(self, device: torch.device, nbytes: int) -> None:
         self._device = device
-        # Memory of the host that nothing was written to yet costs nothing, so that a bucket may be
-        # larger than its contents.
+        # Host memory costs nothing until it is written, so a bucket may be larger than its contents.
         self._host = torch.empty(nbytes, dtype=torch.uint8, device="cpu")
         self._used = 0
         self._storages: list[tuple[int, torch.Tensor]] = []
@@ -58,25 +57,20 @@ class _Bucket:
 
     def copy(self, to_host: bool) -> None:
         """Copies the bytes of all storages from the device to the host, or back."""
-        host, device = self._host[: self._used], None
-        if len(self._storages) == 1:
-            device = self._storages[0][1]
-        else:
-            device = torch.empty(self._used, dtype=torch.uint8, device=self._device)
-        if to_host:
-            self._pack(device, True)
-        for begin in range(0, self._used, BUCKET_BYTES):
-            there, here = device[begin : begin + BUCKET_BYTES], host[begin : begin + BUCKET_BYTES]
-            here.copy_(there) if to_host else there.copy_(here)
+        if len(self._storages) == 1:  # it may be larger than a bucket
+            for at in range(0, self._used, BUCKET_BYTES):
+                piece = slice(at, min(at + BUCKET_BYTES, self._used))
+                host, device = self._host[piece], self._storages[0][1][piece]
+                host.copy_(device) if to_host else device.copy_(host)
+            return
+        packed = torch.empty(self._used, dtype=torch.uint8, device=self._device)
+        parts = [(packed[at : at + len(one)], one) for at, one in self._storages]
         if not to_host:
-            self._pack(device, False)
-
-    def _pack(self, packed: torch.Tensor, into: bool) -> None:
-        """Copies between storages and a buffer on the device, if there are several."""
-        if len(self._storages) > 1:
-            for begin, on_device in self._storages:
-                part = packed[begin : begin + len(on_device)]
-                part.copy_(on_device) if into else on_device.copy_(part)
+            packed.copy_(self._host[: self._used])
+        for part, storage in parts:
+            part.copy_(storage) if to_host else storage.copy_(part)
+        if to_host:
+            self._host[: self._used].copy_(packed)
 
 
 class Staging:
