@@ -1,6 +1,6 @@
 /*
- * Moves a state from one process to another. Rank 0 sends it. Rank 1 has the same tensors, still empty, and
- * receives in place. The two meet at a Unix socket: start `wherry-ferry 0 /tmp/meet` and
+ * Moves a state from one process to another. Rank 0 sends it. Rank 1 has the same tensors, still
+ * empty, and receives in place. The two meet at a Unix socket: start `wherry-ferry 0 /tmp/meet` and
  * `wherry-ferry 1 /tmp/meet`, in any order.
  */
 #include <stdio.h>

@@ -1,6 +1,7 @@
 /*
- * Ranks of MPI that train the same weights. Each in turn loses its state, as after a fault of its memory or its device, and has it
- * again from the next rank: mpirun -n 4 wherry-mpi-recover. A rank that loses its process takes the job with it: that is MPI.
+ * Ranks of MPI that train the same weights. Each in turn loses its state, as after a fault of its
+ * memory or its device, and has it again from the next rank: mpirun -n 4 wherry-mpi-recover. A rank
+ * that loses its process takes the job with it: that is MPI.
  */
 #include <stdio.h>
 #include <string.h>

@@ -1,5 +1,6 @@
 /**
- * @file wherry/checkpoint.h  Sending a state to other ranks, and receiving one: the library's main job.
+ * @file wherry/checkpoint.h  Sending a state to other ranks, and receiving one: the library's main
+ * job.
  *
  *     source:    wherry_checkpoint_send(transport, (int32_t[]){2}, 1, state, NULL, NULL, &error);
  *     receiver:  wherry_checkpoint_recv(transport, 0, NULL, &state, &error);
@@ -32,10 +33,13 @@ extern "C" {
 /** Sends and receives checkpoints over a group. Opaque. */
 typedef struct wherry_transport wherry_transport;
 
-/** How to create a transport. Fill it with wherry_transport_options_init, then change what you need. */
+/**
+ * How to create a transport. Fill it with wherry_transport_options_init, then change what you need.
+ */
 typedef struct wherry_transport_options {
     uint32_t struct_size; /**< sizeof(wherry_transport_options). */
-    uint32_t number;      /**< 0 to 65535, the same on all ranks, unique within the group. Default 0. */
+    /** 0 to 65535, the same on all ranks, unique within the group. Default 0. */
+    uint32_t number;
 } wherry_transport_options;
 
 /** Fills the defaults. */
@@ -66,8 +70,8 @@ WHERRY_API size_t wherry_transport_waiting(wherry_transport *transport, int32_t 
 /**
  * Lists the available lanes. The fastest comes first, as far as that is known without a state.
  * Does not block. Any thread.
- * @return the name of lane `index`, as used in wherry_transfer_options.lanes; valid forever. NULL if
- * `index` is too large.
+ * @return the name of lane `index`, as used in wherry_transfer_options.lanes; valid forever. NULL
+ * if `index` is too large.
  */
 WHERRY_API const char *wherry_transport_lane(const wherry_transport *transport, size_t index);
 
@@ -84,7 +88,10 @@ WHERRY_API const char *wherry_transport_lane(const wherry_transport *transport, 
 /** Bytes of wherry_stats.detail, including the final zero. */
 #define WHERRY_LANE_DETAIL_MAX 160
 
-/** Bytes of wherry_skipped_lane.text, including the final zero: room for a cause and what to do about it. */
+/**
+ * Bytes of wherry_skipped_lane.text, including the final zero: room for a cause and what to do
+ * about it.
+ */
 #define WHERRY_LANE_TEXT_MAX 320
 
 /** wherry_stats.skipped has at most this many entries. */
@@ -108,30 +115,41 @@ typedef struct wherry_skipped_lane {
 
 /** The figures of one transfer between two ranks, as seen by this side and its clock. */
 typedef struct wherry_stats {
-    uint32_t struct_size;            /**< sizeof(wherry_stats), filled by the library. */
-    uint32_t retries;                /**< Chunks that arrived damaged and were requested again. */
-    double prepare_seconds;          /**< Source: preparing the state and encoding its manifest. */
-    double offer_seconds;            /**< Receiver: from the request to the manifest. Source: until the request. */
-    double plan_seconds;             /**< Receiver: decode, check, plan, choose a lane. Source: until the plan came. */
-    double data_seconds;             /**< Moving the bytes, including digests computed on the way. */
-    double verify_seconds;           /**< Receiver: from the last byte to the last digest. Part of data_seconds. */
-    double release_seconds;          /**< Receiver: from then until the source confirmed. */
-    double total_seconds;            /**< The whole call. Source: until this destination was done. */
-    uint64_t tensors;                /**< Tensors received. */
-    uint64_t bytes_wanted;           /**< Bytes of the requested chunks. */
-    uint64_t bytes_moved;            /**< Bytes that arrived, including repeated ones. */
-    uint64_t chunks;                 /**< Chunks that arrived. */
-    uint64_t messages;               /**< Control messages that this side sent. */
-    uint32_t workers;                /**< Threads that moved bytes on this side. */
-    uint32_t verified;               /**< 1 if the data was checked by digests. */
-    char lane[WHERRY_LANE_NAME_MAX]; /**< The lane used; "cma+cuda_ipc" if two; "" if no byte moved. */
-    char reasons[WHERRY_LANE_REASONS_MAX]; /**< Why others were not: "cma: Operation not permitted; ring: ...". */
-    char detail[WHERRY_LANE_DETAIL_MAX];   /**< More about the lane, if any: "UCX 1.22.0 over tcp/eth0". */
-    uint32_t lanes_refused;                /**< Receiver: entries of `skipped` with WHERRY_LANE_FAILED. */
-    uint64_t bytes_held;    /**< Receiver, with WHERRY_RECV_COMPARE: bytes that the target already had. */
+    uint32_t struct_size;   /**< sizeof(wherry_stats), filled by the library. */
+    uint32_t retries;       /**< Chunks that arrived damaged and were requested again. */
+    double prepare_seconds; /**< Source: preparing the state and encoding its manifest. */
+    /** Receiver: from the request to the manifest. Source: until the request. */
+    double offer_seconds;
+    /** Receiver: decode, check, plan, choose a lane. Source: until the plan came. */
+    double plan_seconds;
+    /** Moving the bytes, including digests computed on the way. */
+    double data_seconds;
+    /** Receiver: from the last byte to the last digest. Part of data_seconds. */
+    double verify_seconds;
+    double release_seconds; /**< Receiver: from then until the source confirmed. */
+    /** The whole call. Source: until this destination was done. */
+    double total_seconds;
+    uint64_t tensors;      /**< Tensors received. */
+    uint64_t bytes_wanted; /**< Bytes of the requested chunks. */
+    uint64_t bytes_moved;  /**< Bytes that arrived, including repeated ones. */
+    uint64_t chunks;       /**< Chunks that arrived. */
+    uint64_t messages;     /**< Control messages that this side sent. */
+    uint32_t workers;      /**< Threads that moved bytes on this side. */
+    uint32_t verified;     /**< 1 if the data was checked by digests. */
+    /** The lane used; "cma+cuda_ipc" if two; "" if no byte moved. */
+    char lane[WHERRY_LANE_NAME_MAX];
+    /** Why others were not: "cma: Operation not permitted; ring: ...". */
+    char reasons[WHERRY_LANE_REASONS_MAX];
+    /** More about the lane, if any: "UCX 1.22.0 over tcp/eth0". */
+    char detail[WHERRY_LANE_DETAIL_MAX];
+    /** Receiver: entries of `skipped` with WHERRY_LANE_FAILED. */
+    uint32_t lanes_refused;
+    /** Receiver, with WHERRY_RECV_COMPARE: bytes that the target already had. */
+    uint64_t bytes_held;
     double compare_seconds; /**< Receiver: finding those bytes. Part of plan_seconds. */
     uint32_t skipped_count; /**< Entries of `skipped`. */
-    wherry_skipped_lane skipped[WHERRY_SKIPPED_LANES_MAX]; /**< The lanes of `reasons`, one by one. */
+    /** The lanes of `reasons`, one by one. */
+    wherry_skipped_lane skipped[WHERRY_SKIPPED_LANES_MAX];
 } wherry_stats;
 
 /** How far a transfer is. The strings are valid only during the call. */
@@ -152,12 +170,16 @@ typedef void (*wherry_progress_fn)(void *context, const wherry_progress *progres
 
 /** The state of a tensor after a failed receive. */
 typedef enum wherry_tensor_state {
-    WHERRY_TENSOR_COMPLETE = 0,  /**< All bytes arrived, but perhaps not from the same step as the others. */
+    /** All bytes arrived, but perhaps not from the same step as the others. */
+    WHERRY_TENSOR_COMPLETE = 0,
     WHERRY_TENSOR_PARTIAL = 1,   /**< Half written, or possibly so: its bytes were in flight. */
     WHERRY_TENSOR_UNTOUCHED = 2, /**< Unchanged. */
 } wherry_tensor_state;
 
-/** What a failed receive left behind, tensor by tensor. Opaque and immutable: any thread may read it. */
+/**
+ * What a failed receive left behind, tensor by tensor. Opaque and immutable: any thread may read
+ * it.
+ */
 typedef struct wherry_report wherry_report;
 
 /** The number of tensors in a state; 0 if report is NULL. */
@@ -172,9 +194,12 @@ WHERRY_API void wherry_report_destroy(wherry_report *report);
 /** In wherry_trace_event.chunk: the event is a phase, not a range of bytes. */
 #define WHERRY_TRACE_PHASE UINT64_MAX
 
-/** One event of a receive: a phase, or a range of bytes that landed. The strings are valid forever. */
+/**
+ * One event of a receive: a phase, or a range of bytes that landed. The strings are valid forever.
+ */
 typedef struct wherry_trace_event {
-    const char *name;  /**< Phase: "offer", "plan", "compare", "data" or "release". Range: "chunk". */
+    /** Phase: "offer", "plan", "compare", "data" or "release". Range: "chunk". */
+    const char *name;
     const char *lane;  /**< Range: the lane that carried it. Phase: "". */
     uint64_t begin_ns; /**< CLOCK_MONOTONIC. */
     uint64_t end_ns;   /**< CLOCK_MONOTONIC. */
@@ -185,10 +210,10 @@ typedef struct wherry_trace_event {
 } wherry_trace_event;
 
 /**
- * Called for each range when it has landed, and for each phase when the receive ends. Worker threads
- * call it, several at once. A range that goes to a device is reported by the first worker that sees
- * it there. It must be quick and must not call the library. `wherry fetch --trace` draws a picture
- * from these events.
+ * Called for each range when it has landed, and for each phase when the receive ends. Worker
+ * threads call it, several at once. A range that goes to a device is reported by the first worker
+ * that sees it there. It must be quick and must not call the library. `wherry fetch --trace` draws
+ * a picture from these events.
  */
 typedef void (*wherry_trace_fn)(void *context, const wherry_trace_event *event);
 
@@ -233,8 +258,9 @@ enum {
     WHERRY_RECV_ANY_DEVICE = 2, /**< As WHERRY_PLAN_ANY_DEVICE. */
     WHERRY_RECV_ANY_BOX = 4,    /**< As WHERRY_PLAN_ANY_BOX. */
     WHERRY_RECV_TO_DEVICE = 8,  /**< As WHERRY_PLAN_TO_DEVICE: new storages go to `device`. */
-    WHERRY_KEEP_PTRACER = 16,   /**< Source: never set this process's ptracer, even if `cma` needs it. */
-    WHERRY_RECV_NEW = 32,       /**< As WHERRY_PLAN_NEW: new memory for what the target lacks. */
+    /** Source: never set this process's ptracer, even if `cma` needs it. */
+    WHERRY_KEEP_PTRACER = 16,
+    WHERRY_RECV_NEW = 32, /**< As WHERRY_PLAN_NEW: new memory for what the target lacks. */
 
     /**
      * In place: the target may already hold some of the data. The receiver first asks for digests
@@ -244,10 +270,10 @@ enum {
     WHERRY_RECV_COMPARE = 64,
 
     /**
-     * Source: the device memory of this state stays allocated, so receivers may keep it open for the
-     * next transfer. The promise holds per receiver, until this process ends or until a later send
-     * to that receiver, of a state without that memory or without this flag, returns WHERRY_OK for
-     * it. For a lost receiver it holds until its process has ended.
+     * Source: the device memory of this state stays allocated, so receivers may keep it open for
+     * the next transfer. The promise holds per receiver, until this process ends or until a later
+     * send to that receiver, of a state without that memory or without this flag, returns WHERRY_OK
+     * for it. For a lost receiver it holds until its process has ended.
      */
     WHERRY_KEEPS_MEMORY = 128,
 
@@ -259,17 +285,22 @@ enum {
 
 /** How to send or receive. Fill it with wherry_transfer_options_init, then change what you need. */
 typedef struct wherry_transfer_options {
-    uint32_t struct_size;   /**< sizeof(wherry_transfer_options). */
-    uint32_t flags;         /**< WHERRY_RECV_*, WHERRY_KEEP_PTRACER, WHERRY_KEEPS_MEMORY. Default 0. */
-    int64_t timeout_ms;     /**< For the whole call. Default 300,000. Negative: no limit. */
-    int64_t no_progress_ms; /**< Give up on a peer that makes no progress for this long. Default 30,000. */
+    uint32_t struct_size; /**< sizeof(wherry_transfer_options). */
+    /** WHERRY_RECV_*, WHERRY_KEEP_PTRACER, WHERRY_KEEPS_MEMORY. Default 0. */
+    uint32_t flags;
+    int64_t timeout_ms; /**< For the whole call. Default 300,000. Negative: no limit. */
+    /** Give up on a peer that makes no progress for this long. Default 30,000. */
+    int64_t no_progress_ms;
 
-    /** The step of the state. If both sides give one and they differ, both fail. Default WHERRY_STEP_ANY. */
+    /**
+     * The step of the state. If both sides give one and they differ, both fail. Default
+     * WHERRY_STEP_ANY.
+     */
     int64_t step;
 
     /**
-     * The allowed lanes, in the order to try them: "cuda_ipc,nccl,cma,ring,ucx,blocks,stream"; or all
-     * lanes except some: "^cma". Default NULL: the environment variable WHERRY_LANES, else all,
+     * The allowed lanes, in the order to try them: "cuda_ipc,nccl,cma,ring,ucx,blocks,stream"; or
+     * all lanes except some: "^cma". Default NULL: the environment variable WHERRY_LANES, else all,
      * fastest first. The fastest is `ring` for many small tensors and for memory on small pages,
      * otherwise `cma`.
      */
@@ -278,9 +309,11 @@ typedef struct wherry_transfer_options {
     uint32_t threads;     /**< Threads that move bytes. Default 0: one per processor, at most 8. */
     wherry_verify verify; /**< If the receiver says DEFAULT, the source's ON or OFF counts. */
 
-    wherry_target_fn target;     /**< Receiver: the state to receive into. Default NULL: new memory. */
-    void *target_context;        /**< Passed to target. */
-    wherry_allocate_fn allocate; /**< Receiver: memory for new storages. Default NULL: host memory, huge pages. */
+    /** Receiver: the state to receive into. Default NULL: new memory. */
+    wherry_target_fn target;
+    void *target_context; /**< Passed to target. */
+    /** Receiver: memory for new storages. Default NULL: host memory, huge pages. */
+    wherry_allocate_fn allocate;
     void *allocate_context;      /**< Passed to allocate. */
     wherry_device device;        /**< Receiver, with WHERRY_RECV_TO_DEVICE. */
     wherry_progress_fn progress; /**< Default NULL. */
@@ -288,8 +321,8 @@ typedef struct wherry_transfer_options {
     wherry_cancel *cancel;       /**< Ends the call when requested; borrowed. Default NULL. */
 
     /**
-     * Receiver: filled unless the call returns WHERRY_INVALID_ARGUMENT. A source finds its statistics
-     * in wherry_outcome. Default NULL.
+     * Receiver: filled unless the call returns WHERRY_INVALID_ARGUMENT. A source finds its
+     * statistics in wherry_outcome. Default NULL.
      */
     wherry_stats *stats;
 
@@ -299,7 +332,8 @@ typedef struct wherry_transfer_options {
      */
     wherry_report **report_p;
 
-    const wherry_limits *limits; /**< Receiver: what a manifest may claim. Default NULL: wherry_limits_init's. */
+    /** Receiver: what a manifest may claim. Default NULL: wherry_limits_init's. */
+    const wherry_limits *limits;
 
     /**
      * Polled by the thread inside the call, at most every 50 ms. Returning true ends the call as a
@@ -318,13 +352,14 @@ typedef struct wherry_transfer_options {
     wherry_inspect_fn inspect; /**< Receiver: may refuse an offered state. Default NULL. */
     void *inspect_context;     /**< Passed to inspect. */
 
-    wherry_accept_fn accept; /**< Receiver: provides the target for an offer. Excludes `target`. Default NULL. */
-    void *accept_context;    /**< Passed to accept. */
+    /** Receiver: provides the target for an offer. Excludes `target`. Default NULL. */
+    wherry_accept_fn accept;
+    void *accept_context; /**< Passed to accept. */
 
     /**
-     * A CUstream (cudaStream_t) of the caller. If CUDA memory is sent or received into, the call first
-     * waits for everything queued on it. Work that is queued after the call, on any stream, sees the
-     * received data. Default NULL: the legacy default stream of each device involved.
+     * A CUstream (cudaStream_t) of the caller. If CUDA memory is sent or received into, the call
+     * first waits for everything queued on it. Work that is queued after the call, on any stream,
+     * sees the received data. Default NULL: the legacy default stream of each device involved.
      */
     void *stream;
 
@@ -349,15 +384,16 @@ typedef struct wherry_outcome {
 
 /**
  * Sends a state to some ranks. It serves each rank that calls wherry_checkpoint_recv, until every
- * destination has succeeded or failed. A slow or dead destination neither fails nor delays the others.
+ * destination has succeeded or failed. A slow or dead destination neither fails nor delays the
+ * others.
  *
- * While the call runs, the state and the bytes of its tensors must not change. After it has returned,
- * with any result, they may: a receiver that had not finished fails with WHERRY_REVOKED and never
- * accepts partial data.
+ * While the call runs, the state and the bytes of its tensors must not change. After it has
+ * returned, with any result, they may: a receiver that had not finished fails with WHERRY_REVOKED
+ * and never accepts partial data.
  *
- * If a rank dies during the call, its outcome is an error at once. If a rank was already dead when the
- * call began, the call waits for it to come back, except in groups to which nobody can return, such
- * as MPI.
+ * If a rank dies during the call, its outcome is an error at once. If a rank was already dead when
+ * the call began, the call waits for it to come back, except in groups to which nobody can return,
+ * such as MPI.
  *
  * @param ranks     distinct ranks of the group. The own rank is allowed if another thread receives.
  * @param state     borrowed during the call.
@@ -394,31 +430,32 @@ WHERRY_API wherry_status wherry_checkpoint_send(wherry_transport *transport, con
  * failed. While options.accept or options.allocate runs, the source waits, for at most its own
  * no_progress_ms.
  *
- * Every check comes before the first byte is written: on a mismatch nothing is touched, and the source
- * is told. After a failure in the middle, the error says how many tensors are complete and how many
- * are half written; options.report_p lists them. A group that cannot take back a receive that has
- * begun (wherry/mpi.h) may still write to the memory later. The error then says so, and the memory is
- * never freed and must not be reused.
+ * Every check comes before the first byte is written: on a mismatch nothing is touched, and the
+ * source is told. After a failure in the middle, the error says how many tensors are complete and
+ * how many are half written; options.report_p lists them. A group that cannot take back a receive
+ * that has begun (wherry/mpi.h) may still write to the memory later. The error then says so, and
+ * the memory is never freed and must not be reused.
  *
  * @param options  NULL for the defaults.
- * @param state_p  the state; the caller's: wherry_value_destroy. In place, its tensors are views of the
- *                 target's storages. A tensor that the target lacks becomes none with
- *                 WHERRY_RECV_PARTIAL. NULL: the caller wants only the target's bytes, not the source's
- *                 plain values. If both states then have the same tensors, layout and plain values,
- *                 the manifest is not read and nothing is matched, which is faster with many tensors;
- *                 options.limits does not apply. NULL without a target, or with WHERRY_RECV_NEW, is
- *                 WHERRY_INVALID_ARGUMENT.
+ * @param state_p  the state; the caller's: wherry_value_destroy. In place, its tensors are views of
+ * the target's storages. A tensor that the target lacks becomes none with WHERRY_RECV_PARTIAL.
+ * NULL: the caller wants only the target's bytes, not the source's plain values. If both states
+ * then have the same tensors, layout and plain values, the manifest is not read and nothing is
+ * matched, which is faster with many tensors; options.limits does not apply. NULL without a target,
+ * or with WHERRY_RECV_NEW, is WHERRY_INVALID_ARGUMENT.
  * @return WHERRY_OK; otherwise there is nothing to destroy:
- *   - WHERRY_TIMED_OUT, WHERRY_CANCELLED, WHERRY_PEER_LOST, WHERRY_CLOSED: as wherry_checkpoint_send.
+ *   - WHERRY_TIMED_OUT, WHERRY_CANCELLED, WHERRY_PEER_LOST, WHERRY_CLOSED: as
+ *     wherry_checkpoint_send.
  *   - WHERRY_REVOKED: the source withdrew its offer because it timed out or was cancelled. What was
  *     written is not valid.
  *   - WHERRY_ABORTED: the source gave up for another reason, which is in the message.
- *   - WHERRY_MISMATCH: target and state differ, or the steps do. The error has the path and both sides.
+ *   - WHERRY_MISMATCH: target and state differ, or the steps do. The error has the path and both
+ *     sides.
  *   - WHERRY_CORRUPT: a chunk arrived damaged three times. The path is that of a tensor in it.
- *   - WHERRY_MALFORMED, WHERRY_TRUNCATED, WHERRY_OUT_OF_BOUNDS, WHERRY_BAD_VERSION: the source violates
- *     the protocol, or its memory is not where it said.
- *   - WHERRY_UNSUPPORTED: no lane reaches the source (the message has the reasons), or device memory
- *     is not available.
+ *   - WHERRY_MALFORMED, WHERRY_TRUNCATED, WHERRY_OUT_OF_BOUNDS, WHERRY_BAD_VERSION: the source
+ *     violates the protocol, or its memory is not where it said.
+ *   - WHERRY_UNSUPPORTED: no lane reaches the source (the message has the reasons), or device
+ *     memory is not available.
  *   - what wherry_manifest_decode and wherry_plan_create return for a bad manifest or a bad target;
  *     what target, inspect, accept or allocate returned.
  *   - WHERRY_INVALID_ARGUMENT, WHERRY_NO_MEMORY, WHERRY_SYSTEM.

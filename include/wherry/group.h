@@ -1,10 +1,11 @@
 /**
- * @file wherry/group.h  A group: the ranks of a job, how they find each other, and small messages between them.
+ * @file wherry/group.h  A group: the ranks of a job, how they find each other, and small messages
+ * between them.
  *
- * A program joins once, gives the group to a transport, and leaves when it ends. If a rank dies, a new
- * process may join in its place. That process is another incarnation of the rank, and the others
- * continue with it. docs/groups.md explains how ranks find each other. wherry/group_ops.h lets a
- * program bring its own group.
+ * A program joins once, gives the group to a transport, and leaves when it ends. If a rank dies, a
+ * new process may join in its place. That process is another incarnation of the rank, and the
+ * others continue with it. docs/groups.md explains how ranks find each other. wherry/group_ops.h
+ * lets a program bring its own group.
  *
  * Any thread may call, several at once, unless a function says otherwise. Every wait ends at its
  * timeout, and as soon as the rank it waits for is known to be lost. All since 0.1.
@@ -43,7 +44,8 @@ enum {
 /** How to join. Fill it with wherry_group_options_init, then change what you need. */
 typedef struct wherry_group_options {
     uint32_t struct_size; /**< sizeof(wherry_group_options). */
-    uint32_t timeout_ms;  /**< How long to wait for the other ranks. Default 300,000: five minutes, as in torch. */
+    /** How long to wait for the other ranks. Default 300,000: five minutes, as in torch. */
+    uint32_t timeout_ms;
 
     /**
      * A secret shared by all ranks; borrowed during the call. Default NULL: the content of
@@ -53,18 +55,20 @@ typedef struct wherry_group_options {
     size_t secret_size; /**< Bytes of secret: 1 to 4096. Default 0. */
 
     /**
-     * 1: without a secret, any other host may connect; a warning says so. Default 0: without a secret
-     * the group stays on this host.
+     * 1: without a secret, any other host may connect; a warning says so. Default 0: without a
+     * secret the group stays on this host.
      */
     uint32_t allow_insecure;
-    uint32_t heartbeat_ms;  /**< An idle connection sends a sign of life this often. Default 1000. */
-    uint32_t dead_after_ms; /**< A connection silent for this long is lost. Above heartbeat_ms. Default 5000. */
-    uint32_t flags;         /**< WHERRY_JOIN_*. Default 0. */
+    /** An idle connection sends a sign of life this often. Default 1000. */
+    uint32_t heartbeat_ms;
+    /** A connection silent for this long is lost. Above heartbeat_ms. Default 5000. */
+    uint32_t dead_after_ms;
+    uint32_t flags; /**< WHERRY_JOIN_*. Default 0. */
 
     /**
-     * Return when this many ranks, including this one, have joined. 1: wait for nobody. The others may
-     * join later; a call that needs one of them then waits for it. A rank that another rank has met
-     * counts, even if it has died since. Default 0: all.
+     * Return when this many ranks, including this one, have joined. 1: wait for nobody. The others
+     * may join later; a call that needs one of them then waits for it. A rank that another rank has
+     * met counts, even if it has died since. Default 0: all.
      */
     uint32_t wait_for;
     uint32_t reserved;             /**< 0. */
@@ -82,20 +86,21 @@ WHERRY_API void wherry_group_options_init(wherry_group_options *options);
  * If a meeting point on this host is free, this process listens there when the call returns, unless
  * WHERRY_JOIN_CLIENT is set.
  *
- * @param address  where the ranks meet; docs/groups.md has the details:
- *                   "env://"                               rank and size from torchrun, Slurm or Open MPI
- *                   "tcp://HOST:PORT[,...]?rank=R&size=N"  at one of these addresses
- *                   "tcp://HOST:0?rank=R&size=N"           here, at a free port: see wherry_group_meeting
- *                   "unix:///PATH?rank=R&size=N"           on one host
+ * @param address  where the ranks meet; docs/groups.md has the details: "env://"
+ * rank and size from torchrun, Slurm or Open MPI "tcp://HOST:PORT[,...]?rank=R&size=N"  at one of
+ * these addresses "tcp://HOST:0?rank=R&size=N"           here, at a free port: see
+ * wherry_group_meeting "unix:///PATH?rank=R&size=N"           on one host
  * @param options  borrowed during the call. NULL for the defaults.
  * @param group_p  the caller's: wherry_group_leave.
  * @return WHERRY_OK; otherwise:
- *   - WHERRY_INVALID_ARGUMENT: a bad address or option, or other hosts could connect without a secret.
+ *   - WHERRY_INVALID_ARGUMENT: a bad address or option, or other hosts could connect without a
+ *     secret.
  *   - WHERRY_NO_MEMORY; WHERRY_SYSTEM: no socket or thread, or the secret's file cannot be read.
- *   - WHERRY_TIMED_OUT: the message names the missing ranks and the last state of the meeting point.
- *     Start those ranks and join again.
- *   - WHERRY_BAD_SECRET, WHERRY_BAD_VERSION, WHERRY_MISMATCH (another job or size) or WHERRY_REFUSED
- *     (the other side noticed first): the last answer of a process at the meeting point.
+ *   - WHERRY_TIMED_OUT: the message names the missing ranks and the last state of the meeting
+ *     point. Start those ranks and join again.
+ *   - WHERRY_BAD_SECRET, WHERRY_BAD_VERSION, WHERRY_MISMATCH (another job or size) or
+ *     WHERRY_REFUSED (the other side noticed first): the last answer of a process at the meeting
+ *     point.
  *   - WHERRY_CANCELLED: `interrupt` returned true.
  *   - WHERRY_CLOSED: a newer incarnation of this rank has joined.
  */
@@ -105,18 +110,19 @@ WHERRY_API wherry_status wherry_group_join(const char *address, const wherry_gro
 /**
  * Leaves a group. Sends queued messages first, for at most a second. Ranks that wait for this one
  * learn that it is gone.
- * @param group  destroyed; may be NULL. No thread may be inside another call on it, and its transports
- *               must have been destroyed.
+ * @param group  destroyed; may be NULL. No thread may be inside another call on it, and its
+ * transports must have been destroyed.
  */
 WHERRY_API void wherry_group_leave(wherry_group *group);
 
 /**
- * Tells where others can join the group: its first meeting point, "tcp://HOST:PORT" or "unix:///PATH".
- * Append "?rank=R&size=N", and the job's id if there is one, to make an address. Never blocks.
- * @param text  receives the text and a final zero. HOST is the one in this process's address. If that
- *              had port 0, PORT is the port that was chosen; this process listens there until it leaves.
- * @return WHERRY_OK; WHERRY_INVALID_ARGUMENT; WHERRY_UNSUPPORTED for a group without a meeting point:
- * one made from a table of functions (wherry/group_ops.h), or one with a single rank.
+ * Tells where others can join the group: its first meeting point, "tcp://HOST:PORT" or
+ * "unix:///PATH". Append "?rank=R&size=N", and the job's id if there is one, to make an address.
+ * Never blocks.
+ * @param text  receives the text and a final zero. HOST is the one in this process's address. If
+ * that had port 0, PORT is the port that was chosen; this process listens there until it leaves.
+ * @return WHERRY_OK; WHERRY_INVALID_ARGUMENT; WHERRY_UNSUPPORTED for a group without a meeting
+ * point: one made from a table of functions (wherry/group_ops.h), or one with a single rank.
  */
 WHERRY_API wherry_status wherry_group_meeting(const wherry_group *group, char text[WHERRY_GROUP_MEETING_MAX],
                                               wherry_error *error);
@@ -147,8 +153,8 @@ WHERRY_API bool wherry_group_alive(const wherry_group *group, int32_t rank);
  * @param size        at most WHERRY_GROUP_MESSAGE_MAX. Messages that nobody takes stay in the
  *                    receiver's memory.
  * @param timeout_ms  for the whole call.
- * @return WHERRY_OK; WHERRY_INVALID_ARGUMENT; WHERRY_NO_MEMORY; WHERRY_TIMED_OUT; WHERRY_PEER_LOST with
- * the rank: wait until it has joined again, or continue without it; WHERRY_CLOSED if a newer
+ * @return WHERRY_OK; WHERRY_INVALID_ARGUMENT; WHERRY_NO_MEMORY; WHERRY_TIMED_OUT; WHERRY_PEER_LOST
+ * with the rank: wait until it has joined again, or continue without it; WHERRY_CLOSED if a newer
  * incarnation of this rank has joined: leave. A group from wherry/group_ops.h may return more.
  */
 WHERRY_API wherry_status wherry_group_send(wherry_group *group, int32_t rank, uint32_t tag, const void *bytes,
@@ -161,8 +167,8 @@ WHERRY_API wherry_status wherry_group_send(wherry_group *group, int32_t rank, ui
  * @param bytes_p     the message; release with wherry_free. May be NULL if the message is empty.
  * @param size_p      its bytes.
  * @param rank_p      the sender; may be NULL.
- * @return WHERRY_OK; WHERRY_INVALID_ARGUMENT; WHERRY_TIMED_OUT; WHERRY_PEER_LOST with the rank, if it
- * died or was restarted during the wait (its earlier messages can still be taken until its next
+ * @return WHERRY_OK; WHERRY_INVALID_ARGUMENT; WHERRY_TIMED_OUT; WHERRY_PEER_LOST with the rank, if
+ * it died or was restarted during the wait (its earlier messages can still be taken until its next
  * incarnation joins); WHERRY_CLOSED if a newer incarnation of this rank has joined, or a group from
  * wherry/group_ops.h cannot be read any more: leave.
  */
@@ -170,8 +176,8 @@ WHERRY_API wherry_status wherry_group_receive(wherry_group *group, int32_t rank,
                                               void **bytes_p, size_t *size_p, int32_t *rank_p, wherry_error *error);
 
 /**
- * Waits until every rank has called this with the same number or a higher one. One thread per process
- * at a time.
+ * Waits until every rank has called this with the same number or a higher one. One thread per
+ * process at a time.
  *
  * Use rising numbers, such as the step. Then the call can be repeated with the same number after a
  * failure, and a restarted rank takes part from its current number on. Even if the call fails, all
@@ -179,9 +185,9 @@ WHERRY_API wherry_status wherry_group_receive(wherry_group *group, int32_t rank,
  *
  * @param number      of the barrier.
  * @param timeout_ms  for the whole call.
- * @return WHERRY_OK; WHERRY_INVALID_ARGUMENT if another thread is in a barrier; WHERRY_TIMED_OUT with the
- * lowest rank that has not arrived; WHERRY_PEER_LOST with a rank that was lost: call again when it is
- * back; WHERRY_NO_MEMORY; WHERRY_CLOSED.
+ * @return WHERRY_OK; WHERRY_INVALID_ARGUMENT if another thread is in a barrier; WHERRY_TIMED_OUT
+ * with the lowest rank that has not arrived; WHERRY_PEER_LOST with a rank that was lost: call again
+ * when it is back; WHERRY_NO_MEMORY; WHERRY_CLOSED.
  */
 WHERRY_API wherry_status wherry_group_barrier(wherry_group *group, uint64_t number, uint32_t timeout_ms,
                                               wherry_error *error);

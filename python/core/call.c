@@ -96,7 +96,9 @@ static wherry_status on_target(void *context, const wherry_value **target_p) {
 
 /* ---- options ---- */
 
-/** Reads options from a dict by the format of PyArg_ParseTupleAndKeywords. Unknown names are errors. */
+/**
+ * Reads options from a dict by the format of PyArg_ParseTupleAndKeywords. Unknown names are errors.
+ */
 #define READ_OPTIONS(empty, dict, format, names, ...)                                                                  \
     ((empty = PyTuple_New(0)) && PyArg_ParseTupleAndKeywords(empty, dict, format, (char **)(names), __VA_ARGS__))
 

@@ -8,7 +8,8 @@
  * Invariants:
  * 1. Code runs with the GIL held, except between Py_BEGIN_ALLOW_THREADS and Py_END_ALLOW_THREADS
  *    and in callbacks of the library before PyGILState_Ensure.
- * 2. A function that returns NULL, false or -1 has set an exception, unless its comment says otherwise.
+ * 2. A function that returns NULL, false or -1 has set an exception, unless its comment says
+ *    otherwise.
  * 3. Storages never own memory of Python objects: a wpy_state keeps the owners alive.
  */
 #ifndef WPY_CORE_H
@@ -30,7 +31,8 @@
 #define WPY_NAME_LIST(X)                                                                                               \
     X(__dlpack_c_exchange_api__)                                                                                       \
     X(_cdata)                                                                                                          \
-    X(abandon) X(allocate) X(check) X(data_ptr) X(decode) X(destroy) X(device) X(dtensor) X(dtype) X(dtypes) X(encode) \
+    X(abandon)                                                                                                         \
+    X(allocate) X(check) X(data_ptr) X(decode) X(destroy) X(device) X(dtensor) X(dtype) X(dtypes) X(encode)            \
         X(fill_host) X(get) X(is_conj) X(is_neg) X(path) X(put) X(report) X(requires_grad) X(shape) X(sharded)         \
             X(stats) X(storage_offset) X(stride) X(tensor) X(tensor_types) X(to_host) X(untyped_storage)
 
@@ -69,7 +71,9 @@ void *wpy_raise(const wherry_error *error);
 /** Sets the Python function that creates exceptions. */
 PyObject *wpy_set_error_class(PyObject *module, PyObject *make);
 
-/** The exception that was set when a destructor began. The destructor must neither see nor lose it. */
+/**
+ * The exception that was set when a destructor began. The destructor must neither see nor lose it.
+ */
 typedef struct wpy_pending {
     PyObject *type, *value, *traceback;
 } wpy_pending;
@@ -77,7 +81,10 @@ typedef struct wpy_pending {
 wpy_pending wpy_set_aside(void);
 void wpy_put_back(wpy_pending pending);
 
-/** A step on the path to the current value, on the stack: a dict key, or `index` if both keys are NULL. */
+/**
+ * A step on the path to the current value, on the stack: a dict key, or `index` if both keys are
+ * NULL.
+ */
 typedef struct wpy_step {
     const struct wpy_step *up;
     PyObject *key;                 /**< While a state is built. */
@@ -90,7 +97,9 @@ void wpy_add_path(const wpy_step *step);
 
 /* ---- scalars, devices and integers (build.c, restore.c) ---- */
 
-/** Creates a scalar. NULL without an exception if the type is none of the library's scalar types. */
+/**
+ * Creates a scalar. NULL without an exception if the type is none of the library's scalar types.
+ */
 wherry_value *wpy_scalar_new(PyObject *value);
 
 /** Reads a device from its text. */
@@ -152,7 +161,10 @@ wpy_state *wpy_state_new(void);
 /** Records which object a leaf was made from. */
 bool wpy_state_add_leaf(wpy_state *state, const wherry_value *value, PyObject *object);
 
-/** The object that a leaf was made from, borrowed; NULL without an exception if it is not in the state. */
+/**
+ * The object that a leaf was made from, borrowed; NULL without an exception if it is not in the
+ * state.
+ */
 PyObject *wpy_state_find(wpy_state *state, const wherry_value *value);
 
 /* ---- from Python to a state (build.c, node.c, tensors.c) ---- */
@@ -164,8 +176,9 @@ typedef int (*wpy_dl_read_fn)(void *object, struct wpy_dl_tensor *tensor);
 typedef struct wpy_builder {
     wpy_state *state;
     PyObject *codec;
-    PyObject *tensor_types; /**< Of the codec: a dict from type to the name of the wrapping object, or None. */
-    PyObject *dtypes;       /**< Of the codec: a dict from torch.dtype to wherry_dtype. */
+    /** Of the codec: a dict from type to the name of the wrapping object, or None. */
+    PyObject *tensor_types;
+    PyObject *dtypes; /**< Of the codec: a dict from torch.dtype to wherry_dtype. */
     wherry_storage **storages;
     size_t storage_capacity;
     wpy_map storage_numbers; /**< From a wpy_storage_key to the index in `storages`. */
@@ -228,11 +241,16 @@ typedef struct wpy_restorer {
 bool wpy_restorer_init(wpy_restorer *restorer, PyObject *codec, wpy_state *target);
 void wpy_restorer_clear(wpy_restorer *restorer);
 
-/** Allocates a storage through the codec. Call it with the GIL held. Sets an exception on failure. */
+/**
+ * Allocates a storage through the codec. Call it with the GIL held. Sets an exception on failure.
+ */
 wherry_status wpy_restorer_allocate(wpy_restorer *restorer, uint64_t nbytes, wherry_device device,
                                     wherry_storage **storage_p);
 
-/** Asks the codec about every object of a state, so that a refusal comes before the first byte moves. */
+/**
+ * Asks the codec about every object of a state, so that a refusal comes before the first byte
+ * moves.
+ */
 bool wpy_check_objects(PyObject *codec, const wherry_value *state);
 
 /** The Python value of a received state; a new reference. */
@@ -250,7 +268,9 @@ typedef struct wpy_call {
 /** The call that this thread is inside; NULL if none. */
 extern _Thread_local wpy_call *wpy_current_call;
 
-/** Enters a call. Returns the outer one, to be put back at the end: callbacks may make calls too. */
+/**
+ * Enters a call. Returns the outer one, to be put back at the end: callbacks may make calls too.
+ */
 wpy_call *wpy_enter_call(wpy_call *call);
 
 /** Keeps the exception that is set until the end of the call. */

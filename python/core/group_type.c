@@ -1,8 +1,8 @@
 /*
  * The types Group and Cancel.
  *
- * A group is joined at an address, or made from a Python object, called a table, that can send blocks
- * of bytes between ranks:
+ * A group is joined at an address, or made from a Python object, called a table, that can send
+ * blocks of bytes between ranks:
  *
  *     send(rank, block: bytes, timeout_ms) -> bool         False: nothing of it was sent in time
  *     receive(timeout_ms) -> list of (rank, bytes)         the blocks that have arrived
@@ -10,10 +10,10 @@
  *
  * A table that can move blocks without copies also has all of these:
  *
- *     put(rank, channel, pointer, size) -> operation       starts to send memory
- *     get(rank, channel, pointer, size) -> operation       starts to receive into memory
- *     finish(operation, timeout_ms) -> bool                False: not finished yet
- *     abandon(operation)                                   after it, the memory is no longer accessed
+ *     put(rank, channel, pointer, size) -> operation       starts to send memory get(rank, channel,
+ *     pointer, size) -> operation       starts to receive into memory finish(operation, timeout_ms)
+ *     -> bool                False: not finished yet abandon(operation)
+ *     after it, the memory is no longer accessed
  *
  * The thread that is inside a call of the library calls the table, with the GIL held. If a method
  * raises, the call fails: with PeerLost and its rank if that was raised, else with Closed.
@@ -62,9 +62,9 @@ static PyObject *group_join(PyObject *type, PyObject *arguments) {
 }
 
 /**
- * Leaves the group. A child of the process that joined has nothing to leave: the group's thread does
- * not exist there, and the sockets are closed. Leaving may wait for the table's thread, which may
- * need the GIL: it is released.
+ * Leaves the group. A child of the process that joined has nothing to leave: the group's thread
+ * does not exist there, and the sockets are closed. Leaving may wait for the table's thread, which
+ * may need the GIL: it is released.
  */
 static void leave(wpy_group *self) {
     wherry_group *group = self->group;
@@ -210,9 +210,9 @@ static PyObject *attribute_of(PyObject *value, const char *name) {
 }
 
 /**
- * Turns the exception that is set into an error record. An exception that is not the table's, such as
- * KeyboardInterrupt, is kept until the end of the call, which it will end soon; the record says only
- * that the table was too slow.
+ * Turns the exception that is set into an error record. An exception that is not the table's, such
+ * as KeyboardInterrupt, is kept until the end of the call, which it will end soon; the record says
+ * only that the table was too slow.
  */
 static wherry_status take_exception(wherry_error *error) {
     if (wpy_current_call && !PyErr_ExceptionMatches(PyExc_Exception)) {
@@ -348,7 +348,8 @@ static bool table_abandon(void *context, void *operation) {
     Py_XDECREF(answer);
     Py_DECREF((PyObject *)operation);
     PyGILState_Release(gil);
-    return true; /* false would mean that storages must keep the memory, but they do not own Python's */
+    /* false would mean that storages must keep the memory, but they do not own Python's */
+    return true;
 }
 
 static PyObject *group_from_table(PyObject *type, PyObject *arguments) {

@@ -1,4 +1,6 @@
-/* The module wherry._core: its constants and types, and the library's errors as Python exceptions. */
+/*
+ * The module wherry._core: its constants and types, and the library's errors as Python exceptions.
+ */
 #include <string.h>
 
 #include "core.h"
@@ -63,7 +65,10 @@ void wpy_put_back(wpy_pending pending) {
     PyErr_Restore(pending.type, pending.value, pending.traceback);
 }
 
-/** The text of the path that ends at a step, for wherry_free(); NULL without an exception on failure. */
+/**
+ * The text of the path that ends at a step, for wherry_free(); NULL without an exception on
+ * failure.
+ */
 static char *path_text(const wpy_step *last) {
     wherry_step steps[WHERRY_PATH_STEPS_MAX];
     wherry_value *keys[WHERRY_PATH_STEPS_MAX] = {0};

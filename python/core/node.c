@@ -1,6 +1,6 @@
 /*
- * Builds values from the nodes of wherry._nodes, by which a codec describes objects and tensors. Nodes
- * are named tuples; their fields have the order of the classes there.
+ * Builds values from the nodes of wherry._nodes, by which a codec describes objects and tensors.
+ * Nodes are named tuples; their fields have the order of the classes there.
  */
 #include <stdlib.h>
 
@@ -50,7 +50,8 @@ static wherry_value *build_object(wpy_builder *builder, PyObject *node, PyObject
     wpy_leaf *last = builder->state->leaf_count ? builder->state->leaves + builder->state->leaf_count - 1 : NULL;
     if (wherry_value_kind(payload) >= WHERRY_KIND_TENSOR && last && last->value == payload) {
         PyObject *before = last->object;
-        last->object = Py_NewRef(original); /* a receive in place returns the wrapper, not the inner tensor */
+        /* a receive in place returns the wrapper, not the inner tensor */
+        last->object = Py_NewRef(original);
         Py_DECREF(before);
     }
     if (wherry_object_create(name, payload, &value, &error) != WHERRY_OK) {

@@ -1,7 +1,7 @@
 /*
- * From a received state to Python values. Before anything is received, the codec is asked whether it
- * can make every object (wpy_check_objects); while it is received, storages are allocated through the
- * codec; at the end wpy_restore() walks the tree.
+ * From a received state to Python values. Before anything is received, the codec is asked whether
+ * it can make every object (wpy_check_objects); while it is received, storages are allocated
+ * through the codec; at the end wpy_restore() walks the tree.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -9,7 +9,9 @@
 
 #include "core.h"
 
-/** New memory of at least this size is put on huge pages, which makes the first touch much cheaper. */
+/**
+ * New memory of at least this size is put on huge pages, which makes the first touch much cheaper.
+ */
 enum { HUGE_PAGE = 2 << 20 };
 
 bool wpy_restorer_init(wpy_restorer *restorer, PyObject *codec, wpy_state *target) {
@@ -222,7 +224,9 @@ static const wherry_value *inside(const wherry_value *value) {
     return value;
 }
 
-/** The object that a leaf was received into, borrowed. NULL without an exception if the leaf is new. */
+/**
+ * The object that a leaf was received into, borrowed. NULL without an exception if the leaf is new.
+ */
 static PyObject *target_object(const wpy_restorer *restorer, const wherry_value *value, const wherry_value *target) {
     value = inside(value);
     if (!target || wherry_value_kind(value) < WHERRY_KIND_TENSOR ||

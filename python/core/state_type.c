@@ -1,4 +1,7 @@
-/* The type State: a value tree, the owners of its memory, and the objects that its leaves were made from. */
+/*
+ * The type State: a value tree, the owners of its memory, and the objects that its leaves were made
+ * from.
+ */
 #include <stdlib.h>
 
 #include "core.h"

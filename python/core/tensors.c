@@ -97,7 +97,10 @@ static bool dl_dtype(const wpy_dl_tensor *tensor, wherry_dtype *dtype_p) {
     return false;
 }
 
-/** The function that describes tensors of a type; NULL without an exception if it has none of this version. */
+/**
+ * The function that describes tensors of a type; NULL without an exception if it has none of this
+ * version.
+ */
 static wpy_dl_read_fn dl_find(PyTypeObject *type) {
     PyObject *capsule = PyObject_GetAttr((PyObject *)type, wpy_name.__dlpack_c_exchange_api__);
     const dl_header *header = capsule ? PyCapsule_GetPointer(capsule, "dlpack_exchange_api") : NULL;
@@ -252,9 +255,9 @@ static wherry_storage *direct_storage(wpy_builder *builder, PyObject *storage, v
 }
 
 /**
- * The storage of memory on a device that the library cannot reach. Host memory of the codec stands in
- * for it, and codec.fill_host() copies the bytes after all tensors were read. Addresses on such a
- * device may mean nothing, so the storage object is the key.
+ * The storage of memory on a device that the library cannot reach. Host memory of the codec stands
+ * in for it, and codec.fill_host() copies the bytes after all tensors were read. Addresses on such
+ * a device may mean nothing, so the storage object is the key.
  */
 static wherry_storage *staged_storage(wpy_builder *builder, PyObject *storage) {
     uint64_t data;
@@ -278,7 +281,10 @@ static wherry_storage *staged_storage(wpy_builder *builder, PyObject *storage) {
 
 /* ---- a torch tensor ---- */
 
-/** Finds the storage of a tensor whose first element is at `data`. False without an exception if unknown. */
+/**
+ * Finds the storage of a tensor whose first element is at `data`. False without an exception if
+ * unknown.
+ */
 static bool find_storage(wpy_builder *builder, PyObject *storage, char *data, wherry_device device, reading *r) {
     uint64_t nbytes;
     uint64_t item = wherry_dtype_describe(r->tensor.dtype)->bytes;
@@ -306,7 +312,10 @@ static bool find_storage(wpy_builder *builder, PyObject *storage, char *data, wh
     return r->tensor.storage != NULL;
 }
 
-/** Reads everything but the flags by DLPack. False without an exception if DLPack cannot describe the tensor. */
+/**
+ * Reads everything but the flags by DLPack. False without an exception if DLPack cannot describe
+ * the tensor.
+ */
 static bool read_by_dlpack(wpy_builder *builder, PyObject *object, PyObject *storage, reading *r) {
     wpy_dl_tensor dl;
     if (builder->read(object, &dl) != 0) {
@@ -394,7 +403,9 @@ wherry_value *wpy_build_torch(wpy_builder *builder, PyObject *object, bool plain
     wherry_value *value = NULL;
     wherry_error error;
     if (!tensor && !plain) {
-        /* For example, it has no memory. The codec knows what to do, or says why it cannot be sent. */
+        /*
+         * For example, it has no memory. The codec knows what to do, or says why it cannot be sent.
+         */
         if (!PyErr_ExceptionMatches(PyExc_Exception) || PyErr_ExceptionMatches(PyExc_MemoryError)) {
             return NULL;
         }

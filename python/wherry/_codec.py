@@ -1,9 +1,8 @@
 """The codec for processes without torch: describes Python values to the core, and makes them again.
 
 The core reads None, bool, int, float, complex, str, bytes, list, tuple and dict, and asks a codec
-about every other type. All received data is treated as hostile: nothing from the wire is imported or
-executed. docs/python-types.md has the table of types.
-"""
+about every other type. All received data is treated as hostile: nothing from the wire is imported
+or executed. docs/python-types.md has the table of types."""
 
 from __future__ import annotations
 
@@ -390,7 +389,8 @@ class Codec:
         return 0
 
     def allocate(self, nbytes: int, device: str) -> tuple[Any, int, str]:
-        """Memory for a new storage, which is on ``device`` at the source: owner, address, device."""
+        """Memory for a new storage, which is on ``device`` at the source: owner, address,
+        device."""
         return _arrays.allocate(nbytes)
 
     def tensor(

@@ -44,7 +44,8 @@ class Cancel:
 class Group:
     @staticmethod
     def join(address: str, options: Mapping[str, Any]) -> Group:
-        """Options: timeout_ms, secret, allow_insecure, wait_for, client, heartbeat_ms, dead_after_ms."""
+        """Options: timeout_ms, secret, allow_insecure, wait_for, client, heartbeat_ms,
+        dead_after_ms."""
     @staticmethod
     def from_table(
         table: Any, name: str, rank: int, size: int, max_block: int, death: bool

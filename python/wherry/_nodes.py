@@ -21,7 +21,8 @@ class Object(NamedTuple):
 
 
 class Memory(NamedTuple):
-    """A tensor: a strided view of memory. Views with the same pointer and nbytes share a storage."""
+    """A tensor: a strided view of memory. Views with the same pointer and nbytes share a
+    storage."""
 
     pointer: int  # of the storage
     nbytes: int  # of the storage

@@ -1,9 +1,9 @@
 """How a receiver finds and reaches a source without the help of other ranks.
 
-A source has a listener: a group that it hosts alone, at a port that the system chooses, with its own
-secret. A ticket, a short text, has all that is needed to connect. A receiver with the ticket joins
-the group as a client, under its own rank. No other rank has to do anything, and nobody can connect
-without the ticket.
+A source has a listener: a group that it hosts alone, at a port that the system chooses, with its
+own secret. A ticket, a short text, has all that is needed to connect. A receiver with the ticket
+joins the group as a client, under its own rank. No other rank has to do anything, and nobody can
+connect without the ticket.
 
 If the environment has a secret of the job (WHERRY_SECRET or WHERRY_SECRET_FILE), the listener uses
 that one and the ticket contains none: reading a ticket in a log or a store is then not enough.

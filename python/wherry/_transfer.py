@@ -322,7 +322,8 @@ class _Bar(Protocol):
 
 @contextlib.contextmanager
 def reporting(progress: ProgressOption, verb: str) -> Iterator[Report | None]:
-    """Yields the function to pass to the core for an option ``progress``. Closes bars at the end."""
+    """Yields the function to pass to the core for an option ``progress``. Closes bars at the
+    end."""
     if progress is None or progress is False:
         yield None
     elif progress is True:

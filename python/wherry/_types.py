@@ -234,7 +234,8 @@ def _slots(cls: Any) -> tuple[str, ...]:
 
 
 def may_set(cls: Any, name: object) -> bool:
-    """True if another process may set this attribute: it must not replace a method or descriptor."""
+    """True if another process may set this attribute: it must not replace a method or
+    descriptor."""
     if type(name) is not str or not name.isidentifier():
         return False
     if name.startswith("__") and name.endswith("__"):

@@ -48,7 +48,8 @@ static bool cover_extent(wh_layout *layout, uint64_t begin, const wherry_extent 
 
 /** Lists what will be written of each storage. @return false if out of memory. */
 static bool cover(const wherry_prepared *prepared, wh_layout *layout) {
-    bool good = wh_layout_add_covered(layout, 0, 0, 0); /* the list exists even if nothing is covered */
+    /* the list exists even if nothing is covered */
+    bool good = wh_layout_add_covered(layout, 0, 0, 0);
     for (size_t i = 0; i < layout->range_count && good; i++) {
         size_t count;
         const wherry_extent *extents = wherry_prepared_extents(prepared, i, &count);

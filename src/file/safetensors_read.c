@@ -328,7 +328,8 @@ static wherry_status read_member(void *context, wh_json *json, const json_t *nam
         }
         r->has_metadata = true;
         return wh_json_take_null(json) ? WHERRY_OK
-                                       : read_metadata(r, json, error); /* as the reference library: null is none */
+                                       /* as the reference library: null is none */
+                                       : read_metadata(r, json, error);
     }
     if (r->count >= r->file->limits.values) {
         return wh_file_fail(error, WHERRY_LIMIT, wh_json_spot(json), "it has more than %llu tensors",

@@ -713,7 +713,8 @@ void wherry_file_writer_destroy(wherry_file_writer *writer) {
         if (i >= writer->renamed && !(keep && (writer->begun || file->resumed))) {
             unlink(file->part);
         }
-        flock(file->mapping->fd, LOCK_UN); /* a state that outlives the writer keeps the file open */
+        /* a state that outlives the writer keeps the file open */
+        flock(file->mapping->fd, LOCK_UN);
     }
     wherry_value_destroy(writer->target);
     wh_layout_destroy(&writer->layout);

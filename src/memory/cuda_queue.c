@@ -213,7 +213,8 @@ static wherry_status await_old(wh_cuda_queue *queue, const wh_cuda_driver *drive
 static wherry_status mark(wh_cuda_queue *queue, const wh_cuda_driver *driver, uint64_t *ticket_p, wherry_error *error) {
     uint64_t ticket = queue->issued + 1;
     wherry_status status =
-        ticket > EVENTS ? await_old(queue, driver, ticket - EVENTS, error) : WHERRY_OK; /* its event is reused */
+        /* its event is reused */
+        ticket > EVENTS ? await_old(queue, driver, ticket - EVENTS, error) : WHERRY_OK;
     if (status != WHERRY_OK) {
         return status;
     }

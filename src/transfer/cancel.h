@@ -1,4 +1,7 @@
-/** @file cancel.h  Private side of cancels: which inboxes a request wakes, and what it stops. See wherry/checkpoint.h. */
+/**
+ * @file cancel.h  Private side of cancels: which inboxes a request wakes, and what it stops. See
+ * wherry/checkpoint.h.
+ */
 #ifndef WH_TRANSFER_CANCEL_H
 #define WH_TRANSFER_CANCEL_H
 
@@ -17,7 +20,10 @@ typedef struct wh_cancellable {
 /** From now on a request wakes the inbox. cancel may be NULL. */
 void wh_cancel_attach(wherry_cancel *cancel, wh_cancellable *call, wh_inbox *inbox);
 
-/** From now on a request, also an earlier one, requests the stop as well; NULL: none any more, so that it may be destroyed. cancel may be NULL. */
+/**
+ * From now on a request, also an earlier one, requests the stop as well; NULL: none any more, so
+ * that it may be destroyed. cancel may be NULL.
+ */
 void wh_cancel_aim(wherry_cancel *cancel, wh_cancellable *call, wh_stop *stop);
 
 /** No more: the inbox may be closed, the stop destroyed. cancel may be NULL. */

@@ -1,8 +1,8 @@
 /**
  * @file crew.h  Threads that work on one thing together, and the inbox of whoever waits for them.
  *
- * The crew's starter goes on meanwhile; its inbox is woken when the last has ended. The first error of any of them is the crew's, and requests the stop
- * that the others look at.
+ * The crew's starter goes on meanwhile; its inbox is woken when the last has ended. The first error
+ * of any of them is the crew's, and requests the stop that the others look at.
  */
 #ifndef WH_TRANSFER_CREW_H
 #define WH_TRANSFER_CREW_H
@@ -37,7 +37,8 @@ typedef struct wh_crew {
  * Starts `count` threads, 1 to WH_CREW_MAX, all signals blocked.
  * @param stop   requested when one of them fails; borrowed until the crew is joined.
  * @param inbox  woken when all have ended; NULL: nobody is.
- * @return WHERRY_OK where all run; WHERRY_SYSTEM where that failed: those that ran have been stopped and joined.
+ * @return WHERRY_OK where all run; WHERRY_SYSTEM where that failed: those that ran have been
+ * stopped and joined.
  */
 wherry_status wh_crew_start(wh_crew *crew, uint32_t count, wh_work_fn work, void *context, wh_stop *stop,
                             wh_inbox *inbox, wherry_error *error);
@@ -52,7 +53,10 @@ static inline bool wh_crew_ended(wh_crew *crew) {
     return atomic_load(&crew->working) == 0;
 }
 
-/** Waits for the threads. @return WHERRY_OK, or the first error of any of them. A crew that does not exist is WHERRY_OK. */
+/**
+ * Waits for the threads. @return WHERRY_OK, or the first error of any of them. A crew that does not
+ * exist is WHERRY_OK.
+ */
 wherry_status wh_crew_join(wh_crew *crew, wherry_error *error);
 
 #endif

@@ -13,7 +13,9 @@
 
 #define MS UINT64_C(1000000)
 
-/** How long a broken lane waits for the receiver's own account of it; how often progress is shown. */
+/**
+ * How long a broken lane waits for the receiver's own account of it; how often progress is shown.
+ */
 enum { EXPLAIN_MS = 500, SHOW_MS = 100 };
 
 void wh_destination_init(wh_destination *destination, wh_transfer *transfer, const wh_source *source,
@@ -38,13 +40,19 @@ wherry_status wh_destination_tell(wh_destination *destination, const wh_note *no
                             wh_deadline_earlier(destination->transfer->deadline, patience), error);
 }
 
-/** Sends it a message that it can do without: last words, also of a call that was cancelled, and progress. */
+/**
+ * Sends it a message that it can do without: last words, also of a call that was cancelled, and
+ * progress.
+ */
 static void say(wh_destination *destination, const wh_note *note, wh_deadline deadline) {
     destination->outcome.stats.messages++;
     wh_transport_tell(destination->transfer->transport, destination->rank, destination->nonce, note, deadline, NULL);
 }
 
-/** Whether something ended because the call does: then the send revokes the lease in a moment, and says why. */
+/**
+ * Whether something ended because the call does: then the send revokes the lease in a moment, and
+ * says why.
+ */
 static bool is_cancelled(wh_destination *destination, wherry_status status) {
     return status == WHERRY_CANCELLED && wh_transfer_cancelled(destination->transfer);
 }
@@ -269,7 +277,10 @@ static void take_abort(wh_destination *destination, const wh_note *note) {
     set_failed(destination, WHERRY_ABORTED, &error);
 }
 
-/** The receiver has gone before it had the offer. Where its time was up it may ask again; another reason is the end. */
+/**
+ * The receiver has gone before it had the offer. Where its time was up it may ask again; another
+ * reason is the end.
+ */
 static wherry_status take_withdrawal(wh_destination *destination, const wh_note *note, wherry_error *error) {
     if (note->nonce != destination->nonce) {
         return WHERRY_OK;

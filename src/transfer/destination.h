@@ -1,14 +1,18 @@
 /**
- * @file destination.h  One destination of a send: from its WANT to RELEASED, or to the reason why not.
+ * @file destination.h  One destination of a send: from its WANT to RELEASED, or to the reason why
+ * not.
  *
- *   WAITING --WANT--> OFFERED --PLAN--> MOVING --DONE--> RELEASED      (PLAN again: the next chunks over another lane)
- *      ^---WITHDRAW------|
- *      |                 |                 |
- *      +-----------------+-----------------+--> FAILED: it gave up, died, stood still; or the send as a whole ended (REVOKED)
+ *   WAITING --WANT--> OFFERED --PLAN--> MOVING --DONE--> RELEASED      (PLAN again: the next chunks
+ *   over another lane)
+ *      ^---WITHDRAW------| |                 |                 |
+ *      +-----------------+-----------------+--> FAILED: it gave up, died, stood still; or the send
+ *      as a whole ended (REVOKED)
  *
- * From OFFER on it holds a lease: the source's memory stays as it is until this is RELEASED or FAILED, and only RELEASED lets the receiver take what it
- * has for good. All functions are called by the one thread that runs the send; none of them waits, but for sending a message, and where that thread alone may
- * use the group for pushing. What ends because the call was cancelled is left as it is: the loop of the send sees that too, and revokes the lease.
+ * From OFFER on it holds a lease: the source's memory stays as it is until this is RELEASED or
+ * FAILED, and only RELEASED lets the receiver take what it has for good. All functions are called
+ * by the one thread that runs the send; none of them waits, but for sending a message, and where
+ * that thread alone may use the group for pushing. What ends because the call was cancelled is left
+ * as it is: the loop of the send sees that too, and revokes the lease.
  */
 #ifndef WH_TRANSFER_DESTINATION_H
 #define WH_TRANSFER_DESTINATION_H
@@ -55,9 +59,13 @@ typedef struct wh_destination {
     uint64_t wanted;           /**< Bytes that it asked for. */
     wh_crew crew;
     bool in_parts; /**< No crew is at work on the round: wh_destination_step is. */
-    /** Of the round's chunks, by place in the list, for a receiver that is told them by message; NULL: the lane carries them, or they are not wanted. */
+    /**
+     * Of the round's chunks, by place in the list, for a receiver that is told them by message;
+     * NULL: the lane carries them, or they are not wanted.
+     */
     wh_digest *digests;
-    bool broken; /**< The work failed; whether that is the receiver's doing a message may still tell. */
+    /** The work failed; whether that is the receiver's doing a message may still tell. */
+    bool broken;
     wherry_error breakage;
     uint64_t broken_at;
     uint64_t heard; /**< When it last got on. */
@@ -85,7 +93,10 @@ static inline bool wh_destination_holds_lease(const wh_destination *destination)
 /** Takes a message of its rank, or about it. */
 void wh_destination_take(wh_destination *destination, wh_message *message);
 
-/** Whether its lane leaves the work of a round to the thread that runs the send: wh_destination_step. */
+/**
+ * Whether its lane leaves the work of a round to the thread that runs the send:
+ * wh_destination_step.
+ */
 static inline bool wh_destination_needs_steps(const wh_destination *destination) {
     return destination->in_parts && wh_destination_holds_lease(destination);
 }

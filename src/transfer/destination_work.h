@@ -1,4 +1,7 @@
-/** @file destination_work.h  A destination's work: the lane that the receiver chose, the threads that push, the digests it asked for. */
+/**
+ * @file destination_work.h  A destination's work: the lane that the receiver chose, the threads
+ * that push, the digests it asked for.
+ */
 #ifndef WH_TRANSFER_DESTINATION_WORK_H
 #define WH_TRANSFER_DESTINATION_WORK_H
 
@@ -10,7 +13,10 @@ wherry_status wh_destination_tell(wh_destination *destination, const wh_note *no
 /** Ends it, and tells it why unless it is lost. */
 void wh_destination_fail(wh_destination *destination, wherry_status status, const wherry_error *error);
 
-/** PLAN: checks the chunks, takes the lane. An error ends the destination; a lane that does not work is told to the receiver. */
+/**
+ * PLAN: checks the chunks, takes the lane. An error ends the destination; a lane that does not work
+ * is told to the receiver.
+ */
 wherry_status wh_destination_plan(wh_destination *destination, const wh_note *plan, wherry_error *error);
 
 /** RETRY: these chunks again. */
@@ -25,7 +31,10 @@ wherry_status wh_destination_assist(wh_destination *destination, const wh_note *
 /** Another channel has come for a lane that waits for it. */
 wherry_status wh_destination_accept(wh_destination *destination, wherry_error *error);
 
-/** Takes in what the crew has done where it has ended. @return WHERRY_OK, also where it works on; else why it failed. */
+/**
+ * Takes in what the crew has done where it has ended. @return WHERRY_OK, also where it works on;
+ * else why it failed.
+ */
 wherry_status wh_destination_work_ended(wh_destination *destination, wherry_error *error);
 
 /**

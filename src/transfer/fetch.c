@@ -75,7 +75,8 @@ wherry_status wh_fetch_gather(wh_fetch *fetch, uint64_t chunk, wh_segments *segm
     uint64_t begin;
     uint64_t length;
     pthread_mutex_lock(&fetch->lock);
-    wherry_status status = fetch->failure.status; /* a slot that was begun in vain has no ticket to wait for */
+    /* a slot that was begun in vain has no ticket to wait for */
+    wherry_status status = fetch->failure.status;
     while (status == WHERRY_OK && fetch->begun < fetch->list->total &&
            (fetch->begun <= place || fetch->begun - fetch->done < fetch->ahead)) {
         status = begin_next(fetch, &fetch->failure);

@@ -1,7 +1,9 @@
 /**
- * @file fetch.h  A source's chunks of device memory, fetched into the host's ahead of the lane that sends them.
+ * @file fetch.h  A source's chunks of device memory, fetched into the host's ahead of the lane that
+ * sends them.
  *
- * The chunks of a round are fetched in their order. Whoever comes for one begins the next ones too, so that the device copies while the lane sends.
+ * The chunks of a round are fetched in their order. Whoever comes for one begins the next ones too,
+ * so that the device copies while the lane sends.
  */
 #ifndef WH_TRANSFER_FETCH_H
 #define WH_TRANSFER_FETCH_H
@@ -20,8 +22,10 @@ typedef struct wh_fetch {
     uint64_t begun;       /**< Chunks, in the order of the list. */
     uint64_t done;
     uint64_t ahead; /**< So many more are begun than are done, at most. */
-    wherry_error
-        failure; /**< Why one could not be begun; then none is given out any more. Status WHERRY_OK: all could. */
+    /**
+     * Why one could not be begun; then none is given out any more. Status WHERRY_OK: all could.
+     */
+    wherry_error failure;
 } wh_fetch;
 
 /**
@@ -40,7 +44,10 @@ static inline bool wh_fetch_exists(const wh_fetch *fetch) {
     return fetch->slots != NULL;
 }
 
-/** Where the bytes of a chunk lie on the host, until wh_fetch_done; waits for them. Any worker. Where it has failed once, it fails for all. */
+/**
+ * Where the bytes of a chunk lie on the host, until wh_fetch_done; waits for them. Any worker.
+ * Where it has failed once, it fails for all.
+ */
 wherry_status wh_fetch_gather(wh_fetch *fetch, uint64_t chunk, wh_segments *segments, wherry_error *error);
 
 /** The chunk was read. Any worker. */

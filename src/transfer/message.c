@@ -112,7 +112,10 @@ static wh_bytes take_sized(wh_cursor *cursor, size_t width) {
     return taken;
 }
 
-/** A text that can go into errors and logs: UTF-8 without control characters. Another is replaced: what the message says stands without it. */
+/**
+ * A text that can go into errors and logs: UTF-8 without control characters. Another is replaced:
+ * what the message says stands without it.
+ */
 static wh_bytes take_text(wh_cursor *cursor, size_t most) {
     static const char unprintable[] = "(a text that cannot be printed)";
     wh_bytes text = take_sized(cursor, 2);

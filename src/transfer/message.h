@@ -1,8 +1,10 @@
 /**
- * @file message.h  The messages of the conversation, to bytes and back. Pure; every byte is hostile.
+ * @file message.h  The messages of the conversation, to bytes and back. Pure; every byte is
+ * hostile.
  *
- * WANT and WITHDRAW go to the source under the transport's own tag; what follows goes to the receiver under its nonce and to the source under the id
- * of its send. A message is its type (uint8) and its fields, numbers big endian; docs/wire-format.md has the table.
+ * WANT and WITHDRAW go to the source under the transport's own tag; what follows goes to the
+ * receiver under its nonce and to the source under the id of its send. A message is its type
+ * (uint8) and its fields, numbers big endian; docs/wire-format.md has the table.
  */
 #ifndef WH_TRANSFER_MESSAGE_H
 #define WH_TRANSFER_MESSAGE_H
@@ -52,39 +54,47 @@ typedef struct wh_offered_lane {
     wh_bytes offer;
 } wh_offered_lane;
 
-/** All fields of all messages; which are meant depends on the type. What is read borrows from the bytes it was read from. */
+/**
+ * All fields of all messages; which are meant depends on the type. What is read borrows from the
+ * bytes it was read from.
+ */
 typedef struct wh_note {
     wh_message_type type;
-    uint16_t version;    /**< WANT, OFFER */
-    uint64_t nonce;      /**< WANT, WITHDRAW */
-    uint64_t id;         /**< OFFER: the tag of the source's inbox. */
-    uint64_t epoch;      /**< OFFER, DONE, RELEASED, REVOKED */
-    int64_t step;        /**< WANT, OFFER */
-    uint8_t verify;      /**< WANT, OFFER: a wherry_verify. PLAN: whether digests are wanted. */
-    uint8_t small_pages; /**< OFFER: 1 where the source's memory lies on small pages for the most part. */
-    uint64_t bytes;      /**< PLAN: all chunks together. PROGRESS: so far. DONE: that were moved. */
-    uint64_t first;      /**< DIGESTS: the first chunk. */
-    int32_t status;      /**< WITHDRAW, REVOKED, ABORT: why. ASSISTED: whether. */
-    wh_bytes path;       /**< ABORT: the tensor that it is about, a text. */
-    wh_bytes text;       /**< WITHDRAW, REFUSE_LANE, ASSISTED, REVOKED, ABORT: a text for people. */
-    wh_bytes lane;       /**< PLAN, ASSIST: its name. */
-    wh_bytes request;    /**< PLAN, ASSIST: for the lane. */
-    wh_bytes known;      /**< WANT: the fingerprint of a manifest that the receiver has, WH_DIGEST_BYTES; or nothing. */
-    wh_bytes manifest;   /**< OFFER; nothing where it is the one that the receiver has. */
-    wh_bytes addresses;  /**< OFFER: of the storages, 8 bytes each; none where no lane needs them. */
-    wh_bytes intervals;  /**< PLAN, RETRY, COMPARE: 16 bytes each: wh_note_intervals. */
-    wh_bytes digests;    /**< DIGESTS: WH_DIGEST_BYTES each. */
-    size_t lane_count;   /**< OFFER */
+    uint16_t version; /**< WANT, OFFER */
+    uint64_t nonce;   /**< WANT, WITHDRAW */
+    uint64_t id;      /**< OFFER: the tag of the source's inbox. */
+    uint64_t epoch;   /**< OFFER, DONE, RELEASED, REVOKED */
+    int64_t step;     /**< WANT, OFFER */
+    uint8_t verify;   /**< WANT, OFFER: a wherry_verify. PLAN: whether digests are wanted. */
+    /** OFFER: 1 where the source's memory lies on small pages for the most part. */
+    uint8_t small_pages;
+    uint64_t bytes;   /**< PLAN: all chunks together. PROGRESS: so far. DONE: that were moved. */
+    uint64_t first;   /**< DIGESTS: the first chunk. */
+    int32_t status;   /**< WITHDRAW, REVOKED, ABORT: why. ASSISTED: whether. */
+    wh_bytes path;    /**< ABORT: the tensor that it is about, a text. */
+    wh_bytes text;    /**< WITHDRAW, REFUSE_LANE, ASSISTED, REVOKED, ABORT: a text for people. */
+    wh_bytes lane;    /**< PLAN, ASSIST: its name. */
+    wh_bytes request; /**< PLAN, ASSIST: for the lane. */
+    /** WANT: the fingerprint of a manifest that the receiver has, WH_DIGEST_BYTES; or nothing. */
+    wh_bytes known;
+    wh_bytes manifest; /**< OFFER; nothing where it is the one that the receiver has. */
+    /** OFFER: of the storages, 8 bytes each; none where no lane needs them. */
+    wh_bytes addresses;
+    wh_bytes intervals; /**< PLAN, RETRY, COMPARE: 16 bytes each: wh_note_intervals. */
+    wh_bytes digests;   /**< DIGESTS: WH_DIGEST_BYTES each. */
+    size_t lane_count;  /**< OFFER */
     wh_offered_lane lanes[WH_OFFERED_LANES_MAX];
 } wh_note;
 
-/** Appends a message. Texts that are too long are cut. Memory that is lacking shows in the string. */
+/**
+ * Appends a message. Texts that are too long are cut. Memory that is lacking shows in the string.
+ */
 void wh_note_encode(const wh_note *note, wh_string *message);
 
 /**
  * Reads a message, which must stay as long as the note.
- * @return WHERRY_OK; WHERRY_MALFORMED where it has another form. A WANT or an OFFER of another version is WHERRY_BAD_VERSION, with
- * nonce or id filled.
+ * @return WHERRY_OK; WHERRY_MALFORMED where it has another form. A WANT or an OFFER of another
+ * version is WHERRY_BAD_VERSION, with nonce or id filled.
  */
 wherry_status wh_note_decode(const void *bytes, size_t size, wh_note *note_p, wherry_error *error);
 

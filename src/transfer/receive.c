@@ -1,4 +1,7 @@
-/* Receiving: agree on what goes where, take a lane, move the bytes, and rely on them only when the source has confirmed that they stood still. */
+/*
+ * Receiving: agree on what goes where, take a lane, move the bytes, and rely on them only when the
+ * source has confirmed that they stood still.
+ */
 #include "transfer/receive.h"
 
 #include <stdio.h>
@@ -112,7 +115,10 @@ wherry_status wh_receive_heed(wh_receive *receive, wh_deadline deadline, const c
     }
     if (status != WHERRY_OK) {
         *error = none;
-        /* Where this call ends anyway, that is why: a group may be closed by what its lane could not take back. */
+        /*
+         * Where this call ends anyway, that is why: a group may be closed by what its lane could
+         * not take back.
+         */
         wherry_status own = must_end(receive, doing, error);
         status = own == WHERRY_OK ? status : own;
     } else {
@@ -141,8 +147,8 @@ wherry_status wh_receive_await(wh_receive *receive, wh_message_type type, const 
 /* ---- the end ---- */
 
 /**
- * Closes what this side has open of the source's memory, before the source is told of the end: it may free that then. What a lane keeps of it stays only
- * where the same lane has moved this state.
+ * Closes what this side has open of the source's memory, before the source is told of the end: it
+ * may free that then. What a lane keeps of it stays only where the same lane has moved this state.
  */
 static void let_go(wh_receive *receive, wherry_status status) {
     const wherry_transport *transport = receive->transfer.transport;
@@ -173,7 +179,10 @@ static wherry_status confirm(wh_receive *receive, wherry_error *error) {
     return status;
 }
 
-/** Tells the source that this side gives up, or that it has noticed that the lease is over; nothing of it is read any more. */
+/**
+ * Tells the source that this side gives up, or that it has noticed that the lease is over; nothing
+ * of it is read any more.
+ */
 static void give_up(wh_receive *receive, wherry_status status, const wherry_error *error) {
     if ((receive->gone && !receive->revoked) || !receive->asked) {
         return;
@@ -264,8 +273,8 @@ static wherry_status check_target(const wh_receive *receive, wherry_error *error
 }
 
 /**
- * Where somebody may still write to what was received into, none of it is ever freed: the storages, of a target too, and where chunks on their way to a device
- * have landed.
+ * Where somebody may still write to what was received into, none of it is ever freed: the storages,
+ * of a target too, and where chunks on their way to a device have landed.
  */
 static void free_or_keep(wh_receive *receive) {
     if (!receive->held) {

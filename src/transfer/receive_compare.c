@@ -1,4 +1,7 @@
-/* What the target holds already: its bytes are digested here, the same chunks at the source, and those that are equal are not asked for. */
+/*
+ * What the target holds already: its bytes are digested here, the same chunks at the source, and
+ * those that are equal are not asked for.
+ */
 #include <string.h>
 
 #include "base/alloc.h"
@@ -9,7 +12,10 @@
 #include "plan/plan.h"
 #include "transfer/receive.h"
 
-/** The bytes of a chunk, put together from where they would land. Belongs to one worker, which reuses it. */
+/**
+ * The bytes of a chunk, put together from where they would land. Belongs to one worker, which
+ * reuses it.
+ */
 typedef struct gathering {
     char *bytes;
     size_t room;
@@ -17,8 +23,11 @@ typedef struct gathering {
     size_t covered_room;
     uint64_t length;
     uint64_t found;
-    bool
-        unsure; /**< A byte that lands in two places, or where this process cannot read: then the chunk is asked for. */
+    /**
+     * A byte that lands in two places, or where this process cannot read: then the chunk is
+     * asked for.
+     */
+    bool unsure;
 } gathering;
 
 static int gather_copy(void *context, const wherry_copy *copy) {
@@ -35,7 +44,9 @@ static int gather_copy(void *context, const wherry_copy *copy) {
     return g->unsure;
 }
 
-/** The run of memory that a whole chunk lies in, where it does: the usual case, and without a copy. */
+/**
+ * The run of memory that a whole chunk lies in, where it does: the usual case, and without a copy.
+ */
 static int find_run(void *context, const wherry_copy *copy) {
     struct iovec *run = context;
     bool whole = !run->iov_base && copy->count == 1 && copy->chunk_offset == 0 && copy->length == run->iov_len &&
@@ -44,7 +55,10 @@ static int find_run(void *context, const wherry_copy *copy) {
     return !whole;
 }
 
-/** Digests what the target has where a chunk would land. @return false where that cannot be said, or there is no memory for it. */
+/**
+ * Digests what the target has where a chunk would land. @return false where that cannot be said, or
+ * there is no memory for it.
+ */
 static bool digest_target(const wherry_plan *plan, uint64_t chunk, gathering *g, wh_digester *digester,
                           wh_digest *digest_p) {
     uint64_t begin;
@@ -82,7 +96,8 @@ static wherry_status digest_own(void *context, uint32_t worker, wherry_error *er
             atomic_store(sink->states + place, (unsigned char)WH_CHUNK_LANDED);
         }
         atomic_fetch_add_explicit(&sink->moved, g.length,
-                                  memory_order_relaxed); /* so that both sides see that it gets on */
+                                  /* so that both sides see that it gets on */
+                                  memory_order_relaxed);
         wh_point("receiver compared a chunk");
     }
     wh_free(g.bytes);
@@ -120,7 +135,10 @@ static wherry_status digest_both(wh_receive *receive, wherry_error *error) {
     return status == WHERRY_OK ? result : status;
 }
 
-/** Finds the chunks that differ, and those of devices, which are not compared: their bytes would have to come to the host first. */
+/**
+ * Finds the chunks that differ, and those of devices, which are not compared: their bytes would
+ * have to come to the host first.
+ */
 static bool find_differing(wh_receive *receive, wh_chunk_set *differing, uint64_t *held_p) {
     const wh_chunk_sink *sink = &receive->sink;
     bool ok = true;
@@ -160,7 +178,10 @@ static wherry_status keep_differing(wh_receive *receive, wherry_error *error) {
     return ok ? WHERRY_OK : wh_fail_memory(error, "a comparison");
 }
 
-/** A sink over the chunks of the leg, for the digests of both sides. @return false where there is no memory. */
+/**
+ * A sink over the chunks of the leg, for the digests of both sides. @return false where there is no
+ * memory.
+ */
 static bool begin_sink(wh_receive *receive) {
     wh_chunk_set list = {0};
     const wh_leg *leg = &receive->leg;

@@ -1,4 +1,7 @@
-/* Finding a lane that works: the fastest that is allowed and offered, tried for real; and the next where it does not. */
+/*
+ * Finding a lane that works: the fastest that is allowed and offered, tried for real; and the next
+ * where it does not.
+ */
 #include <string.h>
 
 #include "base/alloc.h"
@@ -62,7 +65,10 @@ static wherry_status check_lane(const wh_receive *receive, wherry_error *error) 
                : WHERRY_OK;
 }
 
-/** A new stop and a new site: the last lane's stop may have been requested. A cancel ends a probe by it too, and the probe asks the interrupt. */
+/**
+ * A new stop and a new site: the last lane's stop may have been requested. A cancel ends a probe by
+ * it too, and the probe asks the interrupt.
+ */
 static wherry_status new_site(wh_receive *receive, wherry_error *error) {
     wherry_cancel *cancel = receive->transfer.options.cancel;
     wh_cancel_aim(cancel, &receive->cancellable, NULL);
@@ -105,7 +111,10 @@ static wherry_status send_plan(wh_receive *receive, const wh_string *request, wh
     return status;
 }
 
-/** Asks the source to open the door, and probes again. @return why the receive must end; `refusal` has the lane's own result. */
+/**
+ * Asks the source to open the door, and probes again. @return why the receive must end; `refusal`
+ * has the lane's own result.
+ */
 static wherry_status assist(wh_receive *receive, const wh_offered_lane *offered, wh_string *request,
                             wherry_error *refusal, wherry_error *error) {
     wh_note note = {
@@ -133,7 +142,10 @@ static wherry_status assist(wh_receive *receive, const wh_offered_lane *offered,
     return WHERRY_OK;
 }
 
-/** Tries one lane. @return why the receive must end; `refusal->status` is WHERRY_OK where the lane is taken. */
+/**
+ * Tries one lane. @return why the receive must end; `refusal->status` is WHERRY_OK where the lane
+ * is taken.
+ */
 static wherry_status try_lane(wh_receive *receive, const wh_offered_lane *offered, wherry_error *refusal,
                               wherry_error *error) {
     wh_string request = {0};
@@ -186,7 +198,8 @@ static wherry_status choose(wh_receive *receive, size_t *next, wherry_error *err
         if (status != WHERRY_OK || refusal.status == WHERRY_OK) {
             return status;
         }
-        if (refusal.status == WHERRY_ABORTED) { /* the source has gone on: it is not the lane that does not work */
+        /* the source has gone on: it is not the lane that does not work */
+        if (refusal.status == WHERRY_ABORTED) {
             receive->lane = NULL;
             *error = refusal;
             return wh_receive_explain(receive, refusal.status, error);
@@ -216,7 +229,10 @@ static void note_forbidden(wh_receive *receive) {
     }
 }
 
-/** How many runs of memory are read or written; a small page is one, to a lane that takes each by itself. */
+/**
+ * How many runs of memory are read or written; a small page is one, to a lane that takes each by
+ * itself.
+ */
 static uint64_t count_runs(const wh_receive *receive) {
     const wherry_plan *plan = receive->plan;
     uint64_t pages = receive->summary.bytes / SMALL_PAGE;

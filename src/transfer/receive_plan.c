@@ -161,23 +161,29 @@ static wherry_status find_target(wh_receive *receive, const wherry_value **targe
 }
 
 /**
- * Finds what holds for a source that has the same state: the usual case, and then there is no manifest to read. Where the target alone says what is received,
- * it is prepared now, unless it cannot be: what is wrong with it, the offer will show.
+ * Finds what holds for a source that has the same state: the usual case, and then there is no
+ * manifest to read. Where the target alone says what is received, it is prepared now, unless it
+ * cannot be: what is wrong with it, the offer will show.
  */
 static void prepare_target(wh_receive *receive, const wherry_value *target) {
     const wherry_transfer_options *options = &receive->transfer.options;
-    uint32_t others = WHERRY_RECV_NEW | WHERRY_RECV_PARTIAL; /* who says so has a target that differs */
+    /* who says so has a target that differs */
+    uint32_t others = WHERRY_RECV_NEW | WHERRY_RECV_PARTIAL;
     if (receive->wants_state || options->inspect) {
         return;
     }
     if (target && !(options->flags & others)) {
         int64_t rank = wh_transfer_rank(&receive->transfer);
         receive->known = wh_source_init(&receive->as_source, target, rank, NULL) == WHERRY_OK;
-        wh_source_forget_manifest(&receive->as_source); /* its fingerprint is all that is said of it */
+        /* its fingerprint is all that is said of it */
+        wh_source_forget_manifest(&receive->as_source);
     }
 }
 
-/** While the offer is on its way: plans to receive from a source that has the same state, or looks at the target for any other. */
+/**
+ * While the offer is on its way: plans to receive from a source that has the same state, or looks
+ * at the target for any other.
+ */
 static wherry_status plan_ahead(wh_receive *receive, const wherry_value *target, wherry_error *error) {
     if (receive->known) {
         return wh_plan_same(receive->as_source.prepared, &receive->same_plan, error);
@@ -188,9 +194,10 @@ static wherry_status plan_ahead(wh_receive *receive, const wherry_value *target,
 
 wherry_status wh_receive_agree(wh_receive *receive, wherry_error *error) {
     const wherry_value *target = NULL;
-    wherry_error unfit = {.status = WHERRY_OK}; /* matters only for a source that has the same state */
-    wherry_error targetless = {
-        .status = WHERRY_OK}; /* the source is asked all the same, so that it hears why it need not wait */
+    /* matters only for a source that has the same state */
+    wherry_error unfit = {.status = WHERRY_OK};
+    wherry_error targetless = {/* the source is asked all the same, so that it hears why it need not wait */
+                               .status = WHERRY_OK};
     targetless.status = find_target(receive, &target, &targetless);
     if (targetless.status == WHERRY_OK) {
         uint64_t begin = wh_clock_now();

@@ -118,7 +118,10 @@ static void describe(const wherry_report *report, bool in_place, wherry_error *e
     wh_free(text.bytes);
 }
 
-/** Whether a byte may have been written: a chunk that was opened counts, however little of it has come. */
+/**
+ * Whether a byte may have been written: a chunk that was opened counts, however little of it has
+ * come.
+ */
 static bool began(const wh_chunk_sink *sink) {
     for (uint64_t place = 0; sink->states && place < sink->wanted.total; place++) {
         if (wh_chunk_sink_state(sink, place) != WH_CHUNK_AWAITED) {

@@ -117,8 +117,9 @@ static bool is_acknowledgement(const wh_message *message) {
 }
 
 /**
- * Gives receivers a moment to notice that their leases are over, so that those that are at it do not read memory that is freed. One that does not answer
- * is not waited for: it can never be told that it was released, so that what it reads from now on is never taken for good.
+ * Gives receivers a moment to notice that their leases are over, so that those that are at it do
+ * not read memory that is freed. One that does not answer is not waited for: it can never be told
+ * that it was released, so that what it reads from now on is never taken for good.
  */
 static void await_acknowledgements(send_call *call, size_t leases, wh_deadline soon) {
     wh_message message;
@@ -151,8 +152,9 @@ static void revoke_all(send_call *call, wherry_status status, const wherry_error
 }
 
 /**
- * Does a part of the work of each destination that leaves it to this thread. One of them, another each time, may wait: with none that does this loop would
- * spin, with all of them many that stand still would delay the others.
+ * Does a part of the work of each destination that leaves it to this thread. One of them, another
+ * each time, may wait: with none that does this loop would spin, with all of them many that stand
+ * still would delay the others.
  * @return whether there was any.
  */
 static bool step_all(send_call *call) {
@@ -188,7 +190,8 @@ static void give_up_the_lost(send_call *call) {
 /** Serves until all have ended. @return WHERRY_CLOSED where the group did; else WHERRY_OK. */
 static wherry_status serve(send_call *call, wherry_error *error) {
     uint64_t ticked = 0;
-    wh_mailbox_stay_awake(call->transfer.transport->group->mailbox); /* who asks began when this one did, most likely */
+    /* who asks began when this one did, most likely */
+    wh_mailbox_stay_awake(call->transfer.transport->group->mailbox);
     while (!all_ended(call)) {
         wherry_error why;
         wh_message message;

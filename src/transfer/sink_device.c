@@ -46,7 +46,10 @@ bool wh_chunk_sink_goes_to_device(const wh_chunk_sink *sink, uint64_t chunk) {
 
 /* ---- slots ---- */
 
-/** Takes note of the oldest chunk on its way that has arrived; under the lock. @param wait  for it, where it has not. */
+/**
+ * Takes note of the oldest chunk on its way that has arrived; under the lock. @param wait  for it,
+ * where it has not.
+ */
 static wherry_status reap_one(wh_chunk_sink *sink, bool wait, bool *reaped_p, wherry_error *error) {
     wh_slot *slot = sink->flying;
     bool passed = false;

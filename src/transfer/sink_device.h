@@ -1,4 +1,7 @@
-/** @file sink_device.h  Inside the sink: chunks that go to devices, by way of slots (stage.h) or straight, by a lane that knows device memory. */
+/**
+ * @file sink_device.h  Inside the sink: chunks that go to devices, by way of slots (stage.h) or
+ * straight, by a lane that knows device memory.
+ */
 #ifndef WH_TRANSFER_SINK_DEVICE_H
 #define WH_TRANSFER_SINK_DEVICE_H
 
@@ -21,7 +24,10 @@ bool wh_chunk_sink_goes_to_device(const wh_chunk_sink *sink, uint64_t chunk);
 /** Lays a chunk of `length` bytes out in a slot. */
 wherry_status wh_chunk_sink_open_slot(wh_chunk_sink *sink, uint64_t length, wh_landing *landing, wherry_error *error);
 
-/** Takes the slot back; where the chunk is good, its bytes go where they belong, and it has landed when they are there. */
+/**
+ * Takes the slot back; where the chunk is good, its bytes go where they belong, and it has landed
+ * when they are there.
+ */
 wherry_status wh_chunk_sink_close_slot(wh_chunk_sink *sink, wh_landing *landing, wh_chunk_state state,
                                        wherry_error *error);
 

@@ -109,7 +109,8 @@ void wh_source_destroy(wh_source *source) {
 
 typedef struct gathering {
     const wherry_prepared *prepared;
-    const uint8_t *bases; /**< Addresses of the storages, side by side: those themselves lie all over memory. */
+    /** Addresses of the storages, side by side: those themselves lie all over memory. */
+    const uint8_t *bases;
     wh_segments *segments;
 } gathering;
 

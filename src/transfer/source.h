@@ -1,4 +1,7 @@
-/** @file source.h  A state as its source serves it: prepared, its manifest written, its chunks ready to be gathered. Only read once it is made. */
+/**
+ * @file source.h  A state as its source serves it: prepared, its manifest written, its chunks ready
+ * to be gathered. Only read once it is made.
+ */
 #ifndef WH_TRANSFER_SOURCE_H
 #define WH_TRANSFER_SOURCE_H
 
@@ -24,20 +27,25 @@ typedef struct wh_source {
 /**
  * @param source  starts as {0}; wh_source_destroy in any case.
  * @param rank    the own one, as meshes and places name it.
- * @return as wherry_prepare and wherry_manifest_encode; WHERRY_UNSUPPORTED for a tensor whose memory cannot be read here, with its path.
+ * @return as wherry_prepare and wherry_manifest_encode; WHERRY_UNSUPPORTED for a tensor whose
+ * memory cannot be read here, with its path.
  */
 wherry_status wh_source_init(wh_source *source, const wherry_value *state, int64_t rank, wherry_error *error);
 
 /** Gives the manifest back, of one that will serve nobody. */
 void wh_source_forget_manifest(wh_source *source);
 
-/** Finds where its memory is, before anybody is served. @return WHERRY_OK; WHERRY_NO_MEMORY; WHERRY_LIMIT where no offer has room for it. */
+/**
+ * Finds where its memory is, before anybody is served. @return WHERRY_OK; WHERRY_NO_MEMORY;
+ * WHERRY_LIMIT where no offer has room for it.
+ */
 wherry_status wh_source_locate(wh_source *source, wherry_error *error);
 
 void wh_source_destroy(wh_source *source);
 
 /**
- * Finds how other processes can reach the device memory of the state; why they cannot stands in source->shared.reason.
+ * Finds how other processes can reach the device memory of the state; why they cannot stands in
+ * source->shared.reason.
  * @param keeps  as wh_shared_memory has it.
  */
 void wh_source_share(wh_source *source, bool keeps);

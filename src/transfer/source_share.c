@@ -1,4 +1,7 @@
-/* Which allocations the device memory of a state lies in, for lanes that let another process reach them. */
+/*
+ * Which allocations the device memory of a state lies in, for lanes that let another process reach
+ * them.
+ */
 #include <stdatomic.h>
 #include <string.h>
 #include <sys/resource.h>
@@ -9,7 +12,10 @@
 #include "state/prepare.h"
 #include "transfer/source.h"
 
-/** Mappings are a file descriptor each for as long as they are offered. All sends together leave the process two thirds of those that it may have. */
+/**
+ * Mappings are a file descriptor each for as long as they are offered. All sends together leave the
+ * process two thirds of those that it may have.
+ */
 enum { DESCRIPTORS_SHARE = 3 };
 
 static atomic_size_t descriptors;

@@ -1,4 +1,7 @@
-/** @file tensor_table.h  Which tensors the bytes of a chunk belong to, where they land: for messages, progress and the report of a failure. */
+/**
+ * @file tensor_table.h  Which tensors the bytes of a chunk belong to, where they land: for
+ * messages, progress and the report of a failure.
+ */
 #ifndef WH_TRANSFER_TENSOR_TABLE_H
 #define WH_TRANSFER_TENSOR_TABLE_H
 
@@ -11,7 +14,8 @@ typedef struct wh_placed_tensor {
     const wherry_storage *storage;
     uint64_t begin; /**< Bytes of the storage. */
     uint64_t end;
-    uint64_t reach;           /**< The largest end of all entries of this storage up to and including this one. */
+    /** The largest end of all entries of this storage up to and including this one. */
+    uint64_t reach;
     const wherry_value *leaf; /**< That it is, or is a part of. */
     bool landed;              /**< For the report: some of its bytes did, */
     bool missing;             /**< and some did not. */

@@ -1,4 +1,7 @@
-/** @file trace.h  Telling a caller what is done when: wherry/checkpoint.h. Costs a test where nobody asks. */
+/**
+ * @file trace.h  Telling a caller what is done when: wherry/checkpoint.h. Costs a test where nobody
+ * asks.
+ */
 #ifndef WH_TRANSFER_TRACE_H
 #define WH_TRANSFER_TRACE_H
 

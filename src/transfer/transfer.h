@@ -1,4 +1,7 @@
-/** @file transfer.h  What a send and a receive have in common: their options, checked, and what follows from them. */
+/**
+ * @file transfer.h  What a send and a receive have in common: their options, checked, and what
+ * follows from them.
+ */
 #ifndef WH_TRANSFER_TRANSFER_H
 #define WH_TRANSFER_TRANSFER_H
 
@@ -6,12 +9,16 @@
 #include "transfer/message.h"
 
 /**
- * How long one part of a lane's work may wait where the thread inside the call does that work and has nothing else to do meanwhile: the group's own threads
- * need the processor more than one that looks around every few milliseconds.
+ * How long one part of a lane's work may wait where the thread inside the call does that work and
+ * has nothing else to do meanwhile: the group's own threads need the processor more than one that
+ * looks around every few milliseconds.
  */
 enum { WH_PATIENT_STEP_MS = 20 };
 
-/** Used by the thread that is inside the call; others read the options and the deadline, which stay as they are. */
+/**
+ * Used by the thread that is inside the call; others read the options and the deadline, which stay
+ * as they are.
+ */
 typedef struct wh_transfer {
     wherry_transport *transport;
     wherry_transfer_options options; /**< `threads` is at least 1. */
@@ -30,19 +37,29 @@ wherry_status wh_transfer_begin(wh_transfer *transfer, wherry_transport *transpo
 int64_t wh_transfer_rank(const wh_transfer *transfer);
 
 /**
- * Why the call as a whole must end: WHERRY_CANCELLED, WHERRY_TIMED_OUT; WHERRY_OK where it need not. Asks options.interrupt where it is time to: every loop
- * of the thread that is inside the call passes here, or by wh_transfer_cancelled, at least every 100 ms.
+ * Why the call as a whole must end: WHERRY_CANCELLED, WHERRY_TIMED_OUT; WHERRY_OK where it need
+ * not. Asks options.interrupt where it is time to: every loop of the thread that is inside the call
+ * passes here, or by wh_transfer_cancelled, at least every 100 ms.
  */
 wherry_status wh_transfer_must_end(wh_transfer *transfer, const char *doing, wherry_error *error);
 
-/** Whether it was cancelled or interrupted: the question of a stop (wh_stop_set_question) whose context is a wh_transfer. */
+/**
+ * Whether it was cancelled or interrupted: the question of a stop (wh_stop_set_question) whose
+ * context is a wh_transfer.
+ */
 bool wh_transfer_cancelled(void *transfer);
 
-/** Sends a message; the call can be ended while that finds no way. @return as wh_group_send; WHERRY_CANCELLED. */
+/**
+ * Sends a message; the call can be ended while that finds no way. @return as wh_group_send;
+ * WHERRY_CANCELLED.
+ */
 wherry_status wh_transfer_tell(wh_transfer *transfer, int32_t rank, uint64_t tag, const wh_note *note,
                                wh_deadline deadline, wherry_error *error);
 
-/** Notes in the figures how a lane takes the bytes; where its name says all, they stay as they are. No worker is at work. */
+/**
+ * Notes in the figures how a lane takes the bytes; where its name says all, they stay as they are.
+ * No worker is at work.
+ */
 void wh_transfer_describe(const wh_lane_ops *lane, const wh_lane_end *end, wherry_stats *stats);
 
 /** When a loop looks at everything again: soon, or at the deadline. */
@@ -54,11 +71,15 @@ wh_deadline wh_transfer_last_words(void);
 /** Adds the name of a lane to those that moved a transfer's bytes: "cma+ring". */
 void wh_stats_add_lane(wherry_stats *stats, const char *name);
 
-/** Notes why a lane was not used. error->reason is a wherry_lane_reason; if it is 0, the status decides. */
+/**
+ * Notes why a lane was not used. error->reason is a wherry_lane_reason; if it is 0, the status
+ * decides.
+ */
 void wh_stats_skip_lane(wherry_stats *stats, const char *name, const wherry_error *error);
 
 /**
- * Waits for what the caller has queued on the stream of the options, where the memory of a device is to be read or written.
+ * Waits for what the caller has queued on the stream of the options, where the memory of a device
+ * is to be read or written.
  * @param devices  a bit for each such device; 0: nothing is waited for.
  * @return WHERRY_OK; WHERRY_CANCELLED, WHERRY_TIMED_OUT; as wh_cuda_await_stream.
  */

@@ -8,13 +8,19 @@
 #include "base/error.h"
 #include "base/log.h"
 
-/** In wh_waiting_send.nonces: the destination has ended, and is paired no more. No nonce has this value: they have the tag bit of conversations. */
+/**
+ * In wh_waiting_send.nonces: the destination has ended, and is paired no more. No nonce has this
+ * value: they have the tag bit of conversations.
+ */
 #define ENDED UINT64_C(1)
 
 /** Tags of WANTs: one a transport, out of the way of a program's own. */
 #define WANT_TAG (UINT64_C(1) << 48)
 
-/** A rank that asks more often than this without an answer is forgotten, the oldest first. What it asks is kept, and so must be short. */
+/**
+ * A rank that asks more often than this without an answer is forgotten, the oldest first. What it
+ * asks is kept, and so must be short.
+ */
 enum { ASKING_MAX = 64, QUESTION_MAX = 4096 };
 
 /* ---- pairing; the lock is held ---- */
@@ -112,7 +118,10 @@ static void serve(void *context, wh_message *message) {
     pthread_mutex_unlock(&transport->lock);
 }
 
-/** Forgets the WANTs of incarnations that are gone, which must not stand before those of their successors. */
+/**
+ * Forgets the WANTs of incarnations that are gone, which must not stand before those of their
+ * successors.
+ */
 static void forget_the_gone(wherry_transport *transport) {
     wh_asking **at = &transport->asking;
     while (*at) {
@@ -171,7 +180,9 @@ void wh_transport_end_pairing(wherry_transport *transport, wh_waiting_send *send
     set_nonce(transport, send, rank, ENDED);
 }
 
-/** Takes over a message of the transport's own tag that a send has not dealt with; the lock is held. */
+/**
+ * Takes over a message of the transport's own tag that a send has not dealt with; the lock is held.
+ */
 static void take_back(wherry_transport *transport, wh_message *message) {
     wh_note note = {.nonce = 0};
     wherry_status status = wh_note_decode(message->bytes, message->size, &note, NULL);

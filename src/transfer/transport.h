@@ -1,8 +1,10 @@
 /**
- * @file transport.h  What the calls of a transport share: who asks for a checkpoint, and which sends wait for whom.
+ * @file transport.h  What the calls of a transport share: who asks for a checkpoint, and which
+ * sends wait for whom.
  *
- * A WANT is paired with the oldest send that waits for its rank; where there is none it is kept until there is one, or until it is withdrawn. Whoever
- * reads from the group hands WANTs in (a service of the group), so that nobody has to wait for them.
+ * A WANT is paired with the oldest send that waits for its rank; where there is none it is kept
+ * until there is one, or until it is withdrawn. Whoever reads from the group hands WANTs in (a
+ * service of the group), so that nobody has to wait for them.
  */
 #ifndef WH_TRANSFER_TRANSPORT_H
 #define WH_TRANSFER_TRANSPORT_H
@@ -27,8 +29,11 @@ typedef struct wh_waiting_send {
     struct wh_waiting_send *next; /**< Younger. */
     wh_inbox *inbox;
     const int32_t *ranks;
-    uint64_t *
-        nonces; /**< Of the WANT that each rank was paired with; 0: it waits for one. Used under the transport's lock. */
+    /**
+     * Of the WANT that each rank was paired with; 0: it waits for one. Used under the
+     * transport's lock.
+     */
+    uint64_t *nonces;
     size_t count;
 } wh_waiting_send;
 
@@ -58,14 +63,20 @@ void wh_transport_unpair(wherry_transport *transport, wh_waiting_send *send, int
 /** A rank's destination has ended: no WANT is paired with it any more. */
 void wh_transport_end_pairing(wherry_transport *transport, wh_waiting_send *send, int32_t rank);
 
-/** Takes over a WANT or a WITHDRAW that came to a send whose destination has ended: it may be for another. */
+/**
+ * Takes over a WANT or a WITHDRAW that came to a send whose destination has ended: it may be for
+ * another.
+ */
 void wh_transport_take_back(wherry_transport *transport, wh_message *message);
 
-/** Ends it; WANTs that lie in its inbox unread are paired anew. Nothing where it was ended before. */
+/**
+ * Ends it; WANTs that lie in its inbox unread are paired anew. Nothing where it was ended before.
+ */
 void wh_transport_remove_send(wherry_transport *transport, wh_waiting_send *send);
 
 /**
- * Lets the lanes give back what they keep for the next transfers: of processes that are gone, and of a rank of a group.
+ * Lets the lanes give back what they keep for the next transfers: of processes that are gone, and
+ * of a rank of a group.
  * @param group  NULL: only of processes that are gone. @param rank  -1: all.
  * @param lost   that rank is. @param but  a lane that need not; NULL: none.
  */

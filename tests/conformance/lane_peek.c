@@ -1,4 +1,7 @@
-/* A lane as an example: the receiver reads the source's memory through /proc/PID/mem. docs/writing-a-lane.md goes through it. */
+/*
+ * A lane as an example: the receiver reads the source's memory through /proc/PID/mem.
+ * docs/writing-a-lane.md goes through it.
+ */
 #include "conformance/lane_peek.h"
 
 #include <errno.h>
@@ -47,8 +50,9 @@ static wherry_status offer(const wh_lane_site *site, wh_string *text, wherry_err
 typedef struct peek_end {
     wh_lane_end base;
     const wh_lane_site *site;
-    int memory;  /* stays that of the process it was opened for, whoever gets its number later, */
-    int process; /* and can be read for as long as somebody does: this one tells when the process has ended */
+    int memory; /* stays that of the process it was opened for, whoever gets its number later, */
+    /* and can be read for as long as somebody does: this one tells when the process has ended */
+    int process;
 } peek_end;
 
 static wherry_status check_alive(const peek_end *end, wherry_error *error) {
@@ -58,7 +62,9 @@ static wherry_status check_alive(const peek_end *end, wherry_error *error) {
                : wh_fail(error, WHERRY_PEER_LOST, "the process of rank %d has ended", (int)end->site->peer);
 }
 
-/** Reads bytes of the source. What is not mapped there is an error, as is a process that has ended. */
+/**
+ * Reads bytes of the source. What is not mapped there is an error, as is a process that has ended.
+ */
 static wherry_status peek(const peek_end *end, void *to, size_t size, uint64_t address, wherry_error *error) {
     for (size_t done = 0; done < size;) {
         ssize_t got = pread(end->memory, (char *)to + done, size - done, (off_t)(address + done));

@@ -52,8 +52,10 @@ static void test_every_side(void **state) {
     wherry_value *on_huge = tensor_on(MADV_HUGEPAGE, &of_huge);
     wherry_value *small_target = tensor_on(MADV_NOHUGEPAGE, &of_small);
     wherry_value *huge_target = tensor_on(MADV_HUGEPAGE, &of_huge);
-    const char *small_lane = of_small == WH_PAGES_SMALL ? "ring" : "cma"; /* kernels before 6.7 do not tell */
-    const char *huge_lane = of_huge == WH_PAGES_SMALL ? "ring" : "cma";   /* and some have no huge pages */
+    /* kernels before 6.7 do not tell */
+    const char *small_lane = of_small == WH_PAGES_SMALL ? "ring" : "cma";
+    /* and some have no huge pages */
+    const char *huge_lane = of_huge == WH_PAGES_SMALL ? "ring" : "cma";
     check_lane(on_small, NULL, small_lane);
     check_lane(on_small, small_target, small_lane);
     check_lane(on_small, huge_target, small_lane);

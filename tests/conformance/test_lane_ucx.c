@@ -3,6 +3,7 @@
 #include "lane/lanes.h"
 
 int main(void) {
-    const wh_lane_place *places[] = {&wh_lane_place_unix, &wh_lane_place_local}; /* who forks comes first */
+    /* who forks comes first */
+    const wh_lane_place *places[] = {&wh_lane_place_unix, &wh_lane_place_local};
     return wh_lane_suite_run(&wh_lane_ucx, places, sizeof(places) / sizeof(places[0]));
 }

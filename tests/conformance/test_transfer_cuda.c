@@ -68,7 +68,8 @@ static void test_random_states(void **state) {
             calls[1].options.target_context = target;
         }
         if (is_straight) {
-            calls[1].options.lanes = calls[0].options.lanes = NULL; /* digests and host memory use other lanes */
+            /* digests and host memory use other lanes */
+            calls[1].options.lanes = calls[0].options.lanes = NULL;
         }
         ferry_run(calls, 2);
         ferry_expect_ok(calls);

@@ -158,7 +158,8 @@ static void test_interrupted_source(void **state) {
     ferry_call calls[] = {ferry_send(&world, 0, 1, source), ferry_receive(&world, 1, 0)};
     ask(calls, &sender);
     hold_with_all(&receiver);
-    calls[1].options.no_progress_ms = 1500; /* if the group cannot buffer the source's last message */
+    /* if the group cannot buffer the source's last message */
+    calls[1].options.no_progress_ms = 1500;
     ferry_start(calls);
     ferry_start(calls + 1);
     ferry_join(calls);

@@ -55,7 +55,9 @@ typedef struct fake_handle {
     int references;
 } fake_handle;
 
-/** Begins a call: counts it, and lets it fail where a test said so. @return OK, or what it answers. */
+/**
+ * Begins a call: counts it, and lets it fail where a test said so. @return OK, or what it answers.
+ */
 int fake_call(const char *name, bool may_fail, bool needs_context);
 
 int fake_device_count(void);
@@ -71,10 +73,16 @@ void *fake_resolve(const void *address, size_t size, fake_kind *kind_p);
 /** The same for as many bytes as lie in one block: mappings may lie side by side. */
 void *fake_resolve_part(const void *address, size_t size, size_t *part_p);
 
-/** Whether a run goes beyond the allocation that it begins in, which the driver does not copy; mapped memory may. */
+/**
+ * Whether a run goes beyond the allocation that it begins in, which the driver does not copy;
+ * mapped memory may.
+ */
 bool fake_is_cut(const void *address, size_t size);
 
-/** Whether a device reaches a byte by itself, as a kernel does; only what is some device's is asked for. */
+/**
+ * Whether a device reaches a byte by itself, as a kernel does; only what is some device's is asked
+ * for.
+ */
 bool fake_reaches(const void *address, int device);
 
 /** A fault of the device: everything answers this from now on. */

@@ -1,4 +1,7 @@
-/* Memory: each allocation of a device is a memfd, mapped where the fake itself reaches it, and reserved without any right where the program thinks that it is. */
+/*
+ * Memory: each allocation of a device is a memfd, mapped where the fake itself reaches it, and
+ * reserved without any right where the program thinks that it is.
+ */
 #include <fcntl.h>
 #include <pthread.h>
 #include <stdio.h>
@@ -195,7 +198,10 @@ void fake_cuda_forget_peak(void) {
 
 /* ---- device memory ---- */
 
-/** Addresses for a block, each behind the last one: allocations lie end to end, as those of a device do. */
+/**
+ * Addresses for a block, each behind the last one: allocations lie end to end, as those of a device
+ * do.
+ */
 static char *next_address(size_t size) {
     enum { PAGE = 4096 };
     static char *next;

@@ -1,4 +1,6 @@
-/* Streams: a thread each, which does the work in its order, behind the back of whoever queued it. */
+/*
+ * Streams: a thread each, which does the work in its order, behind the back of whoever queued it.
+ */
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>

@@ -1,6 +1,6 @@
 /*
- * Every allocation fails in turn. Whatever the library was doing then answers WHERRY_NO_MEMORY, gives everything back, and leaves
- * what it was given as it was.
+ * Every allocation fails in turn. Whatever the library was doing then answers WHERRY_NO_MEMORY,
+ * gives everything back, and leaves what it was given as it was.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -139,7 +139,9 @@ static wherry_status decode(subject *s) {
     return status;
 }
 
-/** Decoding may not fail here, only planning. A state that could not be planned is planned again. */
+/**
+ * Decoding may not fail here, only planning. A state that could not be planned is planned again.
+ */
 static wherry_status plan(subject *s, const wherry_value *target, uint32_t flags) {
     long n = failing;
     wherry_prepared *prepared;

@@ -1,7 +1,8 @@
 /*
- * Transfers by blocks that go wrong, over a table whose calls any thread may make, and over one that only the thread inside the call may use: then that thread
- * moves the bytes and looks after the conversation as well; with a block a chunk, and with blocks of several. Whatever happens, both sides end in time, no
- * operation is left, and no memory is written to later.
+ * Transfers by blocks that go wrong, over a table whose calls any thread may make, and over one
+ * that only the thread inside the call may use: then that thread moves the bytes and looks after
+ * the conversation as well; with a block a chunk, and with blocks of several. Whatever happens,
+ * both sides end in time, no operation is left, and no memory is written to later.
  */
 #include <stdatomic.h>
 #include <stdio.h>
@@ -15,7 +16,10 @@
 
 enum { RANKS = 4, BODY = (22 << 20) + 5, CHUNKS = 6, SOON_MS = 5000, STALE_MS = 1500, AFTER = 2 };
 
-/** Blocks of up to 8 MiB: chunks 0 and 1, 2 and 3, 4, and 5, which has the beginning of another tensor in it. */
+/**
+ * Blocks of up to 8 MiB: chunks 0 and 1, 2 and 3, 4, and 5, which has the beginning of another
+ * tensor in it.
+ */
 enum { LONG_MIB = 8, LONG_BLOCKS = 4 };
 
 static wherry_error error;
@@ -27,7 +31,10 @@ typedef struct world {
     wherry_transport *transports[RANKS];
 } world;
 
-/** What the case is run over: with all that a table can have, or without anything; and how long blocks may be. */
+/**
+ * What the case is run over: with all that a table can have, or without anything; and how long
+ * blocks may be.
+ */
 typedef struct kind {
     uint32_t flags;
     uint8_t longest_mib;
@@ -118,7 +125,10 @@ static void expect_next_works(const world *w, int32_t rank, const wherry_value *
     wherry_value_destroy(calls[1].received);
 }
 
-/** Waits until so many blocks have moved to a rank, and both it and the source have others under way that do not move. */
+/**
+ * Waits until so many blocks have moved to a rank, and both it and the source have others under way
+ * that do not move.
+ */
 static void await_standstill(const world *w, int32_t rank, size_t count) {
     bool there = false;
     for (int i = 0; i < FERRY_MS && !there; i++) {
@@ -137,7 +147,10 @@ static uint64_t ms_since(uint64_t begin) {
     return (wh_clock_now() - begin) / 1000000;
 }
 
-/** Either side is cancelled in the middle. The other learns it at once; and what the source puts later does not land in memory that is the user's again. */
+/**
+ * Either side is cancelled in the middle. The other learns it at once; and what the source puts
+ * later does not land in memory that is the user's again.
+ */
 static void test_cancel_in_the_middle(void **state) {
     (void)state;
     for (int i = 0; i < 2 * KINDS; i++) {
@@ -195,10 +208,14 @@ static wherry_value *make_watched(bool *released) {
     return build_dict("w", tensor, "b", build_tensor(build_storage(1000, 2), WHERRY_U8, 0, 1, &little, NULL), NULL);
 }
 
-/** Where the table cannot take back what it has begun to receive, nothing of that is freed: neither scratch and new tensors, nor what a target has. */
+/**
+ * Where the table cannot take back what it has begun to receive, nothing of that is freed: neither
+ * scratch and new tensors, nor what a target has.
+ */
 static void test_memory_that_stays_in_use(void **state) {
     (void)state;
-    for (int i = 0; i < 3 * KINDS; i++) { /* into new memory; in place; and with nothing wanted beside the target */
+    /* into new memory; in place; and with nothing wanted beside the target */
+    for (int i = 0; i < 3 * KINDS; i++) {
         bool released = false;
         world w = open_world(kinds[i / 3]);
         wherry_value *source = make_state(1);
@@ -218,7 +235,8 @@ static void test_memory_that_stays_in_use(void **state) {
         ferry_join(calls + 1);
         wherry_value_destroy(target);
         assert_false(released);
-        assert_true(callback_hub_write_late(w.hub, 1) > 0); /* an address sanitizer would see that it was freed */
+        /* an address sanitizer would see that it was freed */
+        assert_true(callback_hub_write_late(w.hub, 1) > 0);
         expect(calls + 1, WHERRY_CANCELLED);
         assert_non_null(strstr(calls[1].error.message, "may still be written to"));
         ferry_join(calls);
@@ -229,7 +247,10 @@ static void test_memory_that_stays_in_use(void **state) {
     }
 }
 
-/** A rank dies in the middle. A table that notices it says so; without that it is the silence that ends the other side. */
+/**
+ * A rank dies in the middle. A table that notices it says so; without that it is the silence that
+ * ends the other side.
+ */
 static void test_a_side_dies(void **state) {
     (void)state;
     for (int i = 0; i < 2 * SOME_KINDS; i++) {
@@ -256,7 +277,10 @@ static void test_a_side_dies(void **state) {
     }
 }
 
-/** Three receivers, of which one stands still: the others are served meanwhile, also by one thread alone. */
+/**
+ * Three receivers, of which one stands still: the others are served meanwhile, also by one thread
+ * alone.
+ */
 static void test_one_of_three_stands_still(void **state) {
     (void)state;
     for (int i = 0; i < SOME_KINDS; i++) {
@@ -335,7 +359,10 @@ static void wait_in_the_middle(void *context, const wherry_trace_event *event) {
     }
 }
 
-/** Over a table without put and get too, each of two receivers is served while the other stands still in the middle. */
+/**
+ * Over a table without put and get too, each of two receivers is served while the other stands
+ * still in the middle.
+ */
 static void test_two_at_once_without_put_and_get(void **state) {
     (void)state;
     for (int i = 0; i < 4; i++) {
@@ -351,7 +378,8 @@ static void test_two_at_once_without_put_and_get(void **state) {
         for (int k = 0; k < FERRY_MS && !atomic_load(&middle.begun); k++) {
             usleep(1000);
         }
-        assert_true(atomic_load(&middle.begun)); /* it has a chunk, and is being served when the other asks */
+        /* it has a chunk, and is being served when the other asks */
+        assert_true(atomic_load(&middle.begun));
         ferry_start(calls + 3 - slow);
         ferry_join(calls + 3 - slow);
         expect(calls + 3 - slow, WHERRY_OK);
@@ -371,8 +399,9 @@ static void test_two_at_once_without_put_and_get(void **state) {
 }
 
 /**
- * A byte that changes on the way is noticed by the digest, which comes by message, and the chunk is asked for again. It is the one in the middle of a block: of
- * two chunks the second. So long blocks come again as chunks 1, 3 and 4 together, and 5.
+ * A byte that changes on the way is noticed by the digest, which comes by message, and the chunk is
+ * asked for again. It is the one in the middle of a block: of two chunks the second. So long blocks
+ * come again as chunks 1, 3 and 4 together, and 5.
  */
 static void test_damage(void **state) {
     (void)state;
@@ -431,7 +460,10 @@ static void expect_same_elements(const wherry_value *a, const wherry_value *b) {
     }
 }
 
-/** Into a tensor whose bytes do not lie end to end: rows with gaps between them, and the other way round. Damaged chunks come again there too. */
+/**
+ * Into a tensor whose bytes do not lie end to end: rows with gaps between them, and the other way
+ * round. Damaged chunks come again there too.
+ */
 static void test_other_strides(void **state) {
     (void)state;
     static const int64_t shape[] = {2816, 2048};
@@ -460,7 +492,10 @@ static void test_other_strides(void **state) {
     }
 }
 
-/** Without being told anything a block has up to 64 MiB; where either side is less patient than 10 s, it is a chunk. */
+/**
+ * Without being told anything a block has up to 64 MiB; where either side is less patient than 10
+ * s, it is a chunk.
+ */
 static void test_length_by_patience(void **state) {
     (void)state;
     static const struct {
@@ -494,7 +529,8 @@ static void test_a_table_that_fails(void **state) {
         int side = which / 2;
         bool finish = which % 2;
         wherry_status answer =
-            i % 8 < 4 ? WHERRY_SYSTEM : WHERRY_CANCELLED; /* of its own accord: nobody has asked for it */
+            /* of its own accord: nobody has asked for it */
+            i % 8 < 4 ? WHERRY_SYSTEM : WHERRY_CANCELLED;
         world w = open_world(kinds[i / 8]);
         wherry_value *source = make_state(1);
         ferry_call calls[] = {send_to(&w, source, 1), receive_at(&w, 1, NULL)};
@@ -551,7 +587,10 @@ static void test_a_late_loss(void **state) {
     close_world(&w);
 }
 
-/** A table with some of the functions is refused; for one without any of them the library does their work. */
+/**
+ * A table with some of the functions is refused; for one without any of them the library does their
+ * work.
+ */
 static void test_tables(void **state) {
     (void)state;
     static const callback_hub_options options = {.flags = CALLBACK_HUB_ALL, .blocks = true};

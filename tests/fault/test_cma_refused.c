@@ -1,8 +1,10 @@
 /*
- * Reading another process's memory is refused for real: by users, capabilities, flags, filters of system calls and namespaces. Each refusal says why,
- * and where there is a way round, it works. Source and receiver are processes of their own, since what they give up they cannot take back.
+ * Reading another process's memory is refused for real: by users, capabilities, flags, filters of
+ * system calls and namespaces. Each refusal says why, and where there is a way round, it works.
+ * Source and receiver are processes of their own, since what they give up they cannot take back.
  *
- * Most cases need root, who alone can become another user or make a namespace; elsewhere they say so, and do nothing.
+ * Most cases need root, who alone can become another user or make a namespace; elsewhere they say
+ * so, and do nothing.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -42,7 +44,10 @@ typedef struct outcome {
     char assist_message[WHERRY_ERROR_MESSAGE_MAX];
 } outcome;
 
-/** A case: what source and receiver do to themselves before they begin; what becomes of the offer on its way. Each may be NULL. */
+/**
+ * A case: what source and receiver do to themselves before they begin; what becomes of the offer on
+ * its way. Each may be NULL.
+ */
 typedef struct scene {
     void (*source)(void);
     void (*receiver)(void);
@@ -60,7 +65,8 @@ typedef struct scene {
 static uint8_t source_bytes[BYTES];
 static uint8_t target_bytes[BYTES];
 static int32_t vouched_process;
-static atomic_int *bystander; /**< A process forked from the source, in memory that all share; NULL: there is none. */
+/** A process forked from the source, in memory that all share; NULL: there is none. */
+static atomic_int *bystander;
 
 static int32_t process_of(wh_group *group, int32_t rank) {
     (void)group;
@@ -95,7 +101,10 @@ static bool get(int fd, void *bytes, size_t size) {
     return read(fd, bytes, size) == (ssize_t)size;
 }
 
-/* The sink: one chunk, whose pieces lie the other way round at the receiver, and every third of which it does not want. */
+/*
+ * The sink: one chunk, whose pieces lie the other way round at the receiver, and every third of
+ * which it does not want.
+ */
 
 static bool sink_next(void *context, uint64_t *chunk_p) {
     bool *given = context;
@@ -254,7 +263,10 @@ static void be_receiver(const scene *s, int source, int in, int out, int results
     put(results, &o, sizeof(o));
 }
 
-/** Starts a process, in a pid namespace of its own where that is wanted; it is a child of this one in any case. */
+/**
+ * Starts a process, in a pid namespace of its own where that is wanted; it is a child of this one
+ * in any case.
+ */
 static pid_t start(const scene *s, bool own_namespace) {
     int back = -1;
     if (own_namespace) {
@@ -335,7 +347,10 @@ static void worked(const outcome *o, bool by_memory) {
     assert_true(o->right);
 }
 
-/** Becomes a user without any right. A process that does so is not dumpable any more, until it says that it is. */
+/**
+ * Becomes a user without any right. A process that does so is not dumpable any more, until it says
+ * that it is.
+ */
 static void become(uid_t user) {
     if (setgroups(0, NULL) || setresgid(USER, USER, USER) || setresuid(user, user, user) ||
         prctl(PR_SET_DUMPABLE, 1, 0, 0, 0)) {
@@ -460,7 +475,10 @@ static void test_sibling_namespaces(void **state) {
     }
 }
 
-/** A source in a namespace below the receiver's has another number here than there, and can be read all the same where the kernel tells it. */
+/**
+ * A source in a namespace below the receiver's has another number here than there, and can be read
+ * all the same where the kernel tells it.
+ */
 static void test_namespace_below(void **state) {
     (void)state;
     scene s = {.source_namespace = true};
@@ -510,7 +528,10 @@ static void test_vouched_process(void **state) {
     worked(&o, false);
 }
 
-/** A process that was forked from the source when it had a nonce already: its memory is like the source's, and yet it is not the source. */
+/**
+ * A process that was forked from the source when it had a nonce already: its memory is like the
+ * source's, and yet it is not the source.
+ */
 static void fork_bystander(void) {
     const uint8_t *nonce;
     if (wh_cma_nonce(&nonce, NULL) != WHERRY_OK) {
@@ -568,7 +589,10 @@ static void write_file(const char *path, const char *text, size_t size) {
     close(file);
 }
 
-/** The kernel here need not have Yama: what it would say lies in a /proc/sys/kernel of this process's own. */
+/**
+ * The kernel here need not have Yama: what it would say lies in a /proc/sys/kernel of this
+ * process's own.
+ */
 static void fake_yama(void) {
     char boot[WH_BOOT_BYTES];
     int file = open("/proc/sys/kernel/random/boot_id", O_RDONLY | O_CLOEXEC);

@@ -1,6 +1,7 @@
 /*
- * Edges of the conversation: questions that meet a send which is about to end, or which has given their rank up; a lease that ends before the first byte; slow
- * but steady progress; what a damaged chunk leaves behind. Ranks are threads of one process.
+ * Edges of the conversation: questions that meet a send which is about to end, or which has given
+ * their rank up; a lease that ends before the first byte; slow but steady progress; what a damaged
+ * chunk leaves behind. Ranks are threads of one process.
  */
 #include <stdatomic.h>
 #include <sys/mman.h>
@@ -73,7 +74,10 @@ static void await_send(wherry_transport *transport) {
     }
 }
 
-/** A rank that was lost before it asked comes back and asks: not the send that has given it up answers, but the next. */
+/**
+ * A rank that was lost before it asked comes back and asks: not the send that has given it up
+ * answers, but the next.
+ */
 static void test_a_rank_that_was_given_up_asks(void **state) {
     (void)state;
     ferry_world world = ferry_open();
@@ -118,7 +122,10 @@ static void await_question(wherry_transport *transport) {
     assert_int_equal(rank, 1);
 }
 
-/** A process has asked and is gone, unserved; the one in its place asks as well, and is seen to wait. */
+/**
+ * A process has asked and is gone, unserved; the one in its place asks as well, and is seen to
+ * wait.
+ */
 static void test_a_question_behind_one_of_a_former_incarnation(void **state) {
     (void)state;
     ferry_world world = ferry_open();
@@ -146,7 +153,10 @@ static void test_a_question_behind_one_of_a_former_incarnation(void **state) {
     ferry_close(&world);
 }
 
-/** A question that comes while a send that timed out waits for a receiver to notice is for the next send. */
+/**
+ * A question that comes while a send that timed out waits for a receiver to notice is for the next
+ * send.
+ */
 static void test_a_question_while_a_send_ends(void **state) {
     (void)state;
     ferry_world world = ferry_open();
@@ -215,7 +225,10 @@ static void test_a_question_that_was_withdrawn_unread(void **state) {
 
 /* ---- the lease, and progress ---- */
 
-/** A small state is read by the calling thread itself: that too says revoked, not that memory is gone. */
+/**
+ * A small state is read by the calling thread itself: that too says revoked, not that memory is
+ * gone.
+ */
 static void test_revoked_before_the_first_byte(void **state) {
     (void)state;
     ferry_world world = ferry_open();
@@ -263,7 +276,10 @@ static void see(void *context, const wherry_progress *progress) {
     s->total = progress->total;
 }
 
-/** One that gets on slowly is not given up; and the source's progress is shown at most ten times a second, and at the end. */
+/**
+ * One that gets on slowly is not given up; and the source's progress is shown at most ten times a
+ * second, and at the end.
+ */
 static void test_slow_and_steady(void **state) {
     (void)state;
     static const char *const lanes[] = {"cma", "ring", "stream"};
@@ -296,7 +312,10 @@ static void test_slow_and_steady(void **state) {
     ferry_close(&world);
 }
 
-/** A chunk that came damaged was written in place: where the source then gives up, its tensor counts as half written. */
+/**
+ * A chunk that came damaged was written in place: where the source then gives up, its tensor counts
+ * as half written.
+ */
 static void test_what_a_damaged_chunk_leaves(void **state) {
     (void)state;
     ferry_world world = ferry_open();

@@ -1,7 +1,8 @@
 /*
- * A source or a receiver dies, or stands still, at every named point of the conversation, over every lane: the other one is told soon, says what it is left
- * with, and goes on with a third rank in the same process. One that was stopped and wakes ends too. test_crash LANE: over that lane alone, which not every machine
- * has.
+ * A source or a receiver dies, or stands still, at every named point of the conversation, over
+ * every lane: the other one is told soon, says what it is left with, and goes on with a third rank
+ * in the same process. One that was stopped and wakes ends too. test_crash LANE: over that lane
+ * alone, which not every machine has.
  */
 #include <stdio.h>
 #include <unistd.h>
@@ -14,7 +15,10 @@ enum { SOURCE, RECEIVER, THIRD, RANKS };
 /** What ranks say to each other. */
 enum { SENDING, SURVIVED, WOKEN };
 
-/** A stopped process is lost by the heartbeat; a slow one must not be. What may pass until a survivor has noticed. */
+/**
+ * A stopped process is lost by the heartbeat; a slow one must not be. What may pass until a
+ * survivor has noticed.
+ */
 enum { DEAD_AFTER_MS = 1000 * JOB_SLOW, DEATH_MS = 1000, MARGIN_MS = 5000 * JOB_SLOW };
 
 /** Cases that run at once: most of the time they wait. */
@@ -25,7 +29,11 @@ typedef struct point {
     int32_t at;  /**< Whose it is. */
     int count;   /**< At which passage. */
     bool no_cma; /**< It is not passed where the receiver reads the memory. */
-    int late; /**< Bits of the victims whose loss here may be too late to fail the other one: 1 << SOURCE, 1 << RECEIVER. */
+    /**
+     * Bits of the victims whose loss here may be too late to fail the other one: 1 << SOURCE, 1 <<
+     * RECEIVER.
+     */
+    int late;
 } point;
 
 static const point points[] = {
@@ -104,8 +112,9 @@ static void judge_survivor(job_rank *self, wherry_status status, const wherry_er
 }
 
 /**
- * One who was stopped and goes on: it fails, or is done because the point was late. A source may find that its receiver had everything and said so before it
- * gave the source up, and that its answer came too late it cannot know.
+ * One who was stopped and goes on: it fails, or is done because the point was late. A source may
+ * find that its receiver had everything and said so before it gave the source up, and that its
+ * answer came too late it cannot know.
  */
 static void judge_woken(job_rank *self, wherry_status status, const wherry_error *error) {
     const scene *s = self->scene;
@@ -168,7 +177,8 @@ static void be_receiver(job_rank *self) {
     options.target_context = target.value;
     options.report_p = &report;
     job_await(self, SENDING);
-    job_await_asleep(self, SOURCE); /* in its call: if it died before that, the receiver would wait for it */
+    /* in its call: if it died before that, the receiver would wait for it */
+    job_await_asleep(self, SOURCE);
     wherry_status status = wherry_checkpoint_recv(self->transport, SOURCE, &options, &received, &error);
     if (status == WHERRY_OK) {
         job_check(self, memcmp(target.memory, sent.memory, sent.bytes) == 0, "the bytes are not right");

@@ -1,4 +1,7 @@
-/* Mapped memory (expandable segments) takes a file descriptor for each mapping while it is offered: never more of them than the process can spare. */
+/*
+ * Mapped memory (expandable segments) takes a file descriptor for each mapping while it is offered:
+ * never more of them than the process can spare.
+ */
 #include <fcntl.h>
 #include <stdio.h>
 #include <sys/resource.h>

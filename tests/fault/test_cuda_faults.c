@@ -1,4 +1,7 @@
-/* What the fake driver can do and a real one will not on demand: each call failing in turn, work that does not end, a context that breaks, a count of memory. */
+/*
+ * What the fake driver can do and a real one will not on demand: each call failing in turn, work
+ * that does not end, a context that breaks, a count of memory.
+ */
 #include <stdatomic.h>
 #include <stdlib.h>
 
@@ -13,7 +16,10 @@
 
 enum { OUT_OF_MEMORY = 2, UNKNOWN = 999, ILLEGAL_ADDRESS = 700, MIB = 1 << 20 };
 
-/** So many calls fail each in its turn; of those behind, most of which ask whether a copy is done, some do. */
+/**
+ * So many calls fail each in its turn; of those behind, most of which ask whether a copy is done,
+ * some do.
+ */
 enum { EACH = 80 };
 
 static wherry_error error;
@@ -66,7 +72,10 @@ static void run_once(const scene *s, ferry_call calls[2], int64_t timeout_ms) {
     ferry_run(calls, 2);
 }
 
-/** The same for a source that may fail before anybody asks: then the receiver need not wait any longer. */
+/**
+ * The same for a source that may fail before anybody asks: then the receiver need not wait any
+ * longer.
+ */
 static void run_to_failure(const scene *s, ferry_call calls[2]) {
     wherry_cancel *cancel;
     must(wherry_cancel_create(&cancel, &error));
@@ -91,7 +100,10 @@ static void expect_good(const scene *s, ferry_call calls[2]) {
     expect_state(calls[1].received, s->host);
 }
 
-/** Whatever fails, both calls end with an error or without, nothing is lost, and the next transfer goes well. */
+/**
+ * Whatever fails, both calls end with an error or without, nothing is lost, and the next transfer
+ * goes well.
+ */
 static void fail_each(const char *lanes) {
     scene s = scene_open(lanes, 9 << 20);
     ferry_call calls[2];
@@ -133,7 +145,9 @@ static void test_each_call_fails_straight(void **state) {
     fail_each("cma,cuda_ipc");
 }
 
-/** What the caller has queued is waited for, on both sides, and no longer than the call may take. */
+/**
+ * What the caller has queued is waited for, on both sides, and no longer than the call may take.
+ */
 static void test_work_on_the_callers_stream(void **state) {
     (void)state;
     scene s = scene_open("cma,cuda_ipc", 1 << 20);
@@ -201,7 +215,10 @@ static void test_a_context_that_breaks(void **state) {
     scene_close(&s);
 }
 
-/** Beyond source and target there is a bounded amount of memory of each kind, however large the state is. */
+/**
+ * Beyond source and target there is a bounded amount of memory of each kind, however large the
+ * state is.
+ */
 static void test_memory_is_bounded(void **state) {
     (void)state;
     enum { LARGE = 192 * MIB };
@@ -284,7 +301,10 @@ static void look_at_range(void *context, const wherry_trace_event *event) {
     atomic_fetch_add(&w->early, w->bytes[last] != (uint8_t)(3 + 7 * last));
 }
 
-/** A trace tells of a range when its bytes are on the device, and not when they are on their way there. */
+/**
+ * A trace tells of a range when its bytes are on the device, and not when they are on their way
+ * there.
+ */
 static void test_traced_bytes_are_there(void **state) {
     (void)state;
     static const char *const lanes[] = {"stream", "cuda_ipc"};

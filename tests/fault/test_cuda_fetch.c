@@ -1,4 +1,7 @@
-/* Fetching chunks of device memory for a lane whose workers are several: where the driver refuses one, none of them gets bytes that never came. */
+/*
+ * Fetching chunks of device memory for a lane whose workers are several: where the driver refuses
+ * one, none of them gets bytes that never came.
+ */
 #include <stdio.h>
 
 #include "support/device_memory.h"
@@ -19,7 +22,10 @@ static void expect_bytes(const wh_segments *segments, uint64_t begin) {
     }
 }
 
-/** Lets a call of the driver fail while chunks are fetched. @return whether one of them could not be. */
+/**
+ * Lets a call of the driver fail while chunks are fetched. @return whether one of them could not
+ * be.
+ */
 static bool fetch_all(const wh_source *source, uint64_t number) {
     wh_stop stop;
     wh_fetch fetch = {0};

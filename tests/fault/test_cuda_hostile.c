@@ -1,4 +1,7 @@
-/* Offers of the lane cuda_ipc that are cut off, say what cannot be, or name memory that is not the source's. On the fake driver. */
+/*
+ * Offers of the lane cuda_ipc that are cut off, say what cannot be, or name memory that is not the
+ * source's. On the fake driver.
+ */
 #include <stdio.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
@@ -90,7 +93,9 @@ static int32_t nobody(wh_group *group, int32_t rank) {
 static const wh_group_ops group_ops = {.name = "nobody", .process = nobody};
 static wh_group group = {.ops = &group_ops, .size = 2};
 
-/** Whether a probe by somebody who may not look into a process is refused, and asks for assistance. */
+/**
+ * Whether a probe by somebody who may not look into a process is refused, and asks for assistance.
+ */
 static bool is_refused(pid_t source) {
     wh_cuda_allocation allocations[2];
     wh_ipc_offer offer = good_offer(allocations);
@@ -201,7 +206,10 @@ static wherry_status probe(scene *s) {
     return status;
 }
 
-/** Whoever has received from a process knows its nonce, and may offer it what is not a device's memory, or more of it than there is. */
+/**
+ * Whoever has received from a process knows its nonce, and may offer it what is not a device's
+ * memory, or more of it than there is.
+ */
 static void test_own_nonce(void **state) {
     (void)state;
     scene s;
@@ -236,7 +244,8 @@ static void test_other_nonce(void **state) {
     scene_open(&s);
     assert_int_equal(pipe(pipes), 0);
     s.offer.nonce[0] ^= 1;
-    must_fail(WHERRY_REFUSED, error, probe(&s)); /* handles of this process, which the driver does not open */
+    /* handles of this process, which the driver does not open */
+    must_fail(WHERRY_REFUSED, error, probe(&s));
     wh_cuda_allocation *one = s.offer.allocations;
     const int numbers[] = {0, pipes[0], 1 << 30};
     for (size_t i = 0; i < 3; i++) {

@@ -1,6 +1,8 @@
 /*
- * Memory of CUDA devices between processes: opened once and kept where the source says so, closed where it does not; mapped memory; and one of the two killed in
- * the middle, after which the other says so soon and goes on using the device. On a real device where there is, else on the fake driver.
+ * Memory of CUDA devices between processes: opened once and kept where the source says so, closed
+ * where it does not; mapped memory; and one of the two killed in the middle, after which the other
+ * says so soon and goes on using the device. On a real device where there is, else on the fake
+ * driver.
  */
 #include <poll.h>
 #include <stdio.h>
@@ -117,7 +119,9 @@ static void send_times(job_rank *self) {
     wherry_value_destroy(state);
 }
 
-/** What was open when this rank told the source that it is done, after which the source may free it. */
+/**
+ * What was open when this rank told the source that it is done, after which the source may free it.
+ */
 static size_t open_when_done;
 
 static void look_when_done(const char *name) {
@@ -235,7 +239,10 @@ static void receive_as_third(job_rank *self) {
     }
 }
 
-/** What was kept is given back when a state comes by another way, when its process is gone, and with the transport. */
+/**
+ * What was kept is given back when a state comes by another way, when its process is gone, and with
+ * the transport.
+ */
 static void test_kept_no_longer(void **state) {
     (void)state;
     static const char dies[] = "dies";

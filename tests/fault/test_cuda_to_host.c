@@ -1,4 +1,7 @@
-/* Many small tensors from a device to the host over cuda_ipc: a few launches into pinned memory, not a copy each; and the same bytes where none may be pinned. */
+/*
+ * Many small tensors from a device to the host over cuda_ipc: a few launches into pinned memory,
+ * not a copy each; and the same bytes where none may be pinned.
+ */
 #include <stdio.h>
 
 #include "conformance/hub_place.h"

@@ -1,6 +1,7 @@
 /*
- * Bytes that change on the way, and connections that break, stall and trickle. With verify, damage is noticed and the chunks are asked for again, twice;
- * without it nobody notices. What breaks is an error in time; what is only slow arrives.
+ * Bytes that change on the way, and connections that break, stall and trickle. With verify, damage
+ * is noticed and the chunks are asked for again, twice; without it nobody notices. What breaks is
+ * an error in time; what is only slow arrives.
  */
 #include <poll.h>
 #include <stdatomic.h>
@@ -196,7 +197,10 @@ static void flip(wired *wire, uint8_t *bytes, size_t size) {
     }
 }
 
-/** Writes all, a little at a time where the wire trickles. @return false where the other end is gone. */
+/**
+ * Writes all, a little at a time where the wire trickles. @return false where the other end is
+ * gone.
+ */
 static bool pass_on(const relay *own, const uint8_t *bytes, size_t size) {
     size_t most = own->wire->fault == WIRE_TRICKLES ? 1777 : size;
     for (size_t at = 0; at < size;) {

@@ -1,6 +1,6 @@
 /*
- * A thousand transfers in a row between two processes, over every lane and in both directions: what the processes hold after them is what they held after the
- * first hundred.
+ * A thousand transfers in a row between two processes, over every lane and in both directions: what
+ * the processes hold after them is what they held after the first hundred.
  */
 #include <dirent.h>
 #include <stdio.h>
@@ -66,7 +66,9 @@ static long resident_kib(void) {
     return (second ? strtol(second, NULL, 10) : 0) * (sysconf(_SC_PAGESIZE) / 1024);
 }
 
-/** Once both sides are quiet: a channel that the other side has closed is noticed a moment later. */
+/**
+ * Once both sides are quiet: a channel that the other side has closed is noticed a moment later.
+ */
 static holdings take_stock(void) {
     usleep(300000);
     return (holdings){resident_kib(), count_entries("/proc/self/task"), count_entries("/proc/self/fd"),

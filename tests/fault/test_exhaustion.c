@@ -1,6 +1,7 @@
 /*
- * A process that has no descriptor or no thread left when a transfer begins: it ends in an error or in a slower success, on both sides, and with the limit raised
- * again everything works. And a process that is forked from one with a group and transfers at work can join a group of its own.
+ * A process that has no descriptor or no thread left when a transfer begins: it ends in an error or
+ * in a slower success, on both sides, and with the limit raised again everything works. And a
+ * process that is forked from one with a group and transfers at work can join a group of its own.
  */
 #include <dirent.h>
 #include <pthread.h>
@@ -47,7 +48,10 @@ static int highest_descriptor(void) {
     return highest;
 }
 
-/** The limit is about numbers: once there are no gaps below the highest, so many can be opened and no more. */
+/**
+ * The limit is about numbers: once there are no gaps below the highest, so many can be opened and
+ * no more.
+ */
 static void limit_descriptors(job_rank *self, rlim_t spare) {
     int highest = highest_descriptor();
     int next = dup(0);

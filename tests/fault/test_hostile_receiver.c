@@ -1,6 +1,7 @@
 /*
- * A receiver that speaks nonsense, out of turn, or asks for what is not offered. The source ends with the right error, promptly; nothing but the offered
- * bytes leaves it; and another receiver of the same send, which is honest, gets everything.
+ * A receiver that speaks nonsense, out of turn, or asks for what is not offered. The source ends
+ * with the right error, promptly; nothing but the offered bytes leaves it; and another receiver of
+ * the same send, which is honest, gets everything.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -19,7 +20,10 @@ static wherry_error error;
 static const wh_group_kind local = {"local", wh_open_local_place, wh_join_local_place, wh_close_local_place};
 static const wh_group_kind sockets = {"unix", wh_open_unix_place, wh_join_place, wh_close_place};
 
-/** A tensor in the middle of a storage: what lies around it is nobody's business. Bytes of the tensor are never 0xA5. */
+/**
+ * A tensor in the middle of a storage: what lies around it is nobody's business. Bytes of the
+ * tensor are never 0xA5.
+ */
 static wherry_value *guarded_state(void) {
     int64_t body = BODY;
     wherry_storage *storage;
@@ -150,7 +154,10 @@ static void withdraw(scripted *peer, uint64_t nonce, wherry_status status) {
     wh_free(text.bytes);
 }
 
-/** A question that was withdrawn may be asked again, however often it is withdrawn; one of another nonce is not withdrawn. */
+/**
+ * A question that was withdrawn may be asked again, however often it is withdrawn; one of another
+ * nonce is not withdrawn.
+ */
 static void test_withdrawing_again_and_again(void **state) {
     (void)state;
     scene s;
@@ -262,7 +269,10 @@ static void test_plans_for_lanes_that_are_not_offered(void **state) {
     }
 }
 
-/** A request that a lane cannot read refuses the lane, not the receiver: it may take another, and here does not. */
+/**
+ * A request that a lane cannot read refuses the lane, not the receiver: it may take another, and
+ * here does not.
+ */
 static void test_garbage_for_a_lane(void **state) {
     (void)state;
     uint8_t garbage[WH_LANE_OFFER_MAX];
@@ -328,7 +338,9 @@ static void test_retry_too_early(void **state) {
     }
 }
 
-/** Digests are told before a plan, of chunks that there are, as often as an honest receiver may ask. */
+/**
+ * Digests are told before a plan, of chunks that there are, as often as an honest receiver may ask.
+ */
 static void test_comparing_out_of_turn(void **state) {
     (void)state;
     uint8_t one[16] = {0};
@@ -431,7 +443,10 @@ static void test_types_that_no_receiver_sends(void **state) {
 
 /* ---- cut off, and changed ---- */
 
-/** One conversation of a scripted receiver with a send of its own, small and quick; `text` is said behind the OFFER. */
+/**
+ * One conversation of a scripted receiver with a send of its own, small and quick; `text` is said
+ * behind the OFFER.
+ */
 static wherry_status converse(ferry_world *world, const wherry_value *small, const void *text, size_t size,
                               int64_t no_progress_ms) {
     ferry_call send = ferry_send(world, 0, HOSTILE, small);
@@ -490,7 +505,10 @@ static void test_messages_cut_off_at_every_byte(void **state) {
     ferry_close(&world);
 }
 
-/** A changed byte is an error, or means something else that the receiver could have said; the next send is as good as ever. */
+/**
+ * A changed byte is an error, or means something else that the receiver could have said; the next
+ * send is as good as ever.
+ */
 static void test_messages_with_each_byte_changed(void **state) {
     (void)state;
     ferry_kind = &local;
@@ -518,7 +536,10 @@ static void test_messages_with_each_byte_changed(void **state) {
     ferry_close(&world);
 }
 
-/** A question with a byte changed is another question, or none; the source waits for a better one as long as it has time. */
+/**
+ * A question with a byte changed is another question, or none; the source waits for a better one as
+ * long as it has time.
+ */
 static void test_a_question_with_each_byte_changed(void **state) {
     (void)state;
     ferry_kind = &local;
@@ -533,7 +554,8 @@ static void test_a_question_with_each_byte_changed(void **state) {
         bool version = at == 1 || at == 2;
         bool step = at >= 11 && at < 19;
         send.options.step = 5;
-        send.options.timeout_ms = version || step ? LIMIT_MS : 60; /* the others wait for all of it */
+        /* the others wait for all of it */
+        send.options.timeout_ms = version || step ? LIMIT_MS : 60;
         ferry_start(&send);
         script_begin(&peer, world.groups[HOSTILE], 0, world.transports[0]->tag);
         char before = text.bytes[at];
@@ -551,7 +573,10 @@ static void test_a_question_with_each_byte_changed(void **state) {
 
 /* ---- channels ---- */
 
-/** Channels that no lane takes are closed, whatever lane is taken and however often the question is withdrawn. */
+/**
+ * Channels that no lane takes are closed, whatever lane is taken and however often the question is
+ * withdrawn.
+ */
 static void test_channels_that_nobody_wants(void **state) {
     (void)state;
     ferry_kind = &sockets;

@@ -1,6 +1,7 @@
 /*
- * A source that lies about its manifest, its memory and its chunks, speaks out of turn or not at all. The receiver ends with the right error before its
- * deadline, and has written nothing outside the planned destinations.
+ * A source that lies about its manifest, its memory and its chunks, speaks out of turn or not at
+ * all. The receiver ends with the right error before its deadline, and has written nothing outside
+ * the planned destinations.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -215,7 +216,10 @@ static void test_a_manifest_of_random_bytes(void **state) {
     scene_finish(&s, WHERRY_UNSUPPORTED, false); /* a state with bytes, and no lane */
 }
 
-/** The honest offer with a byte changed, in turn: nothing is written outside, whatever it means then. */
+/**
+ * The honest offer with a byte changed, in turn: nothing is written outside, whatever it means
+ * then.
+ */
 static void test_an_offer_with_each_byte_changed(void **state) {
     (void)state;
     scene s;
@@ -272,7 +276,9 @@ static void test_an_offer_twice(void **state) {
     scene_finish(&s, WHERRY_MALFORMED, false);
 }
 
-/** Addresses are the source's own affair: bytes may be missing or wrong, and nothing else happens. */
+/**
+ * Addresses are the source's own affair: bytes may be missing or wrong, and nothing else happens.
+ */
 static void test_addresses(void **state) {
     (void)state;
     void *gone = mmap(NULL, BODY, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -356,19 +362,30 @@ static void test_frames(void **state) {
         wherry_status status;
         wherry_verify verify;
     } cases[] = {
-        {{{2, CHUNK, CHUNK}}, WHERRY_MALFORMED, WHERRY_VERIFY_OFF},                     /* is not there */
-        {{{UINT64_C(1) << 60, 8, 8}}, WHERRY_MALFORMED, WHERRY_VERIFY_OFF},             /* likewise */
-        {{{0, CHUNK, CHUNK}, {0, CHUNK, CHUNK}}, WHERRY_MALFORMED, WHERRY_VERIFY_OFF},  /* twice */
-        {{{0, CHUNK + 1, CHUNK + 1}}, WHERRY_MALFORMED, WHERRY_VERIFY_OFF},             /* too long */
-        {{{0, CHUNK - 1, CHUNK - 1}}, WHERRY_MALFORMED, WHERRY_VERIFY_OFF},             /* too short */
-        {{{0, 0, 0}}, WHERRY_MALFORMED, WHERRY_VERIFY_OFF},                             /* empty */
-        {{{1, digest - 1, 64}}, WHERRY_MALFORMED, WHERRY_VERIFY_OFF},                   /* 2^63 - 1 */
-        {{{UINT64_MAX, 0, 0}}, WHERRY_TRUNCATED, WHERRY_VERIFY_OFF},                    /* the end, at once */
-        {{{0, CHUNK, CHUNK}, {UINT64_MAX, 0, 0}}, WHERRY_TRUNCATED, WHERRY_VERIFY_OFF}, /* too early */
-        {{{UINT64_MAX, 1, 1}}, WHERRY_MALFORMED, WHERRY_VERIFY_OFF},                    /* an end of a length */
-        {{{0, CHUNK, CHUNK}}, WHERRY_TIMED_OUT, WHERRY_VERIFY_OFF},                     /* then silence */
-        {{{0, CHUNK, 1000}}, WHERRY_TIMED_OUT, WHERRY_VERIFY_OFF},                      /* within a chunk */
-        {{{0, CHUNK, CHUNK}, {1, LAST, LAST}, {UINT64_MAX, 0, 5000}}, WHERRY_OK, WHERRY_VERIFY_OFF}, /* more behind */
+        /* is not there */
+        {{{2, CHUNK, CHUNK}}, WHERRY_MALFORMED, WHERRY_VERIFY_OFF},
+        /* likewise */
+        {{{UINT64_C(1) << 60, 8, 8}}, WHERRY_MALFORMED, WHERRY_VERIFY_OFF},
+        {{{0, CHUNK, CHUNK}, {0, CHUNK, CHUNK}}, WHERRY_MALFORMED, WHERRY_VERIFY_OFF}, /* twice */
+        /* too long */
+        {{{0, CHUNK + 1, CHUNK + 1}}, WHERRY_MALFORMED, WHERRY_VERIFY_OFF},
+        /* too short */
+        {{{0, CHUNK - 1, CHUNK - 1}}, WHERRY_MALFORMED, WHERRY_VERIFY_OFF},
+        {{{0, 0, 0}}, WHERRY_MALFORMED, WHERRY_VERIFY_OFF}, /* empty */
+        /* 2^63 - 1 */
+        {{{1, digest - 1, 64}}, WHERRY_MALFORMED, WHERRY_VERIFY_OFF},
+        /* the end, at once */
+        {{{UINT64_MAX, 0, 0}}, WHERRY_TRUNCATED, WHERRY_VERIFY_OFF},
+        /* too early */
+        {{{0, CHUNK, CHUNK}, {UINT64_MAX, 0, 0}}, WHERRY_TRUNCATED, WHERRY_VERIFY_OFF},
+        /* an end of a length */
+        {{{UINT64_MAX, 1, 1}}, WHERRY_MALFORMED, WHERRY_VERIFY_OFF},
+        /* then silence */
+        {{{0, CHUNK, CHUNK}}, WHERRY_TIMED_OUT, WHERRY_VERIFY_OFF},
+        /* within a chunk */
+        {{{0, CHUNK, 1000}}, WHERRY_TIMED_OUT, WHERRY_VERIFY_OFF},
+        /* more behind */
+        {{{0, CHUNK, CHUNK}, {1, LAST, LAST}, {UINT64_MAX, 0, 5000}}, WHERRY_OK, WHERRY_VERIFY_OFF},
         {{{0, CHUNK, CHUNK}}, WHERRY_MALFORMED, WHERRY_VERIFY_ON}, /* without its digest */
     };
     for (size_t i = 0; i < sizeof(cases) / sizeof(*cases); i++) {
@@ -498,7 +515,10 @@ static void begin_another(scene *s) {
     script_await_want(&s->peer);
 }
 
-/** Each message of a source behind the PLAN, cut off at every byte, or with each byte changed; nobody confirms. */
+/**
+ * Each message of a source behind the PLAN, cut off at every byte, or with each byte changed;
+ * nobody confirms.
+ */
 static void test_messages_changed_and_cut_off(void **state) {
     (void)state;
     static const wh_message_type types[] = {WH_REFUSE_LANE, WH_ASSISTED, WH_DIGESTS, WH_PROGRESS,

@@ -1,6 +1,7 @@
 /*
- * Calls that are cancelled or interrupted where they wait for something else than a message: a source that has not joined, a group that takes no
- * message, a lane whose probe hangs. They end soon, say what they waited for, and the transport is as good as new.
+ * Calls that are cancelled or interrupted where they wait for something else than a message: a
+ * source that has not joined, a group that takes no message, a lane whose probe hangs. They end
+ * soon, say what they waited for, and the transport is as good as new.
  */
 #include <stdatomic.h>
 #include <stdio.h>
@@ -80,7 +81,10 @@ static wherry_group *join_alone(const char *folder, int rank) {
     return group;
 }
 
-/** The source has not joined; when it has, the next receive goes through, and so does one that was waiting. */
+/**
+ * The source has not joined; when it has, the next receive goes through, and so does one that was
+ * waiting.
+ */
 static void test_a_source_that_has_not_joined(void **state) {
     (void)state;
     char folder[] = "/tmp/wherry-test-XXXXXX";
@@ -164,7 +168,10 @@ static void test_a_question_that_is_not_taken(void **state) {
     }
 }
 
-/** The source's offer finds no way out; the receiver, which cannot be told, waits until its own time is up. */
+/**
+ * The source's offer finds no way out; the receiver, which cannot be told, waits until its own time
+ * is up.
+ */
 static void test_an_offer_that_is_not_taken(void **state) {
     (void)state;
     wherry_value *source = ferry_tensor(5000, 1);

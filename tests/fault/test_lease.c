@@ -1,6 +1,7 @@
 /*
- * The lease: once a send has returned, in whatever way, the source's memory may change or go, and a receiver that stood still meanwhile never takes what it has for
- * good. And one that stands still does not hold up another.
+ * The lease: once a send has returned, in whatever way, the source's memory may change or go, and a
+ * receiver that stood still meanwhile never takes what it has for good. And one that stands still
+ * does not hold up another.
  */
 #include <pthread.h>
 #include <stdio.h>
@@ -19,7 +20,10 @@ enum { SENDING, ENDED, WOKEN, ROUND_OVER };
 /** The other rank must reach its point before the timeout, also on a busy machine. */
 enum { TIMEOUT_MS = JOB_SLOW == 1 ? 1500 : 3000, CANCEL_MS = 100, AT_ONCE = 12, SCENES_MAX = 100 };
 
-/** How the send, or the receive, ends while the other one stands still; and what becomes of the source's memory then. */
+/**
+ * How the send, or the receive, ends while the other one stands still; and what becomes of the
+ * source's memory then.
+ */
 typedef enum ending { TIME_OUT, CANCEL } ending;
 typedef enum fate { OVERWRITE, UNMAP } fate;
 
@@ -179,7 +183,10 @@ static void stopped_source(job_rank *self) {
     job_announce(self, SENDING);
     wherry_status status =
         wherry_checkpoint_send(self->transport, (int32_t[]){RECEIVER}, 1, sent.value, &options, NULL, &error);
-    /* One that finds that the receiver has everything confirms it, and cannot know that nobody waits for that any more. */
+    /*
+     * One that finds that the receiver has everything confirms it, and cannot know that nobody
+     * waits for that any more.
+     */
     bool late = strcmp(s->point, "source was told done") == 0 || strcmp(s->lane, "cma") == 0;
     bool right = status == WHERRY_OK ? late || is_asked_again(s) : status == WHERRY_ABORTED && !is_asked_again(s);
     job_check(self, right, "woken: %s: %s", wherry_status_name(status), status == WHERRY_OK ? "" : error.message);
@@ -221,7 +228,8 @@ static void leaving_receiver(job_rank *self) {
 
 /* ---- one of two receivers stands still ---- */
 
-enum { USUAL, BESIDE }; /* figures: seconds of the good one's receive without and with the other standing still */
+/* figures: seconds of the good one's receive without and with the other standing still */
+enum { USUAL, BESIDE };
 
 static const wherry_value *state_of(const scene *s) {
     return s->many ? many : sent.value;

@@ -1,6 +1,7 @@
 /*
- * The lane nccl when something goes wrong, on the fake driver and the fake NCCL: every call failing in turn, communicators that do not come about, peers that stall, a
- * cancel; what is kept, how much memory is taken, and words of a peer that are none.
+ * The lane nccl when something goes wrong, on the fake driver and the fake NCCL: every call failing
+ * in turn, communicators that do not come about, peers that stall, a cancel; what is kept, how much
+ * memory is taken, and words of a peer that are none.
  */
 #include <stdio.h>
 #include <unistd.h>
@@ -24,7 +25,10 @@ static wherry_error error;
 static fake_driver driver;
 static fake_nccl nccl;
 
-/** Two ranks, and a state on the device: some messages, of one tensor of many chunks where `small` is not said, and of small ones. */
+/**
+ * Two ranks, and a state on the device: some messages, of one tensor of many chunks where `small`
+ * is not said, and of small ones.
+ */
 typedef struct scene {
     ferry_world world;
     wherry_value *host; /**< As it was before it was moved to the device. */
@@ -98,7 +102,9 @@ static void test_kept_by_one(void **state) {
     scene_close(&s);
 }
 
-/** A tensor in one piece needs no memory beyond itself; what is packed needs that of one message. */
+/**
+ * A tensor in one piece needs no memory beyond itself; what is packed needs that of one message.
+ */
 static void test_memory(void **state) {
     (void)state;
     ferry_world world = ferry_open();
@@ -133,7 +139,10 @@ static void test_memory(void **state) {
     ferry_close(&world);
 }
 
-/** Every call of NCCL fails in turn: the transfer succeeds, perhaps by another lane, or both sides fail soon; then all is as before. */
+/**
+ * Every call of NCCL fails in turn: the transfer succeeds, perhaps by another lane, or both sides
+ * fail soon; then all is as before.
+ */
 static void test_every_call_fails(void **state) {
     (void)state;
     scene s = scene_open(false);
@@ -198,7 +207,10 @@ static void test_driver_fails(void **state) {
     scene_close(&s);
 }
 
-/** The two do not become a communicator: the next lane is taken, with NCCL's own reason, and it is not tried each time. */
+/**
+ * The two do not become a communicator: the next lane is taken, with NCCL's own reason, and it is
+ * not tried each time.
+ */
 static void test_refused(void **state) {
     (void)state;
     scene s = scene_open(true);
@@ -217,7 +229,9 @@ static void test_refused(void **state) {
     scene_close(&s);
 }
 
-/** They never hear of each other: that is waited for half as long as the source waits for a word. */
+/**
+ * They never hear of each other: that is waited for half as long as the source waits for a word.
+ */
 static void test_deaf(void **state) {
     (void)state;
     scene s = scene_open(true);
@@ -239,7 +253,10 @@ static void test_deaf(void **state) {
     scene_close(&s);
 }
 
-/** Messages stop in the middle: both sides give up after their limit, or when one of them is cancelled. */
+/**
+ * Messages stop in the middle: both sides give up after their limit, or when one of them is
+ * cancelled.
+ */
 static void stall(bool cancelled, bool small) {
     scene s = scene_open(small);
     wherry_cancel *cancel;
@@ -283,7 +300,10 @@ static void test_cancelled(void **state) {
     stall(true, true);
 }
 
-/** On one host it gives way to lanes that are faster there, unless it is named. From another, the source is asked for its half. */
+/**
+ * On one host it gives way to lanes that are faster there, unless it is named. From another, the
+ * source is asked for its half.
+ */
 static void test_same_host(void **state) {
     (void)state;
     scene s = scene_open(true);
@@ -399,7 +419,10 @@ static void test_hostile_words(void **state) {
     wh_free(words[1].bytes);
 }
 
-/** A receiver that names a communicator which there is not, has another version, asks twice or too often. */
+/**
+ * A receiver that names a communicator which there is not, has another version, asks twice or too
+ * often.
+ */
 static void test_hostile_receiver(void **state) {
     (void)state;
     wh_lane_site site = {.peer = 4, .devices = 1, .no_progress_ms = 1000};

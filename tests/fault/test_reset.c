@@ -1,6 +1,7 @@
 /*
- * The connection between two ranks is reset in the middle of a transfer, at every point of the conversation: both sides end soon, in success or as lost, and
- * the next transfer goes over a new connection. Ranks are threads of one process.
+ * The connection between two ranks is reset in the middle of a transfer, at every point of the
+ * conversation: both sides end soon, in success or as lost, and the next transfer goes over a new
+ * connection. Ranks are threads of one process.
  */
 #include <sched.h>
 #include <stdatomic.h>
@@ -93,8 +94,8 @@ static void run(const char *lane) {
 }
 
 /**
- * The source hears of a loss where the receiver is about to try the lane, which that one never hears of; and it may be back by then: the source looks only when
- * all of that has happened.
+ * The source hears of a loss where the receiver is about to try the lane, which that one never
+ * hears of; and it may be back by then: the source looks only when all of that has happened.
  */
 static void lose_there(const char *name) {
     wh_deadline limit = wh_deadline_in_ms(SOON_MS);
@@ -140,7 +141,10 @@ static void hear_late(const char *lane, bool is_back) {
     wherry_value_destroy(source);
 }
 
-/** A rank that is back and has asked again, before the loss of its former connection was heard of, is told that its transfer is over. */
+/**
+ * A rank that is back and has asked again, before the loss of its former connection was heard of,
+ * is told that its transfer is over.
+ */
 static void test_late_loss_is_told(void **state) {
     (void)state;
     hear_late("cma", true);
@@ -148,7 +152,10 @@ static void test_late_loss_is_told(void **state) {
     hear_late("stream", true);
 }
 
-/** Where it is not told, it finds the source's side of the conversation over: it is not the lane that does not work. */
+/**
+ * Where it is not told, it finds the source's side of the conversation over: it is not the lane
+ * that does not work.
+ */
 static void test_source_has_gone_on(void **state) {
     (void)state;
     hear_late("stream", false);

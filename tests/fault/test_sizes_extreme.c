@@ -1,5 +1,6 @@
 /*
- * States of extreme size between two processes: very many tensors, and one tensor that is larger than 32 bits can count.
+ * States of extreme size between two processes: very many tensors, and one tensor that is larger
+ * than 32 bits can count.
  */
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,6 +1,7 @@
 /*
- * Every allocation of a whole transfer fails in turn, whichever side and thread it belongs to. Both sides end in time, in success or in an error that
- * says so; nothing leaks; and the next transfer works. test_transfer_memory CASE: that one alone, beside the others.
+ * Every allocation of a whole transfer fails in turn, whichever side and thread it belongs to. Both
+ * sides end in time, in success or in an error that says so; nothing leaks; and the next transfer
+ * works. test_transfer_memory CASE: that one alone, beside the others.
  */
 #include <stdatomic.h>
 #include <stdio.h>
@@ -92,7 +93,10 @@ static wherry_value *make_state(void) {
                       build_tensor(build_storage(500, 2), WHERRY_U8, 0, 1, &plain, NULL), NULL);
 }
 
-/** What a side may say when it, or the other, lacks memory: a lane that lacks it is not taken, and the only one may be that. */
+/**
+ * What a side may say when it, or the other, lacks memory: a lane that lacks it is not taken, and
+ * the only one may be that.
+ */
 static bool is_right(wherry_status status) {
     return status == WHERRY_OK || status == WHERRY_NO_MEMORY || status == WHERRY_ABORTED ||
            status == WHERRY_TIMED_OUT || status == WHERRY_REVOKED || status == WHERRY_PEER_LOST ||
@@ -118,7 +122,10 @@ static void run_calls(ferry_call *calls, const ferry_world *world, const wherry_
     ferry_run(calls, 2);
 }
 
-/** A transfer in which the allocation of that number fails. @return false where there are not so many. */
+/**
+ * A transfer in which the allocation of that number fails. @return false where there are not so
+ * many.
+ */
 static bool fail_at(const ferry_world *world, long number, bool in_place, wherry_verify verify) {
     ferry_call calls[2];
     wherry_value *state = make_state();
@@ -147,8 +154,9 @@ static bool fail_at(const ferry_world *world, long number, bool in_place, wherry
 }
 
 /**
- * The same two ranks, as if nothing had been. Where the group itself lacked memory for a message, it gave the connection up and made a new one: that
- * loss may be noticed only now, and is forgiven once.
+ * The same two ranks, as if nothing had been. Where the group itself lacked memory for a message,
+ * it gave the connection up and made a new one: that loss may be noticed only now, and is forgiven
+ * once.
  */
 static void expect_next_works(const ferry_world *world, long number) {
     ferry_call calls[2] = {{.status = WHERRY_INTERNAL}, {.status = WHERRY_INTERNAL}};
@@ -176,7 +184,8 @@ static void expect_next_works(const ferry_world *world, long number) {
 static long fail_each(const wh_group_kind *kind, const char *lane, long step, bool in_place, wherry_verify verify) {
     ferry_kind = kind;
     ferry_lane = lane;
-    bool keeps = lane && strcmp(lane, "ucx") == 0; /* its workers, in the process: of them a leak checker knows */
+    /* its workers, in the process: of them a leak checker knows */
+    bool keeps = lane && strcmp(lane, "ucx") == 0;
     bool failed = true;
     long number = 0;
     told = 0;

@@ -1,6 +1,8 @@
 /*
- * UCX is not there at one side, is too old, or was at work when the process was forked: the lane says so, and the next one is taken. What UCX does to a process
- * that loads it, its signals and its environment, is as it was. Each case is processes of its own, since a library that was loaded stays.
+ * UCX is not there at one side, is too old, or was at work when the process was forked: the lane
+ * says so, and the next one is taken. What UCX does to a process that loads it, its signals and its
+ * environment, is as it was. Each case is processes of its own, since a library that was loaded
+ * stays.
  */
 #include <dlfcn.h>
 #include <signal.h>
@@ -115,7 +117,10 @@ static void test_absent(void **state) {
     }
 }
 
-/** Settings that leave UCX nothing to talk over are a reason, too, and the environment's settings are heeded. */
+/**
+ * Settings that leave UCX nothing to talk over are a reason, too, and the environment's settings
+ * are heeded.
+ */
 static void test_settings(void **state) {
     (void)state;
     const scene nothing = {"no transport", {NULL, NULL}, "ucx,stream", WHERRY_OK, "stream", "UCX"};

@@ -1,6 +1,7 @@
 /*
- * Over UCX: a rank dies in the middle, comes back as another process, and is served again, from the same process as before. And a receiver that does not answer
- * over UCX gets its bytes over the next lane. And connections are kept, but for a fork. And sides whose settings of UCX differ agree.
+ * Over UCX: a rank dies in the middle, comes back as another process, and is served again, from the
+ * same process as before. And a receiver that does not answer over UCX gets its bytes over the next
+ * lane. And connections are kept, but for a fork. And sides whose settings of UCX differ agree.
  */
 #include <limits.h>
 #include <stdatomic.h>
@@ -195,7 +196,10 @@ static void be_plain_receiver(job_rank *self) {
     }
 }
 
-/** Connections are kept for the next transfer, also where the receiver has all before a worker of the source has heard of the end. */
+/**
+ * Connections are kept for the next transfer, also where the receiver has all before a worker of
+ * the source has heard of the end.
+ */
 static void test_connections_are_kept(void **state) {
     (void)state;
     job *all = job_open("connections are kept", RANKS, false, 60000);
@@ -226,7 +230,10 @@ static void be_silent(const wh_stop *stop, int out) {
     _exit(1);
 }
 
-/** A source whose receiver dies without a word hears of it from UCX, whatever its group knows: also over shared memory, where no connection breaks. */
+/**
+ * A source whose receiver dies without a word hears of it from UCX, whatever its group knows: also
+ * over shared memory, where no connection breaks.
+ */
 static void test_death_is_heard(void **state) {
     (void)state;
     static uint8_t header[WH_UCX_HEADER_BYTES];
@@ -318,7 +325,8 @@ static void test_forks_between_transfers(void **state) {
 /** What the user of each side sets. UCX's own default is 64k. */
 static const struct {
     const char *of[RANKS];
-    int made; /**< How often links have been made up to here: once for long segments, once for others. */
+    /** How often links have been made up to here: once for long segments, once for others. */
+    int made;
 } users[] = {
     {{NULL, "64k"}, 1}, {{"64k", NULL}, 1}, {{NULL, NULL}, 2}, {{"64k", "64k"}, 2}, {{NULL, NULL}, 2},
 };

@@ -1,6 +1,7 @@
 /*
- * Any blocks: reading a frame and putting messages together answers, and believes nothing. The input is a row of blocks, each behind its size (two
- * bytes, the higher first). A message that becomes whole has as many bytes as it said, and never more memory is taken than twice what came.
+ * Any blocks: reading a frame and putting messages together answers, and believes nothing. The
+ * input is a row of blocks, each behind its size (two bytes, the higher first). A message that
+ * becomes whole has as many bytes as it said, and never more memory is taken than twice what came.
  */
 #include <stdint.h>
 #include <stdio.h>

@@ -1,6 +1,7 @@
 /*
- * Any bytes as those of the other side: the machine answers, the same whether they come at once or one by one. The first byte
- * chooses the machine: bit 0, whether it dialled; bit 1, whether it has a secret, without which nobody ends as done.
+ * Any bytes as those of the other side: the machine answers, the same whether they come at once or
+ * one by one. The first byte chooses the machine: bit 0, whether it dialled; bit 1, whether it has
+ * a secret, without which nobody ends as done.
  */
 #include <stdint.h>
 #include <stdio.h>

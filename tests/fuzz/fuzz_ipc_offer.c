@@ -1,4 +1,6 @@
-/* Any bytes as an offer of the lane cuda_ipc: refused, or the same bytes again once it is written. */
+/*
+ * Any bytes as an offer of the lane cuda_ipc: refused, or the same bytes again once it is written.
+ */
 #include <string.h>
 
 #include "base/alloc.h"

@@ -1,6 +1,7 @@
 /*
- * Any bytes as a message of the conversation: it is read, or refused with a reason. What is read is written the same way again, but for texts that are not
- * fit to print; all that it borrows lies within the bytes; and lists of chunks are within their bounds.
+ * Any bytes as a message of the conversation: it is read, or refused with a reason. What is read is
+ * written the same way again, but for texts that are not fit to print; all that it borrows lies
+ * within the bytes; and lists of chunks are within their bounds.
  */
 #include <stdint.h>
 #include <stdio.h>
@@ -18,7 +19,9 @@ static void check_within(wh_bytes part, const uint8_t *data, size_t size) {
     REQUIRE(part.size == 0 || (begin >= data && begin + part.size <= data + size));
 }
 
-/** A text was in the message, or stands for one that was not fit to print. @return whether it was. */
+/**
+ * A text was in the message, or stands for one that was not fit to print. @return whether it was.
+ */
 static bool check_text(wh_bytes text, const uint8_t *data, size_t size) {
     const uint8_t *begin = text.bytes;
     for (size_t i = 0; i < text.size; i++) {

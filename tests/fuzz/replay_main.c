@@ -1,6 +1,6 @@
 /*
- * A plain main for a fuzzer: runs it over files, and over every file of folders, given as arguments. So that the corpus
- * is a test of every ordinary build, with any compiler.
+ * A plain main for a fuzzer: runs it over files, and over every file of folders, given as
+ * arguments. So that the corpus is a test of every ordinary build, with any compiler.
  */
 #include <dirent.h>
 #include <errno.h>
@@ -18,7 +18,10 @@ static int fail(const char *what, const char *path) {
     return -1;
 }
 
-/* Replays one file from a block of exactly its size, so that a sanitizer sees each read past the end. */
+/*
+ * Replays one file from a block of exactly its size, so that a sanitizer sees each read past the
+ * end.
+ */
 static int replay_file(const char *path, size_t size) {
     FILE *file = fopen(path, "rb");
     if (!file) {

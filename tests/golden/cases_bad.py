@@ -1,8 +1,7 @@
 """The bad manifests, each with the status that a decoder answers.
 
-Each has one fault. Most are a good manifest with one item replaced; text follows after the tree's interesting part, so that
-a wrong length is never also more than what is left.
-"""
+Each has one fault. Most are a good manifest with one item replaced; text follows after the tree's
+interesting part, so that a wrong length is never also more than what is left."""
 
 import copy
 
@@ -46,57 +45,158 @@ def changed(item, changes):
 def full():
     """A manifest with one of everything."""
     storages = [[100, 0, -1, [[0, 8], [8, 4, [2, 20, 3, 6]]]], [24, 0, -1, None]]
-    root = [10, "t", [12, 0, F32, 0, 0, [1, 2], [5, 1]], "d", changed(DTENSOR, {(7, 1): 1}),
-            "s", changed(SHARDED, {(5, 0, 5, 1): 1}),
-            "e", changed(SHARDED, {(5,): [], (7,): [2, [BOX]]}), "o", [11, "name", None], "f", [4, bytes(8)],
-            "c", [5, bytes(16)], "p", changed(DTENSOR, {(2,): [[3, "sum"]], (7, 1): 1}),
-            "q", changed(DTENSOR, {(2,): [[2, 0, 1]], (7, 1): 1}), "pad", PAD]
+    root = [
+        10,
+        "t",
+        [12, 0, F32, 0, 0, [1, 2], [5, 1]],
+        "d",
+        changed(DTENSOR, {(7, 1): 1}),
+        "s",
+        changed(SHARDED, {(5, 0, 5, 1): 1}),
+        "e",
+        changed(SHARDED, {(5,): [], (7,): [2, [BOX]]}),
+        "o",
+        [11, "name", None],
+        "f",
+        [4, bytes(8)],
+        "c",
+        [5, bytes(16)],
+        "p",
+        changed(DTENSOR, {(2,): [[3, "sum"]], (7, 1): 1}),
+        "q",
+        changed(DTENSOR, {(2,): [[2, 0, 1]], (7, 1): 1}),
+        "pad",
+        PAD,
+    ]
     return manifest(root, storages, [MESH])
 
 
 # Where each item of the specification is in full(). The root's values are at 6, 2; 6, 4; and so on.
 POSITIONS = {
-    "magic": (0,), "version": (1,), "chunk_bytes": (2,), "rank": (3,), "storages": (4,), "storage": (4, 0),
-    "storage_nbytes": (4, 0, 0), "storage_device_kind": (4, 0, 1), "storage_device_index": (4, 0, 2), "extents": (4, 0, 3),
-    "extent": (4, 0, 3, 0), "extent_offset": (4, 0, 3, 0, 0), "extent_length": (4, 0, 3, 0, 1), "levels": (4, 0, 3, 1, 2),
-    "level_count": (4, 0, 3, 1, 2, 0), "level_stride": (4, 0, 3, 1, 2, 1), "meshes": (5,), "mesh": (5, 0),
-    "mesh_device_kind": (5, 0, 0), "mesh_sizes": (5, 0, 1), "mesh_size": (5, 0, 1, 0), "mesh_ranks": (5, 0, 2),
-    "mesh_rank": (5, 0, 2, 1), "mesh_names": (5, 0, 3), "mesh_name": (5, 0, 3, 0), "value_kind": (6, 0),
-    "tensor_storage": (6, 2, 1), "tensor_dtype": (6, 2, 2), "tensor_flags": (6, 2, 3), "tensor_offset": (6, 2, 4),
-    "tensor_sizes": (6, 2, 5), "tensor_size": (6, 2, 5, 0), "tensor_strides": (6, 2, 6), "tensor_stride": (6, 2, 6, 0),
-    "dtensor_mesh": (6, 4, 1), "dtensor_placements": (6, 4, 2), "placement": (6, 4, 2, 0), "placement_kind": (6, 4, 2, 0, 0),
-    "placement_dim": (6, 4, 2, 0, 1), "dtensor_dtype": (6, 4, 3), "dtensor_flags": (6, 4, 4), "dtensor_sizes": (6, 4, 5),
-    "dtensor_strides": (6, 4, 6), "dtensor_local": (6, 4, 7), "dtensor_local_kind": (6, 4, 7, 0), "sharded_dtype": (6, 6, 1),
-    "sharded_flags": (6, 6, 2), "sharded_format": (6, 6, 3), "sharded_sizes": (6, 6, 4), "sharded_shards": (6, 6, 5),
-    "shard": (6, 6, 5, 0), "shard_offsets": (6, 6, 5, 0, 0), "shard_sizes": (6, 6, 5, 0, 1), "shard_rank": (6, 6, 5, 0, 2),
-    "shard_device_kind": (6, 6, 5, 0, 3), "shard_device_index": (6, 6, 5, 0, 4), "shard_tensor": (6, 6, 5, 0, 5),
-    "sharded_infos": (6, 6, 6), "info": (6, 6, 6, 0), "info_rank": (6, 6, 6, 0, 2), "sharding": (6, 6, 7),
-    "sharding_kind": (6, 6, 7, 0), "sharding_dim": (6, 6, 7, 1), "sharding_places": (6, 6, 7, 2), "place": (6, 6, 7, 2, 0),
-    "place_rank": (6, 6, 7, 2, 0, 0), "enumerable_infos": (6, 8, 7, 1), "enumerable_info": (6, 8, 7, 1, 0),
-    "object_name": (6, 10, 1), "float": (6, 12, 1), "complex": (6, 14, 1), "partial_name": (6, 16, 2, 0, 1),
+    "magic": (0,),
+    "version": (1,),
+    "chunk_bytes": (2,),
+    "rank": (3,),
+    "storages": (4,),
+    "storage": (4, 0),
+    "storage_nbytes": (4, 0, 0),
+    "storage_device_kind": (4, 0, 1),
+    "storage_device_index": (4, 0, 2),
+    "extents": (4, 0, 3),
+    "extent": (4, 0, 3, 0),
+    "extent_offset": (4, 0, 3, 0, 0),
+    "extent_length": (4, 0, 3, 0, 1),
+    "levels": (4, 0, 3, 1, 2),
+    "level_count": (4, 0, 3, 1, 2, 0),
+    "level_stride": (4, 0, 3, 1, 2, 1),
+    "meshes": (5,),
+    "mesh": (5, 0),
+    "mesh_device_kind": (5, 0, 0),
+    "mesh_sizes": (5, 0, 1),
+    "mesh_size": (5, 0, 1, 0),
+    "mesh_ranks": (5, 0, 2),
+    "mesh_rank": (5, 0, 2, 1),
+    "mesh_names": (5, 0, 3),
+    "mesh_name": (5, 0, 3, 0),
+    "value_kind": (6, 0),
+    "tensor_storage": (6, 2, 1),
+    "tensor_dtype": (6, 2, 2),
+    "tensor_flags": (6, 2, 3),
+    "tensor_offset": (6, 2, 4),
+    "tensor_sizes": (6, 2, 5),
+    "tensor_size": (6, 2, 5, 0),
+    "tensor_strides": (6, 2, 6),
+    "tensor_stride": (6, 2, 6, 0),
+    "dtensor_mesh": (6, 4, 1),
+    "dtensor_placements": (6, 4, 2),
+    "placement": (6, 4, 2, 0),
+    "placement_kind": (6, 4, 2, 0, 0),
+    "placement_dim": (6, 4, 2, 0, 1),
+    "dtensor_dtype": (6, 4, 3),
+    "dtensor_flags": (6, 4, 4),
+    "dtensor_sizes": (6, 4, 5),
+    "dtensor_strides": (6, 4, 6),
+    "dtensor_local": (6, 4, 7),
+    "dtensor_local_kind": (6, 4, 7, 0),
+    "sharded_dtype": (6, 6, 1),
+    "sharded_flags": (6, 6, 2),
+    "sharded_format": (6, 6, 3),
+    "sharded_sizes": (6, 6, 4),
+    "sharded_shards": (6, 6, 5),
+    "shard": (6, 6, 5, 0),
+    "shard_offsets": (6, 6, 5, 0, 0),
+    "shard_sizes": (6, 6, 5, 0, 1),
+    "shard_rank": (6, 6, 5, 0, 2),
+    "shard_device_kind": (6, 6, 5, 0, 3),
+    "shard_device_index": (6, 6, 5, 0, 4),
+    "shard_tensor": (6, 6, 5, 0, 5),
+    "sharded_infos": (6, 6, 6),
+    "info": (6, 6, 6, 0),
+    "info_rank": (6, 6, 6, 0, 2),
+    "sharding": (6, 6, 7),
+    "sharding_kind": (6, 6, 7, 0),
+    "sharding_dim": (6, 6, 7, 1),
+    "sharding_places": (6, 6, 7, 2),
+    "place": (6, 6, 7, 2, 0),
+    "place_rank": (6, 6, 7, 2, 0, 0),
+    "enumerable_infos": (6, 8, 7, 1),
+    "enumerable_info": (6, 8, 7, 1, 0),
+    "object_name": (6, 10, 1),
+    "float": (6, 12, 1),
+    "complex": (6, 14, 1),
+    "partial_name": (6, 16, 2, 0, 1),
     "split_factor": (6, 18, 2, 0, 2),
 }
 
 
 def type_cases():
     """true wherever it is not allowed; a map, a float and a tag wherever any value is."""
-    cases = {f"type_{name}": (cbor(changed(full(), {path: True})), MALFORMED) for name, path in POSITIONS.items()}
-    values = {"map": "a0", "map_of_one": "a10102", "map_like_list": "a108f6", "undefined": "f7", "simple_0": "e0",
-              "simple_255": "f8ff", "half": "f93e00", "half_zero": "f90000",
-              "single": "fa3fc00000", "double": "fb3ff8000000000000", "break": "ff", "reserved_28": "1c", "reserved_30": "9e",
-              "int_indefinite": "1f", "negative_indefinite": "3f", "tag_0": "c0613a", "tag_28_shareable": "d81c8108",
-              "tag_29_reference": "d81d00", "tag_4": "c4820102", "tag_1_big": "c149010000000000000000",
-              "tag_55799": "d9d9f705", "empty_array": "80",
-              "array_of_text": "816161", "tag_2_text": "c26161", "tag_2_int": "c205", "tag_3_array": "c38108"}
+    cases = {
+        f"type_{name}": (cbor(changed(full(), {path: True})), MALFORMED)
+        for name, path in POSITIONS.items()
+    }
+    values = {
+        "map": "a0",
+        "map_of_one": "a10102",
+        "map_like_list": "a108f6",
+        "undefined": "f7",
+        "simple_0": "e0",
+        "simple_255": "f8ff",
+        "half": "f93e00",
+        "half_zero": "f90000",
+        "single": "fa3fc00000",
+        "double": "fb3ff8000000000000",
+        "break": "ff",
+        "reserved_28": "1c",
+        "reserved_30": "9e",
+        "int_indefinite": "1f",
+        "negative_indefinite": "3f",
+        "tag_0": "c0613a",
+        "tag_28_shareable": "d81c8108",
+        "tag_29_reference": "d81d00",
+        "tag_4": "c4820102",
+        "tag_1_big": "c149010000000000000000",
+        "tag_55799": "d9d9f705",
+        "empty_array": "80",
+        "array_of_text": "816161",
+        "tag_2_text": "c26161",
+        "tag_2_int": "c205",
+        "tag_3_array": "c38108",
+    }
     cases.update({f"value_{name}": (one(Raw(data)), MALFORMED) for name, data in values.items()})
-    cases.update({
-        "value_empty_array_then_8": (cbor(manifest(padded(Raw("80"), 8))), MALFORMED),
-        "root_map": (cbor(manifest(Raw("a0"))), MALFORMED),
-        "whole_int": (cbor(7), MALFORMED),
-        "whole_map": (bytes.fromhex("a0"), MALFORMED),
-        "whole_tagged": (cbor(Tag(55799, manifest(padded()))), MALFORMED),
-        "big_integer_as_size": (one(None, [[Tag(2, b"\1" + bytes(8)), 0, -1, None]]), MALFORMED),
-    })
+    cases.update(
+        {
+            "value_empty_array_then_8": (cbor(manifest(padded(Raw("80"), 8))), MALFORMED),
+            "root_map": (cbor(manifest(Raw("a0"))), MALFORMED),
+            "whole_int": (cbor(7), MALFORMED),
+            "whole_map": (bytes.fromhex("a0"), MALFORMED),
+            "whole_tagged": (cbor(Tag(55799, manifest(padded()))), MALFORMED),
+            "big_integer_as_size": (
+                one(None, [[Tag(2, b"\1" + bytes(8)), 0, -1, None]]),
+                MALFORMED,
+            ),
+        }
+    )
     return cases
 
 
@@ -141,34 +241,72 @@ def whole_cases():
 def form_cases():
     """Not the one allowed spelling of CBOR."""
     spellings = {
-        "not_shortest_int_1": "1817", "not_shortest_int_2": "1900ff", "not_shortest_int_4": "1a0000ffff",
-        "not_shortest_int_8": "1b00000000ffffffff", "not_shortest_negative": "3800", "not_shortest_text": "780161",
-        "not_shortest_bytes": "580161", "not_shortest_array": "980108", "not_shortest_tag": "d80249010000000000000000",
-        "not_shortest_kind": "821808f6", "text_indefinite": "7f6161ff", "bytes_indefinite": "5f4161ff",
+        "not_shortest_int_1": "1817",
+        "not_shortest_int_2": "1900ff",
+        "not_shortest_int_4": "1a0000ffff",
+        "not_shortest_int_8": "1b00000000ffffffff",
+        "not_shortest_negative": "3800",
+        "not_shortest_text": "780161",
+        "not_shortest_bytes": "580161",
+        "not_shortest_array": "980108",
+        "not_shortest_tag": "d80249010000000000000000",
+        "not_shortest_kind": "821808f6",
+        "text_indefinite": "7f6161ff",
+        "bytes_indefinite": "5f4161ff",
         "array_indefinite": "9f08ff",
     }
     cases = {name: (one(Raw(data)), NOT_CANONICAL) for name, data in spellings.items()}
     good = manifest(padded())
-    cases.update({
-        "whole_indefinite": (b"\x9f" + b"".join(map(cbor, good)) + b"\xff", NOT_CANONICAL),
-        "whole_not_shortest": (bytes.fromhex("9807") + cbor(good)[1:], NOT_CANONICAL),
-        "magic_not_shortest": (cbor(changed(good, {(0,): Raw("7806776865727279")})), NOT_CANONICAL),
-        "storages_indefinite": (cbor(changed(good, {(4,): Raw("9fff")})), NOT_CANONICAL),
-        "sizes_indefinite": (one(changed(TENSOR, {(5,): Raw("9f0203ff")}), [STORAGE]), NOT_CANONICAL),
-        "nbytes_not_shortest": (one(TENSOR, [changed(STORAGE, {(0,): Raw("190018")})]), NOT_CANONICAL),
-        "size_not_shortest": (one(changed(TENSOR, {(5, 0): Raw("1802")}), [STORAGE]), NOT_CANONICAL),
-        "int_2_63": (one(2**63), MALFORMED),
-        "int_2_64_minus_1": (one(2**64 - 1), MALFORMED),
-        "int_minus_2_63_minus_1": (one(-(2**63) - 1), MALFORMED),
-        "int_minus_2_64": (one(-(2**64)), MALFORMED),
-    })
-    fits = {"empty": Tag(2, b""), "zero": Tag(2, b"\0"), "1": Tag(2, b"\1"), "minus_1": Tag(3, b""), "minus_2": Tag(3, b"\1"),
-            "2_63_minus_1": Tag(2, b"\x7f" + b"\xff" * 7), "minus_2_63": Tag(3, b"\x7f" + b"\xff" * 7),
-            "leading_zero": Tag(2, b"\0\x80" + bytes(7)), "negative_leading_zero": Tag(3, b"\0\x80" + bytes(7))}
+    cases.update(
+        {
+            "whole_indefinite": (b"\x9f" + b"".join(map(cbor, good)) + b"\xff", NOT_CANONICAL),
+            "whole_not_shortest": (bytes.fromhex("9807") + cbor(good)[1:], NOT_CANONICAL),
+            "magic_not_shortest": (
+                cbor(changed(good, {(0,): Raw("7806776865727279")})),
+                NOT_CANONICAL,
+            ),
+            "storages_indefinite": (cbor(changed(good, {(4,): Raw("9fff")})), NOT_CANONICAL),
+            "sizes_indefinite": (
+                one(changed(TENSOR, {(5,): Raw("9f0203ff")}), [STORAGE]),
+                NOT_CANONICAL,
+            ),
+            "nbytes_not_shortest": (
+                one(TENSOR, [changed(STORAGE, {(0,): Raw("190018")})]),
+                NOT_CANONICAL,
+            ),
+            "size_not_shortest": (
+                one(changed(TENSOR, {(5, 0): Raw("1802")}), [STORAGE]),
+                NOT_CANONICAL,
+            ),
+            "int_2_63": (one(2**63), MALFORMED),
+            "int_2_64_minus_1": (one(2**64 - 1), MALFORMED),
+            "int_minus_2_63_minus_1": (one(-(2**63) - 1), MALFORMED),
+            "int_minus_2_64": (one(-(2**64)), MALFORMED),
+        }
+    )
+    fits = {
+        "empty": Tag(2, b""),
+        "zero": Tag(2, b"\0"),
+        "1": Tag(2, b"\1"),
+        "minus_1": Tag(3, b""),
+        "minus_2": Tag(3, b"\1"),
+        "2_63_minus_1": Tag(2, b"\x7f" + b"\xff" * 7),
+        "minus_2_63": Tag(3, b"\x7f" + b"\xff" * 7),
+        "leading_zero": Tag(2, b"\0\x80" + bytes(7)),
+        "negative_leading_zero": Tag(3, b"\0\x80" + bytes(7)),
+    }
     cases.update({f"big_{name}": (one(tag), NOT_CANONICAL) for name, tag in fits.items()})
-    texts = {"lone_continuation": "6180", "overlong": "62c080", "overlong_3": "63e08080", "surrogate": "63eda080",
-             "above": "64f4908080",
-             "cut": "62c3c3", "cut_at_end": "61c3", "five": "65f888808080", "byte_ff": "61ff"}
+    texts = {
+        "lone_continuation": "6180",
+        "overlong": "62c080",
+        "overlong_3": "63e08080",
+        "surrogate": "63eda080",
+        "above": "64f4908080",
+        "cut": "62c3c3",
+        "cut_at_end": "61c3",
+        "five": "65f888808080",
+        "byte_ff": "61ff",
+    }
     cases.update({f"utf8_{name}": (one(Raw(data)), MALFORMED) for name, data in texts.items()})
     cases["utf8_key"] = (one([10, Raw("61ff"), 1]), MALFORMED)
     return cases
@@ -214,14 +352,24 @@ def count_cases():
         "storage_2_60": (one(TENSOR, [changed(STORAGE, {(0,): 2**60})]), LIMIT),
         "storage_64_tib_and_1": (one(TENSOR, [changed(STORAGE, {(0,): 2**46 + 1})]), LIMIT),
         "storages_over_64_tib": (
-            one([8, TENSOR, changed(TENSOR, {(1,): 1})], [[2**45, 0, -1, []], [2**45 + 1, 0, -1, []]]), LIMIT),
+            one(
+                [8, TENSOR, changed(TENSOR, {(1,): 1})],
+                [[2**45, 0, -1, []], [2**45 + 1, 0, -1, []]],
+            ),
+            LIMIT,
+        ),
         "space_over_64_tib": (one(TENSOR, [[2**46, 0, -1, [[0, 2**46], [0, 1, [2, 8]]]]]), LIMIT),
     }
 
 
 def depth_cases():
     cases = {}
-    for kind, before in {"list": (8,), "tuple": (9,), "dict": (10, "k"), "object": (11, "o")}.items():
+    for kind, before in {
+        "list": (8,),
+        "tuple": (9,),
+        "dict": (10, "k"),
+        "object": (11, "o"),
+    }.items():
         for depth in (257, 300):
             item = None
             for _ in range(depth):
@@ -250,15 +398,37 @@ def value_cases():
     for kind in (0, 1, 2, 3, 6, 7, 15, 16, 255, 2**62):
         cases[f"kind_{kind}"] = (one([kind, bytes(8)]), MALFORMED)
     cases["kind_negative"] = (one([-1, bytes(8)]), MALFORMED)
-    keys = {"none": None, "false": False, "true": True, "int": 5, "negative": -5, "big": Tag(2, b"\1" + bytes(8)),
-            "string": "k", "empty_string": "", "bytes": b"k", "float": [4, bytes(8)],
-            "nan": [4, b"\x7f\xf8" + bytes(6)], "complex": [5, bytes(16)]}
+    keys = {
+        "none": None,
+        "false": False,
+        "true": True,
+        "int": 5,
+        "negative": -5,
+        "big": Tag(2, b"\1" + bytes(8)),
+        "string": "k",
+        "empty_string": "",
+        "bytes": b"k",
+        "float": [4, bytes(8)],
+        "nan": [4, b"\x7f\xf8" + bytes(6)],
+        "complex": [5, bytes(16)],
+    }
     for name, key in keys.items():
         cases[f"repeated_{name}"] = (one([10, key, 1, "between", 2, key, 1]), REPEATED_KEY)
     cases["repeated_inner"] = (one([10, "k", [10, "a", 1, "a", 2]]), REPEATED_KEY)
-    cases["repeated_far"] = (one([10, *(n for i in range(500) for n in (i, 0)), 0, 0]), REPEATED_KEY)
-    not_keys = {"list": [8], "tuple": [9, 1], "dict": [10], "object": [11, "o", 1], "tensor": TENSOR}
-    cases.update({f"key_{name}": (one([10, key, 1], [STORAGE]), MALFORMED) for name, key in not_keys.items()})
+    cases["repeated_far"] = (
+        one([10, *(n for i in range(500) for n in (i, 0)), 0, 0]),
+        REPEATED_KEY,
+    )
+    not_keys = {
+        "list": [8],
+        "tuple": [9, 1],
+        "dict": [10],
+        "object": [11, "o", 1],
+        "tensor": TENSOR,
+    }
+    cases.update(
+        {f"key_{name}": (one([10, key, 1], [STORAGE]), MALFORMED) for name, key in not_keys.items()}
+    )
     return cases
 
 
@@ -274,7 +444,10 @@ def storage_cases():
         "device_index_minus_2": (one(TENSOR, [changed(STORAGE, {(2,): -2})]), MALFORMED),
         "storage_3_items": (one(TENSOR, [STORAGE[:3]]), MALFORMED),
         "storage_5_items": (one(TENSOR, [[*STORAGE, None]]), MALFORMED),
-        "extents_null_of_none": (one(changed(TENSOR, {(5,): [0]}), [[0, 0, -1, None]]), NOT_CANONICAL),
+        "extents_null_of_none": (
+            one(changed(TENSOR, {(5,): [0]}), [[0, 0, -1, None]]),
+            NOT_CANONICAL,
+        ),
         "extents_whole": (extents([0, 24]), NOT_CANONICAL),
         "extent_1_item": (extents([0]), MALFORMED),
         "extent_4_items": (extents([0, 4, [2, 8], 0]), MALFORMED),
@@ -315,7 +488,10 @@ def storage_cases():
         "extents_descending_late": (extents([0, 4], [8, 4], [7, 4]), NOT_CANONICAL),
         "storage_unused": (one(TENSOR, [STORAGE, STORAGE]), NOT_CANONICAL),
         "storage_unused_alone": (one(None, [STORAGE]), NOT_CANONICAL),
-        "storages_out_of_order": (one([8, changed(TENSOR, {(1,): 1}), TENSOR], [STORAGE, STORAGE]), NOT_CANONICAL),
+        "storages_out_of_order": (
+            one([8, changed(TENSOR, {(1,): 1}), TENSOR], [STORAGE, STORAGE]),
+            NOT_CANONICAL,
+        ),
         "storage_not_in_table": (one(changed(TENSOR, {(1,): 1}), [STORAGE]), OUT_OF_BOUNDS),
         "storage_not_in_empty_table": (one(TENSOR), OUT_OF_BOUNDS),
         "storage_2_32": (one(changed(TENSOR, {(1,): 2**32}), [STORAGE]), OUT_OF_BOUNDS),
@@ -325,7 +501,9 @@ def storage_cases():
 
 def tensor_cases():
     def tensor(changes, nbytes=24):
-        return one(changed(TENSOR, {(i,): item for i, item in changes.items()}), [[nbytes, 0, -1, None]])
+        return one(
+            changed(TENSOR, {(i,): item for i, item in changes.items()}), [[nbytes, 0, -1, None]]
+        )
 
     return {
         "tensor_6_items": (one(TENSOR[:6], [STORAGE]), MALFORMED),
@@ -348,7 +526,10 @@ def tensor_cases():
         "element_outside_by_offset": (tensor({4: 1}), OUT_OF_BOUNDS),
         "element_outside_by_stride": (tensor({6: [4, 1]}), OUT_OF_BOUNDS),
         "element_outside_zero_dim": (tensor({4: 6, 5: []}), OUT_OF_BOUNDS),
-        "element_outside_of_empty": (one(changed(TENSOR, {(5,): []}), [[0, 0, -1, []]]), OUT_OF_BOUNDS),
+        "element_outside_of_empty": (
+            one(changed(TENSOR, {(5,): []}), [[0, 0, -1, []]]),
+            OUT_OF_BOUNDS,
+        ),
         "sizes_overflow": (tensor({5: [2**40, 2**40]}), OUT_OF_BOUNDS),
         "sizes_overflow_to_0": (tensor({5: [2**32, 2**32]}), OUT_OF_BOUNDS),
         "sizes_overflow_expanded": (tensor({5: [2**40, 2**40], 6: [0, 0]}), OUT_OF_BOUNDS),
@@ -377,8 +558,14 @@ def dtensor_cases():
         "mesh_not_in_table": (dtensor({(1,): 1}), OUT_OF_BOUNDS),
         "mesh_not_in_empty_table": (dtensor({}, meshes=[]), OUT_OF_BOUNDS),
         "mesh_unused": (dtensor({}, meshes=[MESH, other]), NOT_CANONICAL),
-        "mesh_twice": (one([8, DTENSOR, changed(DTENSOR, {(1,): 1})], [STORAGE], [MESH, MESH]), NOT_CANONICAL),
-        "meshes_out_of_order": (one([8, changed(DTENSOR, {(1,): 1}), DTENSOR], [STORAGE], [MESH, other]), NOT_CANONICAL),
+        "mesh_twice": (
+            one([8, DTENSOR, changed(DTENSOR, {(1,): 1})], [STORAGE], [MESH, MESH]),
+            NOT_CANONICAL,
+        ),
+        "meshes_out_of_order": (
+            one([8, changed(DTENSOR, {(1,): 1}), DTENSOR], [STORAGE], [MESH, other]),
+            NOT_CANONICAL,
+        ),
         "mesh_3_items": (dtensor({}, MESH[:3]), MALFORMED),
         "mesh_no_sizes": (dtensor({(2,): []}, [0, [], [0], []]), MALFORMED),
         "mesh_size_0": (mesh({1: [0], 2: []}), MALFORMED),
@@ -460,14 +647,27 @@ def sharded_cases():
         "sharding_place_rank_minus_2": (sharded({(7, 2, 0, 0): -2}), MALFORMED),
         "sharding_place_device_kind_11": (sharded({(7, 2, 0, 1): 11}), MALFORMED),
         "sharding_enumerable_3_items": (sharded({(7,): [*enumerable, []]}), MALFORMED),
-        "sharding_enumerable_box_outside": (sharded({(7,): changed(enumerable, {(1, 0, 0): [3, 0]})}), OUT_OF_BOUNDS),
+        "sharding_enumerable_box_outside": (
+            sharded({(7,): changed(enumerable, {(1, 0, 0): [3, 0]})}),
+            OUT_OF_BOUNDS,
+        ),
     }
 
 
 def bad_cases():
     cases = {}
-    for part in (type_cases, whole_cases, form_cases, count_cases, depth_cases, value_cases, storage_cases, tensor_cases,
-                 dtensor_cases, sharded_cases):
+    for part in (
+        type_cases,
+        whole_cases,
+        form_cases,
+        count_cases,
+        depth_cases,
+        value_cases,
+        storage_cases,
+        tensor_cases,
+        dtensor_cases,
+        sharded_cases,
+    ):
         for name, case in part().items():
             assert name not in cases, name
             cases[name] = case

@@ -34,7 +34,11 @@ def safetensors_json_cases():
         "json_comma_behind": (tensors(b'{"a":' + entry + b",}", bytes(4)), BAD, ""),
         "json_name_no_text": (tensors(b"{1:" + entry + b"}"), BAD, ""),
         "json_more_behind": (tensors(b'{"a":' + entry + b"} x", bytes(4)), BAD, ""),
-        "json_nan": (tensors(b'{"a":{"dtype":"U8","shape":[NaN],"data_offsets":[0,4]}}', bytes(4)), BAD, ""),
+        "json_nan": (
+            tensors(b'{"a":{"dtype":"U8","shape":[NaN],"data_offsets":[0,4]}}', bytes(4)),
+            BAD,
+            "",
+        ),
         "json_single_quotes": (tensors(b"{'a':" + entry + b"}", bytes(4)), BAD, ""),
         "json_deep": (tensors(b'{"a":' + b"[" * 5000 + b"]" * 5000 + b"}"), LIMIT, ""),
         "json_large_value": (tensors(b'{"a":"' + b"x" * 70000 + b'"}'), LIMIT, ""),
@@ -42,10 +46,27 @@ def safetensors_json_cases():
         "json_zero_byte": (tensors(b'{"a":\0' + entry + b"}", bytes(4)), BAD, ""),
         "json_not_utf8": (tensors(b'{"\xff":' + entry + b"}", bytes(4)), BAD, ""),
         "json_lone_surrogate": (tensors(b'{"\\ud800":' + entry + b"}", bytes(4)), BAD, ""),
-        "json_big_number": (tensors(b'{"a":{"dtype":"U8","shape":[18446744073709551616],"data_offsets":[0,4]}}', bytes(4)), BAD, ""),
+        "json_big_number": (
+            tensors(
+                b'{"a":{"dtype":"U8","shape":[18446744073709551616],"data_offsets":[0,4]}}',
+                bytes(4),
+            ),
+            BAD,
+            "",
+        ),
         "name_twice": (tensors(b'{"a":' + entry + b',"a":' + entry + b"}", bytes(4)), TWICE, "a"),
-        "name_twice_escaped": (tensors(b'{"a":' + entry + b',"\\u0061":' + entry + b"}", bytes(4)), TWICE, "a"),
-        "field_twice": (tensors(b'{"a":{"dtype":"U8","dtype":"U8","shape":[4],"data_offsets":[0,4]}}', bytes(4)), TWICE, ""),
+        "name_twice_escaped": (
+            tensors(b'{"a":' + entry + b',"\\u0061":' + entry + b"}", bytes(4)),
+            TWICE,
+            "a",
+        ),
+        "field_twice": (
+            tensors(
+                b'{"a":{"dtype":"U8","dtype":"U8","shape":[4],"data_offsets":[0,4]}}', bytes(4)
+            ),
+            TWICE,
+            "",
+        ),
         "metadata_twice": (tensors(b'{"__metadata__":{},"__metadata__":{}}'), TWICE, ""),
         "metadata_name_twice": (tensors(b'{"__metadata__":{"a":"b","a":"c"}}'), TWICE, ""),
         "metadata_no_text": (tensors({"__metadata__": {"a": 1}}), BAD, ""),
@@ -57,7 +78,9 @@ def safetensors_cases():
     def field(**changes):
         entry = about()
         entry.update(changes)
-        return tensors({"a": {key: item for key, item in entry.items() if item is not None}}, bytes(4))
+        return tensors(
+            {"a": {key: item for key, item in entry.items() if item is not None}}, bytes(4)
+        )
 
     two = {"a": about(), "b": about(begin=4, end=8)}
     cases = {
@@ -99,7 +122,7 @@ def safetensors_cases():
 
 
 def patched(data, offset, replacement):
-    return data[:offset] + replacement + data[offset + len(replacement):]
+    return data[:offset] + replacement + data[offset + len(replacement) :]
 
 
 # ---- Wherry's own
@@ -109,8 +132,21 @@ def native(items, content, flags=0, digests=b"", version=1, **changes):
     """A file in Wherry's own format, with `changes` to the numbers of its header."""
     text = items if isinstance(items, bytes) else cbor(items)
     begin = -(-(64 + len(text) + len(digests)) // 4096) * 4096
-    header = {"manifest": len(text), "data": begin, "file": begin + len(content), "chunks": len(digests) // 16} | changes
-    front = b"\x89WHF\r\n\x1a\n" + struct.pack(">IIQQQQ", version, flags, header["manifest"], header["data"], header["file"], header["chunks"])
+    header = {
+        "manifest": len(text),
+        "data": begin,
+        "file": begin + len(content),
+        "chunks": len(digests) // 16,
+    } | changes
+    front = b"\x89WHF\r\n\x1a\n" + struct.pack(
+        ">IIQQQQ",
+        version,
+        flags,
+        header["manifest"],
+        header["data"],
+        header["file"],
+        header["chunks"],
+    )
     front += struct.pack(">I", zlib.crc32(front + text) ^ changes.get("flip", 0)) + bytes(12)
     return (front + text + digests).ljust(begin, b"\0") + content
 
@@ -159,7 +195,11 @@ def index_cases():
         "no_map": (b'{"metadata":{}}', BAD, ""),
         "map_a_list": (b'{"weight_map":[]}', BAD, ""),
         "map_twice": (b'{"weight_map":{"a":"good.safetensors"},"weight_map":{}}', TWICE, ""),
-        "name_twice": (b'{"weight_map":{"a":"good.safetensors","a":"good.safetensors"}}', TWICE, "a"),
+        "name_twice": (
+            b'{"weight_map":{"a":"good.safetensors","a":"good.safetensors"}}',
+            TWICE,
+            "a",
+        ),
         "file_a_number": (index({"a": 1}), BAD, "a"),
         "file_missing": (index({"a": "none.safetensors"}), "WHERRY_SYSTEM", ""),
         "file_above": (index({"a": "../good.safetensors"}), BAD, ""),
@@ -175,8 +215,14 @@ def index_cases():
 
 def bad_files():
     """{name with its suffix: (bytes, status, path)}"""
-    kinds = {"safetensors": safetensors_cases(), "wherry": native_cases(), "safetensors.index.json": index_cases()}
-    files = {f"{name}.{ending}": case for ending, cases in kinds.items() for name, case in cases.items()}
+    kinds = {
+        "safetensors": safetensors_cases(),
+        "wherry": native_cases(),
+        "safetensors.index.json": index_cases(),
+    }
+    files = {
+        f"{name}.{ending}": case for ending, cases in kinds.items() for name, case in cases.items()
+    }
     files["unknown.bin"] = (b"some other file", BAD, "")
     files["empty.safetensors"] = (b"", BAD, "")
     return files
@@ -188,6 +234,8 @@ def good_files():
     header = json.dumps(dict(entries) | {"__metadata__": {"format": "pt"}})
     return {
         "plain.safetensors": tensors(header.encode(), b"\0\0\x80\x3f\x80\x3f\0\x40"),
-        "no_metadata.safetensors": tensors(b'{"__metadata__":null,"a":' + json.dumps(about()).encode() + b"}", bytes(4)),
+        "no_metadata.safetensors": tensors(
+            b'{"__metadata__":null,"a":' + json.dumps(about()).encode() + b"}", bytes(4)
+        ),
         "plain.wherry": native(state(), b"abcdef"),
     }

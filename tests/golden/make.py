@@ -1,6 +1,8 @@
-"""Writes the golden manifests: good/NAME.bin with good/NAME.json, and bad/NAME.bin with a line in bad/expected.tsv.
+"""Writes the golden manifests: good/NAME.bin with good/NAME.json, and bad/NAME.bin with a line in
+bad/expected.tsv.
 
-It shares nothing with any decoder: it builds the bytes from nested Python lists, and says itself what is to come out.
+It shares nothing with any decoder: it builds the bytes from nested Python lists, and says itself
+what is to come out.
 
     make.py          writes the files
     make.py --check  compares them with what is there, byte for byte
@@ -21,7 +23,9 @@ def golden_files():
     files = {}
     for name, (data, description) in good_cases().items():
         files[f"good/{name}.bin"] = data
-        lines = ",\n".join(f" {json.dumps(key)}: {json.dumps(item)}" for key, item in description.items())
+        lines = ",\n".join(
+            f" {json.dumps(key)}: {json.dumps(item)}" for key, item in description.items()
+        )
         files[f"good/{name}.json"] = f"{{\n{lines}\n}}\n".encode()
     lines = []
     for name, (data, status) in sorted(bad_cases().items()):
@@ -33,8 +37,14 @@ def golden_files():
 
 def check(files):
     """The paths that differ, are missing or should not be there."""
-    there = {str(path.relative_to(HERE).as_posix()) for part in ("good", "bad") for path in (HERE / part).glob("*")}
-    differing = [path for path in files if path in there and (HERE / path).read_bytes() != files[path]]
+    there = {
+        str(path.relative_to(HERE).as_posix())
+        for part in ("good", "bad")
+        for path in (HERE / part).glob("*")
+    }
+    differing = [
+        path for path in files if path in there and (HERE / path).read_bytes() != files[path]
+    ]
     return sorted(differing + list(there ^ set(files)))
 
 

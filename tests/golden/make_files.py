@@ -1,7 +1,8 @@
-"""Writes the golden checkpoint files: files/bad/NAME with a line in files/bad/expected.tsv (name, status, path), and files/good/NAME.
+"""Writes the golden checkpoint files: files/bad/NAME with a line in files/bad/expected.tsv (name,
+status, path), and files/good/NAME.
 
-    make_files.py          writes the files
-    make_files.py --check  compares them with the existing files, byte for byte
+make_files.py          writes the files
+make_files.py --check  compares them with the existing files, byte for byte
 """
 
 import pathlib
@@ -18,15 +19,23 @@ def golden_files():
     for name, (data, status, path) in sorted(bad_files().items()):
         files[f"bad/{name}"] = data
         lines.append(f"{name}\t{status}\t{path}\n")
-    files["bad/good.safetensors"] = tensors({"a": tensor_about()}, bytes(4))  # the shard of the indices
+    files["bad/good.safetensors"] = tensors(
+        {"a": tensor_about()}, bytes(4)
+    )  # the shard of the indices
     files["bad/expected.tsv"] = "".join(lines).encode()
     return files
 
 
 def check(files):
     """The paths that differ, are missing or are unexpected."""
-    there = {path.relative_to(HERE).as_posix() for part in ("good", "bad") for path in (HERE / part).glob("*")}
-    differing = [path for path in files if path in there and (HERE / path).read_bytes() != files[path]]
+    there = {
+        path.relative_to(HERE).as_posix()
+        for part in ("good", "bad")
+        for path in (HERE / part).glob("*")
+    }
+    differing = [
+        path for path in files if path in there and (HERE / path).read_bytes() != files[path]
+    ]
     return sorted(differing + list(there ^ set(files)))
 
 

@@ -1,4 +1,5 @@
-"""What two ranks on one GPU do with each other, a function a case; both ranks run each. Rank 0 is the source, unless it says otherwise."""
+"""What two ranks on one GPU do with each other, a function a case; both ranks run each. Rank 0 is
+the source, unless it says otherwise."""
 
 import gc
 import threading
@@ -8,7 +9,18 @@ import gpu_states as gpu
 import torch
 import torch.distributed as dist
 import wherry
-from gpu_states import DEVICE, MIB, ON_GPU, assert_same, expect_lane, mixed_state, one_way, plain_state, transport, zeroed
+from gpu_states import (
+    DEVICE,
+    MIB,
+    ON_GPU,
+    assert_same,
+    expect_lane,
+    mixed_state,
+    one_way,
+    plain_state,
+    transport,
+    zeroed,
+)
 from torch import nn
 
 
@@ -141,9 +153,15 @@ def case_views():
     received, _ = one_way(state)
     if rank():
         assert_same(state, received)
-        assert [one.stride() for one in received.values()] == [one.stride() for one in state.values()]
+        assert [one.stride() for one in received.values()] == [
+            one.stride() for one in state.values()
+        ]
     room = torch.full((70, 700), -1.0, device=DEVICE)
-    target = {"part": room[:6, 10:55], "turned": room[10:40, :640].t(), "steps": room[50:64, 1:643:3]}
+    target = {
+        "part": room[:6, 10:55],
+        "turned": room[10:40, :640].t(),
+        "steps": room[50:64, 1:643:3],
+    }
     received, _ = one_way({name: state[name] for name in target}, target)
     if rank():
         for name, one in target.items():
@@ -177,10 +195,14 @@ def case_a_model_with_adam():
         {"model": model.state_dict(), "optimizer": optimizer.state_dict()},
     )
     if rank():
-        assert received["optimizer"]["state"][0]["exp_avg"].device.type == DEVICE.type  # new, on `device`
+        assert (
+            received["optimizer"]["state"][0]["exp_avg"].device.type == DEVICE.type
+        )  # new, on `device`
         assert received["optimizer"]["state"][0]["step"].device.type == "cpu"
         optimizer.load_state_dict(received["optimizer"])
-    outcome = torch.stack([model(data).sum().detach(), optimizer.state_dict()["state"][3]["exp_avg_sq"].sum()]).cpu()
+    outcome = torch.stack(
+        [model(data).sum().detach(), optimizer.state_dict()["state"][3]["exp_avg_sq"].sum()]
+    ).cpu()
     others = [torch.zeros(2), torch.zeros(2)]
     dist.all_gather(others, outcome)
     assert torch.equal(*others), others
@@ -191,7 +213,11 @@ def case_ring():
     for step in range(2):
         received, _ = one_way({"from": 0, **plain_state(step)})
         back, _ = one_way({"from": 1, **plain_state(10 + step)}, source=1)
-        assert_same(*({"from": 1, **plain_state(10 + step)}, back) if rank() == 0 else ({"from": 0, **plain_state(step)}, received))
+        assert_same(
+            *({"from": 1, **plain_state(10 + step)}, back)
+            if rank() == 0
+            else ({"from": 0, **plain_state(step)}, received)
+        )
     mine, theirs = plain_state(20 + rank()), plain_state(21 - rank())
     with transport() as out, transport(new_device=DEVICE) as into:
         sending = threading.Thread(target=out.send_checkpoint, args=([1 - rank()], mine))
@@ -212,7 +238,9 @@ def case_dtensor():
 
     def placed(full, placement):
         local = full.chunk(2, 0)[rank()].contiguous() if isinstance(placement, Shard) else full
-        return DTensor.from_local(local, mesh, [placement], run_check=False, shape=full.shape, stride=full.stride())
+        return DTensor.from_local(
+            local, mesh, [placement], run_check=False, shape=full.shape, stride=full.stride()
+        )
 
     state = {"copies": placed(whole, Replicate()), "shard": placed(whole, Shard(0))}
     received, _ = one_way(state)
@@ -233,7 +261,10 @@ def case_sharded_tensor():
 
     def made(fill, place):
         text = f"rank:{place}/{DEVICE}"
-        boxes = [ShardMetadata([2 * place, 0], [2, 4], text), ShardMetadata([4 + place, 0], [1, 4], text)]
+        boxes = [
+            ShardMetadata([2 * place, 0], [2, 4], text),
+            ShardMetadata([4 + place, 0], [1, 4], text),
+        ]
         torch.manual_seed(fill)
         shards = [Shard(torch.randn(box.shard_sizes).to(DEVICE), box) for box in boxes]
         return ShardedTensor._init_from_local_shards(shards, 6, 4)
@@ -254,7 +285,9 @@ def case_sharded_tensor():
     back, _ = one_way(received, target, source=1)
     if rank() == 0:
         assert back["w"] is target["w"]
-        assert_same([one + 1.0 for one in sent], [shard.tensor for shard in target["w"].local_shards()])
+        assert_same(
+            [one + 1.0 for one in sent], [shard.tensor for shard in target["w"].local_shards()]
+        )
 
 
 # ---- streams ----
@@ -285,17 +318,23 @@ def case_a_slow_kernel_before_the_send():
                 tensor.fill_(7.0)
             received, _ = one_way({"x": tensor})
             if rank():
-                assert bool((received["x"] == 7.0).all()), f"read before it was written; side stream: {side}"
+                assert bool((received["x"] == 7.0).all()), (
+                    f"read before it was written; side stream: {side}"
+                )
 
         on_stream(side, body)
 
 
 def case_a_slow_kernel_before_the_receive():
-    """What the receiver has queued on its target comes first; an operation right after the receive sees what has come."""
+    """What the receiver has queued on its target comes first; an operation right after the receive
+    sees what has come."""
     for side in (False, True):
 
         def body():
-            state, target = {"x": torch.full((3 * MIB,), 5.0, device=DEVICE)}, {"x": torch.zeros(3 * MIB, device=DEVICE)}
+            state, target = (
+                {"x": torch.full((3 * MIB,), 5.0, device=DEVICE)},
+                {"x": torch.zeros(3 * MIB, device=DEVICE)},
+            )
             if ON_GPU:
                 torch.cuda.current_stream().synchronize()
             if rank():
@@ -322,7 +361,11 @@ def case_memory_that_is_freed_while_kernels_run():
             slowly(0.2)
             old.fill_(9)
             del old
-        state = {"x": torch.full((64 * MIB,), 4, dtype=torch.uint8, device=DEVICE)} if rank() == 0 else None
+        state = (
+            {"x": torch.full((64 * MIB,), 4, dtype=torch.uint8, device=DEVICE)}
+            if rank() == 0
+            else None
+        )
         received, _ = one_way(state, new_device=DEVICE)
         if rank():
             assert bool((received["x"] == 4).all())
@@ -338,7 +381,9 @@ def case_every_lane():
         received, stats = one_way(state, target, lanes=lanes, verify=True)
         if rank():
             assert_same(state, received)
-            print(f"lanes={lanes}: {stats.lane}, {stats.bytes_moved / max(stats.data_seconds, 1e-9) / 1e9:.1f} GB/s")
+            print(
+                f"lanes={lanes}: {stats.lane}, {stats.bytes_moved / max(stats.data_seconds, 1e-9) / 1e9:.1f} GB/s"
+            )
 
 
 def case_keep_open():
@@ -348,7 +393,9 @@ def case_keep_open():
         received, stats = one_way(state, zeroed(state), keep_open=turn != 4)
         if rank():
             assert_same(state, received)
-            print(f"turn {turn}: {stats.total_seconds * 1e3:.2f} ms, data {stats.data_seconds * 1e3:.2f} ms")
+            print(
+                f"turn {turn}: {stats.total_seconds * 1e3:.2f} ms, data {stats.data_seconds * 1e3:.2f} ms"
+            )
         if turn == 2 and ON_GPU:
             del state, received
             torch.cuda.empty_cache()
@@ -361,8 +408,14 @@ def case_mismatches():
     """Found before anything is touched; the next transfer works."""
     good = {"w": torch.full((40,), 2.0, device=DEVICE), "v": torch.ones(3, device=DEVICE)}
     bad = {
-        "shapes differ": {"w": torch.full((41,), 7.0, device=DEVICE), "v": torch.ones(3, device=DEVICE)},
-        "dtypes differ": {"w": torch.full((40,), 7.0, device=DEVICE, dtype=torch.float16), "v": torch.ones(3, device=DEVICE)},
+        "shapes differ": {
+            "w": torch.full((41,), 7.0, device=DEVICE),
+            "v": torch.ones(3, device=DEVICE),
+        },
+        "dtypes differ": {
+            "w": torch.full((40,), 7.0, device=DEVICE, dtype=torch.float16),
+            "v": torch.ones(3, device=DEVICE),
+        },
     }
     for text, target in bad.items():
         try:
@@ -414,10 +467,17 @@ def case_torchft():
         return
     state["model"]["big"].fill_(1.5)
     for target, device in ((None, None), (None, DEVICE), (zeroed(state), None)):
-        taking = Transport(30, state_dict=None if target is None else (lambda target=target: target), device=DEVICE, new_device=device)
+        taking = Transport(
+            30,
+            state_dict=None if target is None else (lambda target=target: target),
+            device=DEVICE,
+            new_device=device,
+        )
         received = taking.recv_checkpoint(0, store.get(turn).decode(), 4, 30)
         assert_same(state, received)
-        assert gpu.devices_of(received) == ({"cpu"} if target is None and device is None else {DEVICE.type})
+        assert gpu.devices_of(received) == (
+            {"cpu"} if target is None and device is None else {DEVICE.type}
+        )
         taking.shutdown()
     store.set(turn + "/done", "1")
 

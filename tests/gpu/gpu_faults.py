@@ -1,4 +1,5 @@
-"""A rank dies in the middle of a transfer from or into memory of a GPU: what the other one is left with."""
+"""A rank dies in the middle of a transfer from or into memory of a GPU: what the other one is left
+with."""
 
 import time
 
@@ -27,7 +28,8 @@ def report(progress):
 
 
 def pause_then_kill(victim):
-    """The source or the receiver is killed by the test as soon as bytes move; the other one notices, and can go on."""
+    """The source or the receiver is killed by the test as soon as bytes move; the other one
+    notices, and can go on."""
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     target = state(0.0) if rank else None
@@ -37,14 +39,18 @@ def pause_then_kill(victim):
         begin = time.monotonic()
         try:
             way.recv_checkpoint(0) if rank else way.send_checkpoint([1], mine)
-            raise AssertionError(f"the transfer was done before rank {victim} was killed: make it larger")
+            raise AssertionError(
+                f"the transfer was done before rank {victim} was killed: make it larger"
+            )
         except wherry.PeerLost as error:
             assert rank != victim
             print(f"after {time.monotonic() - begin:.2f} s: {error}")
     device_works()
     launch.say("noticed")
     # The rank that takes its place is served, over a group of its own: gloo's has a dead rank.
-    with wherry.Group.join(f"unix://{launch.wait_for('meeting')}?rank={rank}&size=2", timeout=30) as group:
+    with wherry.Group.join(
+        f"unix://{launch.wait_for('meeting')}?rank={rank}&size=2", timeout=30
+    ) as group:
         if rank == 0:
             wherry.send(group, 1, {"x": mine["w3"]}, timeout=30)
         else:
@@ -55,7 +61,9 @@ def pause_then_kill(victim):
 
 def newcomer(rank):
     tensor = torch.full((64 * MIB // 4,), 1.0 if rank == 0 else 0.0, device=DEVICE)
-    with wherry.Group.join(f"unix://{launch.wait_for('meeting')}?rank={rank}&size=2", timeout=30) as group:
+    with wherry.Group.join(
+        f"unix://{launch.wait_for('meeting')}?rank={rank}&size=2", timeout=30
+    ) as group:
         if rank == 0:
             wherry.send(group, 1, {"x": tensor}, timeout=30)
         else:

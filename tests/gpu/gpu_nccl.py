@@ -1,4 +1,5 @@
-"""A NCCL group of two ranks on one GPU, which claim to be on different hosts: NCCL refuses two ranks on one GPU otherwise."""
+"""A NCCL group of two ranks on one GPU, which claim to be on different hosts: NCCL refuses two
+ranks on one GPU otherwise."""
 
 import os
 

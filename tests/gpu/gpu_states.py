@@ -1,4 +1,5 @@
-"""States on a GPU, and what the cases of the GPU tests share. A rank's side; `DEVICE` may be the CPU, to try the cases themselves."""
+"""States on a GPU, and what the cases of the GPU tests share. A rank's side; `DEVICE` may be the
+CPU, to try the cases themselves."""
 
 import os
 import pathlib
@@ -14,7 +15,9 @@ import launch  # noqa: E402
 from wherry.torch import PGTransport  # noqa: E402
 
 WANTED = os.environ.get("WHERRY_GPU_TEST_DEVICE", "cuda:0")
-DEVICE = torch.device(f"cuda:{launch.rank()}" if WANTED == "each" else WANTED)  # each rank its own, or all the same
+DEVICE = torch.device(
+    f"cuda:{launch.rank()}" if WANTED == "each" else WANTED
+)  # each rank its own, or all the same
 ON_GPU = DEVICE.type == "cuda"
 LIMIT = 60
 MIB = 1 << 20
@@ -37,25 +40,39 @@ def on_device(value):
 
 
 def bits(tensor):
-    return tensor.detach().cpu().resolve_conj().resolve_neg().contiguous().flatten().view(torch.uint8)
+    return (
+        tensor.detach().cpu().resolve_conj().resolve_neg().contiguous().flatten().view(torch.uint8)
+    )
 
 
 def differences(left, right, path="state"):
     """Where two states differ, whatever the devices, as a list of texts."""
     if isinstance(left, torch.Tensor) and isinstance(right, torch.Tensor):
-        if (left.dtype, left.shape, left.requires_grad) != (right.dtype, right.shape, right.requires_grad):
-            return [f"{path}: {left.dtype} {tuple(left.shape)} and {right.dtype} {tuple(right.shape)}"]
+        if (left.dtype, left.shape, left.requires_grad) != (
+            right.dtype,
+            right.shape,
+            right.requires_grad,
+        ):
+            return [
+                f"{path}: {left.dtype} {tuple(left.shape)} and {right.dtype} {tuple(right.shape)}"
+            ]
         return [] if bits(left).equal(bits(right)) else [f"{path}: other bits"]
     if type(left) is not type(right):
         return [f"{path}: {type(left)} and {type(right)}"]
     if isinstance(left, dict):
         if list(left) != list(right):
             return [f"{path}: other keys: {list(left)} and {list(right)}"]
-        return [text for key in left for text in differences(left[key], right[key], f"{path}.{key}")]
+        return [
+            text for key in left for text in differences(left[key], right[key], f"{path}.{key}")
+        ]
     if isinstance(left, (list, tuple)):
         if len(left) != len(right):
             return [f"{path}: other lengths"]
-        return [text for i, pair in enumerate(zip(left, right)) for text in differences(*pair, f"{path}[{i}]")]
+        return [
+            text
+            for i, pair in enumerate(zip(left, right))
+            for text in differences(*pair, f"{path}[{i}]")
+        ]
     return [] if left == right else [f"{path}: {left!r} and {right!r}"]
 
 
@@ -68,7 +85,13 @@ def devices_of(value):
     """The kinds of device that the tensors of a state are on."""
     if isinstance(value, torch.Tensor):
         return {value.device.type}
-    items = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ()
+    items = (
+        value.values()
+        if isinstance(value, dict)
+        else value
+        if isinstance(value, (list, tuple))
+        else ()
+    )
     return set().union(*[devices_of(item) for item in items])
 
 
@@ -76,7 +99,16 @@ def plain_state(seed=0, mib=5):
     """Tensors of many dtypes and forms on the device."""
     torch.manual_seed(seed)
     tied = torch.randn(10, device=DEVICE)
-    dtypes = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int8, torch.int16, torch.int32, torch.int64)
+    dtypes = (
+        torch.float32,
+        torch.float64,
+        torch.float16,
+        torch.bfloat16,
+        torch.int8,
+        torch.int16,
+        torch.int32,
+        torch.int64,
+    )
     dtypes += (torch.uint8, torch.bool, torch.complex64, torch.float8_e4m3fn, torch.float8_e5m2)
     numbers = torch.randint(0, 2, (37, 5), dtype=torch.int32)
     return {
@@ -96,8 +128,14 @@ def mixed_state(seed=0):
     """What a training on a GPU has: most on the GPU, an optimizer's steps on the host."""
     torch.manual_seed(seed)
     return {
-        "model": {"weight": nn.Parameter(torch.randn(300, 700, device=DEVICE)), "bias": torch.randn(700, device=DEVICE)},
-        "optimizer": {"step": torch.tensor(float(seed)), "average": torch.randn(300, 700, device=DEVICE)},
+        "model": {
+            "weight": nn.Parameter(torch.randn(300, 700, device=DEVICE)),
+            "bias": torch.randn(700, device=DEVICE),
+        },
+        "optimizer": {
+            "step": torch.tensor(float(seed)),
+            "average": torch.randn(300, 700, device=DEVICE),
+        },
         "loader": {"order": torch.randperm(10_000), "epoch": seed},
     }
 
@@ -110,15 +148,24 @@ def zeroed(value):
         return torch.zeros_like(value)
     if isinstance(value, dict):
         return {key: zeroed(item) for key, item in value.items()}
-    return type(value)(zeroed(item) for item in value) if isinstance(value, (list, tuple)) else value
+    return (
+        type(value)(zeroed(item) for item in value) if isinstance(value, (list, tuple)) else value
+    )
 
 
 def transport(target=None, group=None, timeout=LIMIT, **options):
-    return PGTransport(group or dist.group.WORLD, timeout, DEVICE, None if target is None else lambda: target, **options)
+    return PGTransport(
+        group or dist.group.WORLD,
+        timeout,
+        DEVICE,
+        None if target is None else lambda: target,
+        **options,
+    )
 
 
 def one_way(state, target=None, source=0, **options):
-    """One transfer between the two ranks. The receiver gets what arrived and the figures; the source nothing, and its figures."""
+    """One transfer between the two ranks. The receiver gets what arrived and the figures; the
+    source nothing, and its figures."""
     rank = dist.get_rank()
     with transport(target if rank != source else None, **options) as way:
         if rank == source:
@@ -129,7 +176,9 @@ def one_way(state, target=None, source=0, **options):
 
 def expect_lane(stats, name):
     """On the CPU, where the cases are tried, lanes are others."""
-    assert not ON_GPU or name in stats.lane.split("+"), f"went by {stats.lane}, not by {name}: {stats.reasons}"
+    assert not ON_GPU or name in stats.lane.split("+"), (
+        f"went by {stats.lane}, not by {name}: {stats.reasons}"
+    )
 
 
 __all__ = [name for name in dir() if not name.startswith("_")]

@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""The GPU tests of the Python package: python3 tests/gpu/run_gpu_tests.py [--device cpu] [--only PART] [CASE...]
+"""The GPU tests of the Python package: python3 tests/gpu/run_gpu_tests.py [--device cpu] [--only
+PART] [CASE...]
 
-Two processes on one GPU, and on two where there are, with nothing but torch and the package: pytest is not needed. Each case is a line; a part is a pair of
-processes that runs its cases one after the other, and is begun anew behind one that fails. Without a GPU it says so and ends.
-`--device cpu` tries the cases themselves, on a machine without one.
-"""
+Two processes on one GPU, and on two where there are, with nothing but torch and the package: pytest
+is not needed. Each case is a line; a part is a pair of processes that runs its cases one after the
+other, and is begun anew behind one that fails. Without a GPU it says so and ends. `--device cpu`
+tries the cases themselves, on a machine without one."""
 
 import argparse
 import os
@@ -19,11 +20,23 @@ sys.path[:0] = [str(HERE), str(HERE.parent / "python")]
 
 import launch  # noqa: E402
 
-EXPANDABLE = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True", "PYTORCH_ALLOC_CONF": "expandable_segments:True"}
+EXPANDABLE = {
+    "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True",
+    "PYTORCH_ALLOC_CONF": "expandable_segments:True",
+}
 
 
 # What two ranks do that have a GPU each.
-PAIR = ("new_on_the_device", "mixed_in_place", "device_to_host_in_place", "views", "many_small_in_place", "ring", "every_lane", "keep_open")
+PAIR = (
+    "new_on_the_device",
+    "mixed_in_place",
+    "device_to_host_in_place",
+    "views",
+    "many_small_in_place",
+    "ring",
+    "every_lane",
+    "keep_open",
+)
 
 
 def run_cases(names):
@@ -92,12 +105,18 @@ def cases(report, part, env, names):
                 failure = error
             done = 0
             while done < len(names) and (job.folder / f"case{done}").exists():
-                report.add(f"{part}: {names[done]}", float((job.folder / f"case{done}").read_text()))
+                report.add(
+                    f"{part}: {names[done]}", float((job.folder / f"case{done}").read_text())
+                )
                 done += 1
             for line in job.ranks[1].output.splitlines() if VERBOSE else ():
                 print("       ", line)
             if failure is not None:
-                report.add(f"{part}: {names[done] if done < len(names) else 'the end'}", time.monotonic() - begin, failure)
+                report.add(
+                    f"{part}: {names[done] if done < len(names) else 'the end'}",
+                    time.monotonic() - begin,
+                    failure,
+                )
             elif done < len(names):
                 report.add(f"{part}: {names[done]}", 0, "not run")
             names = names[done + 1 :] if failure is not None else []
@@ -141,14 +160,18 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--device", default="cuda:0")
     parser.add_argument("--only", choices=("plain", "expandable", "pair", "faults", "nccl"))
-    parser.add_argument("--verbose", action="store_true", help="what the receiving rank printed, too")
+    parser.add_argument(
+        "--verbose", action="store_true", help="what the receiving rank printed, too"
+    )
     parser.add_argument("cases", nargs="*")
     arguments = parser.parse_args()
     VERBOSE = arguments.verbose
     import torch
 
     if arguments.device != "cpu" and not torch.cuda.is_available():
-        print("skipped: torch finds no CUDA device here; run it on a machine with one, or try the cases with --device cpu")
+        print(
+            "skipped: torch finds no CUDA device here; run it on a machine with one, or try the cases with --device cpu"
+        )
         return 0
     os.environ["WHERRY_GPU_TEST_DEVICE"] = arguments.device
     import gpu_cases
@@ -166,13 +189,21 @@ def main():
         else:
             pair = {**env, "WHERRY_GPU_TEST_DEVICE": "each"}
             cases(report, "pair", pair, [name for name in names if name in PAIR])
-            cases(report, "pair, expandable", {**pair, **EXPANDABLE}, [name for name in names if name in PAIR])
+            cases(
+                report,
+                "pair, expandable",
+                {**pair, **EXPANDABLE},
+                [name for name in names if name in PAIR],
+            )
     if arguments.only in (None, "faults") and not arguments.cases:
         faults(report, env)
     if arguments.only in (None, "nccl") and not arguments.cases:
         nccl(report, env)
     failed = [name for name, failure in report.rows if failure]
-    print(f"\n{len(report.rows) - len(failed)} of {len(report.rows)} cases passed" + "".join(f"\n  failed: {name}" for name in failed))
+    print(
+        f"\n{len(report.rows) - len(failed)} of {len(report.rows)} cases passed"
+        + "".join(f"\n  failed: {name}" for name in failed)
+    )
     return bool(failed)
 
 

@@ -14,7 +14,7 @@ cut drops everything but keeps its carrier, like a dead switch: nobody is told.
 
 Namespaces last as long as the processes that hold them, and these as long as the pipe to this
 process. So nothing is left if a test is killed. `lacking()` says why a machine cannot have such
-hosts. """
+hosts."""
 
 from __future__ import annotations
 
@@ -51,13 +51,19 @@ def lacking(*, wire: bool = False) -> str:
         ["unshare", "--net", "--mount", "--uts", "--ipc", "--pid", "--fork", "--mount-proc", "sh", "-c", trial],
         capture_output=True, text=True,
     )  # fmt: skip
-    return "" if done.returncode == 0 else f"namespaces with veth, bridge, tbf and TAP: {done.stderr.strip() or 'refused'}"
+    return (
+        ""
+        if done.returncode == 0
+        else f"namespaces with veth, bridge, tbf and TAP: {done.stderr.strip() or 'refused'}"
+    )
 
 
 class Keeper:
     """A process that holds namespaces until it is closed or this process ends."""
 
-    def __init__(self, namespaces: list[str], script: str = "", shared: dict[str, Keeper] | None = None):
+    def __init__(
+        self, namespaces: list[str], script: str = "", shared: dict[str, Keeper] | None = None
+    ):
         """
         :param namespaces: new namespaces, such as "net".
         :param shared: namespaces to take from other keepers.
@@ -85,7 +91,10 @@ class Keeper:
     def ip(self, *lines: str) -> None:
         """Runs ip(8) commands in the network namespace."""
         subprocess.run(
-            ["nsenter", "-t", str(self.pid), "-n", "ip", "-batch", "-"], input="\n".join(lines), check=True, text=True
+            ["nsenter", "-t", str(self.pid), "-n", "ip", "-batch", "-"],
+            input="\n".join(lines),
+            check=True,
+            text=True,
         )
 
     def run(self, *command: str) -> str:
@@ -186,9 +195,13 @@ class World:
             assert self.wire.stdout is not None
             assert self.wire.stdout.readline() == "ready\n"
         else:
-            self.switch.ip(f"link add name {port} type veth peer name eth{network} netns {host.pid}")
+            self.switch.ip(
+                f"link add name {port} type veth peer name eth{network} netns {host.pid}"
+            )
         self.switch.ip(f"link set {port} master br{network}", f"link set {port} up")
-        host.ip(f"addr add {host.address(network)}/24 dev eth{network}", f"link set eth{network} up")
+        host.ip(
+            f"addr add {host.address(network)}/24 dev eth{network}", f"link set eth{network} up"
+        )
 
     def _limit(self, host: Host, network: int, mbit: int) -> None:
         """Limits what leaves the host. What arrives has left another host."""
@@ -211,7 +224,12 @@ class World:
     def environment(self, **more: object) -> dict[str, object]:
         """The variables with which ranks meet on the first host, with torch and with Wherry; a
         secret."""
-        return {"MASTER_ADDR": self.hosts[0].address(), "MASTER_PORT": PORT, "WHERRY_SECRET": "of the hosts", **more}
+        return {
+            "MASTER_ADDR": self.hosts[0].address(),
+            "MASTER_PORT": PORT,
+            "WHERRY_SECRET": "of the hosts",
+            **more,
+        }
 
     def close(self) -> None:
         for keeper in [*self.hosts, getattr(self, "switch", None)]:

@@ -16,7 +16,11 @@ MIB = 1 << 20
 
 
 def a_state(seed, mib=1):
-    return {"w": torch.full((mib << 18,), float(seed)), "b": torch.arange(1000) + seed, "step": seed}
+    return {
+        "w": torch.full((mib << 18,), float(seed)),
+        "b": torch.arange(1000) + seed,
+        "step": seed,
+    }
 
 
 def check(state, seed, mib=1):
@@ -43,9 +47,14 @@ def everybody_body(lane):
 
 
 def test_four_hosts_of_two_ranks(lane):
-    with hosts.World(4) as world, launch.job(8, hosts=world.hosts * 2, env=world.environment()) as job:
+    with (
+        hosts.World(4) as world,
+        launch.job(8, hosts=world.hosts * 2, env=world.environment()) as job,
+    ):
         for source, taken in enumerate(job.run(everybody_body, f"cma,{lane}")):
-            assert taken == {str(r): "cma" if r % 4 == source % 4 else lane for r in range(8) if r != source}
+            assert taken == {
+                str(r): "cma" if r % 4 == source % 4 else lane for r in range(8) if r != source
+            }
 
 
 def one_to_one_body(mib=1, lane=None):
@@ -59,30 +68,53 @@ def one_to_one_body(mib=1, lane=None):
 
 def run_pair(world, *arguments, **environment):
     """Two ranks on the first two hosts. Returns what the receiver's log says, line by line."""
-    with launch.job(2, hosts=world.hosts, env=world.environment(WHERRY_LOG="info", **environment)) as job:
+    with launch.job(
+        2, hosts=world.hosts, env=world.environment(WHERRY_LOG="info", **environment)
+    ) as job:
         job.run(one_to_one_body, *arguments)
         return job.ranks[1].output.splitlines()
 
 
 def refusals(log):
     """What the receiver says of lanes that it did not take."""
-    found = (re.fullmatch(r"wherry: (?:info|warn): the lane (\w+) from rank 0 does not work: (.*)", line) for line in log)
+    found = (
+        re.fullmatch(r"wherry: (?:info|warn): the lane (\w+) from rank 0 does not work: (.*)", line)
+        for line in log
+    )
     return {match[1]: match[2] for match in found if match}
 
 
-@pytest.mark.parametrize("one_machine, shared, lane, reasons", [
-    (False, "", "stream", {"cma": "rank 0 is on another host", "ring": "rank 0 is on another host"}),
-    # Containers of one machine. Those of a pod share the network; some share the pids.
-    (True, "", "stream", {"cma": "rank 0 is in another pid namespace", "ring": "rank 0 is on this host in another network namespace"}),
-    (True, "net", "ring", {"cma": "rank 0 is in another pid namespace"}),
-    (True, "pid", "cma", {}),
-])
+@pytest.mark.parametrize(
+    "one_machine, shared, lane, reasons",
+    [
+        (
+            False,
+            "",
+            "stream",
+            {"cma": "rank 0 is on another host", "ring": "rank 0 is on another host"},
+        ),
+        # Containers of one machine. Those of a pod share the network; some share the pids.
+        (
+            True,
+            "",
+            "stream",
+            {
+                "cma": "rank 0 is in another pid namespace",
+                "ring": "rank 0 is on this host in another network namespace",
+            },
+        ),
+        (True, "net", "ring", {"cma": "rank 0 is in another pid namespace"}),
+        (True, "pid", "cma", {}),
+    ],
+)
 def test_hosts_and_containers_are_told_apart(one_machine, shared, lane, reasons):
     with hosts.World(2, one_machine=one_machine, shared=shared) as world:
         log = run_pair(world, 8, "cma,ring,stream")
     assert f"wherry: info: the lane from rank 0 is {lane}" in log
     found = refusals(log)
-    assert set(found) == set(reasons) and all(found[one].startswith(reasons[one]) for one in reasons), found
+    assert set(found) == set(reasons) and all(
+        found[one].startswith(reasons[one]) for one in reasons
+    ), found
 
 
 # ---- the network ----
@@ -133,13 +165,20 @@ def test_a_host_whose_own_name_leads_to_loopback(remedy):
             for host in world.hosts:
                 host.ip("route add default dev eth0")
         more = {"WHERRY_INTERFACE": "eth0"} if remedy == "WHERRY_INTERFACE" else {}
-        with launch.job(2, hosts=world.hosts, env=world.environment(MASTER_ADDR="host0", WHERRY_LOG="info", **more)) as job:
+        with launch.job(
+            2,
+            hosts=world.hosts,
+            env=world.environment(MASTER_ADDR="host0", WHERRY_LOG="info", **more),
+        ) as job:
             if remedy:
                 job.run(one_to_one_body)
                 assert listens_at(job.ranks[0].output.splitlines()) == world.hosts[0].address()
             else:
                 job.run(nobody_comes_body)
-                assert "the name host0 leads to loopback on this host: other hosts cannot join" in job.ranks[0].output
+                assert (
+                    "the name host0 leads to loopback on this host: other hosts cannot join"
+                    in job.ranks[0].output
+                )
 
 
 def nobody_comes_body():
@@ -169,7 +208,9 @@ def test_a_network_that_leads_nowhere_is_named_in_the_error():
     with hosts.World(2, networks=2) as world:
         for host in world.hosts:
             world.cut(host.number, 1)
-        with launch.job(2, hosts=world.hosts, env=world.environment(WHERRY_INTERFACE="eth1")) as job:
+        with launch.job(
+            2, hosts=world.hosts, env=world.environment(WHERRY_INTERFACE="eth1")
+        ) as job:
             job.run(wrong_network_body, world.hosts[0].address(1))
 
 
@@ -204,12 +245,16 @@ time.sleep(60)
 
 
 def test_nothing_is_left_of_hosts_whose_test_was_killed(needs_wire):
-    maker = subprocess.Popen([sys.executable, "-c", MAKER, hosts.HERE], stdout=subprocess.PIPE, text=True)
+    maker = subprocess.Popen(
+        [sys.executable, "-c", MAKER, hosts.HERE], stdout=subprocess.PIPE, text=True
+    )
     keepers = [int(pid) for pid in maker.stdout.readline().split()]
     assert len(keepers) == 4
     maker.kill()
     maker.communicate()
     until = time.monotonic() + 10
-    while any(pathlib.Path(f"/proc/{pid}/ns/net").exists() for pid in keepers):  # a process that has ended has none
+    while any(
+        pathlib.Path(f"/proc/{pid}/ns/net").exists() for pid in keepers
+    ):  # a process that has ended has none
         assert time.monotonic() < until
         time.sleep(0.01)

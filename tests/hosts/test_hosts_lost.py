@@ -37,11 +37,20 @@ def cut_body(lane):
     with wherry.Group.join("env://", 30) as group:
         group.barrier(1, 30)
         if group.rank == 0:
-            error = awaits(wherry.PeerLost, lambda: wherry.send(group, [1, 2], a_state(5, BIG), timeout=60, lanes=lane))
-            assert [(one.rank, one.ok) for one in error.outcomes] == [(1, False), (2, True)] and error.rank == 1
+            error = awaits(
+                wherry.PeerLost,
+                lambda: wherry.send(group, [1, 2], a_state(5, BIG), timeout=60, lanes=lane),
+            )
+            assert [(one.rank, one.ok) for one in error.outcomes] == [
+                (1, False),
+                (2, True),
+            ] and error.rank == 1
             wherry.send(group, [2], a_state(6), timeout=20, lanes=lane)  # the others go on at once
         elif group.rank == 1:
-            error = awaits(wherry.PeerError, lambda: wherry.recv(group, 0, timeout=60, lanes=lane, progress=moved))
+            error = awaits(
+                wherry.PeerError,
+                lambda: wherry.recv(group, 0, timeout=60, lanes=lane, progress=moved),
+            )
             assert error.rank == 0 and error.stats.lane == lane
             launch.say("lost")
         else:
@@ -55,7 +64,10 @@ def cut_body(lane):
 
 
 def test_a_link_is_cut_in_the_middle(lane):
-    with hosts.World(3, rate_mbit=400) as world, launch.job(3, hosts=world.hosts, env=world.environment()) as job:
+    with (
+        hosts.World(3, rate_mbit=400) as world,
+        launch.job(3, hosts=world.hosts, env=world.environment()) as job,
+    ):
         job.start_all(cut_body, lane)
         job.wait_for_file("moving")
         world.cut(1)
@@ -117,7 +129,9 @@ def test_a_rank_returns_on_another_host(rank, power, lane):
     without a word to anybody."""
     with hosts.World(4) as world:
         meeting = ",".join(f"{host.name}:29600" for host in world.hosts[:2])
-        with launch.job(3, hosts=world.hosts, env=world.environment(WHERRY_RENDEZVOUS=meeting)) as job:
+        with launch.job(
+            3, hosts=world.hosts, env=world.environment(WHERRY_RENDEZVOUS=meeting)
+        ) as job:
             for one in range(3):
                 job.start(one, *((victim_body,) if one == rank else (survivor_body, lane)))
             for one in range(3):
@@ -136,7 +150,9 @@ def test_a_stopped_host_of_the_meeting_keeps_nobody_out(lane):
     the second one."""
     with hosts.World(3) as world:
         meeting = ",".join(f"{host.name}:29600" for host in world.hosts[:2])
-        with launch.job(3, hosts=world.hosts, env=world.environment(WHERRY_RENDEZVOUS=meeting)) as job:
+        with launch.job(
+            3, hosts=world.hosts, env=world.environment(WHERRY_RENDEZVOUS=meeting)
+        ) as job:
             job.start(0, victim_body)
             job.start(1, stopped_source_body, lane)
             job.start(2, victim_body)

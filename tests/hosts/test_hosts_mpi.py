@@ -55,9 +55,13 @@ class Job:
         """Until so many lines begin with a word. They are returned."""
         until = time.monotonic() + seconds
         while len(self.lines(word)) < count:
-            ready, _, _ = select.select([self.process.stdout], [], [], max(0, until - time.monotonic()))
+            ready, _, _ = select.select(
+                [self.process.stdout], [], [], max(0, until - time.monotonic())
+            )
             more = os.read(self.process.stdout.fileno(), 1 << 16) if ready else b""
-            assert more, f"'{word}' was not said {count} times: {self.text.decode()}{self.errors.read_text()}"
+            assert more, (
+                f"'{word}' was not said {count} times: {self.text.decode()}{self.errors.read_text()}"
+            )
             self.text += more
         return self.lines(word)
 
@@ -76,13 +80,26 @@ def started(world, folder, flavour, *arguments, old_ucx=False):
     :param old_ucx: MPI uses the system's UCX, not that of the tests.
     """
     agent = folder / "agent"
-    agent.write_text(AGENT.format(cases="\n".join(f"{host.address()}) keeper={host.pid};;" for host in world.hosts)))
+    agent.write_text(
+        AGENT.format(
+            cases="\n".join(f"{host.address()}) keeper={host.pid};;" for host in world.hosts)
+        )
+    )
     agent.chmod(0o755)
     places = ",".join(f"{host.address()}:2" for host in world.hosts)
     if flavour == "openmpi":
         options = ["--mca", "plm_rsh_agent", str(agent), "--host", places]
     else:
-        options = ["-localhost", LOGIN, "-launcher", "ssh", "-launcher-exec", str(agent), "-hosts", places]
+        options = [
+            "-localhost",
+            LOGIN,
+            "-launcher",
+            "ssh",
+            "-launcher-exec",
+            str(agent),
+            "-hosts",
+            places,
+        ]
     world.switch.ip(f"addr add {LOGIN}/24 dev br0", "link set lo up")
     errors = folder / "errors"
     environment = {**os.environ, "OMPI_MCA_orte_tmpdir_base": str(folder), "WHERRY_LOG": "info"}
@@ -121,9 +138,12 @@ def test_which_lane_the_bytes_take(flavour, lanes, tmp_path):
         pytest.skip(reason)
     if lanes == "old" and not [1] < version < [1, 15]:
         pytest.skip(f"needs an MPI with UCX before 1.15, such as Debian 12 has: {version}")
-    with hosts.World(2) as world, started(
-        world, tmp_path, flavour, lanes.replace("old", "default"), old_ucx=lanes == "old"
-    ) as job:
+    with (
+        hosts.World(2) as world,
+        started(
+            world, tmp_path, flavour, lanes.replace("old", "default"), old_ucx=lanes == "old"
+        ) as job,
+    ):
         job.wait_for("well", 4)
         taken = {(int(source), int(rank)): lane for source, rank, lane in job.lines("lane")}
         assert taken == {
@@ -150,7 +170,10 @@ def test_a_link_is_cut_in_the_middle(flavour, between, tmp_path):
     The others of the host go on."""
     if between == "ucx" and (reason := lane_reach.lacking("ucx")):
         pytest.skip(reason)
-    with hosts.World(2, rate_mbit=20) as world, started(world, tmp_path, flavour, between, "cut") as job:
+    with (
+        hosts.World(2, rate_mbit=20) as world,
+        started(world, tmp_path, flavour, between, "cut") as job,
+    ):
         job.wait_for("moving", 1)
         time.sleep(0.3)  # of 3.9 s that it takes
         world.cut(1)
@@ -163,4 +186,6 @@ def test_a_link_is_cut_in_the_middle(flavour, between, tmp_path):
     assert all(CUT_MS <= ms < CUT_MS + LATE_MS for _, ms in ended.values()), ended
     # A group is closed where, and only where, MPI could not take a piece back.
     held = ended[2][1] >= CUT_MS + PIECE_MS
-    assert job.lines("group") == [["WHERRY_CLOSED" if held else "WHERRY_OK"]] and (between == "blocks" or not held)
+    assert job.lines("group") == [["WHERRY_CLOSED" if held else "WHERRY_OK"]] and (
+        between == "blocks" or not held
+    )

@@ -21,7 +21,9 @@ def gloo_body(lane):
     rank, size = start()
     assert size == 3
     target = plain_state(rank)
-    with PGTransport(dist.group.WORLD, LIMIT, "cpu", state_dict=lambda: target, lanes=f"cma,{lane}") as transport:
+    with PGTransport(
+        dist.group.WORLD, LIMIT, "cpu", state_dict=lambda: target, lanes=f"cma,{lane}"
+    ) as transport:
         assert os.environ["MASTER_ADDR"] != "127.0.0.1"
         taken = {}
         for source, others in ((0, [1, 2]), (1, [0])):
@@ -36,7 +38,12 @@ def gloo_body(lane):
 
 def test_pgtransport_meets_by_the_store(lane):
     """Ranks 0 and 2 are on one host, 1 on another."""
-    with hosts.World(2) as world, launch.job(3, hosts=[*world.hosts, world.hosts[0]], env=world.environment(TORCH_GLOO_LAZY_INIT=0)) as job:
+    with (
+        hosts.World(2) as world,
+        launch.job(
+            3, hosts=[*world.hosts, world.hosts[0]], env=world.environment(TORCH_GLOO_LAZY_INIT=0)
+        ) as job,
+    ):
         assert job.run(gloo_body, lane) == [{"1": lane, "2": "cma"}, {"0": lane}, {}]
 
 

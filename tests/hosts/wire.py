@@ -8,7 +8,7 @@ are there, and ends with its standard input.
 
 Without a loss, frames may be as long as the kernel likes (64 KiB, to be cut by whoever gets them),
 which is what makes 1 Gbit/s possible here. With one they are as long as on a real wire, so that
-what is lost is one packet. """
+what is lost is one packet."""
 
 from __future__ import annotations
 
@@ -28,7 +28,9 @@ TUNSETOFFLOAD = 0x400454D0
 IFF_TAP = 0x0002
 IFF_NO_PI = 0x1000
 IFF_VNET_HDR = 0x4000
-TUN_F_CSUM_TSO = 0x01 | 0x02 | 0x04  # checksums, and long frames of IPv4 and IPv6, are left to the other side
+TUN_F_CSUM_TSO = (
+    0x01 | 0x02 | 0x04
+)  # checksums, and long frames of IPv4 and IPv6, are left to the other side
 FRAME_MAX = 70_000
 SEED = 7
 #: Frames that are read before those that are due are looked at.
@@ -82,7 +84,10 @@ class Direction:
 def main() -> int:
     first, first_name, second, second_name, delay, loss = sys.argv[1:]
     long_frames = float(loss) == 0
-    taps = [open_tap(int(first), first_name, long_frames), open_tap(int(second), second_name, long_frames)]
+    taps = [
+        open_tap(int(first), first_name, long_frames),
+        open_tap(int(second), second_name, long_frames),
+    ]
     ways = [Direction(a, b, float(delay) / 1e3, float(loss)) for a, b in (taps, taps[::-1])]
     print("ready", flush=True)
     while True:

@@ -1,4 +1,7 @@
-/* A user's program: includes everything, links what pkg-config says, and takes a state to its manifest and back. */
+/*
+ * A user's program: includes everything, links what pkg-config says, and takes a state to its
+ * manifest and back.
+ */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

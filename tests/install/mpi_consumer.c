@@ -1,4 +1,7 @@
-/* A user's program over MPI: links what pkg-config says for the MPI that it is built with, and has a barrier with the others. */
+/*
+ * A user's program over MPI: links what pkg-config says for the MPI that it is built with, and has
+ * a barrier with the others.
+ */
 #include <stdio.h>
 #include <stdlib.h>
 

@@ -1,10 +1,10 @@
 /*
- * Ranks of MPI on several hosts, for tests/hosts:
- * mpi_reach LANES: every rank sends to every other. Whoever receives says over which lane: "lane FROM TO NAME".
- * mpi_reach LANES cut: rank 0 sends to rank 2, which says "moving" when it is ready for the bytes; whoever has started it cuts the link.
- * Both say how it ended, "ended RANK STATUS MILLISECONDS", and rank 2 how its group is then, "group STATUS"; rank 0 sends to rank 1, and the job stays as
- * it is, to be ended.
- * LANES may be "default". A rank that has found nothing wrong says "well RANK" before the end of MPI.
+ * Ranks of MPI on several hosts, for tests/hosts: mpi_reach LANES: every rank sends to every other.
+ * Whoever receives says over which lane: "lane FROM TO NAME". mpi_reach LANES cut: rank 0 sends to
+ * rank 2, which says "moving" when it is ready for the bytes; whoever has started it cuts the link.
+ * Both say how it ended, "ended RANK STATUS MILLISECONDS", and rank 2 how its group is then, "group
+ * STATUS"; rank 0 sends to rank 1, and the job stays as it is, to be ended. LANES may be "default".
+ * A rank that has found nothing wrong says "well RANK" before the end of MPI.
  */
 #include "mpi_scene.h"
 

@@ -20,8 +20,11 @@ typedef struct member {
     int32_t rank;
     uint64_t table; /**< As its hands know it. */
     uint32_t flags;
-    bool
-        leaving; /**< Its hands were told to leave, and have not answered yet: they wait a while for the others to do so too. */
+    /**
+     * Its hands were told to leave, and have not answered yet: they wait a while for the others
+     * to do so too.
+     */
+    bool leaving;
 } member;
 
 /** A block that is under way. */

@@ -1,4 +1,7 @@
-/* Ranks of MPI as programs have them, at a level of threads: mpirun -n 4 test_mpi_ranks LEVEL. Rank 0 writes the TAP. */
+/*
+ * Ranks of MPI as programs have them, at a level of threads: mpirun -n 4 test_mpi_ranks LEVEL. Rank
+ * 0 writes the TAP.
+ */
 #include <dlfcn.h>
 #include <limits.h>
 #include <pthread.h>
@@ -29,7 +32,10 @@ static void test_every_lane(void) {
 }
 
 #ifdef SCENE_UCX
-/** The UCX that MPI has brought into the process is used, unless it is too old: then `blocks` is, and the stats say why. */
+/**
+ * The UCX that MPI has brought into the process is used, unless it is too old: then `blocks` is,
+ * and the stats say why.
+ */
 static void test_ucx_of_mpi(void) {
     void (*ask)(unsigned *, unsigned *, unsigned *) = NULL;
     unsigned version[3] = {UINT_MAX};
@@ -51,7 +57,10 @@ static void test_ucx_of_mpi(void) {
 }
 #endif
 
-/** Each rank loses its state in turn, and has it from the next; then one sends to all others at once. */
+/**
+ * Each rank loses its state in turn, and has it from the next; then one sends to all others at
+ * once.
+ */
 static void test_states_lost_and_recovered(void) {
     scene at = scene_open(MPI_COMM_WORLD);
     wherry_value *own = scene_state(7);
@@ -175,7 +184,9 @@ static void *call_from_elsewhere(void *context) {
     return NULL;
 }
 
-/** Below MPI_THREAD_SERIALIZED another thread is refused, with the reason, and the main one goes on. */
+/**
+ * Below MPI_THREAD_SERIALIZED another thread is refused, with the reason, and the main one goes on.
+ */
 static void test_another_thread(void) {
     scene at = scene_open(MPI_COMM_WORLD);
     elsewhere e = {.at = &at};
@@ -196,7 +207,10 @@ static void test_another_thread(void) {
     scene_close(&at);
 }
 
-/** Reading in the background needs MPI_THREAD_MULTIPLE. Where one rank alone asks for it, all others learn who it was. */
+/**
+ * Reading in the background needs MPI_THREAD_MULTIPLE. Where one rank alone asks for it, all others
+ * learn who it was.
+ */
 static void test_background(void) {
     wherry_mpi_options options;
     wherry_group *group = NULL;
@@ -246,7 +260,10 @@ static void cancel_now(void *context, const wherry_progress *progress) {
     wherry_cancel_request(context);
 }
 
-/** A receiver that gives up in the middle; its memory is its own from then on, whatever comes; and the group goes on. */
+/**
+ * A receiver that gives up in the middle; its memory is its own from then on, whatever comes; and
+ * the group goes on.
+ */
 static void test_given_up_in_the_middle(void) {
     scene at = scene_open(MPI_COMM_WORLD);
     for (int round = 0; round < 2; round++) {
@@ -291,8 +308,8 @@ static wherry_status stop_source(void *context, const wherry_value *offered) {
 }
 
 /**
- * A source that stands still is given up in time; what it sends when it wakes meets nobody, neither the memory that it was for nor the next
- * transfer; and it learns that it was given up.
+ * A source that stands still is given up in time; what it sends when it wakes meets nobody, neither
+ * the memory that it was for nor the next transfer; and it learns that it was given up.
  */
 static void test_source_that_stands_still(void) {
     scene at = scene_open(MPI_COMM_WORLD);
@@ -378,7 +395,9 @@ static void test_behind_the_end(const scene *late) {
     CHECK(strstr(said, "MPI_Finalize"));
 }
 
-/** A rank dies in the middle of a run: MPI ends the job, and nobody is left waiting. Never returns. */
+/**
+ * A rank dies in the middle of a run: MPI ends the job, and nobody is left waiting. Never returns.
+ */
 static void die_in_the_middle(void) {
     scene at = scene_open(MPI_COMM_WORLD);
     for (int i = 0;; i++) {
@@ -424,7 +443,10 @@ int main(int count, char **arguments) {
     if (count == 3 && strcmp(arguments[2], "dies") == 0) {
         die_in_the_middle();
     }
-    /* SINGLE is as FUNNELED, and SERIALIZED as FUNNELED but for who may call: what is about threads is enough there. */
+    /*
+     * SINGLE is as FUNNELED, and SERIALIZED as FUNNELED but for who may call: what is about threads
+     * is enough there.
+     */
     bool threads_only = scene_level == MPI_THREAD_SINGLE || scene_level == MPI_THREAD_SERIALIZED;
     size_t number = threads_only ? 3 : sizeof(cases) / sizeof(*cases);
     int bad = 0;

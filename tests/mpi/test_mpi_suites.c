@@ -1,4 +1,7 @@
-/* The suites that every group passes, over MPI: mpirun -n 4 test_mpi_suites LEVEL group|group-background|LANE [smoke]. */
+/*
+ * The suites that every group passes, over MPI: mpirun -n 4 test_mpi_suites LEVEL
+ * group|group-background|LANE [smoke].
+ */
 #include <string.h>
 
 #include "conformance/transfer_suite.h"

@@ -135,9 +135,11 @@ static const nonsense all_nonsense[] = {
     {WH_HELLO_CONTROL, 16, WH_FRAME_MESSAGE, 1, UINT64_MAX, 16, 0}, /* without end */
     {WH_HELLO_CONTROL, 17, WH_FRAME_MESSAGE, 1, UINT64_MAX, 16, 1},
     {WH_HELLO_CONTROL, 17, WH_FRAME_MESSAGE, 1, WH_MESSAGE_MAX + 1, 16, 1},
-    {WH_HELLO_CONTROL, 13, WH_FRAME_TABLE, 1, 1, 13, 0},                     /* half an entry */
-    {WH_HELLO_CONTROL, 14, WH_FRAME_TABLE, UINT64_MAX, UINT64_MAX, 14, 0},   /* a rank that cannot be */
-    {WH_HELLO_CONTROL, 15, WH_FRAME_TABLE, 0, UINT64_C(0x100010700), 15, 0}, /* a place that cannot be printed */
+    {WH_HELLO_CONTROL, 13, WH_FRAME_TABLE, 1, 1, 13, 0}, /* half an entry */
+    /* a rank that cannot be */
+    {WH_HELLO_CONTROL, 14, WH_FRAME_TABLE, UINT64_MAX, UINT64_MAX, 14, 0},
+    /* a place that cannot be printed */
+    {WH_HELLO_CONTROL, 15, WH_FRAME_TABLE, 0, UINT64_C(0x100010700), 15, 0},
     {WH_HELLO_CONTROL, 8, WH_FRAME_ATTACH, TALK, 0, 8, 0},
     {WH_HELLO_DATA, 8, WH_FRAME_ATTACH, TALK, 0, 8, 1}, /* bytes before their time */
     {WH_HELLO_DATA, 9, WH_FRAME_ATTACH, TALK, 0, 9, 0},

@@ -1,6 +1,7 @@
 /*
- * Open meetings, through the public interface: a process that hosts one at a port of the system's choice and waits for nobody, guests that come when they
- * like, are turned away, or find nobody, and transfers between ranks of which one has not come yet.
+ * Open meetings, through the public interface: a process that hosts one at a port of the system's
+ * choice and waits for nobody, guests that come when they like, are turned away, or find nobody,
+ * and transfers between ranks of which one has not come yet.
  */
 #include <arpa/inet.h>
 #include <glob.h>
@@ -85,7 +86,10 @@ static size_t count_entries(const char *pattern) {
     return count;
 }
 
-/** A process of its own, started before this one has threads, which a sanitizer wants; it begins when it is told where to. */
+/**
+ * A process of its own, started before this one has threads, which a sanitizer wants; it begins
+ * when it is told where to.
+ */
 typedef struct worker {
     pid_t process;
     int pipe;
@@ -148,7 +152,10 @@ static void ask(wherry_group *group, int32_t rank) {
     wherry_free(bytes);
 }
 
-/** The host waits for nobody and listens when join returns; ranks that have not come are waited for; guests find each other through it. */
+/**
+ * The host waits for nobody and listens when join returns; ranks that have not come are waited for;
+ * guests find each other through it.
+ */
 static void test_open_meeting(void **state) {
     (void)state;
     char meeting[WHERRY_GROUP_MEETING_MAX];
@@ -208,7 +215,8 @@ static void test_host_dies(void **state) {
     wherry_group_options options = options_for(2, WHERRY_JOIN_CLIENT);
     must(visit(meeting, 1, &options, guests));
     must(visit(meeting, 2, &options, guests + 1));
-    must(wherry_group_send(guests[0], HOST, ASK, "x", 1, SOON_MS, &error)); /* the other has only met it */
+    /* the other has only met it */
+    must(wherry_group_send(guests[0], HOST, ASK, "x", 1, SOON_MS, &error));
     uint64_t begin = wh_clock_now();
     kill(child, SIGKILL);
     waitpid(child, NULL, 0);
@@ -229,7 +237,10 @@ static void test_host_dies(void **state) {
     close(pipes[1]);
 }
 
-/** Nobody there, somebody who does not answer, somebody with another secret: each is said, and the place is never taken. */
+/**
+ * Nobody there, somebody who does not answer, somebody with another secret: each is said, and the
+ * place is never taken.
+ */
 static void test_nobody_to_visit(void **state) {
     (void)state;
     char meeting[WHERRY_GROUP_MEETING_MAX];
@@ -401,7 +412,10 @@ static void expect_success(worker *ended) {
     assert_true(WIFEXITED(result) && WEXITSTATUS(result) == 0);
 }
 
-/** The receivers ask a source that nobody has heard of, and it comes; or the source sends to receivers that come later. Same host: lane cma. */
+/**
+ * The receivers ask a source that nobody has heard of, and it comes; or the source sends to
+ * receivers that come later. Same host: lane cma.
+ */
 static void test_the_other_comes_later(void **state) {
     (void)state;
     for (int source_first = 0; source_first < 2; source_first++) {

@@ -1,4 +1,5 @@
-"""Classes of a program, for the tests of the codecs: they are found again by their names, so that they stand at the top of a module."""
+"""Classes of a program, for the tests of the codecs: they are found again by their names, so that
+they stand at the top of a module."""
 
 import dataclasses
 import enum

@@ -58,7 +58,9 @@ class ForkServer:
     """The process that has imported torch and forks ranks."""
 
     def __init__(self):
-        self.process = subprocess.Popen([sys.executable, str(HERE)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.process = subprocess.Popen(
+            [sys.executable, str(HERE)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
         self.line()
 
     def line(self, timeout=120):
@@ -141,15 +143,24 @@ class Job:
             from torch.distributed import TCPStore
 
             self.store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-            self.env.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=self.store.port, TORCHELASTIC_USE_AGENT_STORE="True")
+            self.env.update(
+                MASTER_ADDR="127.0.0.1",
+                MASTER_PORT=self.store.port,
+                TORCHELASTIC_USE_AGENT_STORE="True",
+            )
 
     def start(self, rank, body, *arguments, spawn=False, host=None):
         """Starts a rank, or starts it again, if wanted on another host."""
         self.started += 1
         folder = self.folder / f"{rank}.{self.started}"
         folder.mkdir()
-        near = [one for one in range(self.size) if self.hosts and self.hosts[one] is self.hosts[rank]]
-        local = {"LOCAL_RANK": near.index(rank) if near else rank, "LOCAL_WORLD_SIZE": len(near) or self.size}
+        near = [
+            one for one in range(self.size) if self.hosts and self.hosts[one] is self.hosts[rank]
+        ]
+        local = {
+            "LOCAL_RANK": near.index(rank) if near else rank,
+            "LOCAL_WORLD_SIZE": len(near) or self.size,
+        }
         environment = {"RANK": rank, **local, **self.env}
         order = {
             "file": body.__code__.co_filename,
@@ -181,9 +192,15 @@ class Job:
         """Waits for all ranks. Fails if one did, except for those in `killed`."""
         until = time.monotonic() + timeout
         while any(rank.status is None for rank in self.ranks.values()):
-            bad = [rank for rank in self.ranks.values() if rank.status not in (None, 0) and rank.number not in killed]
+            bad = [
+                rank
+                for rank in self.ranks.values()
+                if rank.status not in (None, 0) and rank.number not in killed
+            ]
             if bad:
-                until = min(until, time.monotonic() + 5)  # the others may notice and print something useful
+                until = min(
+                    until, time.monotonic() + 5
+                )  # the others may notice and print something useful
             if time.monotonic() > until:
                 self._dump_and_kill()
                 raise Failure(self._describe("not all ranks finished in time"))
@@ -196,7 +213,9 @@ class Job:
         """Waits until a rank has called say(name). Returns its value."""
         until = time.monotonic() + timeout
         while not (self.folder / name).exists():
-            if time.monotonic() > until or any(rank.status not in (None, 0, -signal.SIGKILL) for rank in self.ranks.values()):
+            if time.monotonic() > until or any(
+                rank.status not in (None, 0, -signal.SIGKILL) for rank in self.ranks.values()
+            ):
                 self._dump_and_kill()
                 raise Failure(self._describe(f"no rank called say('{name}')"))
             time.sleep(0.002)
@@ -222,7 +241,10 @@ class Job:
         time.sleep(0.2)
 
     def _describe(self, what):
-        parts = [f"---- rank {rank.number}, status {rank.status}\n{rank.output[-6000:]}" for rank in self.ranks.values()]
+        parts = [
+            f"---- rank {rank.number}, status {rank.status}\n{rank.output[-6000:]}"
+            for rank in self.ranks.values()
+        ]
         return "\n".join([what, *parts])
 
     def __enter__(self):
@@ -316,7 +338,11 @@ def _be_a_rank(order):
     os.dup2(output, 1)
     os.dup2(output, 2)
     os.close(output)
-    for name in [one for one in os.environ if one.startswith("WHERRY_") and one not in ("WHERRY_BUILD", "WHERRY_LOG")]:
+    for name in [
+        one
+        for one in os.environ
+        if one.startswith("WHERRY_") and one not in ("WHERRY_BUILD", "WHERRY_LOG")
+    ]:
         del os.environ[name]
     os.environ.update(order["env"])
     faulthandler.enable(file=2)
@@ -325,7 +351,9 @@ def _be_a_rank(order):
     status = 1
     try:
         sys.path[:0] = [str(HERE.parent), str(pathlib.Path(order["file"]).parent)]
-        spec = importlib.util.spec_from_file_location(pathlib.Path(order["file"]).stem, order["file"])
+        spec = importlib.util.spec_from_file_location(
+            pathlib.Path(order["file"]).stem, order["file"]
+        )
         module = importlib.util.module_from_spec(spec)
         sys.modules[spec.name] = module
         spec.loader.exec_module(module)
@@ -348,7 +376,9 @@ def _fork_into(host):
     """fork() into the namespaces of a process. Returns the pid as seen from here."""
     own = os.open("/proc/self/ns/pid", os.O_RDONLY)
     ways = [os.open(f"/proc/{host}/ns/{one}", os.O_RDONLY) for one in ("net", "uts", "ipc", "mnt")]
-    _enter(os.open(f"/proc/{host}/ns/pid_for_children", os.O_RDONLY), CLONE_NEWPID)  # for children only
+    _enter(
+        os.open(f"/proc/{host}/ns/pid_for_children", os.O_RDONLY), CLONE_NEWPID
+    )  # for children only
     child = os.fork()
     if child:
         _enter(own, CLONE_NEWPID)
@@ -390,7 +420,13 @@ def _reap(folders):
 
 def _serve_forks():
     """The fork server: imports torch, then forks a rank per line of its input."""
-    for name in ("pytest", "torch.distributed._shard.sharded_tensor", "torch.distributed.tensor", "torch._dynamo", "wherry.torch"):
+    for name in (
+        "pytest",
+        "torch.distributed._shard.sharded_tensor",
+        "torch.distributed.tensor",
+        "torch._dynamo",
+        "wherry.torch",
+    ):
         importlib.import_module(name)
     import torch
 

@@ -1,4 +1,5 @@
-"""The contents of a manifest (docs/wire-format.md): plain data, its chunks, and a description as JSON."""
+"""The contents of a manifest (docs/wire-format.md): plain data, its chunks, and a description as
+JSON."""
 
 from __future__ import annotations
 
@@ -16,8 +17,12 @@ DTYPES = (
     "quint2x4 bits8 bits16 bits1x8 bits2x4 bits4x2 uint1 uint2 uint3 uint4 uint5 uint6 uint7 int1 int2 int3 int4 int5 int6 int7"
 ).split()
 DEVICES = "cpu cuda xpu hip mps hpu xla mtia npu meta privateuseone".split()
-ELEMENT_BYTES = {**dict.fromkeys((3, 4, 9, 10, 28), 2), **dict.fromkeys((5, 6, 11, 13, 24), 4),
-                 **dict.fromkeys((7, 8, 12, 14), 8), 15: 16}  # all others: 1
+ELEMENT_BYTES = {
+    **dict.fromkeys((3, 4, 9, 10, 28), 2),
+    **dict.fromkeys((5, 6, 11, 13, 24), 4),
+    **dict.fromkeys((7, 8, 12, 14), 8),
+    15: 16,
+}  # all others: 1
 
 
 # Values. None, bool, int (of any size), str and bytes stand for themselves.
@@ -127,7 +132,9 @@ class Sharded:
 class Extent:
     offset: int
     length: int
-    levels: List[Tup[int, int]] = field(default_factory=list)  # (count, stride), the outermost first
+    levels: List[Tup[int, int]] = field(
+        default_factory=list
+    )  # (count, stride), the outermost first
 
     @property
     def run_count(self) -> int:
@@ -175,8 +182,12 @@ class Manifest:
     @cached_property
     def _layout(self) -> Tup[List[int], List[Tup[int, Extent]]]:
         """The position of each extent, then the end of the space; and the extents."""
-        numbers = sorted(range(len(self.storages)), key=lambda number: self.storages[number].device[0] != 0)
-        extents = [(number, extent) for number in numbers for extent in self.storages[number].extents]
+        numbers = sorted(
+            range(len(self.storages)), key=lambda number: self.storages[number].device[0] != 0
+        )
+        extents = [
+            (number, extent) for number in numbers for extent in self.storages[number].extents
+        ]
         begins = [0]
         for _, extent in extents:
             begins.append(begins[-1] + extent.length * extent.run_count)
@@ -202,7 +213,8 @@ class Manifest:
         return self.chunks_of(0) + self.chunks_of(1)
 
     def locate(self, position: int) -> Tup[int, int, int, int]:
-        """The byte at a position: its storage, its offset there, and the begin and end of its run."""
+        """The byte at a position: its storage, its offset there, and the begin and end of its
+        run."""
         begins, extents = self._layout
         index = bisect.bisect_right(begins, position) - 1
         storage, extent = extents[index]
@@ -242,7 +254,8 @@ def contiguous_strides(sizes: List[int]) -> List[int]:
     return strides
 
 
-# The description as JSON: bits of floats in hex, large integers as decimal text, names for dtypes and devices.
+# The description as JSON: bits of floats in hex, large integers as decimal text, names for dtypes
+# and devices.
 
 
 def _device_json(device: Tup[int, int]) -> list:
@@ -258,17 +271,35 @@ def _place_json(place: Place) -> list:
 
 
 def _placement_json(p: Placement) -> list:
-    return (["replicate"], ["shard", p.dim], ["strided_shard", p.dim, p.factor], ["partial", p.reduction])[p.kind]
+    return (
+        ["replicate"],
+        ["shard", p.dim],
+        ["strided_shard", p.dim, p.factor],
+        ["partial", p.reduction],
+    )[p.kind]
 
 
 def _tensor_json(t: Tensor) -> dict:
-    return {"storage": t.storage, "dtype": DTYPES[t.dtype], "flags": t.flags, "offset": t.offset, "sizes": t.sizes,
-            "strides": t.strides}
+    return {
+        "storage": t.storage,
+        "dtype": DTYPES[t.dtype],
+        "flags": t.flags,
+        "offset": t.offset,
+        "sizes": t.sizes,
+        "strides": t.strides,
+    }
 
 
 def _dtensor_json(d: DTensor) -> dict:
-    return {"mesh": d.mesh, "placements": [_placement_json(p) for p in d.placements], "dtype": DTYPES[d.dtype],
-            "flags": d.flags, "sizes": d.sizes, "strides": d.strides, "local": _tensor_json(d.local)}
+    return {
+        "mesh": d.mesh,
+        "placements": [_placement_json(p) for p in d.placements],
+        "dtype": DTYPES[d.dtype],
+        "flags": d.flags,
+        "sizes": d.sizes,
+        "strides": d.strides,
+        "local": _tensor_json(d.local),
+    }
 
 
 def _sharding_json(s: Optional[Sharding]) -> Any:
@@ -280,9 +311,17 @@ def _sharding_json(s: Optional[Sharding]) -> Any:
 
 
 def _sharded_json(s: Sharded) -> dict:
-    return {"dtype": DTYPES[s.dtype], "flags": s.flags, "format": s.format, "sizes": s.sizes,
-            "shards": [{"box": _box_json(box), "tensor": _tensor_json(tensor)} for box, tensor in s.shards],
-            "boxes": [_box_json(box) for box in s.boxes], "sharding": _sharding_json(s.sharding)}
+    return {
+        "dtype": DTYPES[s.dtype],
+        "flags": s.flags,
+        "format": s.format,
+        "sizes": s.sizes,
+        "shards": [
+            {"box": _box_json(box), "tensor": _tensor_json(tensor)} for box, tensor in s.shards
+        ],
+        "boxes": [_box_json(box) for box in s.boxes],
+        "sharding": _sharding_json(s.sharding),
+    }
 
 
 def value_json(value: Any) -> Any:
@@ -300,23 +339,41 @@ def value_json(value: Any) -> Any:
         return {"dict": [[value_json(key), value_json(item)] for key, item in value.entries]}
     if isinstance(value, Object):
         return {"object": value.name, "payload": value_json(value.payload)}
-    for kind, name, function in ((Tensor, "tensor", _tensor_json), (DTensor, "dtensor", _dtensor_json),
-                                 (Sharded, "sharded", _sharded_json)):
+    for kind, name, function in (
+        (Tensor, "tensor", _tensor_json),
+        (DTensor, "dtensor", _dtensor_json),
+        (Sharded, "sharded", _sharded_json),
+    ):
         if isinstance(value, kind):
             return {name: function(value)}
     return value  # None, bool, int, str
 
 
 def to_json(m: Manifest, chunks: int = 16) -> dict:
-    """A stable description of a manifest, with the figures of wherry_prepared_summary and the first chunks."""
+    """A stable description of a manifest, with the figures of wherry_prepared_summary and the first
+    chunks."""
     return {
         "chunk_bytes": m.chunk_bytes,
         "rank": m.rank,
-        "storages": [{"nbytes": s.nbytes, "device": _device_json(s.device),
-                      "extents": [[e.offset, e.length, [list(level) for level in e.levels]] for e in s.extents]}
-                     for s in m.storages],
-        "meshes": [{"device": DEVICES[mesh.device_kind], "sizes": mesh.sizes, "ranks": mesh.ranks, "names": mesh.names}
-                   for mesh in m.meshes],
+        "storages": [
+            {
+                "nbytes": s.nbytes,
+                "device": _device_json(s.device),
+                "extents": [
+                    [e.offset, e.length, [list(level) for level in e.levels]] for e in s.extents
+                ],
+            }
+            for s in m.storages
+        ],
+        "meshes": [
+            {
+                "device": DEVICES[mesh.device_kind],
+                "sizes": mesh.sizes,
+                "ranks": mesh.ranks,
+                "names": mesh.names,
+            }
+            for mesh in m.meshes
+        ],
         "root": value_json(m.root),
         "summary": {
             "tensors": len(m.tensors),

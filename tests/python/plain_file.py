@@ -1,6 +1,7 @@
 """A second, plain reader of Wherry's own files, written from docs/file-format.md alone.
 
-It reads a whole file into memory, and raises FileError (or the manifest's ManifestError) for the first fault.
+It reads a whole file into memory, and raises FileError (or the manifest's ManifestError) for the
+first fault.
 
     file = read(data)
     for tensor in file.manifest.tensors:
@@ -40,12 +41,16 @@ class File:
         width, data = element_bytes(tensor.dtype), self.storages[tensor.storage]
         found = []
         for place in itertools.product(*map(range, tensor.sizes)):
-            at = (tensor.offset + sum(i * stride for i, stride in zip(place, tensor.strides))) * width
-            found.append(data[at:at + width])
+            at = (
+                tensor.offset + sum(i * stride for i, stride in zip(place, tensor.strides))
+            ) * width
+            found.append(data[at : at + width])
         return b"".join(found)
 
     def chunk(self, number: int) -> bytes:
-        return b"".join(self.storages[s][at:at + length] for s, at, length in self.manifest.pieces(number))
+        return b"".join(
+            self.storages[s][at : at + length] for s, at, length in self.manifest.pieces(number)
+        )
 
 
 def up(number: int, alignment: int) -> int:
@@ -55,7 +60,9 @@ def up(number: int, alignment: int) -> int:
 def read(data: bytes, limits: Limits = Limits()) -> File:
     if len(data) < HEADER:
         raise FileError("WHERRY_TRUNCATED", "no whole header")
-    magic, version, flags, size, begin, total, chunks, checksum, rest = struct.unpack(">8sIIQQQQI12s", data[:HEADER])
+    magic, version, flags, size, begin, total, chunks, checksum, rest = struct.unpack(
+        ">8sIIQQQQI12s", data[:HEADER]
+    )
     if magic != MAGIC:
         raise FileError("WHERRY_MALFORMED", "another kind of file")
     if version != 1 or flags & ~1:
@@ -63,10 +70,13 @@ def read(data: bytes, limits: Limits = Limits()) -> File:
     if size > limits.manifest_bytes:
         raise FileError("WHERRY_LIMIT", "the manifest is too large")
     if total != len(data):
-        raise FileError("WHERRY_TRUNCATED" if len(data) < total else "WHERRY_TRAILING_BYTES", "of another length")
+        raise FileError(
+            "WHERRY_TRUNCATED" if len(data) < total else "WHERRY_TRAILING_BYTES",
+            "of another length",
+        )
     if begin > total or size > total - HEADER:
         raise FileError("WHERRY_OUT_OF_BOUNDS", "the manifest goes beyond the end")
-    text = data[HEADER:HEADER + size]
+    text = data[HEADER : HEADER + size]
     if checksum != zlib.crc32(data[:48] + text) or rest != bytes(12):
         raise FileError("WHERRY_CORRUPT", "header or manifest are damaged")
     manifest = decode(text, limits)
@@ -82,8 +92,10 @@ def read(data: bytes, limits: Limits = Limits()) -> File:
         storages.append(data[at:end])
     if end != total:
         raise FileError("WHERRY_OUT_OF_BOUNDS", "the storages end elsewhere")
-    digests = data[HEADER + size:HEADER + size + chunks * DIGEST]
-    return File(manifest, storages, [digests[i:i + DIGEST] for i in range(0, len(digests), DIGEST)])
+    digests = data[HEADER + size : HEADER + size + chunks * DIGEST]
+    return File(
+        manifest, storages, [digests[i : i + DIGEST] for i in range(0, len(digests), DIGEST)]
+    )
 
 
 def xxh3_128(data: bytes) -> bytes:

@@ -49,7 +49,16 @@ REPEATED_KEY, TRAILING_BYTES = "WHERRY_REPEATED_KEY", "WHERRY_TRAILING_BYTES"
 
 UINT, NEGATIVE, BYTES, TEXT, ARRAY, MAP, TAG, SIMPLE = range(8)  # CBOR's major types
 FALSE, TRUE, NULL = 20, 21, 22
-TYPE_NAMES = ["an unsigned integer", "a negative integer", "bytes", "text", "an array", "a map", "a tag", "a simple value"]
+TYPE_NAMES = [
+    "an unsigned integer",
+    "a negative integer",
+    "bytes",
+    "text",
+    "an array",
+    "a map",
+    "a tag",
+    "a simple value",
+]
 INT_MAX = 2**63 - 1
 NDIM_MAX = 64
 
@@ -88,7 +97,11 @@ class _Reader:
         self.at += 1
         if major == SIMPLE:
             if info not in (FALSE, TRUE, NULL):
-                raise ManifestError(MALFORMED, start, "a float, undefined, or another simple value that does not occur")
+                raise ManifestError(
+                    MALFORMED,
+                    start,
+                    "a float, undefined, or another simple value that does not occur",
+                )
             return start, major, info
         if info < 24:
             return start, major, info
@@ -108,7 +121,9 @@ class _Reader:
     def expect(self, wanted: int, what: str) -> Tup[int, int]:
         start, major, argument = self.head()
         if major != wanted:
-            raise ManifestError(MALFORMED, start, f"{what} is {TYPE_NAMES[major]}, not {TYPE_NAMES[wanted]}")
+            raise ManifestError(
+                MALFORMED, start, f"{what} is {TYPE_NAMES[major]}, not {TYPE_NAMES[wanted]}"
+            )
         return start, argument
 
     def integer(self, what: str, low: int, high: int = INT_MAX) -> int:
@@ -155,7 +170,9 @@ class _Reader:
 
     def left(self, start: int, count: int, what: str) -> None:
         if count > len(self.data) - self.at:
-            raise ManifestError(TRUNCATED, start, f"{what} claims {count} items or bytes, more than are left")
+            raise ManifestError(
+                TRUNCATED, start, f"{what} claims {count} items or bytes, more than are left"
+            )
 
     def array(self, what: str, lengths: Optional[Any] = None, most: Optional[int] = None) -> int:
         """The head of an array with one of these lengths."""
@@ -167,7 +184,9 @@ class _Reader:
             raise ManifestError(MALFORMED, start, f"{what} has {count} items")
         return count
 
-    def uints(self, what: str, count: Optional[int] = None, most: Optional[int] = NDIM_MAX, low: int = 0) -> List[int]:
+    def uints(
+        self, what: str, count: Optional[int] = None, most: Optional[int] = NDIM_MAX, low: int = 0
+    ) -> List[int]:
         length = self.array(what, None if count is None else (count,), most)
         return [self.uint(what, low=low) for _ in range(length)]
 
@@ -207,7 +226,9 @@ class _Decoder(_Reader):
         self.tensors: List[Tensor] = []
         root = self.value(0)
         if self.storages_named < len(self.storages) or self.meshes_named < len(self.meshes):
-            raise ManifestError(NOT_CANONICAL, self.at, "a storage or a mesh is not named by the tree")
+            raise ManifestError(
+                NOT_CANONICAL, self.at, "a storage or a mesh is not named by the tree"
+            )
         if self.at < len(self.data):
             raise ManifestError(TRAILING_BYTES, self.at, "bytes after the end")
         return Manifest(chunk_bytes, rank, self.storages, self.meshes, root, self.tensors)
@@ -239,10 +260,18 @@ class _Decoder(_Reader):
                 start = self.at
                 extents.append(self.extent(nbytes, extents[-1].offset if extents else 0))
                 whole = [extent for extent in extents if not extent.levels][-2:]
-                if not extents[-1].levels and len(whole) == 2 and whole[1].offset <= whole[0].offset + whole[0].length:
-                    raise ManifestError(NOT_CANONICAL, start, "two adjacent or overlapping extents; expected one")
+                if (
+                    not extents[-1].levels
+                    and len(whole) == 2
+                    and whole[1].offset <= whole[0].offset + whole[0].length
+                ):
+                    raise ManifestError(
+                        NOT_CANONICAL, start, "two adjacent or overlapping extents; expected one"
+                    )
             if extents == [Extent(0, nbytes)]:
-                raise ManifestError(NOT_CANONICAL, at, "one extent of the whole storage is written as null")
+                raise ManifestError(
+                    NOT_CANONICAL, at, "one extent of the whole storage is written as null"
+                )
         return Storage(nbytes, device, extents)
 
     def extent(self, nbytes: int, least_offset: int) -> Extent:
@@ -258,10 +287,14 @@ class _Decoder(_Reader):
             if offset + span > nbytes:
                 break
             if stride < span:
-                raise ManifestError(MALFORMED, start, f"a stride of {stride} repeats a span of {span}")
+                raise ManifestError(
+                    MALFORMED, start, f"a stride of {stride} repeats a span of {span}"
+                )
             span += (repeats - 1) * stride
         if offset + span > nbytes:
-            raise ManifestError(OUT_OF_BOUNDS, start, f"an extent ends at {offset + span} of {nbytes} bytes")
+            raise ManifestError(
+                OUT_OF_BOUNDS, start, f"an extent ends at {offset + span} of {nbytes} bytes"
+            )
         extent = Extent(offset, length, levels)
         self.add_space(start, length * extent.run_count)
         return extent
@@ -271,7 +304,10 @@ class _Decoder(_Reader):
         count = self.array("the levels", most=2 * NDIM_MAX)
         if count == 0 or count % 2:
             raise ManifestError(MALFORMED, start, f"the levels are {count} numbers")
-        return [(self.uint("the count of a level", low=2), self.uint("the stride of a level")) for _ in range(count // 2)]
+        return [
+            (self.uint("the count of a level", low=2), self.uint("the stride of a level"))
+            for _ in range(count // 2)
+        ]
 
     def add_space(self, at: int, length: int) -> None:
         self.space += length
@@ -299,7 +335,9 @@ class _Decoder(_Reader):
         self.count_values(start, 1)
         if major in (UINT, NEGATIVE):
             if argument > INT_MAX:
-                raise ManifestError(MALFORMED, start, "an integer outside of 64 bits is written with a tag")
+                raise ManifestError(
+                    MALFORMED, start, "an integer outside of 64 bits is written with a tag"
+                )
             return argument if major == UINT else -1 - argument
         if major == SIMPLE:
             return {FALSE: False, TRUE: True, NULL: None}[argument]
@@ -317,7 +355,9 @@ class _Decoder(_Reader):
         if key and kind not in (4, 5):
             raise ManifestError(MALFORMED, start, f"a key of kind {kind}")
         if 8 <= kind <= 11 and depth >= self.limits.depth:
-            raise ManifestError(LIMIT, start, f"more than {self.limits.depth} containers within each other")
+            raise ManifestError(
+                LIMIT, start, f"more than {self.limits.depth} containers within each other"
+            )
         items = argument - 1
         if 8 <= kind <= 10:
             self.count_values(start, items, ahead=True)
@@ -326,12 +366,20 @@ class _Decoder(_Reader):
         if kind not in lengths or lengths[kind] != items:
             raise ManifestError(MALFORMED, start, f"no value has the kind {kind} and {items} items")
         if kind in (4, 5):
-            return Float(self.octets("a float", 8)) if kind == 4 else Complex(self.octets("a complex number", 16))
+            return (
+                Float(self.octets("a float", 8))
+                if kind == 4
+                else Complex(self.octets("a complex number", 16))
+            )
         if kind in (8, 9):
-            return Sequence("list" if kind == 8 else "tuple", [self.value(depth + 1) for _ in range(items)])
+            return Sequence(
+                "list" if kind == 8 else "tuple", [self.value(depth + 1) for _ in range(items)]
+            )
         if kind == 10:
             seen: set = set()
-            return Dict([(self.key(depth + 1, seen), self.value(depth + 1)) for _ in range(items // 2)])
+            return Dict(
+                [(self.key(depth + 1, seen), self.value(depth + 1)) for _ in range(items // 2)]
+            )
         if kind == 11:
             return Object(self.object_name(), self.value(depth + 1))
         return {12: self.tensor, 13: self.dtensor, 14: self.sharded}[kind]()
@@ -347,13 +395,17 @@ class _Decoder(_Reader):
         content = self.content(*self.expect(BYTES, "a big integer"), "a big integer")
         number = int.from_bytes(content, "big")
         if number <= INT_MAX or content[0] == 0:
-            raise ManifestError(NOT_CANONICAL, start, "a big integer that fits int64, or has a leading zero")
+            raise ManifestError(
+                NOT_CANONICAL, start, "a big integer that fits int64, or has a leading zero"
+            )
         return number if tag == 2 else -1 - number
 
     def key(self, depth: int, seen: set) -> Any:
         start = self.at
         key = self.value(depth, key=True)
-        if self.data[start : self.at] in seen:  # there is one spelling only, so equal keys have equal bytes
+        if (
+            self.data[start : self.at] in seen
+        ):  # there is one spelling only, so equal keys have equal bytes
             raise ManifestError(REPEATED_KEY, start, f"the key {key!r:.100} occurs twice")
         seen.add(self.data[start : self.at])
         return key
@@ -367,12 +419,15 @@ class _Decoder(_Reader):
     # Tensors.
 
     def reference(self, what: str, count: int, named: int) -> Tup[int, int]:
-        """The number of a storage or mesh, and how many are used so far; `named` were used before."""
+        """The number of a storage or mesh, and how many are used so far; `named` were used
+        before."""
         start, number = self.at, self.uint(what)
         if number >= count:
             raise ManifestError(OUT_OF_BOUNDS, start, f"{what} is {number} of {count}")
         if number > named:
-            raise ManifestError(NOT_CANONICAL, start, f"{what} is {number} where {named} is the next")
+            raise ManifestError(
+                NOT_CANONICAL, start, f"{what} is {number} where {named} is the next"
+            )
         return number, max(named, number + 1)
 
     def dtype(self) -> int:
@@ -381,7 +436,9 @@ class _Decoder(_Reader):
     def sizes(self, dtype: int) -> List[int]:
         start, sizes = self.at, self.uints("the sizes of a tensor")
         if math.prod(max(size, 1) for size in sizes) * element_bytes(dtype) > INT_MAX:
-            raise ManifestError(OUT_OF_BOUNDS, start, f"the bytes of the sizes {sizes} do not fit 63 bits")
+            raise ManifestError(
+                OUT_OF_BOUNDS, start, f"the bytes of the sizes {sizes} do not fit 63 bits"
+            )
         return sizes
 
     def strides(self, sizes: List[int]) -> List[int]:
@@ -390,17 +447,23 @@ class _Decoder(_Reader):
             return contiguous_strides(sizes)
         strides = self.uints("the strides of a tensor", len(sizes))
         if strides == contiguous_strides(sizes):
-            raise ManifestError(NOT_CANONICAL, start, "strides of a contiguous tensor; expected null")
+            raise ManifestError(
+                NOT_CANONICAL, start, "strides of a contiguous tensor; expected null"
+            )
         return strides
 
     def tensor(self) -> Tensor:
         """A tensor after its kind."""
         start = self.at
-        storage, self.storages_named = self.reference("the storage of a tensor", len(self.storages), self.storages_named)
+        storage, self.storages_named = self.reference(
+            "the storage of a tensor", len(self.storages), self.storages_named
+        )
         dtype, flags = self.dtype(), self.uint("the flags of a tensor", 7)
         at, offset = self.at, self.uint("the offset of a tensor")
         if offset * element_bytes(dtype) > INT_MAX:
-            raise ManifestError(OUT_OF_BOUNDS, at, f"the bytes of the offset {offset} do not fit 63 bits")
+            raise ManifestError(
+                OUT_OF_BOUNDS, at, f"the bytes of the offset {offset} do not fit 63 bits"
+            )
         sizes = self.sizes(dtype)
         tensor = Tensor(storage, dtype, flags, offset, sizes, self.strides(sizes))
         end = offset + sum((size - 1) * stride for size, stride in zip(sizes, tensor.strides)) + 1
@@ -415,18 +478,24 @@ class _Decoder(_Reader):
         return self.tensor()
 
     def dtensor(self) -> DTensor:
-        mesh, self.meshes_named = self.reference("the mesh of a DTensor", len(self.meshes), self.meshes_named)
+        mesh, self.meshes_named = self.reference(
+            "the mesh of a DTensor", len(self.meshes), self.meshes_named
+        )
         start = self.at
         count = self.array("the placements", (len(self.meshes[mesh].sizes),))
         placements = [self.placement() for _ in range(count)]
         dtype, flags = self.dtype(), self.uint("the flags of a DTensor", 1)
         sizes = self.sizes(dtype)
         if any(p.dim is not None and p.dim >= len(sizes) for p in placements):
-            raise ManifestError(OUT_OF_BOUNDS, start, "a placement names a dimension that is not there")
+            raise ManifestError(
+                OUT_OF_BOUNDS, start, "a placement names a dimension that is not there"
+            )
         strides = self.strides(sizes)
         at, local = self.at, self.local_tensor()
         if local.dtype != dtype or len(local.sizes) != len(sizes):
-            raise ManifestError(MALFORMED, at, "the local tensor has another dtype or number of dimensions")
+            raise ManifestError(
+                MALFORMED, at, "the local tensor has another dtype or number of dimensions"
+            )
         return DTensor(mesh, placements, dtype, flags, sizes, strides, local)
 
     def placement(self) -> Placement:
@@ -452,7 +521,11 @@ class _Decoder(_Reader):
 
     def box(self, sizes: List[int]) -> Box:
         start = self.at
-        box = Box(self.uints("the offsets of a box", len(sizes)), self.uints("the sizes of a box", len(sizes)), None)
+        box = Box(
+            self.uints("the offsets of a box", len(sizes)),
+            self.uints("the sizes of a box", len(sizes)),
+            None,
+        )
         if any(offset + size > whole for offset, size, whole in zip(box.offsets, box.sizes, sizes)):
             raise ManifestError(OUT_OF_BOUNDS, start, "a box lies outside its tensor")
         box.place = self.place()
@@ -470,7 +543,11 @@ class _Decoder(_Reader):
         box = self.box(sizes)
         at, local = self.at, self.local_tensor()
         if local.dtype != dtype or local.sizes != box.sizes:
-            raise ManifestError(MALFORMED, at, "a local tensor has another dtype than the whole, or other sizes than its box")
+            raise ManifestError(
+                MALFORMED,
+                at,
+                "a local tensor has another dtype than the whole, or other sizes than its box",
+            )
         return box, local
 
     def sharding(self, sizes: List[int]) -> Optional[Sharding]:

@@ -44,7 +44,9 @@ class Maker:
         ]
         if torch is not None:
             self.leaves += (
-                4 * [self.tensor] + 3 * [self.view] + [self.parameter, self.sparse, self.torch_small, self.flagged]
+                4 * [self.tensor]
+                + 3 * [self.view]
+                + [self.parameter, self.sparse, self.torch_small, self.flagged]
             )
         self.leaves += [lambda maker=maker: maker(self) for maker in extra]
 
@@ -87,7 +89,9 @@ class Maker:
     # NumPy.
 
     def shape(self, most=4):
-        return tuple(self.random.choice([0, 1, 2, 3, 5]) for _ in range(self.random.randrange(most)))
+        return tuple(
+            self.random.choice([0, 1, 2, 3, 5]) for _ in range(self.random.randrange(most))
+        )
 
     def array(self):
         dtype = self.random.choice([*SIMPLE, "datetime64[us]", "timedelta64[D]"])
@@ -117,7 +121,10 @@ class Maker:
         if array.ndim == 0:
             return array[...]
         return array[
-            tuple(slice(self.random.randrange(2), None, self.random.choice([1, 1, 2, -1])) for _ in array.shape)
+            tuple(
+                slice(self.random.randrange(2), None, self.random.choice([1, 1, 2, -1]))
+                for _ in array.shape
+            )
         ]
 
     def broadcast(self, array):
@@ -169,13 +176,17 @@ class Maker:
         dtype = self.random.choice([torch.float32, torch.bfloat16, torch.float64, torch.int64])
         made = torch.tensor([self.random.random() for _ in range(4)]).to(dtype).reshape(2, 2)
         self.tensors.append(made)
-        made = torch.nn.Parameter(made.t(), requires_grad=dtype.is_floating_point and self.random.random() < 0.5)
+        made = torch.nn.Parameter(
+            made.t(), requires_grad=dtype.is_floating_point and self.random.random() < 0.5
+        )
         return made
 
     def flagged(self):
         torch = self.torch
         made = torch.tensor([complex(self.random.random(), 1) for _ in range(3)])
-        made = self.random.choice([made.conj(), made.conj().imag, made.imag, torch._neg_view(made)]).detach()
+        made = self.random.choice(
+            [made.conj(), made.conj().imag, made.imag, torch._neg_view(made)]
+        ).detach()
         return made.requires_grad_() if self.random.random() < 0.3 else made
 
     def sparse(self):
@@ -188,13 +199,22 @@ class Maker:
             return dense.to_sparse().requires_grad_()
         if kind == 2:
             return torch.nn.Parameter(dense.to_sparse(), requires_grad=False)
-        return [dense.to_sparse_csr, dense.to_sparse_csc, lambda: dense.to_sparse_bsr((2, 2))][kind - 3]()
+        return [dense.to_sparse_csr, dense.to_sparse_csc, lambda: dense.to_sparse_bsr((2, 2))][
+            kind - 3
+        ]()
 
     def torch_small(self):
         torch = self.torch
         size = torch.Size(self.shape())
         return self.random.choice(
-            [size, torch.float32, torch.device("cuda:1"), torch.strided, torch.channels_last, torch.uint16]
+            [
+                size,
+                torch.float32,
+                torch.device("cuda:1"),
+                torch.strided,
+                torch.channels_last,
+                torch.uint16,
+            ]
         )
 
     # Containers.
@@ -204,14 +224,24 @@ class Maker:
 
     def odd_key(self):
         return self.random.choice(
-            [(1, "a"), Color.RED, frozenset({1}), np.int64(self.random.randrange(9)), Frozen(1, "x"), "\udcff", None]
+            [
+                (1, "a"),
+                Color.RED,
+                frozenset({1}),
+                np.int64(self.random.randrange(9)),
+                Frozen(1, "x"),
+                "\udcff",
+                None,
+            ]
         )
 
     def container(self, depth):
         r = self.random
         items = [self.value(depth - 1) for _ in range(r.randrange(5))]
         keyed = {self.key(): item for item in items}
-        first, second = (self.value(depth - 1), self.value(depth - 1)) if r.random() < 0.4 else (1, "b")
+        first, second = (
+            (self.value(depth - 1), self.value(depth - 1)) if r.random() < 0.4 else (1, "b")
+        )
         made = r.choice(
             [
                 lambda: keyed,
@@ -241,7 +271,9 @@ class Maker:
         if made and self.random.random() < 0.5:
             made.move_to_end(next(iter(made)))
         if self.random.random() < 0.5:
-            made._metadata = OrderedDict([("b", {"version": 2}), ("a", {"version": 1, "x": (1.5, None)})])
+            made._metadata = OrderedDict(
+                [("b", {"version": 2}), ("a", {"version": 1, "x": (1.5, None)})]
+            )
         return made
 
     def config(self, items, first):
@@ -263,7 +295,10 @@ class Maker:
 
     def state(self):
         keys = (f"{name}{number}" for number, name in enumerate(itertools.cycle("abc")))
-        return {next(keys): self.value(self.random.randrange(4)) for _ in range(self.random.randrange(1, 9))}
+        return {
+            next(keys): self.value(self.random.randrange(4))
+            for _ in range(self.random.randrange(1, 9))
+        }
 
 
 TORCH_DTYPES = [

@@ -1,4 +1,5 @@
-"""The codec without torch: every type of docs/python-types.md there and back, and what is refused, with path and way out."""
+"""The codec without torch: every type of docs/python-types.md there and back, and what is refused,
+with path and way out."""
 
 import array
 import collections
@@ -47,7 +48,9 @@ ROWS = [
     (OrderedDict(b=1, a=2), "python.OrderedDict"),
     (OrderedDict({(1, 2): 3}), "python.OrderedDict"),
     (
-        with_attributes(OrderedDict(a=1), _metadata=OrderedDict(z={"version": 2}, a={"version": 1})),
+        with_attributes(
+            OrderedDict(a=1), _metadata=OrderedDict(z={"version": 2}, a={"version": 1})
+        ),
         'python.OrderedDict {"attributes":{"_metadata":{"$":"OrderedDict","items":[["z",{"version":2}],["a",{"version":1}]]}}}',
     ),
     (defaultdict(list, a=[1]), 'python.defaultdict {"factory":"list"}'),
@@ -56,11 +59,17 @@ ROWS = [
     (t.Registry(x=1), 'python.dict {"class":"codec_types.Registry"}'),
     (with_attributes(t.Registry(x=1), n=(1, {"b": 2, "a": float("inf")})), None),
     (t.OrderedSub(b=1, a=2), 'python.OrderedDict {"class":"codec_types.OrderedSub"}'),
-    (t.DefaultSub(int, a=2), 'python.defaultdict {"class":"codec_types.DefaultSub","factory":"int"}'),
+    (
+        t.DefaultSub(int, a=2),
+        'python.defaultdict {"class":"codec_types.DefaultSub","factory":"int"}',
+    ),
     (t.Pair(1, [2]), 'python.namedtuple {"class":"codec_types.Pair"}'),
     (t.Typed("a", {"x": t.Typed("b")}), 'python.namedtuple {"class":"codec_types.Typed"}'),
     (t.Config(0.1, [t.Config(0.2)]), 'python.dataclass {"class":"codec_types.Config"}'),
-    (with_attributes(t.Config(0.1), cached=[1, 2]), 'python.dataclass {"class":"codec_types.Config"}'),
+    (
+        with_attributes(t.Config(0.1), cached=[1, 2]),
+        'python.dataclass {"class":"codec_types.Config"}',
+    ),
     (t.Frozen((1, 2)), 'python.dataclass {"class":"codec_types.Frozen"}'),
     (t.Slotted(1, {"a": None}), 'python.dataclass {"class":"codec_types.Slotted"}'),
     (t.Outer.Data([1]), 'python.dataclass {"class":"codec_types.Outer.Data"}'),
@@ -84,7 +93,9 @@ ROWS = [
 ]
 
 
-@pytest.mark.parametrize("value, name", ROWS, ids=[f"{type(value).__name__}-{i}" for i, (value, _) in enumerate(ROWS)])
+@pytest.mark.parametrize(
+    "value, name", ROWS, ids=[f"{type(value).__name__}-{i}" for i, (value, _) in enumerate(ROWS)]
+)
 def test_there_and_back(value, name):
     assert_same(value, there_and_back(value))
     assert_same({"a": [value, value]}, there_and_back({"a": [value, value]}))
@@ -221,7 +232,9 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize("make, name, way_out", REFUSED, ids=[f"{name}-{i}" for i, (_, name, _) in enumerate(REFUSED)])
+@pytest.mark.parametrize(
+    "make, name, way_out", REFUSED, ids=[f"{name}-{i}" for i, (_, name, _) in enumerate(REFUSED)]
+)
 def test_refused(make, name, way_out):
     value = {"x": [0, make()]}
     with pytest.raises(Unsupported) as caught:
@@ -245,9 +258,18 @@ def test_object_with_a_state():
 
 def test_pickle_on_both_sides():
     codec = Codec(allow_pickle=True)
-    sent = {"d": decimal.Decimal("1.5"), "f": print, "s": t.Subclassed(3), "p": functools.partial(int, "7")}
+    sent = {
+        "d": decimal.Decimal("1.5"),
+        "f": print,
+        "s": t.Subclassed(3),
+        "p": functools.partial(int, "7"),
+    }
     received = there_and_back(sent, codec)
-    assert received["d"] == sent["d"] and received["f"] is print and type(received["s"]) is t.Subclassed
+    assert (
+        received["d"] == sent["d"]
+        and received["f"] is print
+        and type(received["s"]) is t.Subclassed
+    )
     assert received["p"]() == 7
 
 
@@ -283,7 +305,13 @@ def test_class_that_is_not_there():
 
 
 def test_class_of_another_kind():
-    for name in ("python.namedtuple", "python.dataclass", "python.enum", "python.flag", "python.OrderedDict"):
+    for name in (
+        "python.namedtuple",
+        "python.dataclass",
+        "python.enum",
+        "python.flag",
+        "python.OrderedDict",
+    ):
         with pytest.raises(Malformed, match="both sides must run the same version"):
             Codec().check(_types.format_type_name(name, **{"class": "builtins.str"}))
 
@@ -397,5 +425,10 @@ def test_without_numpy():
 
 
 def test_standard_library_only_by_name():
-    assert _types.full_name(collections.OrderedDict) == "collections.OrderedDict" and _types.full_name(int) == "int"
-    assert pickle.loads(pickle.dumps(t.Pair(1, 2))) == t.Pair(1, 2)  # the classes of the tests can be found
+    assert (
+        _types.full_name(collections.OrderedDict) == "collections.OrderedDict"
+        and _types.full_name(int) == "int"
+    )
+    assert pickle.loads(pickle.dumps(t.Pair(1, 2))) == t.Pair(
+        1, 2
+    )  # the classes of the tests can be found

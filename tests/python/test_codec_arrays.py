@@ -1,4 +1,5 @@
-"""NumPy arrays and scalars, the buffer protocol, DLPack: layout, sharing, in place, and what is refused."""
+"""NumPy arrays and scalars, the buffer protocol, DLPack: layout, sharing, in place, and what is
+refused."""
 
 import array
 import ctypes
@@ -30,14 +31,23 @@ def in_place(source, target):
 def test_types_of_elements(dtype):
     sent = np.arange(24, dtype="int64")
     sent = (sent.view(dtype) if dtype in TIMES else sent.astype(dtype)).reshape(2, 3, 4)
-    value = {"a": sent, "t": sent.T, "zero": sent[0, 0, 0], "0-d": np.array(sent[1, 1, 1]), "empty": sent[:0]}
+    value = {
+        "a": sent,
+        "t": sent.T,
+        "zero": sent[0, 0, 0],
+        "0-d": np.array(sent[1, 1, 1]),
+        "empty": sent[:0],
+    }
     assert_same(value, there_and_back(value))
 
 
 def test_names():
     codec = Codec()
     assert codec.encode(np.ones(1)).type_name == "numpy.ndarray"
-    assert codec.encode(np.ones(1, "datetime64[s]")).type_name == 'numpy.ndarray {"dtype":"datetime64[s]"}'
+    assert (
+        codec.encode(np.ones(1, "datetime64[s]")).type_name
+        == 'numpy.ndarray {"dtype":"datetime64[s]"}'
+    )
     assert codec.encode(np.float16(1)) == ('numpy.scalar {"dtype":"float16"}', b"\x00\x3c")
     assert codec.encode(np.complex64(1 + 2j)).payload == np.array([1, 2], "<f4").tobytes()
     assert codec.encode(np.longlong(3)).type_name == 'numpy.scalar {"dtype":"int64"}'
@@ -92,7 +102,9 @@ def test_negative_strides_are_copied():
 def test_a_field_of_records():
     records = np.zeros(4, [("a", "i4"), ("b", "f8")])
     records["b"] = [1, 2, 3, 4]
-    assert np.array_equal(there_and_back({"b": records["b"]})["b"], [1, 2, 3, 4])  # 12 bytes apart: a copy
+    assert np.array_equal(
+        there_and_back({"b": records["b"]})["b"], [1, 2, 3, 4]
+    )  # 12 bytes apart: a copy
 
 
 def test_read_only_and_unaligned():
@@ -100,9 +112,13 @@ def test_read_only_and_unaligned():
     locked.flags.writeable = False
     odd = np.frombuffer(bytearray(17), "uint8")[1:].view("float64")
     odd[:] = [1.5, -2.5]
-    received = there_and_back({"locked": locked, "odd": odd, "const": np.broadcast_to(np.int8(3), (2, 2))})
+    received = there_and_back(
+        {"locked": locked, "odd": odd, "const": np.broadcast_to(np.int8(3), (2, 2))}
+    )
     assert np.array_equal(received["locked"], locked) and received["locked"].flags.writeable
-    assert np.array_equal(received["odd"], odd) and np.array_equal(received["const"], [[3, 3], [3, 3]])
+    assert np.array_equal(received["odd"], odd) and np.array_equal(
+        received["const"], [[3, 3], [3, 3]]
+    )
 
 
 def test_memmap(tmp_path):
@@ -144,7 +160,11 @@ def test_refused(make, way_out):
 
 
 def test_in_place():
-    target = {"a": np.zeros((2, 3)), "b": np.zeros((3, 2), order="F").T, "time": np.zeros(2, "datetime64[s]")}
+    target = {
+        "a": np.zeros((2, 3)),
+        "b": np.zeros((3, 2), order="F").T,
+        "time": np.zeros(2, "datetime64[s]"),
+    }
     source = {
         "a": np.arange(6.0).reshape(2, 3),
         "b": np.ones((2, 3)),
@@ -160,7 +180,12 @@ def test_in_place():
 def test_into_part_of_an_array():
     base = np.zeros((4, 6), "int16")
     received = in_place({"x": np.arange(4, dtype="int16").reshape(2, 2)}, {"x": base[1:3, 2:6:2]})
-    assert received["x"].base is not None and base.sum() == 6 and base[2, 4] == 3 and base[0].sum() == 0
+    assert (
+        received["x"].base is not None
+        and base.sum() == 6
+        and base[2, 4] == 3
+        and base[0].sum() == 0
+    )
 
 
 def test_into_memory_of_other_kinds():
@@ -179,7 +204,9 @@ def test_into_memory_of_other_kinds():
         assert mapped[:] == bytes(range(16))
         gc.collect()
     into = bytearray(16)
-    assert in_place({"x": np.arange(16, dtype="uint8")}, {"x": into})["x"] is into and into == bytes(range(16))
+    assert in_place({"x": np.arange(16, dtype="uint8")}, {"x": into})[
+        "x"
+    ] is into and into == bytes(range(16))
 
 
 def test_not_into_what_cannot_be_written():
@@ -219,13 +246,19 @@ def test_mismatch_touches_nothing():
 def test_buffers(code):
     sent = array.array(code, [1, 2, 3])
     received = there_and_back([sent])[0]
-    assert type(received) is np.ndarray and list(received) == [1, 2, 3] and received.itemsize == sent.itemsize
+    assert (
+        type(received) is np.ndarray
+        and list(received) == [1, 2, 3]
+        and received.itemsize == sent.itemsize
+    )
     assert received.dtype == np.asarray(sent).dtype
 
 
 def test_buffers_of_ctypes():
     made = ((ctypes.c_double * 2) * 3)((1, 2), (3, 4), (5, 6))
-    received = there_and_back([made, (ctypes.c_bool * 2)(True, False), (ctypes.c_char * 2)(b"a", b"b")])
+    received = there_and_back(
+        [made, (ctypes.c_bool * 2)(True, False), (ctypes.c_char * 2)(b"a", b"b")]
+    )
     assert np.array_equal(received[0], [[1, 2], [3, 4], [5, 6]])
     assert received[1].dtype == bool and received[2].tobytes() == b"ab"
 
@@ -233,7 +266,9 @@ def test_buffers_of_ctypes():
 def test_views_of_memory():
     memory = bytearray(range(24))
     grid = memoryview(memory).cast("B", (4, 6))
-    received = there_and_back([memoryview(memory)[3:9:2], grid, memoryview(memory)[::-1], memoryview(b"abc")])
+    received = there_and_back(
+        [memoryview(memory)[3:9:2], grid, memoryview(memory)[::-1], memoryview(b"abc")]
+    )
     assert received[0].tolist() == [3, 5, 7] and received[1].shape == (4, 6)
     assert received[2].tolist() == list(range(24))[::-1] and received[3].tobytes() == b"abc"
     assert np.may_share_memory(received[0], received[1])
@@ -253,7 +288,10 @@ def test_formats_that_are_refused():
     class Point(ctypes.Structure):
         _fields_ = [("x", ctypes.c_int), ("y", ctypes.c_int)]
 
-    for value, text in ((Point(1, 2), "numbers, booleans or bytes"), ((ctypes.c_longdouble * 1)(1), "format")):
+    for value, text in (
+        (Point(1, 2), "numbers, booleans or bytes"),
+        ((ctypes.c_longdouble * 1)(1), "format"),
+    ):
         with pytest.raises(Unsupported, match=text):
             core.build([value], Codec())
     if _arrays.sys.byteorder == "little":
@@ -303,7 +341,9 @@ def test_dlpack(dtype, old):
     }
     received = there_and_back(value)
     assert (
-        type(received["x"]) is np.ndarray and np.array_equal(received["x"], sent) and received["x"].dtype == sent.dtype
+        type(received["x"]) is np.ndarray
+        and np.array_equal(received["x"], sent)
+        and received["x"].dtype == sent.dtype
     )
     assert received["zero"].shape == () and received["empty"].shape == (2, 0)
 
@@ -338,13 +378,17 @@ def state_of_code(name):
 
     class One(Codec):
         def encode(self, value):
-            return _arrays.Memory(memory.ctypes.data, memory.nbytes, "cpu", code, 0, (2,), (1,), 0, memory)
+            return _arrays.Memory(
+                memory.ctypes.data, memory.nbytes, "cpu", code, 0, (2,), (1,), 0, memory
+            )
 
     return core.build({"x": object()}, One())
 
 
 def test_types_that_numpy_lacks():
-    with pytest.raises(Unsupported, match=re.escape("NumPy has no complex32: receive it with wherry.torch")) as caught:
+    with pytest.raises(
+        Unsupported, match=re.escape("NumPy has no complex32: receive it with wherry.torch")
+    ) as caught:
         core.restore(state_of_code("complex32"), Codec())
     assert caught.value.path == "x"
     run_without(
@@ -362,8 +406,17 @@ def test_types_that_numpy_lacks():
 
 
 def test_types_of_ml_dtypes():
-    ml_dtypes = pytest.importorskip("ml_dtypes", reason="ml_dtypes is not installed: pip install ml_dtypes")
-    for name in ("bfloat16", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu"):
+    ml_dtypes = pytest.importorskip(
+        "ml_dtypes", reason="ml_dtypes is not installed: pip install ml_dtypes"
+    )
+    for name in (
+        "bfloat16",
+        "float8_e4m3fn",
+        "float8_e4m3fnuz",
+        "float8_e5m2",
+        "float8_e5m2fnuz",
+        "float8_e8m0fnu",
+    ):
         dtype = np.dtype(getattr(ml_dtypes, name))
         sent = np.arange(6).astype("float32").astype(dtype).reshape(2, 3)
         assert_same([sent, sent.T, sent[0, 1]], there_and_back([sent, sent.T, sent[0, 1]]))
@@ -377,7 +430,13 @@ def test_flags_of_torch():
     owner, *_ = codec.allocate(16, "cpu")
     owner.view("complex64")[:] = [1 + 2j, 3 - 4j]
     made = [codec.tensor(owner, "cpu", 14, (2,), (1,), 0, flags) for flags in (0, 1, 2, 4, 6)]
-    expected = [[1 + 2j, 3 - 4j], [1 + 2j, 3 - 4j], [1 - 2j, 3 + 4j], [-1 - 2j, -3 + 4j], [-1 + 2j, -3 - 4j]]
+    expected = [
+        [1 + 2j, 3 - 4j],
+        [1 + 2j, 3 - 4j],
+        [1 - 2j, 3 + 4j],
+        [-1 - 2j, -3 + 4j],
+        [-1 + 2j, -3 - 4j],
+    ]
     assert [list(one) for one in made] == expected
 
 

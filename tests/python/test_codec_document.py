@@ -10,7 +10,9 @@ from wherry import _types
 from wherry._codec import Codec
 from wherry._types import FACTORIES
 
-DOCUMENT = (pathlib.Path(__file__).resolve().parents[2] / "docs" / "python-types.md").read_text(encoding="utf-8")
+DOCUMENT = (pathlib.Path(__file__).resolve().parents[2] / "docs" / "python-types.md").read_text(
+    encoding="utf-8"
+)
 
 
 def documented():

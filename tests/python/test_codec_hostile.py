@@ -1,4 +1,5 @@
-"""A hostile sender: whatever names and payloads it sends, a codec gives a value or one of Wherry's errors, and runs nothing."""
+"""A hostile sender: whatever names and payloads it sends, a codec gives a value or one of Wherry's
+errors, and runs nothing."""
 
 import builtins
 import json
@@ -20,9 +21,35 @@ CLASSES = [
 CLASSES = [f"codec_types.{name}" for name in CLASSES]
 CLASSES += "collections.Counter collections.OrderedDict builtins.dict builtins.type builtins.object os.system os.path.join".split()
 CLASSES += "subprocess.Popen pickle.Unpickler wherry._codec.Codec wherry._nodes.Memory antigravity.fly ..".split()
-KEYS = ["class", "factory", "attributes", "maxlen", "dtype", "size", "coalesced", "requires_grad", "", "$", "__class__"]
+KEYS = [
+    "class",
+    "factory",
+    "attributes",
+    "maxlen",
+    "dtype",
+    "size",
+    "coalesced",
+    "requires_grad",
+    "",
+    "$",
+    "__class__",
+]
 WORDS = [
-    *["", "a", "keys", "__class__", "__init__", "__dict__", "__reduce__", "rate", "x", "left", "list", "eval", "note"],
+    *[
+        "",
+        "a",
+        "keys",
+        "__class__",
+        "__init__",
+        "__dict__",
+        "__reduce__",
+        "rate",
+        "x",
+        "left",
+        "list",
+        "eval",
+        "note",
+    ],
     *[
         "float32",
         "datetime64[ns]",
@@ -94,7 +121,19 @@ class Inventor:
         if kind < 5:
             return r.choice([None, True, 0, -5, 2**80, 1.5, 1j, b"", b"abc", *WORDS, *self.leaves])
         if kind < 7:
-            return r.choice([{}, [], (), (1, 2, 3), (0, 5, 0), [1, 1], [("a", 1), ("a", 2)], [([], 1)], *self.leaves])
+            return r.choice(
+                [
+                    {},
+                    [],
+                    (),
+                    (1, 2, 3),
+                    (0, 5, 0),
+                    [1, 1],
+                    [("a", 1), ("a", 2)],
+                    [([], 1)],
+                    *self.leaves,
+                ]
+            )
         items = [self.payload(depth - 1) for _ in range(r.randrange(4))]
         if kind == 7:
             return items
@@ -104,7 +143,8 @@ class Inventor:
 
 
 def attack(codec, inventor, rounds):
-    """Decodes what is invented. Gives how much of it came out as a value, and the names of the errors."""
+    """Decodes what is invented. Gives how much of it came out as a value, and the names of the
+    errors."""
     made, errors = 0, set()
     for _ in range(rounds):
         name, payload = inventor.name(), inventor.payload()
@@ -197,16 +237,28 @@ def test_deep_json():
 
 def test_attributes_that_are_refused():
     codec = Codec()
-    for name in ("keys", "__class__", "__dict__", "__getattribute__", "update", "no name", "fromkeys", ""):
+    for name in (
+        "keys",
+        "__class__",
+        "__dict__",
+        "__getattribute__",
+        "update",
+        "no name",
+        "fromkeys",
+        "",
+    ):
         text = _types.format_type_name("python.OrderedDict", attributes={name: 1})
         with pytest.raises(wherry.Malformed, match="cannot have"):
             codec.decode(text, {})
     for name in ("__class__", "__init__", "calls()"):
         with pytest.raises(wherry.Malformed):
             codec.decode(
-                'python.dataclass {"class":"codec_types.Config"}', {"rate": 1, "layers": 2, "seen": 3, name: 4}
+                'python.dataclass {"class":"codec_types.Config"}',
+                {"rate": 1, "layers": 2, "seen": 3, name: 4},
             )
-    assert vars(codec.decode(_types.format_type_name("python.OrderedDict", attributes={"fine": [1]}), {})) == {"fine": [1]}
+    assert vars(
+        codec.decode(_types.format_type_name("python.OrderedDict", attributes={"fine": [1]}), {})
+    ) == {"fine": [1]}
 
 
 def test_modules_with_a_getattr_of_their_own():

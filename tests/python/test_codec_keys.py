@@ -1,4 +1,5 @@
-"""What lies under a key that is no scalar is received into the place of that very key, or nowhere."""
+"""What lies under a key that is no scalar is received into the place of that very key, or
+nowhere."""
 
 import dataclasses
 import itertools
@@ -24,11 +25,34 @@ def text(value, codec=None):
 
 
 KEYS = [
-    *[(0, 1), (1, 0), (0, (1,)), ((0, 1),), ("0,1",), ("0", "1"), (b"01",), (None,), (0.0, 1.0), (1j,), (10**5000,), ()],
+    *[
+        (0, 1),
+        (1, 0),
+        (0, (1,)),
+        ((0, 1),),
+        ("0,1",),
+        ("0", "1"),
+        (b"01",),
+        (None,),
+        (0.0, 1.0),
+        (1j,),
+        (10**5000,),
+        (),
+    ],
     *[t.Color.RED, t.Color.GREEN, t.Number.ONE, t.Mode.READ, t.Mode.READ | t.Mode.RUN],
     *[t.Frozen(1), t.Frozen("1"), t.Frozen(None, 1), t.Frozen((1,)), t.Pair(0, 1), t.Typed("a")],
     *[frozenset({1, 2}), frozenset({"1", "2"}), frozenset({frozenset({1}), 2}), frozenset()],
-    *[np.int64(5), np.int32(6), np.float32(7.5), np.bool_(True), range(3), range(4), "\ud800", "\\ud800", '("a")'],
+    *[
+        np.int64(5),
+        np.int32(6),
+        np.float32(7.5),
+        np.bool_(True),
+        range(3),
+        range(4),
+        "\ud800",
+        "\\ud800",
+        '("a")',
+    ],
 ]
 
 
@@ -82,7 +106,9 @@ def test_keys_with_memory_travel_but_are_no_target():
     with pytest.raises(NoText):
         text(next(iter(source)))
     for target in (source, {Unequal(bytearray(1))}):
-        with pytest.raises(Unsupported, match="cannot be received into.*names or numbers") as caught:
+        with pytest.raises(
+            Unsupported, match="cannot be received into.*names or numbers"
+        ) as caught:
             core.build({"a": target}, codec.for_target())
         assert caught.value.path == "a"
 
@@ -130,7 +156,9 @@ def test_work_does_not_double_with_each_level():
 
 @pytest.fixture
 def torch_and_bag():
-    torch = pytest.importorskip("torch", reason="torch is not installed: pip install -r tests/python/requirements-torch.txt")
+    torch = pytest.importorskip(
+        "torch", reason="torch is not installed: pip install -r tests/python/requirements-torch.txt"
+    )
     import torch_types
 
     return torch, torch_types.Bag
@@ -144,7 +172,11 @@ def test_another_context_is_a_mismatch(torch_and_bag):
     source = Bag(q=torch.ones(2), k=torch.full((2,), 2.0))
     same = Bag(q=torch.zeros(2), k=torch.zeros(2))
     received = in_place({"x": source}, {"x": same}, TorchCodec())["x"]
-    assert received.items["k"] is same.items["k"] and same.items["k"].tolist() == [2, 2] and same.items["q"].tolist() == [1, 1]
+    assert (
+        received.items["k"] is same.items["k"]
+        and same.items["k"].tolist() == [2, 2]
+        and same.items["q"].tolist() == [1, 1]
+    )
     for cls, names in ((Bag, "kq"), (Bag, "qx"), (Bag, "q"), (Sack, "qk")):
         target = cls(**{name: torch.zeros(2) for name in names})
         with pytest.raises(Mismatch):
@@ -195,7 +227,12 @@ def test_keys_of_torch_and_without(torch_and_bag):
     source = {torch.float32: 1, torch.Size([2, 3]): 2, torch.device("cpu"): 3, torch.strided: 4}
     built = core.build(source, TorchCodec())
     assert core.restore(built, TorchCodec()) == source
-    assert core.restore(built, Codec()) == {"torch.float32": 1, (2, 3): 2, "cpu": 3, "torch.strided": 4}
+    assert core.restore(built, Codec()) == {
+        "torch.float32": 1,
+        (2, 3): 2,
+        "cpu": 3,
+        "torch.strided": 4,
+    }
     tensors = {torch.ones(1): 1, torch.ones(1): 2}
     assert list(core.restore(core.build(tensors, TorchCodec()), TorchCodec()).values()) == [1, 2]
     for target in (tensors, set(tensors)):

@@ -1,4 +1,5 @@
-"""2,000 random states there and back, and in place: types, order, bits, strides, flags, and which tensors share memory."""
+"""2,000 random states there and back, and in place: types, order, bits, strides, flags, and which
+tensors share memory."""
 
 import ctypes
 
@@ -20,7 +21,8 @@ def run(codec, torch, first, extra=()):
         try:
             built = core.build(state, codec)
             assert_same(state, core.restore(built, codec))
-            # A second time, from what was received: nothing may be lost that only the first trip would show.
+            # A second time, from what was received: nothing may be lost that only the first trip
+            # would show.
             again = core.restore(built, codec)
             assert_same(state, core.restore(core.build(again, codec), codec))
             in_place(state, built, again, codec)
@@ -85,7 +87,10 @@ def compare_places(received, target):
             compare_places(one, other)
     elif type(received).__name__ in ("Tensor", "Parameter", "ndarray"):
         # Of a sparse tensor only the memory is the target's.
-        assert received is target or str(getattr(received, "layout", "")) not in ("", "torch.strided")
+        assert received is target or str(getattr(received, "layout", "")) not in (
+            "",
+            "torch.strided",
+        )
 
 
 @pytest.mark.parametrize("first", range(0, 500, BLOCK))
@@ -94,7 +99,9 @@ def test_without_torch(first):
 
 
 @pytest.mark.parametrize("first", range(0, 2000, BLOCK))
-@pytest.mark.filterwarnings("ignore")  # torch calls several of its types experimental, the first time that each is made
+@pytest.mark.filterwarnings(
+    "ignore"
+)  # torch calls several of its types experimental, the first time that each is made
 def test_with_torch(first):
     torch = pytest.importorskip(
         "torch", reason="torch is not installed: pip install -r tests/python/requirements-torch.txt"

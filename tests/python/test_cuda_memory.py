@@ -1,4 +1,5 @@
-"""Memory of CUDA devices from Python, by DLPack: on the driver that stands in for one. Tensors of torch need a real one: tests/gpu."""
+"""Memory of CUDA devices from Python, by DLPack: on the driver that stands in for one. Tensors of
+torch need a real one: tests/gpu."""
 
 import ctypes
 import os
@@ -9,7 +10,9 @@ import numpy as np
 import pytest
 import wherry
 
-BUILD = pathlib.Path(os.environ.get("WHERRY_BUILD", pathlib.Path(__file__).resolve().parents[2] / "build"))
+BUILD = pathlib.Path(
+    os.environ.get("WHERRY_BUILD", pathlib.Path(__file__).resolve().parents[2] / "build")
+)
 DRIVER = BUILD / "tests" / "libfake_cuda.so"
 KDL_CUDA = 2
 
@@ -43,10 +46,14 @@ class DeviceArray:
         assert self.driver.cuInit(0) == 0
         assert self.driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), device) == 0
         assert self.driver.cuCtxPushCurrent_v2(context) == 0
-        assert self.driver.cuMemAlloc_v2(ctypes.byref(self.data), ctypes.c_size_t(numbers.nbytes)) == 0
+        assert (
+            self.driver.cuMemAlloc_v2(ctypes.byref(self.data), ctypes.c_size_t(numbers.nbytes)) == 0
+        )
         assert self.driver.cuCtxPopCurrent_v2(ctypes.byref(context)) == 0
         shadow = self.driver.fake_cuda_shadow(self.data)
-        self.numbers = np.frombuffer((ctypes.c_char * numbers.nbytes).from_address(shadow), "float32").reshape(numbers.shape)
+        self.numbers = np.frombuffer(
+            (ctypes.c_char * numbers.nbytes).from_address(shadow), "float32"
+        ).reshape(numbers.shape)
         self.numbers[...] = numbers
 
     def __dlpack_device__(self):
@@ -55,9 +62,14 @@ class DeviceArray:
     def __dlpack__(self, stream=None):
         assert stream is None  # the default stream
         ndim = len(self.shape)
-        tensor = DLTensor(self.data.value, KDL_CUDA, self.device, ndim, 2, 32, 1, self.shape, None, 0, None, None)
+        tensor = DLTensor(
+            self.data.value, KDL_CUDA, self.device, ndim, 2, 32, 1, self.shape, None, 0, None, None
+        )
         new = ctypes.pythonapi.PyCapsule_New
-        new.restype, new.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
+        new.restype, new.argtypes = (
+            ctypes.py_object,
+            [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p],
+        )
         self.kept = tensor
         return new(ctypes.addressof(tensor), b"dltensor", None)
 
@@ -71,21 +83,42 @@ def body(place, lanes):
     large, small = numbers(1, 1500, 1024), numbers(2, 7)
     with wherry.Group.join(f"unix://{place}?rank={rank}&size=2", timeout=30) as group:
         if rank == 0:
-            state = {"large": DeviceArray(large), "small": [DeviceArray(small, 1)], "host": large, "step": 3}
+            state = {
+                "large": DeviceArray(large),
+                "small": [DeviceArray(small, 1)],
+                "host": large,
+                "step": 3,
+            }
             for _ in range(3):
                 wherry.send(group, 1, state, lanes=lanes, timeout=30)
             wherry.send(group, 1, {"x": small}, timeout=30)
         else:
             received = wherry.recv(group, 0, lanes=lanes, verify=True, timeout=30)
-            assert np.array_equal(received["large"], large) and np.array_equal(received["small"][0], small)
-            into = {"large": DeviceArray(0 * large, 1), "small": [DeviceArray(0 * small)], "host": 0 * large, "step": 0}
+            assert np.array_equal(received["large"], large) and np.array_equal(
+                received["small"][0], small
+            )
+            into = {
+                "large": DeviceArray(0 * large, 1),
+                "small": [DeviceArray(0 * small)],
+                "host": 0 * large,
+                "step": 0,
+            }
             received = wherry.recv(group, 0, into, lanes=lanes, timeout=30)
             assert received["large"] is into["large"] and received["step"] == 3
-            assert np.array_equal(into["large"].numbers, large) and np.array_equal(into["small"][0].numbers, small)
+            assert np.array_equal(into["large"].numbers, large) and np.array_equal(
+                into["small"][0].numbers, small
+            )
             assert np.array_equal(into["host"], large)
-            onto = {"large": 0 * large, "small": [0 * small], "host": DeviceArray(0 * large), "step": 0}
+            onto = {
+                "large": 0 * large,
+                "small": [0 * small],
+                "host": DeviceArray(0 * large),
+                "step": 0,
+            }
             wherry.recv(group, 0, onto, lanes=lanes, timeout=30)
-            assert np.array_equal(onto["large"], large) and np.array_equal(onto["host"].numbers, large)
+            assert np.array_equal(onto["large"], large) and np.array_equal(
+                onto["host"].numbers, large
+            )
             with pytest.raises(wherry.Mismatch, match="shapes differ"):
                 wherry.recv(group, 0, {"x": DeviceArray(numbers(3, 8))}, timeout=30)
             wherry.recv(group, 0, into={"x": (target := DeviceArray(0 * small))}, timeout=30)
@@ -129,7 +162,10 @@ class Elsewhere:
         shape = (ctypes.c_int64 * 1)(4)
         self.kept = DLTensor(4096, KDL_CUDA, 0, 1, 2, 32, 1, shape, None, 0, None, None), shape
         new = ctypes.pythonapi.PyCapsule_New
-        new.restype, new.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
+        new.restype, new.argtypes = (
+            ctypes.py_object,
+            [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p],
+        )
         return new(ctypes.addressof(self.kept[0]), b"dltensor", None)
 
 

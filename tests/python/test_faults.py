@@ -20,7 +20,9 @@ SLOW = {"lanes": "stream", "threads": 1, "verify": True}
 def group(rank=None, size=3):
     """A process group with a store and nothing else: one that no death of a rank can break."""
     store = dist.TCPStore("127.0.0.1", int(os.environ["MASTER_PORT"]), is_master=False)
-    return dist.ProcessGroup(dist.PrefixStore("pg", store), launch.rank() if rank is None else rank, size)
+    return dist.ProcessGroup(
+        dist.PrefixStore("pg", store), launch.rank() if rank is None else rank, size
+    )
 
 
 def seconds_of(call, *expected):
@@ -57,11 +59,17 @@ def source_dies_body():
             transport.send_checkpoint([1], plain_state(2))
         else:
             target = {"w": torch.ones(BIG)}
-            with PGTransport(pg, 60, "cpu", lambda: target, progress=Told("moving"), **SLOW) as healing:
+            with PGTransport(
+                pg, 60, "cpu", lambda: target, progress=Told("moving"), **SLOW
+            ) as healing:
                 _, error = seconds_of(lambda: healing.recv_checkpoint(0), wherry.PeerLost)
             launch.say("lost", time.time())
             assert error.rank == 0 and isinstance(error, ConnectionError)
-            assert error.report["partial"] == ["w"] and 0 < error.stats.bytes_moved < 4 * BIG and error.stats.lane == "stream"
+            assert (
+                error.report["partial"] == ["w"]
+                and 0 < error.stats.bytes_moved < 4 * BIG
+                and error.stats.lane == "stream"
+            )
             assert_same(plain_state(2), transport.recv_checkpoint(2))
 
 
@@ -79,8 +87,13 @@ def receiver_dies_body():
     rank, pg = launch.rank(), group()
     with PGTransport(pg, 60, "cpu", **SLOW) as transport:
         if rank == 0:
-            _, error = seconds_of(lambda: transport.send_checkpoint([1, 2], {"w": torch.zeros(BIG)}), wherry.PeerLost)
-            assert error.rank == 1 and [(one.rank, one.ok) for one in error.outcomes] == [(1, False), (2, True)]
+            _, error = seconds_of(
+                lambda: transport.send_checkpoint([1, 2], {"w": torch.zeros(BIG)}), wherry.PeerLost
+            )
+            assert error.rank == 1 and [(one.rank, one.ok) for one in error.outcomes] == [
+                (1, False),
+                (2, True),
+            ]
             assert [one.rank for one in transport.last_outcomes] == [1, 2]
             transport.send_checkpoint([2], plain_state(5))
         elif rank == 1:
@@ -115,7 +128,9 @@ def dies_waiting_body():
             launch.say("lost", time.time())
             assert error.rank == 0
             # It is not there any more: the next call looks for it until its time is over.
-            seconds, _ = seconds_of(lambda: transport.recv_checkpoint(0, timeout=0.5), wherry.Timeout)
+            seconds, _ = seconds_of(
+                lambda: transport.recv_checkpoint(0, timeout=0.5), wherry.Timeout
+            )
             assert 0.4 < seconds < 5
 
 
@@ -187,19 +202,33 @@ def late_body():
     with PGTransport(pg, 30, "cpu") as transport:
         if rank == 0:
             for limit in (0.05, 0.3, 1):
-                seconds, error = seconds_of(lambda: transport.recv_checkpoint(1, timeout=limit), wherry.Timeout)
-                assert limit * 0.9 < seconds < limit + 5 and error.rank == 1 and "timed out" in str(error)
+                seconds, error = seconds_of(
+                    lambda: transport.recv_checkpoint(1, timeout=limit), wherry.Timeout
+                )
+                assert (
+                    limit * 0.9 < seconds < limit + 5
+                    and error.rank == 1
+                    and "timed out" in str(error)
+                )
                 assert isinstance(error, TimeoutError)
             launch.say("first")
         else:
             launch.wait_for("first")
             for limit in (0.05, 0.3, 1):
-                seconds, error = seconds_of(lambda: transport.send_checkpoint([0], {}, timeout=limit), wherry.Timeout)
-                assert limit * 0.9 < seconds < limit + 5 and error.rank == 0 and "timed out" in str(error)
+                seconds, error = seconds_of(
+                    lambda: transport.send_checkpoint([0], {}, timeout=limit), wherry.Timeout
+                )
+                assert (
+                    limit * 0.9 < seconds < limit + 5
+                    and error.rank == 0
+                    and "timed out" in str(error)
+                )
             launch.say("second")
         launch.wait_for("second")
         if rank == 0:  # there is a card now, and nobody sends
-            seconds, error = seconds_of(lambda: transport.recv_checkpoint(1, timeout=0.3), wherry.Timeout)
+            seconds, error = seconds_of(
+                lambda: transport.recv_checkpoint(1, timeout=0.3), wherry.Timeout
+            )
             assert 0.25 < seconds < 5 and error.rank == 1
             launch.say("third")
         launch.wait_for("third")
@@ -219,7 +248,11 @@ def test_timeouts_are_honoured():
 
 def mismatch_body():
     rank, pg = launch.rank(), group(size=2)
-    good = {"a": torch.arange(100.0), "b": {"c": torch.ones(3, 4)}, "d": [torch.zeros(2, dtype=torch.int64)]}
+    good = {
+        "a": torch.arange(100.0),
+        "b": {"c": torch.ones(3, 4)},
+        "d": [torch.zeros(2, dtype=torch.int64)],
+    }
     wrong = {
         "dtype": ({**good, "a": torch.arange(100)}, "a", "int64"),
         "shape": ({**good, "b": {"c": torch.ones(4, 3)}}, "b.c", "4"),
@@ -227,14 +260,21 @@ def mismatch_body():
         "kind": ({**good, "d": [3]}, "d[0]", "d"),
     }
     for target, path, told in wrong.values():
-        kept = {name: value.clone() if isinstance(value, torch.Tensor) else value for name, value in target.items()}
+        kept = {
+            name: value.clone() if isinstance(value, torch.Tensor) else value
+            for name, value in target.items()
+        }
         with PGTransport(pg, 20, "cpu", lambda: target) as transport:
             if rank == 0:
                 _, error = seconds_of(lambda: transport.send_checkpoint([1], good), wherry.Aborted)
                 assert error.rank == 1 and path in str(error)
             else:
                 _, error = seconds_of(lambda: transport.recv_checkpoint(0), wherry.Mismatch)
-                assert (error.path, error.rank) == (path, 0) and told in str(error) and isinstance(error, ValueError)
+                assert (
+                    (error.path, error.rank) == (path, 0)
+                    and told in str(error)
+                    and isinstance(error, ValueError)
+                )
                 assert_same(kept, target)
 
 

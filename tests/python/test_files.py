@@ -20,14 +20,38 @@ BUILD = pathlib.Path(os.environ.get("WHERRY_BUILD", TESTS.parent / "build"))
 GOLDEN = TESTS / "golden" / "files"
 TOOL = BUILD / "tests" / "file_tool"
 
-TORCH_DTYPES = [torch.bool, torch.uint8, torch.int8, torch.uint16, torch.int16, torch.uint32, torch.int32, torch.uint64, torch.int64, torch.float16,
-                torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.float8_e5m2,
-                torch.float8_e5m2fnuz, torch.float8_e8m0fnu]
+TORCH_DTYPES = [
+    torch.bool,
+    torch.uint8,
+    torch.int8,
+    torch.uint16,
+    torch.int16,
+    torch.uint32,
+    torch.int32,
+    torch.uint64,
+    torch.int64,
+    torch.float16,
+    torch.bfloat16,
+    torch.float32,
+    torch.float64,
+    torch.complex64,
+    torch.float8_e4m3fn,
+    torch.float8_e4m3fnuz,
+    torch.float8_e5m2,
+    torch.float8_e5m2fnuz,
+    torch.float8_e8m0fnu,
+]
 
 
 def tool(*arguments, status=None, **environment):
     """Runs file_tool, which must fail with `status` if one is given. Returns its lines."""
-    done = subprocess.run([TOOL, *arguments], capture_output=True, text=True, env=os.environ | environment, check=False)
+    done = subprocess.run(
+        [TOOL, *arguments],
+        capture_output=True,
+        text=True,
+        env=os.environ | environment,
+        check=False,
+    )
     if status:
         assert done.returncode == 1 and done.stderr.split("\t")[0] == status, done.stderr
         return done.stderr.rstrip("\n").split("\t")
@@ -40,7 +64,9 @@ def numbers(text):
 
 
 def raw(tensor):
-    return tensor.contiguous().flatten().view(torch.uint8).numpy().tobytes() if tensor.numel() else b""
+    return (
+        tensor.contiguous().flatten().view(torch.uint8).numpy().tobytes() if tensor.numel() else b""
+    )
 
 
 def torch_tensors(dtype):
@@ -50,8 +76,14 @@ def torch_tensors(dtype):
     for number, shape in enumerate([(), (1,), (5,), (3, 4), (2, 0, 3), (2, 1, 3, 2)]):
         count = int(np.prod(shape, dtype=int))
         size = torch.empty(0, dtype=dtype).element_size()
-        content = torch.randint(0, 2 if dtype == torch.bool else 256, (count * size,), dtype=torch.uint8, generator=generator)
-        found[f"layer.{number}/ü\"\\"] = content.view(dtype).reshape(shape)
+        content = torch.randint(
+            0,
+            2 if dtype == torch.bool else 256,
+            (count * size,),
+            dtype=torch.uint8,
+            generator=generator,
+        )
+        found[f'layer.{number}/ü"\\'] = content.view(dtype).reshape(shape)
     return found
 
 
@@ -92,14 +124,14 @@ def test_four_bits(tmp_path):
 
 def test_all_dtypes_in_one_file(tmp_path):
     """Each tensor is aligned to its elements, whatever the order of the state."""
-    tensors = {str(dtype): torch_tensors(dtype)["layer.3/ü\"\\"] for dtype in TORCH_DTYPES}
+    tensors = {str(dtype): torch_tensors(dtype)['layer.3/ü"\\'] for dtype in TORCH_DTYPES}
     theirs, ours = tmp_path / "theirs.safetensors", tmp_path / "ours.safetensors"
     safetensors.torch.save_file(tensors, theirs)
     tool("convert", theirs, ours)
     same_torch(safetensors.torch.load_file(ours), tensors)
     data = ours.read_bytes()
     length = int.from_bytes(data[:8], "little")
-    for name, about in json.loads(data[8:8 + length]).items():
+    for name, about in json.loads(data[8 : 8 + length]).items():
         assert (8 + length + about["data_offsets"][0]) % tensors[name].element_size() == 0
 
 
@@ -110,7 +142,9 @@ def test_shards_of_ours(tmp_path):
     tool("convert", whole, index, SHARD_BYTES="1200")
     text = json.loads(index.read_text())
     assert text["metadata"]["total_size"] == 4000
-    assert sorted(set(text["weight_map"].values())) == [f"model-0000{i}-of-00004.safetensors" for i in range(1, 5)]
+    assert sorted(set(text["weight_map"].values())) == [
+        f"model-0000{i}-of-00004.safetensors" for i in range(1, 5)
+    ]
     found = {}
     for name, shard in text["weight_map"].items():
         with safetensors.safe_open(tmp_path / shard, "pt") as opened:
@@ -127,27 +161,41 @@ def test_shards_of_theirs(tmp_path):
     names = list(tensors)
     weight_map = {}
     for number, part in enumerate((names[:1], names[1:])):
-        safetensors.torch.save_file({name: tensors[name] for name in part}, tmp_path / f"part{number}.safetensors")
+        safetensors.torch.save_file(
+            {name: tensors[name] for name in part}, tmp_path / f"part{number}.safetensors"
+        )
         weight_map |= {name: f"part{number}.safetensors" for name in part}
     index = tmp_path / "m.safetensors.index.json"
-    index.write_text(json.dumps({"metadata": {"total_size": 800}, "weight_map": weight_map}, indent=2))
-    assert [(line[0], bytes.fromhex(line[4])) for line in tool("list", index)] == [(f'["{name}"]', raw(tensors[name])) for name in names]
+    index.write_text(
+        json.dumps({"metadata": {"total_size": 800}, "weight_map": weight_map}, indent=2)
+    )
+    assert [(line[0], bytes.fromhex(line[4])) for line in tool("list", index)] == [
+        (f'["{name}"]', raw(tensors[name])) for name in names
+    ]
     (tmp_path / "part1.safetensors").unlink()
     assert "part1.safetensors" in tool("list", index, status="WHERRY_SYSTEM")[3]
 
 
 def test_ours_by_the_plain_reader(tmp_path):
-    tensors = {str(dtype).removeprefix("torch."): torch_tensors(dtype)["layer.5/ü\"\\"] for dtype in TORCH_DTYPES}
+    tensors = {
+        str(dtype).removeprefix("torch."): torch_tensors(dtype)['layer.5/ü"\\']
+        for dtype in TORCH_DTYPES
+    }
     tensors["large"] = torch.arange(3 << 20, dtype=torch.float32)
-    theirs, ours, back = tmp_path / "theirs.safetensors", tmp_path / "ours.wherry", tmp_path / "back.safetensors"
+    theirs, ours, back = (
+        tmp_path / "theirs.safetensors",
+        tmp_path / "ours.wherry",
+        tmp_path / "back.safetensors",
+    )
     safetensors.torch.save_file(tensors, theirs)
     tool("convert", theirs, ours)
     file = plain_file.read(ours.read_bytes())
     assert len(file.manifest.tensors) == len(tensors)
     by_size = {len(content): content for content in map(bytes, file.storages)}
     assert by_size[12 << 20] == raw(tensors["large"])
-    assert sorted(file.bytes_of(tensor) for tensor in file.manifest.tensors if tensor.sizes != [3 << 20]) == sorted(
-        raw(tensor) for name, tensor in tensors.items() if name != "large")
+    assert sorted(
+        file.bytes_of(tensor) for tensor in file.manifest.tensors if tensor.sizes != [3 << 20]
+    ) == sorted(raw(tensor) for name, tensor in tensors.items() if name != "large")
     assert file.manifest.chunk_count == len(file.digests) == 4
     assert [plain_file.xxh3_128(file.chunk(number)) for number in range(4)] == file.digests
     tool("convert", ours, back)
@@ -155,14 +203,21 @@ def test_ours_by_the_plain_reader(tmp_path):
 
 
 def test_golden_files_are_what_make_writes():
-    done = subprocess.run([sys.executable, "-B", TESTS / "golden" / "make_files.py", "--check"], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-B", TESTS / "golden" / "make_files.py", "--check"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
 
 
 BAD = [line.split("\t") for line in (GOLDEN / "bad" / "expected.tsv").read_text().splitlines()]
 
 
-@pytest.mark.parametrize("name, status", [(name, status) for name, status, _ in BAD if name.endswith(".wherry")])
+@pytest.mark.parametrize(
+    "name, status", [(name, status) for name, status, _ in BAD if name.endswith(".wherry")]
+)
 def test_bad_by_the_plain_reader(name, status):
     with pytest.raises((plain_file.FileError, ManifestError)) as caught:
         plain_file.read((GOLDEN / "bad" / name).read_bytes())
@@ -173,8 +228,14 @@ def test_bad_by_their_library():
     """The safetensors library refuses the same files as we do, except those in `ours_alone`."""
     ours_alone = {
         "json_large_value.safetensors",  # both refuse, for different reasons
-        "four_bits_odd.safetensors", "json_zero_in_name.safetensors", "metadata_name_twice.safetensors", "field_twice.safetensors",
-        "shape_65_dimensions.safetensors", "name_twice.safetensors", "name_twice_escaped.safetensors", "metadata_twice.safetensors",
+        "four_bits_odd.safetensors",
+        "json_zero_in_name.safetensors",
+        "metadata_name_twice.safetensors",
+        "field_twice.safetensors",
+        "shape_65_dimensions.safetensors",
+        "name_twice.safetensors",
+        "name_twice_escaped.safetensors",
+        "metadata_twice.safetensors",
     }
     accepted = set()
     for name, _, _ in BAD:
@@ -195,11 +256,32 @@ def test_document(tmp_path):
     for number, block in enumerate(blocks):
         source = tmp_path / f"block{number}.c"
         source.write_text(block.split("```")[0])
-        end = ["-o", program, f"-L{BUILD}/src/file", f"-L{BUILD}/src", "-lwherry-file", "-lwherry"] if number == 0 else ["-fsyntax-only"]
-        subprocess.run(["cc", "-std=c17", "-Wall", "-Wextra", "-Werror", f"-I{TESTS.parent}/include", source, *end], check=True)
+        end = (
+            ["-o", program, f"-L{BUILD}/src/file", f"-L{BUILD}/src", "-lwherry-file", "-lwherry"]
+            if number == 0
+            else ["-fsyntax-only"]
+        )
+        subprocess.run(
+            [
+                "cc",
+                "-std=c17",
+                "-Wall",
+                "-Wextra",
+                "-Werror",
+                f"-I{TESTS.parent}/include",
+                source,
+                *end,
+            ],
+            check=True,
+        )
     ours = tmp_path / "ours.safetensors"
-    done = subprocess.run([program, GOLDEN / "good" / "plain.safetensors", ours], capture_output=True, text=True, check=False,
-                          env=os.environ | {"LD_LIBRARY_PATH": f"{BUILD}/src/file:{BUILD}/src"})
+    done = subprocess.run(
+        [program, GOLDEN / "good" / "plain.safetensors", ours],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=os.environ | {"LD_LIBRARY_PATH": f"{BUILD}/src/file:{BUILD}/src"},
+    )
     assert done.returncode == 0 and "bfloat16[2, 1]" in done.stdout, done.stderr
     assert safetensors.torch.load_file(ours)["b"].tolist() == [[1.0], [2.0]]
 
@@ -207,7 +289,16 @@ def test_document(tmp_path):
 def sparse_file(path, total, count):
     """A safetensors file whose tensors take no disk space."""
     each = total // count
-    header = json.dumps({f"layer.{i}": {"dtype": "U8", "shape": [each], "data_offsets": [i * each, (i + 1) * each]} for i in range(count)}).encode()
+    header = json.dumps(
+        {
+            f"layer.{i}": {
+                "dtype": "U8",
+                "shape": [each],
+                "data_offsets": [i * each, (i + 1) * each],
+            }
+            for i in range(count)
+        }
+    ).encode()
     with open(path, "wb") as out:
         out.write(len(header).to_bytes(8, "little") + header)
         out.truncate(8 + len(header) + each * count)

@@ -32,7 +32,9 @@ def status_of(data, limits=Limits()):
 
 
 def test_files_are_what_make_writes():
-    done = subprocess.run([sys.executable, "-B", GOLDEN / "make.py", "--check"], capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-B", GOLDEN / "make.py", "--check"], capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
 
 
@@ -59,8 +61,16 @@ def test_every_status_occurs():
 @good_files
 def test_truncated(path):
     data = path.read_bytes()
-    sizes = range(len(data)) if len(data) < 300 else [*range(0, len(data), len(data) // 100), len(data) - 1]
-    wrong = [(size, status_of(data[:size])) for size in sizes if status_of(data[:size]) != "WHERRY_TRUNCATED"]
+    sizes = (
+        range(len(data))
+        if len(data) < 300
+        else [*range(0, len(data), len(data) // 100), len(data) - 1]
+    )
+    wrong = [
+        (size, status_of(data[:size]))
+        for size in sizes
+        if status_of(data[:size]) != "WHERRY_TRUNCATED"
+    ]
     assert not wrong
 
 
@@ -83,7 +93,9 @@ def test_chunks_are_the_space(path):
     manifest = decode(path.read_bytes())
     if manifest.chunk_count > 1000:
         chunks = [0, 1, manifest.chunk_count - 1]
-        assert all(sum(piece[2] for piece in manifest.pieces(c)) == manifest.chunk_bytes for c in chunks)
+        assert all(
+            sum(piece[2] for piece in manifest.pieces(c)) == manifest.chunk_bytes for c in chunks
+        )
         return
     pieces = [piece for chunk in range(manifest.chunk_count) for piece in manifest.pieces(chunk)]
     assert joined(pieces) == joined(manifest.runs())
@@ -111,12 +123,21 @@ def test_elements_lie_within_extents(path):
     if manifest.space > 1 << 20:
         assert all(storage.extents == [Extent(0, storage.nbytes)] for storage in manifest.storages)
         return
-    covered = {(storage, byte) for storage, offset, length in manifest.runs() for byte in range(offset, offset + length)}
+    covered = {
+        (storage, byte)
+        for storage, offset, length in manifest.runs()
+        for byte in range(offset, offset + length)
+    }
     for tensor in manifest.tensors:
         size = element_bytes(tensor.dtype)
-        sizes = [count if stride else min(count, 1) for count, stride in zip(tensor.sizes, tensor.strides)]
+        sizes = [
+            count if stride else min(count, 1)
+            for count, stride in zip(tensor.sizes, tensor.strides)
+        ]
         for index in itertools.product(*map(range, sizes)):
-            first = (tensor.offset + sum(i * stride for i, stride in zip(index, tensor.strides))) * size
+            first = (
+                tensor.offset + sum(i * stride for i, stride in zip(index, tensor.strides))
+            ) * size
             assert all((tensor.storage, first + byte) in covered for byte in range(size))
 
 
@@ -127,8 +148,13 @@ def test_limits():
     assert status_of(around + two_deep, Limits(depth=1)) == "WHERRY_LIMIT"
     assert status_of(around + two_deep, Limits(values=2)) == "WHERRY_OK"
     assert status_of(around + two_deep, Limits(values=1)) == "WHERRY_LIMIT"
-    assert status_of(around + text, Limits(string_bytes=6)) == "WHERRY_OK"  # the magic text is the longest
-    assert status_of(around + bytes.fromhex("6761626364656667"), Limits(string_bytes=6)) == "WHERRY_LIMIT"
+    assert (
+        status_of(around + text, Limits(string_bytes=6)) == "WHERRY_OK"
+    )  # the magic text is the longest
+    assert (
+        status_of(around + bytes.fromhex("6761626364656667"), Limits(string_bytes=6))
+        == "WHERRY_LIMIT"
+    )
     assert status_of(around + text, Limits(manifest_bytes=len(around) + 4)) == "WHERRY_OK"
     assert status_of(around + text, Limits(manifest_bytes=len(around) + 3)) == "WHERRY_LIMIT"
     tensor = (GOLDEN / "good" / "contiguous.bin").read_bytes()
@@ -140,23 +166,58 @@ def examples():
     """The bytes of the document's worked examples."""
     section = DOCUMENT.read_text().split("## Worked examples")[1].split("\n## ")[0]
     blocks = [block.split("```")[0] for block in section.split("```hex\n")[1:]]
-    return [bytes.fromhex("".join(line.split(";")[0] for line in block.splitlines())) for block in blocks]
+    return [
+        bytes.fromhex("".join(line.split(";")[0] for line in block.splitlines()))
+        for block in blocks
+    ]
 
 
 def tensor(sizes, strides, flags=0):
-    return {"storage": 0, "dtype": "float32", "flags": flags, "offset": 0, "sizes": sizes, "strides": strides}
+    return {
+        "storage": 0,
+        "dtype": "float32",
+        "flags": flags,
+        "offset": 0,
+        "sizes": sizes,
+        "strides": strides,
+    }
 
 
 EXAMPLES = [
     {"rank": -1, "storages": [], "meshes": [], "root": {"dict": []}},
-    {"rank": 0, "storages": [{"nbytes": 24, "device": ["cpu", -1], "extents": [[0, 24, []]]}], "meshes": [],
-     "root": {"dict": [["w", {"tensor": tensor([2, 3], [3, 1], 1)}], ["step", 1000]]}},
-    {"rank": -1, "storages": [{"nbytes": 16384, "device": ["cuda", 0], "extents": [[0, 16, [[2, 8192]]]]}], "meshes": [],
-     "root": {"dict": [["embed", {"tensor": tensor([2, 4], [2048, 1])}], ["head", {"tensor": tensor([4, 2], [1, 2048])}]]}},
-    {"rank": 1, "storages": [{"nbytes": 24, "device": ["cpu", -1], "extents": [[0, 24, []]]}],
-     "meshes": [{"device": "cpu", "sizes": [2], "ranks": [0, 1], "names": ["dp"]}],
-     "root": {"dtensor": {"mesh": 0, "placements": [["shard", 0]], "dtype": "float32", "flags": 0, "sizes": [4, 3],
-                          "strides": [3, 1], "local": tensor([2, 3], [3, 1])}}},
+    {
+        "rank": 0,
+        "storages": [{"nbytes": 24, "device": ["cpu", -1], "extents": [[0, 24, []]]}],
+        "meshes": [],
+        "root": {"dict": [["w", {"tensor": tensor([2, 3], [3, 1], 1)}], ["step", 1000]]},
+    },
+    {
+        "rank": -1,
+        "storages": [{"nbytes": 16384, "device": ["cuda", 0], "extents": [[0, 16, [[2, 8192]]]]}],
+        "meshes": [],
+        "root": {
+            "dict": [
+                ["embed", {"tensor": tensor([2, 4], [2048, 1])}],
+                ["head", {"tensor": tensor([4, 2], [1, 2048])}],
+            ]
+        },
+    },
+    {
+        "rank": 1,
+        "storages": [{"nbytes": 24, "device": ["cpu", -1], "extents": [[0, 24, []]]}],
+        "meshes": [{"device": "cpu", "sizes": [2], "ranks": [0, 1], "names": ["dp"]}],
+        "root": {
+            "dtensor": {
+                "mesh": 0,
+                "placements": [["shard", 0]],
+                "dtype": "float32",
+                "flags": 0,
+                "sizes": [4, 3],
+                "strides": [3, 1],
+                "local": tensor([2, 3], [3, 1]),
+            }
+        },
+    },
 ]
 PIECES = [[], [(0, 0, 24)], [(0, 0, 16), (0, 8192, 16)], [(0, 0, 24)]]
 
@@ -170,5 +231,7 @@ def test_examples_of_the_document():
         assert {key: description[key] for key in expected} == expected
         assert manifest.chunk_bytes == (4096 if len(pieces) == 2 else 4 << 20)
         assert manifest.chunk_count == min(1, len(pieces))
-        assert [piece for chunk in range(manifest.chunk_count) for piece in manifest.pieces(chunk)] == pieces
+        assert [
+            piece for chunk in range(manifest.chunk_count) for piece in manifest.pieces(chunk)
+        ] == pieces
         assert all(status_of(data[:size]) == "WHERRY_TRUNCATED" for size in range(len(data)))

@@ -1,4 +1,5 @@
-"""wherry.Group, wherry.send and wherry.recv, without torch: ranks are threads of this process unless it takes processes."""
+"""wherry.Group, wherry.send and wherry.recv, without torch: ranks are threads of this process
+unless it takes processes."""
 
 import contextlib
 import inspect
@@ -20,7 +21,8 @@ from wherry.group import codec_for
 
 
 def together(*calls):
-    """Runs calls at once, each in a thread. Returns what each returned, or the exception that it raised."""
+    """Runs calls at once, each in a thread. Returns what each returned, or the exception that it
+    raised."""
 
     def run(call):
         try:
@@ -47,7 +49,12 @@ def groups(tmp_path_factory):
 
     def make(size):
         path = tmp_path_factory.mktemp("g") / "s"
-        joined = must(*(lambda r=r: wherry.Group.join(f"unix://{path}?rank={r}&size={size}", 20) for r in range(size)))
+        joined = must(
+            *(
+                lambda r=r: wherry.Group.join(f"unix://{path}?rank={r}&size={size}", 20)
+                for r in range(size)
+            )
+        )
         made.extend(joined)
         return joined
 
@@ -68,7 +75,11 @@ def a_state(seed=0, size=100_000):
 
 def same(left, right):
     if isinstance(left, np.ndarray):
-        return isinstance(right, np.ndarray) and left.dtype == right.dtype and np.array_equal(left, right)
+        return (
+            isinstance(right, np.ndarray)
+            and left.dtype == right.dtype
+            and np.array_equal(left, right)
+        )
     if isinstance(left, dict):
         return list(left) == list(right) and all(same(left[key], right[key]) for key in left)
     if isinstance(left, (list, tuple)):
@@ -133,7 +144,9 @@ def test_join_refuses_another_secret(tmp_path):
         wherry.Group.join(address.format(1), 20, "ours").leave()
 
 
-@pytest.mark.parametrize("address", ["", "nowhere", "tcp://127.0.0.1:1?rank=2&size=2", "unix://relative?rank=0&size=1"])
+@pytest.mark.parametrize(
+    "address", ["", "nowhere", "tcp://127.0.0.1:1?rank=2&size=2", "unix://relative?rank=0&size=1"]
+)
 def test_bad_addresses(address):
     with pytest.raises(wherry.InvalidArgument):
         wherry.Group.join(address, 1)
@@ -182,14 +195,21 @@ def test_a_state_arrives(groups):
     assert same(state, received)
     assert [outcome.rank for outcome in outcomes] == [1] and outcomes[0].ok
     stats = outcomes[0].stats
-    assert stats.bytes_moved >= 400_000 and stats.lane in ("cma", "ring") and stats.rate > 0 and stats.verified is False
+    assert (
+        stats.bytes_moved >= 400_000
+        and stats.lane in ("cma", "ring")
+        and stats.rate > 0
+        and stats.verified is False
+    )
 
 
 def test_in_place(groups):
     one, two = groups(2)
     state, target = a_state(1), a_state(2)
     weights = target["weights"]
-    _, received = must(lambda: wherry.send(one, [1], state, verify=True), lambda: wherry.recv(two, 0, into=target))
+    _, received = must(
+        lambda: wherry.send(one, [1], state, verify=True), lambda: wherry.recv(two, 0, into=target)
+    )
     assert same(state, received)
     assert received["weights"] is weights and same(weights, state["weights"])
 
@@ -197,15 +217,22 @@ def test_in_place(groups):
 def test_in_place_what_the_target_lacks_is_new(groups):
     one, two = groups(2)
     state, target = a_state(1), {"counts": np.zeros((3, 5), np.int64)}
-    _, received = must(lambda: wherry.send(one, [1], state), lambda: wherry.recv(two, 0, into=target))
+    _, received = must(
+        lambda: wherry.send(one, [1], state), lambda: wherry.recv(two, 0, into=target)
+    )
     assert same(state, received) and received["counts"] is target["counts"]
 
 
 def test_a_mismatch_touches_nothing_and_both_are_told(groups):
     one, two = groups(2)
     target = {**a_state(2), "counts": np.zeros((3, 6), np.int64)}
-    kept = {key: np.copy(value) if isinstance(value, np.ndarray) else value for key, value in target.items()}
-    sent, received = together(lambda: wherry.send(one, 1, a_state(1)), lambda: wherry.recv(two, 0, into=target))
+    kept = {
+        key: np.copy(value) if isinstance(value, np.ndarray) else value
+        for key, value in target.items()
+    }
+    sent, received = together(
+        lambda: wherry.send(one, 1, a_state(1)), lambda: wherry.recv(two, 0, into=target)
+    )
     assert isinstance(received, wherry.Mismatch) and isinstance(received, ValueError)
     assert "counts" in received.path and "3" in str(received)
     assert isinstance(sent, wherry.Aborted) and sent.rank == 1 and "counts" in str(sent)
@@ -217,24 +244,37 @@ def test_a_mismatch_touches_nothing_and_both_are_told(groups):
 def test_partial(groups):
     one, two = groups(2)
     target = {"counts": np.zeros((3, 5), np.int64), "only here": np.ones(3)}
-    _, received = must(lambda: wherry.send(one, 1, a_state(1)), lambda: wherry.recv(two, 0, into=target, partial=True))
+    _, received = must(
+        lambda: wherry.send(one, 1, a_state(1)),
+        lambda: wherry.recv(two, 0, into=target, partial=True),
+    )
     assert same(received["counts"], a_state(1)["counts"]) and received["counts"] is target["counts"]
     assert same(target["only here"], np.ones(3))
-    sent, refused = together(lambda: wherry.send(one, 1, a_state(1)), lambda: wherry.recv(two, 0, into=target))
+    sent, refused = together(
+        lambda: wherry.send(one, 1, a_state(1)), lambda: wherry.recv(two, 0, into=target)
+    )
     assert isinstance(refused, wherry.Mismatch) and "only here" in refused.path
 
 
 def test_several_destinations_and_one_that_never_asks(groups):
     one, two, three, _ = groups(4)
     sent, second, third = together(
-        lambda: wherry.send(one, [3, 1, 2], a_state(), timeout=0.6), lambda: wherry.recv(two, 0), lambda: wherry.recv(three, 0)
+        lambda: wherry.send(one, [3, 1, 2], a_state(), timeout=0.6),
+        lambda: wherry.recv(two, 0),
+        lambda: wherry.recv(three, 0),
     )
     assert same(second, a_state()) and same(third, a_state())
     assert isinstance(sent, wherry.Timeout) and sent.rank == 3
-    assert [(outcome.rank, outcome.ok) for outcome in sent.outcomes] == [(3, False), (1, True), (2, True)]
+    assert [(outcome.rank, outcome.ok) for outcome in sent.outcomes] == [
+        (3, False),
+        (1, True),
+        (2, True),
+    ]
 
 
-@pytest.mark.parametrize("ranks, told", [(0, "is this process"), ([1, 1], "twice"), ([2], "0 to 1"), (-1, "0 to 1")])
+@pytest.mark.parametrize(
+    "ranks, told", [(0, "is this process"), ([1, 1], "twice"), ([2], "0 to 1"), (-1, "0 to 1")]
+)
 def test_bad_destinations(groups, ranks, told):
     one, _ = groups(2)
     with pytest.raises(wherry.InvalidArgument, match=told):
@@ -259,7 +299,9 @@ def test_bad_arguments(groups):
 
 def test_steps(groups):
     one, two = groups(2)
-    sent, received = together(lambda: wherry.send(one, 1, a_state(), step=3), lambda: wherry.recv(two, 0, step=4))
+    sent, received = together(
+        lambda: wherry.send(one, 1, a_state(), step=3), lambda: wherry.recv(two, 0, step=4)
+    )
     assert isinstance(sent, wherry.Mismatch) and isinstance(received, wherry.Mismatch)
     assert "3" in str(received) and "4" in str(received)
     must(lambda: wherry.send(one, 1, a_state(), step=4), lambda: wherry.recv(two, 0, step=4))
@@ -269,7 +311,11 @@ def test_a_state_that_cannot_travel_is_refused_with_its_path(groups):
     one, _ = groups(2)
     with pytest.raises(wherry.Unsupported, match="allow_pickle") as caught:
         wherry.send(one, 1, {"a": [1, threading.Lock()]})
-    assert caught.value.path is not None and "a" in caught.value.path and isinstance(caught.value, TypeError)
+    assert (
+        caught.value.path is not None
+        and "a" in caught.value.path
+        and isinstance(caught.value, TypeError)
+    )
 
 
 def test_cancel(groups):
@@ -289,7 +335,9 @@ def test_leaving_ends_what_runs(groups):
     threading.Timer(0.2, two.leave).start()
     began = time.monotonic()
     waiting, receiving = together(lambda: two.receive(0, 1), lambda: wherry.recv(two, 0))
-    assert isinstance(waiting, wherry.Closed) and isinstance(receiving, (wherry.Cancelled, wherry.Closed))
+    assert isinstance(waiting, wherry.Closed) and isinstance(
+        receiving, (wherry.Cancelled, wherry.Closed)
+    )
     assert time.monotonic() - began < 5
     with pytest.raises(wherry.PeerLost) as caught:
         one.receive(1, 1, 5)
@@ -306,7 +354,9 @@ def test_leaving_from_inside_a_transfer_is_refused_at_once(groups):
             two.leave()
         told.append(time.monotonic() - began)
 
-    _, received = must(lambda: wherry.send(one, 1, a_state()), lambda: wherry.recv(two, 0, progress=progress))
+    _, received = must(
+        lambda: wherry.send(one, 1, a_state()), lambda: wherry.recv(two, 0, progress=progress)
+    )
     assert same(received, a_state()) and told and max(told) < 1
     two.leave()
 
@@ -314,7 +364,9 @@ def test_leaving_from_inside_a_transfer_is_refused_at_once(groups):
 @pytest.mark.parametrize("lanes", ["stream", "ring", "^cma", "cma"])
 def test_lanes(groups, lanes):
     one, two = groups(2)
-    outcomes, received = must(lambda: wherry.send(one, 1, a_state()), lambda: wherry.recv(two, 0, lanes=lanes))
+    outcomes, received = must(
+        lambda: wherry.send(one, 1, a_state()), lambda: wherry.recv(two, 0, lanes=lanes)
+    )
     assert same(received, a_state())
     assert outcomes[0].stats.lane == ("ring" if lanes == "^cma" else lanes)
 
@@ -327,7 +379,11 @@ def test_progress_is_told(groups):
     told = []
     must(lambda: wherry.send(one, 1, a_state()), lambda: wherry.recv(two, 0, progress=told.append))
     assert told and all(isinstance(each, wherry.Progress) for each in told)
-    assert told[-1].peer == 0 and told[-1].bytes == told[-1].total >= 400_000 and told[-1].lane in ("cma", "ring")
+    assert (
+        told[-1].peer == 0
+        and told[-1].bytes == told[-1].total >= 400_000
+        and told[-1].lane in ("cma", "ring")
+    )
 
 
 def test_a_progress_that_raises_ends_the_transfer(groups):
@@ -337,7 +393,8 @@ def test_a_progress_that_raises_ends_the_transfer(groups):
         raise RuntimeError("enough")
 
     sent, received = together(
-        lambda: wherry.send(one, 1, a_state(), timeout=10), lambda: wherry.recv(two, 0, progress=fail, timeout=10)
+        lambda: wherry.send(one, 1, a_state(), timeout=10),
+        lambda: wherry.recv(two, 0, progress=fail, timeout=10),
     )
     assert isinstance(received, RuntimeError) and str(received) == "enough"
 
@@ -362,13 +419,19 @@ def test_the_log_tells_what_was_done_and_warns_of_slowness(groups, caplog):
     one, two = groups(2)
     with caplog.at_level(logging.INFO, "wherry"):
         must(lambda: wherry.send(one, 1, a_state()), lambda: wherry.recv(two, 0))
-    assert any(message.startswith("received from rank 0: 0.4 MB in") and "GB/s over" in message for message in caplog.messages)
+    assert any(
+        message.startswith("received from rank 0: 0.4 MB in") and "GB/s over" in message
+        for message in caplog.messages
+    )
     assert any(message.startswith("sent to rank 1: ") for message in caplog.messages)
     assert not [record for record in caplog.records if record.levelno > logging.INFO]
     SkippedLane = _transfer.SkippedLane
 
     def skipped(reason):
-        lanes = (SkippedLane("cma", reason, "Operation not permitted"), SkippedLane("ring", "failed", "no memory"))
+        lanes = (
+            SkippedLane("cma", reason, "Operation not permitted"),
+            SkippedLane("ring", "failed", "no memory"),
+        )
         return wherry.Stats(lane="stream", lanes_not_used=lanes)
 
     assert skipped("failed").slow_because() == "cma: Operation not permitted; ring: no memory"
@@ -376,18 +439,24 @@ def test_the_log_tells_what_was_done_and_warns_of_slowness(groups, caplog):
     assert not skipped("other host").slow_because() and not skipped("not allowed").slow_because()
     with caplog.at_level(logging.WARNING, "wherry"):
         _transfer.log_received(7, skipped("failed"))
-    assert caplog.messages[-1].startswith("rank 7 is on this host, but 'stream' is used, which is slower, because: cma: ")
+    assert caplog.messages[-1].startswith(
+        "rank 7 is on this host, but 'stream' is used, which is slower, because: cma: "
+    )
 
 
 def test_lanes_that_were_not_used(groups):
     one, two = groups(2)
     options = {"timeout_ms": 10_000, "lanes": "stream"}
     _, (_, stats) = must(
-        lambda: wherry.send(one, 1, a_state()), lambda: two._connection.recv(0, None, codec_for(False), options)
+        lambda: wherry.send(one, 1, a_state()),
+        lambda: two._connection.recv(0, None, codec_for(False), options),
     )
     found = {lane.name: lane for lane in stats.lanes_not_used}
     assert stats.lane == "stream" and {"cma", "ring"} <= found.keys()
-    assert found["cma"].reason == found["ring"].reason == "not allowed" and found["cma"].text in stats.reasons
+    assert (
+        found["cma"].reason == found["ring"].reason == "not allowed"
+        and found["cma"].text in stats.reasons
+    )
 
 
 # ---- processes ----
@@ -409,7 +478,8 @@ def in_a_fork(body):
 
 
 def fork_body(folder):
-    """A rank that forks while it has a group: the child must not use that one, and must not disturb it."""
+    """A rank that forks while it has a group: the child must not use that one, and must not disturb
+    it."""
     rank = launch.rank()
     address = f"unix://{folder}/s?rank={rank}&size=2"
     with wherry.Group.join(address, 20) as group:
@@ -465,21 +535,39 @@ def free_port():
 
 def test_errors_are_a_hierarchy():
     expected = {
-        wherry.Timeout: TimeoutError, wherry.PeerLost: ConnectionError, wherry.Mismatch: ValueError,
-        wherry.InvalidArgument: ValueError, wherry.Unsupported: TypeError, wherry.NoMemory: MemoryError,
-        wherry.SystemFailure: OSError, wherry.Refused: ConnectionError, wherry.NotFound: LookupError,
+        wherry.Timeout: TimeoutError,
+        wherry.PeerLost: ConnectionError,
+        wherry.Mismatch: ValueError,
+        wherry.InvalidArgument: ValueError,
+        wherry.Unsupported: TypeError,
+        wherry.NoMemory: MemoryError,
+        wherry.SystemFailure: OSError,
+        wherry.Refused: ConnectionError,
+        wherry.NotFound: LookupError,
     }
     for cls, base in expected.items():
         assert issubclass(cls, base) and issubclass(cls, wherry.Error)
     error = wherry.PeerLost("gone", rank=3, path="a.b")
-    assert (str(error), error.rank, error.path, error.status, error.outcomes) == ("gone", 3, "a.b", "PEER_LOST", ())
+    assert (str(error), error.rank, error.path, error.status, error.outcomes) == (
+        "gone",
+        3,
+        "a.b",
+        "PEER_LOST",
+        (),
+    )
 
 
 def test_every_status_has_a_class_and_every_class_is_public():
     names = {name for name, value, _, _ in _core.STATUSES if value != 0}
-    classes = [one for _, one in inspect.getmembers(wherry.errors, inspect.isclass) if issubclass(one, wherry.Error)]
+    classes = [
+        one
+        for _, one in inspect.getmembers(wherry.errors, inspect.isclass)
+        if issubclass(one, wherry.Error)
+    ]
     assert names <= {one.status for one in classes}
-    assert all(getattr(wherry, one.__name__) is one and one.__name__ in wherry.__all__ for one in classes)
+    assert all(
+        getattr(wherry, one.__name__) is one and one.__name__ in wherry.__all__ for one in classes
+    )
 
 
 def test_everything_public_is_documented():
@@ -488,7 +576,9 @@ def test_everything_public_is_documented():
         if inspect.isclass(found) or inspect.isfunction(found):
             assert inspect.getdoc(found), name
             for member, value in vars(found).items() if inspect.isclass(found) else ():
-                public = not member.startswith("_") and (inspect.isfunction(value) or isinstance(value, property))
+                public = not member.startswith("_") and (
+                    inspect.isfunction(value) or isinstance(value, property)
+                )
                 assert not public or inspect.getdoc(value), f"{name}.{member}"
     assert set(wherry.__all__) == {name for name in wherry.__all__ if hasattr(wherry, name)}
 
@@ -498,14 +588,25 @@ def test_the_document_names_every_error_and_every_option():
 
     text = (launch.HERE.parents[2] / "docs" / "python.md").read_text()
     table = text.split("| class |")[1].split("\n\n")[0]
-    classes = {one.__name__ for _, one in inspect.getmembers(wherry.errors, inspect.isclass) if issubclass(one, wherry.Error)}
-    told = {name for row in table.splitlines()[2:] for name in re.findall(r"`(\w+)`", row.split("|")[1])}
+    classes = {
+        one.__name__
+        for _, one in inspect.getmembers(wherry.errors, inspect.isclass)
+        if issubclass(one, wherry.Error)
+    }
+    told = {
+        name for row in table.splitlines()[2:] for name in re.findall(r"`(\w+)`", row.split("|")[1])
+    }
     assert told == classes - {"Error"}
     for row in table.splitlines()[2:]:
-        names, base = re.findall(r"`(\w+)`", row.split("|")[1]), re.findall(r"`(\w+)`", row.split("|")[2])
+        names, base = (
+            re.findall(r"`(\w+)`", row.split("|")[1]),
+            re.findall(r"`(\w+)`", row.split("|")[2]),
+        )
         assert all(issubclass(getattr(wherry, name), builtin_of(base)) for name in names), row
     options = text.split("### Options")[1].split("\n\n")[1]
-    torch_transport = pytest.importorskip("wherry.torch", reason="torch is not installed: pip install torch").PGTransport
+    torch_transport = pytest.importorskip(
+        "wherry.torch", reason="torch is not installed: pip install torch"
+    ).PGTransport
     taken = set(inspect.signature(torch_transport).parameters) - {"pg"}
     assert {row.split("`")[1] for row in options.splitlines()[2:]} == taken
 

@@ -1,4 +1,5 @@
-"""wherry._core where Python code runs inside of it: tables, progress functions, and objects that are freed while something is raised."""
+"""wherry._core where Python code runs inside of it: tables, progress functions, and objects that
+are freed while something is raised."""
 
 import queue
 import sys
@@ -14,7 +15,8 @@ OPTIONS = {"timeout_ms": 10_000, "lanes": "blocks"}
 
 
 class Table:
-    """A group of two in this process, made of queues. `trouble`, once set, is raised by the next call of that name."""
+    """A group of two in this process, made of queues. `trouble`, once set, is raised by the next
+    call of that name."""
 
     def __init__(self, queues, rank):
         self._queues, self._rank = queues, rank
@@ -46,14 +48,19 @@ class Pair:
     def __init__(self):
         queues = [queue.SimpleQueue(), queue.SimpleQueue()]
         self.tables = [Table(queues, rank) for rank in range(2)]
-        self.groups = [_core.Group.from_table(table, "queues", rank, 2, 1 << 16, False) for rank, table in enumerate(self.tables)]
+        self.groups = [
+            _core.Group.from_table(table, "queues", rank, 2, 1 << 16, False)
+            for rank, table in enumerate(self.tables)
+        ]
         self.transports = [_core.Transport(group) for group in self.groups]
         self.codec = codec_for(False)
 
     def receive(self, state, **options):
         built = _core.build(state, self.codec)
         cancel = _core.Cancel()
-        sending = threading.Thread(target=self.transports[0].send, args=([1], built, {**OPTIONS, "cancel": cancel}))
+        sending = threading.Thread(
+            target=self.transports[0].send, args=([1], built, {**OPTIONS, "cancel": cancel})
+        )
         sending.start()
         try:
             return self.transports[1].recv(0, None, self.codec, {**OPTIONS, **options})[0]
@@ -63,7 +70,8 @@ class Pair:
 
 
 def test_an_interrupt_after_a_transfer_inside_a_progress_function():
-    """The inner call is not the end of the outer one, which an interrupt of its table ends as that."""
+    """The inner call is not the end of the outer one, which an interrupt of its table ends as
+    that."""
     outer, inner = Pair(), Pair()
     found = []
 
@@ -85,7 +93,9 @@ class Odd(Exception):
         return "PEER_LOST"
 
 
-@pytest.mark.parametrize("trouble, expected", [(Odd("gone"), wherry.PeerLost), (ValueError("bad"), wherry.Closed)])
+@pytest.mark.parametrize(
+    "trouble, expected", [(Odd("gone"), wherry.PeerLost), (ValueError("bad"), wherry.Closed)]
+)
 def test_what_a_table_raises(trouble, expected):
     pair = Pair()
     pair.tables[1].trouble["send"] = trouble

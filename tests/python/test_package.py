@@ -1,4 +1,5 @@
-"""Building the package: what is missing is named with the command that installs it, and the source distribution is enough."""
+"""Building the package: what is missing is named with the command that installs it, and the source
+distribution is enough."""
 
 import os
 import pathlib
@@ -31,7 +32,10 @@ def refusal(folder, *options, **environment):
     """What Meson says where it cannot set a build up."""
     result = subprocess.run(
         [*MESON, "setup", str(folder / "build"), str(ROOT), *options],
-        env={**os.environ, **environment}, capture_output=True, text=True, timeout=120,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
     assert result.returncode != 0, "it was set up all the same"
     (line,) = re.findall(r"ERROR: Problem encountered: (.*)", result.stdout)
@@ -43,51 +47,84 @@ def packages_found(folder, *names):
     found = folder / "pkgconfig"
     found.mkdir()
     for name in names:
-        where = subprocess.run(["pkg-config", "--variable=pcfiledir", name], check=True, capture_output=True, text=True).stdout
+        where = subprocess.run(
+            ["pkg-config", "--variable=pcfiledir", name], check=True, capture_output=True, text=True
+        ).stdout
         shutil.copy(pathlib.Path(where.strip()) / f"{name}.pc", found)
     return str(found)
 
 
-@pytest.mark.parametrize(("missing", "apt", "dnf"), [
-    ("libcbor", "libcbor-dev", "libcbor-devel"),
-    ("libxxhash", "libxxhash-dev", "xxhash-devel"),
-])
+@pytest.mark.parametrize(
+    ("missing", "apt", "dnf"),
+    [
+        ("libcbor", "libcbor-dev", "libcbor-devel"),
+        ("libxxhash", "libxxhash-dev", "xxhash-devel"),
+    ],
+)
 def test_a_missing_library_is_named(tmp_path, missing, apt, dnf):
     others = packages_found(tmp_path, *(name for name in LIBRARIES if name != missing))
     said = refusal(tmp_path, PKG_CONFIG_LIBDIR=others, PKG_CONFIG_PATH="")
-    assert said == f"missing: {missing}. To install: scripts/install-deps build, or: apt install {apt}, or: dnf install {dnf}"
+    assert (
+        said
+        == f"missing: {missing}. To install: scripts/install-deps build, or: apt install {apt}, or: dnf install {dnf}"
+    )
 
 
 def test_all_that_is_missing_is_named_at_once(tmp_path):
-    said = refusal(tmp_path, PKG_CONFIG_LIBDIR=packages_found(tmp_path, "libcrypto"), PKG_CONFIG_PATH="")
+    said = refusal(
+        tmp_path, PKG_CONFIG_LIBDIR=packages_found(tmp_path, "libcrypto"), PKG_CONFIG_PATH=""
+    )
     assert "missing: libcbor, libxxhash. " in said
     assert "apt install libcbor-dev libxxhash-dev" in said
 
 
 def test_a_missing_compiler_is_named(tmp_path):
     said = refusal(tmp_path, CC="/nowhere/cc")
-    assert "no C compiler works here" in said and "apt install gcc" in said and "dnf install gcc" in said
+    assert (
+        "no C compiler works here" in said
+        and "apt install gcc" in said
+        and "dnf install gcc" in said
+    )
 
 
 def test_missing_headers_of_python_are_named(tmp_path):
     (tmp_path / "sitecustomize.py").write_text(NO_HEADERS)
     libraries = packages_found(tmp_path, *LIBRARIES)
-    said = refusal(tmp_path, "-Dpython=enabled", PYTHONPATH=str(tmp_path), PKG_CONFIG_LIBDIR=libraries, PKG_CONFIG_PATH="")
-    assert re.match(r"missing: Python\.h for /\S+\. To install: scripts/install-deps python, or: apt install python3-dev", said)
+    said = refusal(
+        tmp_path,
+        "-Dpython=enabled",
+        PYTHONPATH=str(tmp_path),
+        PKG_CONFIG_LIBDIR=libraries,
+        PKG_CONFIG_PATH="",
+    )
+    assert re.match(
+        r"missing: Python\.h for /\S+\. To install: scripts/install-deps python, or: apt install python3-dev",
+        said,
+    )
 
 
 def test_a_build_of_the_library_alone_needs_no_python(tmp_path):
     (tmp_path / "sitecustomize.py").write_text(NO_HEADERS)
-    subprocess.run([*MESON, "setup", str(tmp_path / "build"), str(ROOT), "-Dtests=disabled"], check=True, timeout=120,
-                   env={**os.environ, "PYTHONPATH": str(tmp_path)}, stdout=subprocess.DEVNULL)
+    subprocess.run(
+        [*MESON, "setup", str(tmp_path / "build"), str(ROOT), "-Dtests=disabled"],
+        check=True,
+        timeout=120,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        stdout=subprocess.DEVNULL,
+    )
     targets = (tmp_path / "build" / "build.ninja").read_text()
     assert "libwherry.so" in targets and "_core.abi3.so" not in targets
 
 
 def own_repository(folder):
-    """The project's files as they are now, committed to a repository of their own: distributions are made of what is committed."""
-    listed = subprocess.run(["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"], cwd=ROOT,
-                            capture_output=True, text=True)
+    """The project's files as they are now, committed to a repository of their own: distributions
+    are made of what is committed."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
     if listed.returncode != 0:
         pytest.skip("no git checkout; a source distribution is made of what git tracks")
     for name in filter(None, listed.stdout.split("\0")):
@@ -95,7 +132,11 @@ def own_repository(folder):
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(ROOT / name, folder / name)
     identity = ["-c", "user.name=test", "-c", "user.email=test@localhost"]
-    for command in (["init", "--quiet"], ["add", "--all"], [*identity, "commit", "--quiet", "--no-verify", "--message=all"]):
+    for command in (
+        ["init", "--quiet"],
+        ["add", "--all"],
+        [*identity, "commit", "--quiet", "--no-verify", "--message=all"],
+    ):
         subprocess.run(["git", *command], cwd=folder, check=True)
     return folder
 
@@ -103,7 +144,13 @@ def own_repository(folder):
 def built(folder, kind, into):
     """The file that the backend makes in a folder: a source distribution or a wheel."""
     call = f"import sys, mesonpy; print('made', mesonpy.build_{kind}(sys.argv[1]))"
-    result = subprocess.run([sys.executable, "-c", call, str(into)], cwd=folder, capture_output=True, text=True, timeout=240)
+    result = subprocess.run(
+        [sys.executable, "-c", call, str(into)],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
     assert result.returncode == 0, result.stdout + result.stderr
     return into / re.findall(r"^made (.*)$", result.stdout, re.MULTILINE)[-1]
 
@@ -119,16 +166,29 @@ def test_the_source_distribution_is_enough(tmp_path):
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(tmp_path / "site")
     code = "import wherry; print(wherry.__version__, wherry.__file__)"
-    said = subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": str(tmp_path / "site")}, cwd=tmp_path,
-                          check=True, capture_output=True, text=True).stdout.split()
+    said = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": str(tmp_path / "site")},
+        cwd=tmp_path,
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout.split()
     assert said == [wherry.__version__, str(tmp_path / "site" / "wherry" / "__init__.py")]
 
 
 def test_the_version_is_the_librarys():
-    (version,) = re.findall(r"^  version: '([^']*)'", (ROOT / "meson.build").read_text(), re.MULTILINE)
+    (version,) = re.findall(
+        r"^  version: '([^']*)'", (ROOT / "meson.build").read_text(), re.MULTILINE
+    )
     assert wherry.__version__ == version
 
 
 def test_nothing_is_imported_that_need_not_be_there():
     code = "import sys, wherry; print([name for name in ('torch', 'numpy', 'tqdm', 'torchft') if name in sys.modules])"
-    assert subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout == "[]\n"
+    assert (
+        subprocess.run(
+            [sys.executable, "-c", code], check=True, capture_output=True, text=True
+        ).stdout
+        == "[]\n"
+    )

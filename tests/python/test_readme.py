@@ -1,4 +1,5 @@
-"""The examples of the README: the C one compiles without warnings against the build, and each does what it says."""
+"""The examples of the README: the C one compiles without warnings against the build, and each does
+what it says."""
 
 import os
 import pathlib
@@ -16,15 +17,27 @@ def test_c_example(tmp_path: pathlib.Path) -> None:
     library = BUILD / "src"
     subprocess.run(
         [
-            *os.environ.get("CC", "cc").split(), "-std=c17", "-Wall", "-Wextra", "-Werror", f"-I{ROOT / 'include'}", "example.c",
-            "-o", "example", f"-L{library}", "-lwherry", f"-Wl,-rpath,{library}",
+            *os.environ.get("CC", "cc").split(),
+            "-std=c17",
+            "-Wall",
+            "-Wextra",
+            "-Werror",
+            f"-I{ROOT / 'include'}",
+            "example.c",
+            "-o",
+            "example",
+            f"-L{library}",
+            "-lwherry",
+            f"-Wl,-rpath,{library}",
         ],
         cwd=tmp_path,
         check=True,
     )
     ranks = [
         subprocess.Popen(
-            [tmp_path / "example", f"unix://{tmp_path}/meet?rank={rank}&size=2"], stdout=subprocess.PIPE, text=True
+            [tmp_path / "example", f"unix://{tmp_path}/meet?rank={rank}&size=2"],
+            stdout=subprocess.PIPE,
+            text=True,
         )
         for rank in range(2)
     ]
@@ -44,6 +57,14 @@ def test_python_example(tmp_path: pathlib.Path) -> None:
         "dist.destroy_process_group()",
     ]
     (tmp_path / "example.py").write_text("\n".join([*lines, *check]))
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "example.py"]
+    launcher = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+        "example.py",
+    ]
     done = subprocess.run(launcher, cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stdout + done.stderr

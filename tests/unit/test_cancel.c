@@ -49,7 +49,8 @@ static bool was_woken(wh_inbox *inbox, int64_t ms) {
 
 static void test_a_request_wakes_all_that_are_attached(void **state) {
     (void)state;
-    for (int leaves = 0; leaves < CALLS; leaves++) { /* the first, the middle, the last of the list */
+    /* the first, the middle, the last of the list */
+    for (int leaves = 0; leaves < CALLS; leaves++) {
         place p;
         place_open(&p);
         for (int i = 0; i < CALLS; i++) {
@@ -89,7 +90,10 @@ static void test_from_another_thread(void **state) {
     place_close(&p);
 }
 
-/** A call's stop is requested too, also one that it has only after the request; one that it has no more is left alone. */
+/**
+ * A call's stop is requested too, also one that it has only after the request; one that it has no
+ * more is left alone.
+ */
 static void test_stops(void **state) {
     (void)state;
     for (int early = 0; early < 2; early++) {

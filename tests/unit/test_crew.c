@@ -1,4 +1,7 @@
-/* Crews: every worker has a number of its own, the first error is the crew's and stops the others, and whoever waits is woken. */
+/*
+ * Crews: every worker has a number of its own, the first error is the crew's and stops the others,
+ * and whoever waits is woken.
+ */
 #include "support/build.h"
 
 #include <signal.h>
@@ -73,7 +76,10 @@ static wherry_status wait_for_stop(void *context, uint32_t worker, wherry_error 
     return wh_fail(e, WHERRY_CANCELLED, "stopped");
 }
 
-/** All others wait for ever; only the stop ends them, and their own errors, which come later, do not count. */
+/**
+ * All others wait for ever; only the stop ends them, and their own errors, which come later, do not
+ * count.
+ */
 static void test_the_first_error_stops_the_others(void **state) {
     (void)state;
     for (uint32_t failing = 0; failing < 4; failing++) {

@@ -158,7 +158,8 @@ static void test_sparse(void **state) {
         wherry_file_close(file);
         wherry_allocator_set(NULL);
         static uint64_t calls;
-        assert_true(k == 0 || memory.calls == calls); /* the same work for a thousand times as many bytes */
+        /* the same work for a thousand times as many bytes */
+        assert_true(k == 0 || memory.calls == calls);
         calls = memory.calls;
     }
     scratch_close(&folder);

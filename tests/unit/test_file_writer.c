@@ -156,7 +156,8 @@ static void test_resumed(void **state) {
     assert_false(wherry_file_writer_resumed(writer));
     memcpy(data_of(wherry_file_writer_target(writer), "a"), data_of(source, "a"), LARGE / 2);
     wherry_value *kept;
-    must(wherry_value_copy(wherry_file_writer_target(writer), &kept, &error)); /* which does not lock the part */
+    /* which does not lock the part */
+    must(wherry_value_copy(wherry_file_writer_target(writer), &kept, &error));
     wherry_file_writer_destroy(writer);
     assert_int_equal(scratch_count(&folder), 1);
     assert_int_equal(access(path, F_OK), -1);
@@ -412,7 +413,8 @@ static void test_holes(void **state) {
         expect_file(path, sparse);
         struct stat info;
         assert_int_equal(stat(path, &info), 0);
-        assert_true(info.st_size > 64 << 20 && info.st_blocks * 512 < 48 << 20); /* file systems round up */
+        /* file systems round up */
+        assert_true(info.st_size > 64 << 20 && info.st_blocks * 512 < 48 << 20);
         wherry_file *file;
         must(wherry_file_open(path, NULL, &file, &error));
         const char *data = data_of(wherry_file_state(file), "a");

@@ -1,4 +1,6 @@
-/* Addresses of a group: good and bad texts, what each launcher says, and every allocation failing. */
+/*
+ * Addresses of a group: good and bad texts, what each launcher says, and every allocation failing.
+ */
 #include "../support/build.h"
 #include "../support/counting_allocator.h"
 
@@ -568,7 +570,9 @@ static void test_allocations_fail(void **state) {
     fail_each("env://", meet);
 }
 
-/** Jobs of MPICH's launcher on one host are told apart by its process, at the other end of a socket. */
+/**
+ * Jobs of MPICH's launcher on one host are told apart by its process, at the other end of a socket.
+ */
 static void test_hydra(void **state) {
     (void)state;
     int ends[2];

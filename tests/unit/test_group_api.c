@@ -299,7 +299,10 @@ static void test_barrier_without_one(void **state) {
     assert_int_equal(rmdir(folder), 0);
 }
 
-/** One that is behind passes the barriers that the others are past; a group of one has nobody to wait for. */
+/**
+ * One that is behind passes the barriers that the others are past; a group of one has nobody to
+ * wait for.
+ */
 static void test_barrier_behind(void **state) {
     (void)state;
     world w = open_world();
@@ -381,7 +384,10 @@ static void test_barrier_forgets_former(void **state) {
     close_world(&w);
 }
 
-/** A rank that starts anew while the others wait at the barrier: they learn of the loss, or of its coming, and it is told of theirs. */
+/**
+ * A rank that starts anew while the others wait at the barrier: they learn of the loss, or of its
+ * coming, and it is told of theirs.
+ */
 static void test_barrier_tells_newcomer(void **state) {
     (void)state;
     world w = open_world();
@@ -540,7 +546,10 @@ static wherry_status permit(void *context, wherry_error *failure) {
     return permission;
 }
 
-/** A thread that may not use a table is refused by every call, with the table's own reason, and the group stays as it is. */
+/**
+ * A thread that may not use a table is refused by every call, with the table's own reason, and the
+ * group stays as it is.
+ */
 static void test_permit(void **state) {
     (void)state;
     wherry_group *group = NULL;

@@ -1,4 +1,7 @@
-/* Blocks over a table without put and get: the library moves them over send and receive, and believes nothing that comes. */
+/*
+ * Blocks over a table without put and get: the library moves them over send and receive, and
+ * believes nothing that comes.
+ */
 #include <stdlib.h>
 #include <string.h>
 
@@ -203,7 +206,10 @@ static void test_abandoned(void **state) {
         must(put(&w, CHANNEL + 1, from, 1000, &sent));
         finish_both(&w, sent, got);
         assert_memory_equal(from, to, 1000);
-        /* The credit of the first was taken back: on its channel nothing is sent before there is a get again. */
+        /*
+         * The credit of the first was taken back: on its channel nothing is sent before there is a
+         * get again.
+         */
         must(put(&w, CHANNEL, from, 1000, &sent));
         assert_int_equal(finish(&w, 1, sent), WHERRY_TIMED_OUT);
         must(get(&w, CHANNEL, to, 1000, &got));
@@ -266,7 +272,10 @@ static void test_hostile_pieces(void **state) {
     }
 }
 
-/** Credit for any channel, as much as one likes: it takes no more memory than a little, and what is not there is not sent. */
+/**
+ * Credit for any channel, as much as one likes: it takes no more memory than a little, and what is
+ * not there is not sent.
+ */
 static void test_hostile_credit(void **state) {
     (void)state;
     world w = open_world(0);
@@ -278,8 +287,10 @@ static void test_hostile_credit(void **state) {
     inject(&w, (wh_callback_frame){.kind = WH_CALLBACK_CREDIT, .tag = 3, .total = INT32_MAX}, 0);
     inject(&w, (wh_callback_frame){.kind = WH_CALLBACK_CREDIT, .tag = 4, .total = 0}, 0);
     inject(&w, (wh_callback_frame){.kind = WH_CALLBACK_CREDIT, .tag = 4, .total = 0}, 0);
-    inject(&w, (wh_callback_frame){.kind = WH_CALLBACK_CREDIT, .tag = 5, .total = 10}, 3); /* with bytes */
-    inject(&w, (wh_callback_frame){.kind = WH_CALLBACK_CREDIT, .tag = 5, .total = UINT64_C(1) << 40}, 0); /* too much */
+    /* with bytes */
+    inject(&w, (wh_callback_frame){.kind = WH_CALLBACK_CREDIT, .tag = 5, .total = 10}, 3);
+    /* too much */
+    inject(&w, (wh_callback_frame){.kind = WH_CALLBACK_CREDIT, .tag = 5, .total = UINT64_C(1) << 40}, 0);
     greet(&w, 1);
     must(w.groups[0]->ops->put(w.groups[0], 1, 3, bytes, sizeof(bytes), &sent, &error));
     must(finish(&w, 0, sent));

@@ -295,7 +295,10 @@ static void test_former_is_told(void **state) {
     close_world(&w);
 }
 
-/** Without WHERRY_GROUP_OPS_DEATH nobody is told of a death: whoever waits does so until the deadline, and no longer. */
+/**
+ * Without WHERRY_GROUP_OPS_DEATH nobody is told of a death: whoever waits does so until the
+ * deadline, and no longer.
+ */
 static void test_silent_death(void **state) {
     (void)state;
     world w = open_world(0);
@@ -368,7 +371,10 @@ static void count_message(void *context, wh_message *message) {
     wh_message_clear(message);
 }
 
-/** Who cannot send reads, but calls no service: the caller may hold a lock that the service takes. Who waits does. */
+/**
+ * Who cannot send reads, but calls no service: the caller may hold a lock that the service takes.
+ * Who waits does.
+ */
 static void test_send_calls_no_service(void **state) {
     (void)state;
     world w = open_world(0);
@@ -410,7 +416,10 @@ static void *talk(void *context) {
     return NULL;
 }
 
-/** Two ranks that send far more to each other than the sockets hold, and read only afterwards, do not wait on each other. */
+/**
+ * Two ranks that send far more to each other than the sockets hold, and read only afterwards, do
+ * not wait on each other.
+ */
 static void test_both_send_first(void **state) {
     (void)state;
     world w = open_world(0);
@@ -427,7 +436,10 @@ static void test_both_send_first(void **state) {
     close_world(&w);
 }
 
-/** Nobody reads: a message that is longer than the socket holds ends at its deadline, and what came of it matches nothing. */
+/**
+ * Nobody reads: a message that is longer than the socket holds ends at its deadline, and what came
+ * of it matches nothing.
+ */
 static void test_nobody_reads(void **state) {
     (void)state;
     world w = open_world(0);
@@ -466,8 +478,8 @@ static void *send_until_stopped(void *context) {
 }
 
 /**
- * Nobody reads, and two threads send: one is in the middle of its message, the other waits behind it. A stop ends both, by a request or by its question,
- * and what came of them matches nothing.
+ * Nobody reads, and two threads send: one is in the middle of its message, the other waits behind
+ * it. A stop ends both, by a request or by its question, and what came of them matches nothing.
  */
 static void test_stopped_sends(void **state) {
     (void)state;
@@ -482,7 +494,8 @@ static void test_stopped_sends(void **state) {
             assert_int_equal(pthread_create(&sends[i].thread, NULL, send_until_stopped, sends + i), 0);
             wh_await_asleep(getpid());
         }
-        for (int i = 1; i >= 0; i--) { /* the one that waits first: it must not be the other's end that frees it */
+        /* the one that waits first: it must not be the other's end that frees it */
+        for (int i = 1; i >= 0; i--) {
             if (!asks) {
                 wh_stop_request(&sends[i].stop);
             }
@@ -530,7 +543,10 @@ static void test_reader_takes_no_signals(void **state) {
     assert_int_equal(atomic_load(&open_reads), 0);
 }
 
-/** The Nth allocation fails, of a message there and back: an error, or a rank that is given up, and nothing is left over. */
+/**
+ * The Nth allocation fails, of a message there and back: an error, or a rank that is given up, and
+ * nothing is left over.
+ */
 static void test_no_memory(void **state) {
     (void)state;
     bool through = false;

@@ -1,4 +1,7 @@
-/* Two machines that greet each other: how they agree, how they part, and what they do with memory and the secret. */
+/*
+ * Two machines that greet each other: how they agree, how they part, and what they do with memory
+ * and the secret.
+ */
 #include "../support/counting_allocator.h"
 #include "../support/hello_sides.h"
 

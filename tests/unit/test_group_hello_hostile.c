@@ -283,7 +283,8 @@ static void test_refused(void **state) {
         const uint8_t *bytes;
         size_t size;
         wh_hello_output(left.machine, &bytes, &size);
-        assert_int_equal(size, HEADER + ((size_t)bytes[2] << 8) + bytes[3]); /* HELLO, and no REFUSE for a REFUSE */
+        /* HELLO, and no REFUSE for a REFUSE */
+        assert_int_equal(size, HEADER + ((size_t)bytes[2] << 8) + bytes[3]);
         wh_hello_destroy(left.machine);
     }
 }

@@ -1,6 +1,7 @@
 /*
- * Members of a TCP group on one host talk over Unix sockets: what a place must look like for that, what becomes of those that a hostile peer makes up,
- * and that nothing is lost or overtaken where the way changes or cannot be had.
+ * Members of a TCP group on one host talk over Unix sockets: what a place must look like for that,
+ * what becomes of those that a hostile peer makes up, and that nothing is lost or overtaken where
+ * the way changes or cannot be had.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -93,7 +94,9 @@ static bool reaches(const wh_sockets *sockets, const char *place, int listener) 
     return knocked;
 }
 
-/** The Unix socket where there is one, else the port; and nothing that is not of a group's making. */
+/**
+ * The Unix socket where there is one, else the port; and nothing that is not of a group's making.
+ */
 static void test_dialling(void **state) {
     (void)state;
     wh_sockets *sockets = fake();
@@ -281,7 +284,10 @@ static void test_loss(void **state) {
     close_world(groups);
 }
 
-/** Two that have met at two places and not talked yet: the end of one of these connections is not the loss of a rank. */
+/**
+ * Two that have met at two places and not talked yet: the end of one of these connections is not
+ * the loss of a rank.
+ */
 static void *join_twice(void *context) {
     joiner *j = context;
     char address[128];

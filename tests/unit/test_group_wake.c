@@ -1,4 +1,7 @@
-/* A table that can be woken: whoever waits inside its receive hears of what this process has for it at once, and not when the wait is over. */
+/*
+ * A table that can be woken: whoever waits inside its receive hears of what this process has for it
+ * at once, and not when the wait is over.
+ */
 #include <pthread.h>
 #include <stdatomic.h>
 

@@ -1,6 +1,7 @@
 /*
- * The ends of the lane of blocks: from and to which memory they move, how many at once, and that nothing is under way when they have failed. Here a block is a
- * chunk; test_lane_blocks_long.c has those of several.
+ * The ends of the lane of blocks: from and to which memory they move, how many at once, and that
+ * nothing is under way when they have failed. Here a block is a chunk; test_lane_blocks_long.c has
+ * those of several.
  */
 #include <stdlib.h>
 
@@ -19,7 +20,10 @@ static size_t at_once(bool source) {
     return source ? UNDER_WAY : 10;
 }
 
-/** A chunk that is one run moves from its own memory, and to it: in the order of the chunks, on the channel of the request. */
+/**
+ * A chunk that is one run moves from its own memory, and to it: in the order of the chunks, on the
+ * channel of the request.
+ */
 static void test_in_place(void **state) {
     (void)state;
     for (int source = 0; source < 2; source++) {
@@ -62,7 +66,10 @@ static void test_packed(void **state) {
     }
 }
 
-/** A receiver's wait for their bytes, up to a number, and the next ones are begun together, when half of them are through. */
+/**
+ * A receiver's wait for their bytes, up to a number, and the next ones are begun together, when
+ * half of them are through.
+ */
 static void test_ahead(void **state) {
     (void)state;
     static const lane_shape many = {.chunks = 100, .pieces = 1, .shortest = 100, .longest = 200};
@@ -107,7 +114,10 @@ static void test_large_chunks(void **state) {
     scene_end(&s);
 }
 
-/** A part does a few chunks and returns; where nothing can be done it returns too, and the next goes on. */
+/**
+ * A part does a few chunks and returns; where nothing can be done it returns too, and the next goes
+ * on.
+ */
 static void test_parts(void **state) {
     (void)state;
     for (int source = 0; source < 2; source++) {
@@ -138,7 +148,9 @@ static void test_parts(void **state) {
     }
 }
 
-/** Whatever fails, nothing is under way when the lane says so, and the error says who it is about. */
+/**
+ * Whatever fails, nothing is under way when the lane says so, and the error says who it is about.
+ */
 static void test_failures(void **state) {
     (void)state;
     for (int source = 0; source < 2; source++) {
@@ -291,7 +303,10 @@ static void test_no_memory(void **state) {
     }
 }
 
-/** A source whose blocks have another size than they must: the receiver says so, and nothing around its memory is touched. */
+/**
+ * A source whose blocks have another size than they must: the receiver says so, and nothing around
+ * its memory is touched.
+ */
 static void test_hostile_size(void **state) {
     (void)state;
     static const callback_hub_options options = {.flags = CALLBACK_HUB_ALL, .blocks = true};

@@ -1,4 +1,7 @@
-/* Blocks of several chunks: which chunks become one, the same at both sides; from and to which memory they move, and how many at once. */
+/*
+ * Blocks of several chunks: which chunks become one, the same at both sides; from and to which
+ * memory they move, and how many at once.
+ */
 #include <sched.h>
 #include <string.h>
 
@@ -59,7 +62,10 @@ static size_t expect_blocks(const lane_data *data, lane_round round, uint64_t lo
     return count;
 }
 
-/** Both sides form the blocks of the rule: of all chunks, of some with gaps between them, again in a later round. @return blocks of all chunks. */
+/**
+ * Both sides form the blocks of the rule: of all chunks, of some with gaps between them, again in a
+ * later round. @return blocks of all chunks.
+ */
 static size_t check_blocks(const lane_shape *shape, uint8_t longest_mib) {
     static const lane_round rounds[] = {{1, 0}, {2, 1}, {1, 0}, {3, 0}};
     uint64_t sizes[SEEN_MAX];
@@ -106,7 +112,10 @@ static void test_which_chunks(void **state) {
     assert_true(count > 5 && count < 30);
 }
 
-/** From and to the memory itself where the chunks lie end to end there too; else by way of scratch, which is used again. */
+/**
+ * From and to the memory itself where the chunks lie end to end there too; else by way of scratch,
+ * which is used again.
+ */
 static void test_memory(void **state) {
     (void)state;
     for (int i = 0; i < 4; i++) {
@@ -129,7 +138,10 @@ static void test_memory(void **state) {
     }
 }
 
-/** A source has two long blocks under way, a receiver as many as there are; those that need scratch memory are one, and all in the same. */
+/**
+ * A source has two long blocks under way, a receiver as many as there are; those that need scratch
+ * memory are one, and all in the same.
+ */
 static void test_how_many_at_once(void **state) {
     (void)state;
     static const lane_shape large = {.chunks = 39, .pieces = 1, .shortest = MIB, .longest = MIB};
@@ -220,7 +232,10 @@ static void test_agreement_on_parts(void **state) {
     }
 }
 
-/** A chunk that is a block by itself goes in parts, the same at both sides, in place where it lies so; one of several chunks does not. */
+/**
+ * A chunk that is a block by itself goes in parts, the same at both sides, in place where it lies
+ * so; one of several chunks does not.
+ */
 static void test_parts(void **state) {
     (void)state;
     static const lane_shape alone = {
@@ -248,7 +263,8 @@ static void test_parts(void **state) {
                 assert_int_equal(s.group.seen[expected_count++].size, size);
             }
         }
-        assert_int_equal(s.group.count, shape == &side_by_side ? 3 + 3 : expected_count); /* its last chunk is alone */
+        /* its last chunk is alone */
+        assert_int_equal(s.group.count, shape == &side_by_side ? 3 + 3 : expected_count);
         const uint8_t *expected =
             source ? s.data->source + s.data->pieces->source : s.data->target + s.data->pieces->target;
         for (size_t k = 0; k < 3 && shape == &alone; k++) {
@@ -277,12 +293,15 @@ static void test_hostile_lengths(void **state) {
     must_fail(WHERRY_MALFORMED, error, lane->accept(&s.site, "\2\0\0\0", 4, &flag, &end, &error));
     wh_blocks_limit.longest_mib = 3; /* longer than this source has offered */
     must_fail(WHERRY_MALFORMED, error, lane->accept(&s.site, "\2\0\0\4\0", 5, &flag, &end, &error));
-    must_fail(WHERRY_MALFORMED, error, lane->accept(&s.site, "\2\0\0\3\1", 5, &flag, &end, &error)); /* parts */
+    /* parts */
+    must_fail(WHERRY_MALFORMED, error, lane->accept(&s.site, "\2\0\0\3\1", 5, &flag, &end, &error));
     assert_true(!text.size && !end);
     scene_end(&s);
 }
 
-/** A stop while a block is being formed: none is begun that would be shorter than the other side's. */
+/**
+ * A stop while a block is being formed: none is begun that would be shorter than the other side's.
+ */
 static wh_stop *stop_at_once;
 
 static uint64_t stop_and_continue(void *context, uint64_t chunk) {
@@ -329,7 +348,10 @@ static void test_a_feed_that_is_wrong(void **state) {
     }
 }
 
-/** Whatever fails, nothing is under way when the lane says so; and the next chunk of a round that failed is not part of the next. */
+/**
+ * Whatever fails, nothing is under way when the lane says so; and the next chunk of a round that
+ * failed is not part of the next.
+ */
 static void test_failures(void **state) {
     (void)state;
     for (int source = 0; source < 2; source++) {

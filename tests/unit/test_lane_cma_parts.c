@@ -105,7 +105,10 @@ static wherry_status read_run(const wh_cma_peer *peer, void *from, void *to, siz
     return wh_cma_read(peer, &batch, errnum_p, &error);
 }
 
-/** Memory that is not there is an error which says whose it is, however it is read; what came before it has been read. */
+/**
+ * Memory that is not there is an error which says whose it is, however it is read; what came before
+ * it has been read.
+ */
 static void test_memory_that_is_not_there(void **state) {
     (void)state;
     uint8_t *hole = map_with_hole();
@@ -132,7 +135,10 @@ static void test_memory_that_is_not_there(void **state) {
     munmap(hole + 2 * PAGE, PAGE);
 }
 
-/** What was read from a process that has ended meanwhile is not good: here it is read from a living one, while the watched one is dead. */
+/**
+ * What was read from a process that has ended meanwhile is not good: here it is read from a living
+ * one, while the watched one is dead.
+ */
 static void test_a_dead_process_gives_nothing(void **state) {
     (void)state;
     uint8_t from[64] = {1};
@@ -223,7 +229,10 @@ static int32_t nobody(wh_group *group, int32_t rank) {
     return 0;
 }
 
-/** Whether the kernel has Yama shows in what it says to PR_SET_PTRACER; the source's answer must be the same. */
+/**
+ * Whether the kernel has Yama shows in what it says to PR_SET_PTRACER; the source's answer must be
+ * the same.
+ */
 static void test_assist(void **state) {
     (void)state;
     static const wh_group_ops group_ops = {.name = "nobody", .process = nobody};

@@ -1,6 +1,6 @@
 /*
- * The ring lane between honest ends and others: who may hand over the memory, who may take it, and what either side can write into it. What holds for
- * every lane is the conformance suite's.
+ * The ring lane between honest ends and others: who may hand over the memory, who may take it, and
+ * what either side can write into it. What holds for every lane is the conformance suite's.
  */
 #include <fcntl.h>
 #include <sched.h>
@@ -229,7 +229,10 @@ static void test_requests(void **state) {
     pair_close(&p);
 }
 
-/* Sends what a source sends, or something else, to the socket that a request names. memory may be -1. */
+/*
+ * Sends what a source sends, or something else, to the socket that a request names. memory may be
+ * -1.
+ */
 static void send_to(const pair *p, const void *bytes, size_t size, int memory) {
     struct sockaddr_un address = {.sun_family = AF_UNIX};
     int length = snprintf(address.sun_path + 1, sizeof(address.sun_path) - 1, "wherry-ring-");
@@ -311,7 +314,8 @@ static void test_wrong_memory(void **state) {
         send_to(&other, message, sizeof(message), row == 2 ? -1 : fd);
         close(fd);
         must_fail(row == 2 ? WHERRY_SYSTEM : WHERRY_MALFORMED, error, pull(&other));
-        must_fail(row == 2 ? WHERRY_SYSTEM : WHERRY_MALFORMED, error, pull(&other)); /* the next worker hears it too */
+        /* the next worker hears it too */
+        must_fail(row == 2 ? WHERRY_SYSTEM : WHERRY_MALFORMED, error, pull(&other));
         pair_close(&other);
         pair_close(&p);
     }
@@ -452,7 +456,9 @@ static void test_hostile_tail(void **state) {
     }
 }
 
-/* What was written before the source closed its end still counts; then there is nobody to wait for. */
+/*
+ * What was written before the source closed its end still counts; then there is nobody to wait for.
+ */
 static void test_closed_ends(void **state) {
     (void)state;
     pair p;
@@ -488,7 +494,8 @@ static void test_digests(void **state) {
     assert_true(claims && equal);
     begin_round();
     must(wh_lane_ring.push(p.source, 0, &summing_feed, &error));
-    wh_ring_slot(wh_ring_end_of(p.source), 0, 7 + 5)[2] ^= 1; /* a byte of the last frame of the second round */
+    /* a byte of the last frame of the second round */
+    wh_ring_slot(wh_ring_end_of(p.source), 0, 7 + 5)[2] ^= 1;
     must(wh_lane_ring.pull(p.receiver, 0, &summing_sink, &error));
     assert_true(claims && !equal);
     begin_round();
@@ -525,7 +532,10 @@ static void test_another_user(void **state) {
     pair_close(&p);
 }
 
-/* A source in another network namespace is told apart by its offer; one that says otherwise does not reach the receiver's socket. */
+/*
+ * A source in another network namespace is told apart by its offer; one that says otherwise does
+ * not reach the receiver's socket.
+ */
 static void test_another_network(void **state) {
     (void)state;
     enum { GOOD, WRONG, CANNOT };

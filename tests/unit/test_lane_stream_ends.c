@@ -1,4 +1,7 @@
-/* How the ends of the stream lane come to be, and receivers that take nothing, or little, while a source pushes. */
+/*
+ * How the ends of the stream lane come to be, and receivers that take nothing, or little, while a
+ * source pushes.
+ */
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
@@ -198,7 +201,10 @@ static void test_accept_channels(void **state) {
     wh_stop_destroy(&stop);
 }
 
-/** A channel that the receiver has closed, because it was not open in time, is none of those that the lane is made of. */
+/**
+ * A channel that the receiver has closed, because it was not open in time, is none of those that
+ * the lane is made of.
+ */
 static void test_accept_leaves_closed_channels(void **state) {
     (void)state;
     wh_stop stop;
@@ -226,7 +232,10 @@ static void test_accept_leaves_closed_channels(void **state) {
     wh_stop_destroy(&stop);
 }
 
-/** Every allocation fails in turn: an error, nothing is kept, and the source's channels stay the caller's. */
+/**
+ * Every allocation fails in turn: an error, nothing is kept, and the source's channels stay the
+ * caller's.
+ */
 static void test_no_memory(void **state) {
     (void)state;
     for (int accepts = 0; accepts < 2; accepts++) {
@@ -348,7 +357,10 @@ static void test_stopped_feed(void **state) {
     close_source(&s);
 }
 
-/** A receiver that takes a little now and then is slow, not lost: the limit counts from the last byte. */
+/**
+ * A receiver that takes a little now and then is slow, not lost: the limit counts from the last
+ * byte.
+ */
 static void *sip(void *context) {
     const int *channel = context;
     char *bytes = malloc(CHUNK);

@@ -1,4 +1,7 @@
-/* A source that sends nonsense over the stream lane: the receiver answers with an error, and writes nothing but what its sink gave. */
+/*
+ * A source that sends nonsense over the stream lane: the receiver answers with an error, and writes
+ * nothing but what its sink gave.
+ */
 #include <poll.h>
 #include <pthread.h>
 #include <stdio.h>
@@ -178,7 +181,9 @@ static void check_chunk(const scene *s, uint64_t chunk) {
     }
 }
 
-/** What a good source sends, cut at every byte: whole it succeeds, and less is a peer that was lost. */
+/**
+ * What a good source sends, cut at every byte: whole it succeeds, and less is a peer that was lost.
+ */
 static void test_cut_anywhere(void **state) {
     (void)state;
     for (int verify = 0; verify < 2; verify++) {
@@ -206,7 +211,10 @@ static void test_cut_anywhere(void **state) {
     }
 }
 
-/** A frame that claims something else than what is waited for; behind it come more bytes than any chunk has. */
+/**
+ * A frame that claims something else than what is waited for; behind it come more bytes than any
+ * chunk has.
+ */
 static void expect_malformed(bool verify, bool first, uint64_t chunk, uint64_t length) {
     static const char junk[2 * CHUNK];
     scene s;
@@ -243,7 +251,10 @@ static void test_false_headers(void **state) {
     expect_malformed(false, true, 1, CHUNK);
 }
 
-/** An end before all chunks have come is no fault of the lane's: the sink knows what is missing. The next round goes on behind it. */
+/**
+ * An end before all chunks have come is no fault of the lane's: the sink knows what is missing. The
+ * next round goes on behind it.
+ */
 static void test_rounds_end_where_the_source_says(void **state) {
     (void)state;
     scene s;

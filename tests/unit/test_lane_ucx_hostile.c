@@ -228,7 +228,10 @@ static void test_too_many_pieces(void **state) {
     close_stage(&s);
 }
 
-/** Long segments are used only if neither user has set their length. A request that asks for them after all is refused. */
+/**
+ * Long segments are used only if neither user has set their length. A request that asks for them
+ * after all is refused.
+ */
 static void test_long_segments(void **state) {
     (void)state;
     static const char *const variables[] = {"UCX_TCP_RX_SEG_SIZE", "UCX_TCP_TX_SEG_SIZE"};
@@ -258,7 +261,10 @@ static void test_long_segments(void **state) {
     wh_free(with.bytes);
 }
 
-/** A limit that has passed is not the end before the peer had a last moment, which ends with the next thing that it does. */
+/**
+ * A limit that has passed is not the end before the peer had a last moment, which ends with the
+ * next thing that it does.
+ */
 static void test_limit(void **state) {
     (void)state;
     enum { LIMIT_MS = 20 };
@@ -281,7 +287,8 @@ static void test_limit(void **state) {
     wh_ucx_note_progress(&worker);
     site.deadline = wh_deadline_in_ms(0);
     usleep(2 * LIMIT_MS * 1000);
-    must_fail(WHERRY_TIMED_OUT, error, wh_ucx_check(&worker, &error)); /* that of the transfer is not put off */
+    /* that of the transfer is not put off */
+    must_fail(WHERRY_TIMED_OUT, error, wh_ucx_check(&worker, &error));
     wh_stop_destroy(&stop);
 }
 

@@ -1,4 +1,7 @@
-/* What the sides of the lane over UCX say to each other: headers, pieces, requests; and what is refused of it. */
+/*
+ * What the sides of the lane over UCX say to each other: headers, pieces, requests; and what is
+ * refused of it.
+ */
 #include "base/alloc.h"
 #include "lane/lanes.h"
 #include "lane/ucx/ucx_wire.h"
@@ -26,7 +29,9 @@ static void test_header(void **state) {
     assert_int_equal(bytes[31], 8);
 }
 
-/** What is of another transfer is no fault of this one; what is of this one and makes no sense is. */
+/**
+ * What is of another transfer is no fault of this one; what is of this one and makes no sense is.
+ */
 static void test_hostile_headers(void **state) {
     (void)state;
     uint8_t bytes[WH_UCX_HEADER_BYTES + 1] = {0};

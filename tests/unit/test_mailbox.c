@@ -1,4 +1,7 @@
-/* The mailbox on its own: shares, incarnations, loss, closing. Waiting awake; other waiting and threads are the conformance suite's. */
+/*
+ * The mailbox on its own: shares, incarnations, loss, closing. Waiting awake; other waiting and
+ * threads are the conformance suite's.
+ */
 #include <pthread.h>
 #include <unistd.h>
 
@@ -100,7 +103,10 @@ static void test_closing(void **state) {
     wh_mailbox_destroy(NULL);
 }
 
-/** Whoever waits in an inbox hears what had come, and then that this process is out: a rank that it loses by that is none that was lost. */
+/**
+ * Whoever waits in an inbox hears what had come, and then that this process is out: a rank that it
+ * loses by that is none that was lost.
+ */
 static void test_closing_comes_before_losses(void **state) {
     (void)state;
     const uint64_t talk = WH_TAG_CONVERSATION | 1;
@@ -151,7 +157,9 @@ static void *ring_clock(void *context) {
     return NULL;
 }
 
-/** Whoever waits awake is woken by all that wakes a sleeper, and so is who has just gone to sleep. */
+/**
+ * Whoever waits awake is woken by all that wakes a sleeper, and so is who has just gone to sleep.
+ */
 static void test_awake(void **state) {
     (void)state;
     for (int i = 0; i < ROUNDS; i++) {

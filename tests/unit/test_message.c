@@ -1,4 +1,7 @@
-/* The messages of the conversation: every type there and back, cut off and lengthened, texts that are too long or not fit to print, intervals. */
+/*
+ * The messages of the conversation: every type there and back, cut off and lengthened, texts that
+ * are too long or not fit to print, intervals.
+ */
 #include "support/build.h"
 
 #include "base/alloc.h"

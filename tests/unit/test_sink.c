@@ -1,4 +1,7 @@
-/* The receiver's side of the data: which chunks are let in, where their bytes go, and which come again. */
+/*
+ * The receiver's side of the data: which chunks are let in, where their bytes go, and which come
+ * again.
+ */
 #include "support/build.h"
 
 #include <stdlib.h>
@@ -111,7 +114,10 @@ static void test_where_bytes_go(void **state) {
     scene_close(&s);
 }
 
-/** In a partial plan, bytes between the tensors that are wanted have no place; with verify they are read all the same. */
+/**
+ * In a partial plan, bytes between the tensors that are wanted have no place; with verify they are
+ * read all the same.
+ */
 static void test_bytes_without_a_place(void **state) {
     (void)state;
     int64_t size = 1000;
@@ -167,8 +173,10 @@ static void test_digests_in_band(void **state) {
     assert_true(result.bad == 2 && result.first_bad == 1 && result.missing == 0 && result.unclaimed == 0);
     assert_true(wh_chunk_sink_retry(&s.sink));
     assert_int_equal(s.sink.round.total, 2);
-    assert_int_equal(s.sink.round.count, 1);                                         /* 1 and 2 lie side by side */
-    must_fail(WHERRY_MALFORMED, error, s.face.open(&s.sink, 0, &s.landing, &error)); /* that one was right */
+    /* 1 and 2 lie side by side */
+    assert_int_equal(s.sink.round.count, 1);
+    /* that one was right */
+    must_fail(WHERRY_MALFORMED, error, s.face.open(&s.sink, 0, &s.landing, &error));
     assert_int_equal(wh_chunk_sink_judge(&s.sink).missing, 2);
     land(&s, 1, &two, &two);
     land(&s, 2, &two, &two);
@@ -195,7 +203,8 @@ static void test_digests_by_message(void **state) {
     assert_true(result.unclaimed == 0 && result.bad == 1 && result.first_bad == 3);
     assert_true(wh_chunk_sink_retry(&s.sink));
     land(&s, 3, ones, NULL);
-    assert_int_equal(wh_chunk_sink_judge(&s.sink).unclaimed, 1); /* the claim of the last round is void */
+    /* the claim of the last round is void */
+    assert_int_equal(wh_chunk_sink_judge(&s.sink).unclaimed, 1);
     assert_true(wh_chunk_sink_claim(&s.sink, 3, ones, 1));
     assert_int_equal(wh_chunk_sink_judge(&s.sink).bad, 0);
     scene_close(&s);
@@ -248,7 +257,8 @@ static void test_no_memory(void **state) {
         wh_chunk_sink_destroy(&sink);
         assert_int_equal(count.held, 0);
         wherry_allocator_set(NULL);
-        assert_true(ok == (fail > 10)); /* three lists of two arrays, one of them the caller's, and four arrays */
+        /* three lists of two arrays, one of them the caller's, and four arrays */
+        assert_true(ok == (fail > 10));
     }
     scene_close(&s);
 }

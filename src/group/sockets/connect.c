@@ -1,6 +1,6 @@
 /*
- * Opening a channel. The caller's own thread dials, greets and asks for the inbox; the group's lock is never held while it waits, and the progress
- * thread has no part in it.
+ * Opening a channel. The caller's own thread dials, greets and asks for the inbox; the group's lock
+ * is never held while it waits, and the progress thread has no part in it.
  */
 #include <errno.h>
 #include <poll.h>
@@ -13,7 +13,10 @@
 #include "base/error.h"
 #include "group/sockets/internal.h"
 
-/** How often a waiting thread looks whether the rank was lost, or it is to stop. How long it leaves a listener in peace that too many knock at. */
+/**
+ * How often a waiting thread looks whether the rank was lost, or it is to stop. How long it leaves
+ * a listener in peace that too many knock at.
+ */
 enum { LOOK_MS = 100, KNOCK_MS = 2 };
 
 /** A channel on its way. */
@@ -39,7 +42,9 @@ static int place_length(const attempt *a) {
     return (int)strcspn(a->place, ";");
 }
 
-/** There is no way to its place: a rank that lives may have told one that leads nowhere from here. */
+/**
+ * There is no way to its place: a rank that lives may have told one that leads nowhere from here.
+ */
 static wherry_status unreachable(const attempt *a, int errnum) {
     return wh_fail_rank(a->error, a->rank,
                         wh_fail(a->error, WHERRY_PEER_LOST,
@@ -161,7 +166,10 @@ static wh_refusal admit(void *context, const wh_hello_fields *peer, uint64_t *ne
                                                  : WH_REFUSAL_NONE;
 }
 
-/** Takes what the other side said. Whoever else was found there is not the one that the caller talks to. */
+/**
+ * Takes what the other side said. Whoever else was found there is not the one that the caller talks
+ * to.
+ */
 static wherry_status hear(const attempt *a, wh_hello *hello, const uint8_t *bytes, size_t size) {
     size_t used = 0;
     wherry_status status = wh_hello_input(hello, bytes, size, &used, a->error);
@@ -183,8 +191,8 @@ static wherry_status attach(const attempt *a, uint64_t tag) {
 }
 
 /**
- * Greets, and says what the channel is for as soon as the other side has proven who it is, along with this side's own proof: that saves a round trip.
- * Reads nothing that belongs to the channel.
+ * Greets, and says what the channel is for as soon as the other side has proven who it is, along
+ * with this side's own proof: that saves a round trip. Reads nothing that belongs to the channel.
  */
 static wherry_status greet(const attempt *a, wh_hello *hello, uint64_t tag) {
     bool attached = false;

@@ -12,7 +12,9 @@
 
 enum { HEAD = WH_FRAME_HEAD, MESSAGE_HEAD = WH_MESSAGE_HEAD, READ_SIZE = 64 << 10 };
 
-/** Memory for a message is taken at once up to here; beyond, in proportion to what has come of it. */
+/**
+ * Memory for a message is taken at once up to here; beyond, in proportion to what has come of it.
+ */
 enum { TRUSTED_SIZE = 4 << 20 };
 
 wh_connection *wh_connection_create(int fd, bool dialled, const wh_hello_config *config, wherry_error *error) {
@@ -203,7 +205,10 @@ static wherry_status greet(wh_connection *connection, size_t *used, const wh_con
     return WHERRY_OK;
 }
 
-/** Takes one frame, or the part of a message that is there. @return in *used_p how many bytes; 0: more must come first. */
+/**
+ * Takes one frame, or the part of a message that is there. @return in *used_p how many bytes; 0:
+ * more must come first.
+ */
 static wherry_status take_next(wh_connection *connection, const uint8_t *at, size_t there, size_t *used_p,
                                const wh_connection_events *events, wherry_error *error) {
     if (connection->part_left) {
@@ -253,7 +258,10 @@ static wherry_status take_frames(wh_connection *connection, const wh_connection_
     return status;
 }
 
-/** Reads what has come: of a message that is coming in straight to its place, the rest into the buffer. */
+/**
+ * Reads what has come: of a message that is coming in straight to its place, the rest into the
+ * buffer.
+ */
 static ssize_t read_now(wh_connection *connection) {
     size_t direct = connection->in_size ? 0 : connection->part_left;
     struct iovec pieces[2] = {

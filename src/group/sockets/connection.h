@@ -1,11 +1,14 @@
 /**
- * @file connection.h  One connection to another member: the greeting, then frames both ways. Never blocks; used under the group's lock.
+ * @file connection.h  One connection to another member: the greeting, then frames both ways. Never
+ * blocks; used under the group's lock.
  *
- * A frame: the size of its body (uint32, big endian), its type (uint8), the body. A message travels as one or more MESSAGE frames behind each
- * other, each with the tag (uint64) and how many bytes of the message follow in the next ones (uint64), so that none is longer than WH_FRAME_MAX.
+ * A frame: the size of its body (uint32, big endian), its type (uint8), the body. A message travels
+ * as one or more MESSAGE frames behind each other, each with the tag (uint64) and how many bytes of
+ * the message follow in the next ones (uint64), so that none is longer than WH_FRAME_MAX.
  *
- * A connection that greets for data is no part of this traffic: its only frame is ATTACH, with the tag (uint64) of an inbox, from the side that
- * dialled. The answer is one byte, WH_ATTACHED, and the connection is a channel from then on; or WH_NOT_ATTACHED, and its end.
+ * A connection that greets for data is no part of this traffic: its only frame is ATTACH, with the
+ * tag (uint64) of an inbox, from the side that dialled. The answer is one byte, WH_ATTACHED, and
+ * the connection is a channel from then on; or WH_NOT_ATTACHED, and its end.
  */
 #ifndef WH_GROUP_SOCKETS_CONNECTION_H
 #define WH_GROUP_SOCKETS_CONNECTION_H
@@ -33,7 +36,8 @@ typedef struct wh_connection {
     wh_hello *hello; /**< While the two sides greet each other; then NULL. */
     int32_t rank;    /**< Of the other side, once they have; -1 before. */
     uint64_t incarnation;
-    bool data;     /**< The other side opens a channel: it is not for messages, and its end is nobody's loss. */
+    /** The other side opens a channel: it is not for messages, and its end is nobody's loss. */
+    bool data;
     bool attached; /**< It has said for which inbox: */
     uint64_t tag;
     uint64_t born;  /**< When it began, */
@@ -79,7 +83,10 @@ static inline bool wh_connection_is_up(const wh_connection *connection) {
 /** Whether it has something to send, or waits to be connected. */
 bool wh_connection_wants_to_write(const wh_connection *connection);
 
-/** Reads what has come and tells the owner. @return WHERRY_OK, or why the connection is of no more use. */
+/**
+ * Reads what has come and tells the owner. @return WHERRY_OK, or why the connection is of no more
+ * use.
+ */
 wherry_status wh_connection_read(wh_connection *connection, const wh_connection_events *events, wherry_error *error);
 
 /** Sends what can be sent. @return as wh_connection_read. */

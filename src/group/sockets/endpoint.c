@@ -79,7 +79,10 @@ static bool read_name(const char *path, wh_name *name) {
     return true;
 }
 
-/** Where there is no room for a name aside, or none can be put into place: whoever calls before the socket listens takes its name over. */
+/**
+ * Where there is no room for a name aside, or none can be put into place: whoever calls before the
+ * socket listens takes its name over.
+ */
 static int listen_at_once(const wh_group_address *address, const wh_socket_address *at, wh_name *name) {
     int socket_fd = listen_at(at, 0);
     if (socket_fd >= 0 && !read_name(address->path, name)) {
@@ -90,8 +93,9 @@ static int listen_at_once(const wh_group_address *address, const wh_socket_addre
 }
 
 /**
- * A socket gets the name when it listens already, and at once: nobody ever finds the place with nobody there, and which file is this one's is known before
- * another can replace it. Of several that take a name over the last one has it; the others find out by wh_meeting_is_ours.
+ * A socket gets the name when it listens already, and at once: nobody ever finds the place with
+ * nobody there, and which file is this one's is known before another can replace it. Of several
+ * that take a name over the last one has it; the others find out by wh_meeting_is_ours.
  */
 static int listen_at_path(const wh_group_address *address, const wh_socket_address *at, bool take_over, wh_name *name) {
     wh_socket_address beside;
@@ -116,7 +120,10 @@ static int listen_at_path(const wh_group_address *address, const wh_socket_addre
     return placed ? socket_fd : cannot ? listen_at_once(address, at, name) : -1;
 }
 
-/** The first to listen at a port is alone there; only then does it let others in beside it, for the case that it stops. */
+/**
+ * The first to listen at a port is alone there; only then does it let others in beside it, for the
+ * case that it stops.
+ */
 static int listen_at_port(const wh_socket_address *at, bool take_over) {
     int on = 1;
     int socket_fd = listen_at(at, 0);
@@ -204,7 +211,10 @@ bool wh_has_way(const wh_socket_address *to) {
     return route_address(to, &from);
 }
 
-/** The address of this host on the way out of its networks. The destinations are nobody's: addresses for documents. */
+/**
+ * The address of this host on the way out of its networks. The destinations are nobody's: addresses
+ * for documents.
+ */
 static bool default_address(sa_family_t family, wh_socket_address *result) {
     wh_socket_address nobody;
     return wh_resolve_numbers(family == AF_INET6 ? "2001:db8::1" : "192.0.2.1", 9, &nobody) &&
@@ -249,7 +259,10 @@ static wherry_status listen_tcp(const wh_group_address *address, const wh_socket
     return WHERRY_OK;
 }
 
-/** Names of sockets that earlier incarnations of this rank left behind; they were killed, and nobody listens there. */
+/**
+ * Names of sockets that earlier incarnations of this rank left behind; they were killed, and nobody
+ * listens there.
+ */
 static void remove_leftovers(const char *prefix) {
     char pattern[WH_PLACE_MAX + 1];
     glob_t found;

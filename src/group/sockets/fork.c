@@ -1,6 +1,7 @@
 /*
- * A child that the program forks inherits every socket of the group. It would keep them open when its parent dies, and so hide that death from the
- * others: programs that load data do so. So the child closes them at once, and the group that it has a copy of is closed.
+ * A child that the program forks inherits every socket of the group. It would keep them open when
+ * its parent dies, and so hide that death from the others: programs that load data do so. So the
+ * child closes them at once, and the group that it has a copy of is closed.
  */
 #include <pthread.h>
 #include <time.h>
@@ -10,7 +11,10 @@
 #include "group/mailbox.h"
 #include "group/sockets/internal.h"
 
-/** How long a fork waits for whoever is at work on a group; a group that is not free by then is left as it is. */
+/**
+ * How long a fork waits for whoever is at work on a group; a group that is not free by then is left
+ * as it is.
+ */
 enum { PATIENCE_S = 1 };
 
 static wh_sockets *all;

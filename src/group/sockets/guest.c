@@ -1,6 +1,7 @@
 /*
- * Reading by whoever waits: a message that the waiting thread reads itself costs one change of threads less. The progress thread leaves the
- * connections alone meanwhile, and takes them up again when nobody has read for a moment, so that what nobody waits for is read as well.
+ * Reading by whoever waits: a message that the waiting thread reads itself costs one change of
+ * threads less. The progress thread leaves the connections alone meanwhile, and takes them up again
+ * when nobody has read for a moment, so that what nobody waits for is read as well.
  */
 #include <unistd.h>
 
@@ -11,8 +12,9 @@
 #define MS UINT64_C(1000000)
 
 /**
- * How long a thread that has got its message may stay away: it often waits for the next at once. One that has been there for long wakes the progress
- * thread when it leaves, so that this need not look so often. How long to wait for memory.
+ * How long a thread that has got its message may stay away: it often waits for the next at once.
+ * One that has been there for long wakes the progress thread when it leaves, so that this need not
+ * look so often. How long to wait for memory.
  */
 enum { AWAY_MS = 1, LONG_MS = 10, MEMORY_MS = 5 };
 

@@ -1,4 +1,7 @@
-/** @file internal.h  What the files of the sockets group share. Everything in wh_sockets is used under its lock. */
+/**
+ * @file internal.h  What the files of the sockets group share. Everything in wh_sockets is used
+ * under its lock.
+ */
 #ifndef WH_GROUP_SOCKETS_INTERNAL_H
 #define WH_GROUP_SOCKETS_INTERNAL_H
 
@@ -32,7 +35,8 @@ typedef struct wh_meeting {
     int listener;          /**< Where this process listens there; -1: it does not. */
     wh_name name;
     bool shared; /**< Somebody else listens there too, who did not answer. */
-    bool silent; /**< Whoever listens there does not answer, or nobody does: it is to be taken over. */
+    /** Whoever listens there does not answer, or nobody does: it is to be taken over. */
+    bool silent;
     uint64_t stuck_since;
     uint64_t patience; /**< How long the greeting may take. */
     uint64_t next_try;
@@ -45,7 +49,10 @@ typedef struct wh_watch {
     size_t capacity;
 } wh_watch;
 
-/** A thread that waits for a message and reads meanwhile, one at a time; the progress thread leaves the connections to it that it watches. */
+/**
+ * A thread that waits for a message and reads meanwhile, one at a time; the progress thread leaves
+ * the connections to it that it watches.
+ */
 typedef struct wh_guest {
     wh_watch watch;
     bool inside;
@@ -73,21 +80,29 @@ typedef struct wh_sockets {
     wh_guest guest;
     uint64_t deaf_until; /**< There were no descriptors to accept with. */
     int listener;
-    int shortcut;                      /**< The listener for members on this host, in a TCP group; -1: there is none. */
+    /** The listener for members on this host, in a TCP group; -1: there is none. */
+    int shortcut;
     char host[WH_SHORTCUT_DIGITS + 1]; /**< Which that is; "": it takes no shortcuts. */
     char place[WH_PLACE_MAX];
     wh_connection *connections;
     wh_meeting *meetings;
     size_t meeting_count;
     wherry_error refusal; /**< The last that a meeting point answered, */
-    char seen[128];       /**< and how it was last found where it did not; "": it was not dialled in vain. */
+    /** and how it was last found where it did not; "": it was not dialled in vain. */
+    char seen[128];
     wh_member members[];
 } wh_sockets;
 
-/** Learns of an incarnation of a rank; what is older is given up, and everybody is told. @return false for a rank that cannot be. */
+/**
+ * Learns of an incarnation of a rank; what is older is given up, and everybody is told. @return
+ * false for a rank that cannot be.
+ */
 bool wh_sockets_learn(wh_sockets *sockets, int64_t rank, uint64_t incarnation, const char *place);
 
-/** Takes what the incarnation of a rank that is known has said over its connections and nobody has read yet. */
+/**
+ * Takes what the incarnation of a rank that is known has said over its connections and nobody has
+ * read yet.
+ */
 void wh_sockets_hear_out(wh_sockets *sockets, int64_t rank);
 
 /** Takes a TABLE frame. @return false where it is malformed. */
@@ -100,8 +115,9 @@ bool wh_sockets_send_table(wh_sockets *sockets, wh_connection *connection);
 void wh_sockets_fence(wh_sockets *sockets);
 
 /**
- * Another incarnation of this rank is known, with a higher number. Where that lies in the future, and this process is joining, its predecessor had
- * another clock: it takes a number above that one. Otherwise it is the older one, and fenced. newer may be 0: not known.
+ * Another incarnation of this rank is known, with a higher number. Where that lies in the future,
+ * and this process is joining, its predecessor had another clock: it takes a number above that one.
+ * Otherwise it is the older one, and fenced. newer may be 0: not known.
  */
 void wh_sockets_outdo(wh_sockets *sockets, uint64_t newer);
 
@@ -109,25 +125,38 @@ void wh_sockets_outdo(wh_sockets *sockets, uint64_t newer);
 wh_hello_config wh_sockets_hello(const wh_sockets *sockets, wh_hello_purpose purpose, wh_hello_admit admitted,
                                  void *context);
 
-/** Listens for members on this host, in a TCP group that does not forbid it, and says so in its place. Nothing is lost where that cannot be. */
+/**
+ * Listens for members on this host, in a TCP group that does not forbid it, and says so in its
+ * place. Nothing is lost where that cannot be.
+ */
 void wh_shortcut_open(wh_sockets *sockets);
 
 /** Whether the member with that place is on this host and listens there. */
 bool wh_shortcut_leads_to(const wh_sockets *sockets, const char *place);
 
-/** Begins to connect to a member: by its shortcut where there is one and it can be had, else at its place. @return as wh_dial_place. */
+/**
+ * Begins to connect to a member: by its shortcut where there is one and it can be had, else at its
+ * place. @return as wh_dial_place.
+ */
 int wh_sockets_dial(const wh_sockets *sockets, const char *place);
 
 /** Keeps a new socket. @return NULL where there is no memory; it is closed then. */
 wh_connection *wh_sockets_add(wh_sockets *sockets, int fd, bool dialled);
 
-/** Whether the caller of join wants it to end; the lock is not held, since that may take a while. */
+/**
+ * Whether the caller of join wants it to end; the lock is not held, since that may take a while.
+ */
 bool wh_sockets_interrupted(const wh_sockets *sockets);
 
-/** Learns where the meeting points are, before anything else. @return WHERRY_OK where one is known; WHERRY_INVALID_ARGUMENT; WHERRY_CANCELLED. */
+/**
+ * Learns where the meeting points are, before anything else. @return WHERRY_OK where one is known;
+ * WHERRY_INVALID_ARGUMENT; WHERRY_CANCELLED.
+ */
 wherry_status wh_meetings_find(wh_sockets *sockets, wh_deadline deadline, wherry_error *error);
 
-/** Where the address leaves the port to the system: listens there, and keeps the port that it gave. */
+/**
+ * Where the address leaves the port to the system: listens there, and keeps the port that it gave.
+ */
 wherry_status wh_meetings_choose(wh_sockets *sockets, wherry_error *error);
 
 /** The operation `meeting`. */
@@ -171,7 +200,10 @@ void wh_sockets_nudge(wh_group *group);
 wherry_status wh_sockets_connect(wh_group *group, int32_t rank, uint64_t tag, wh_deadline deadline, const wh_stop *stop,
                                  int *channel_p, wherry_error *error);
 
-/** Sees to it that a child of this process does not keep the group's sockets open, from now on, and no more. */
+/**
+ * Sees to it that a child of this process does not keep the group's sockets open, from now on, and
+ * no more.
+ */
 void wh_sockets_enlist(wh_sockets *sockets);
 void wh_sockets_delist(wh_sockets *sockets);
 

@@ -1,6 +1,6 @@
 /*
- * The meeting points: where they are, who listens there, and what to do about one who listens and does not answer, being stopped, or a child that has
- * inherited the socket of a process that died.
+ * The meeting points: where they are, who listens there, and what to do about one who listens and
+ * does not answer, being stopped, or a child that has inherited the socket of a process that died.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -15,9 +15,10 @@
 #define MS UINT64_C(1000000)
 
 /**
- * How often a meeting point is tried again: while joining, and afterwards. How long whoever listens there may take to answer at first: a way that is
- * slow is given more time. When the next call is made beside one that is not answered yet, where it may reach somebody else. How often a name is asked
- * for.
+ * How often a meeting point is tried again: while joining, and afterwards. How long whoever listens
+ * there may take to answer at first: a way that is slow is given more time. When the next call is
+ * made beside one that is not answered yet, where it may reach somebody else. How often a name is
+ * asked for.
  */
 enum { RETRY_JOINING_MS = 20, RETRY_MS = 500, ANSWER_MS = 1000, BESIDE_MS = 100, ASK_MS = 5000 };
 
@@ -31,8 +32,9 @@ static bool is_local_name(const char *host) {
 }
 
 /**
- * Takes the answer about a name. On many hosts their own name leads to loopback, by /etc/hosts, and on all others to their address. Whoever has given the
- * group a secret expects others there, so that the meeting point is to be where these look for it.
+ * Takes the answer about a name. On many hosts their own name leads to loopback, by /etc/hosts, and
+ * on all others to their address. Whoever has given the group a secret expects others there, so
+ * that the meeting point is to be where these look for it.
  */
 static void take_answer(const wh_sockets *sockets, size_t number, const wh_socket_address *found) {
     const wh_endpoint *endpoint = sockets->address.meeting + number;
@@ -151,7 +153,10 @@ bool wh_meetings_are_private(const wh_sockets *sockets) {
     return private;
 }
 
-/** Asks anew where a name leads, and takes the answer when it is there; what was known before holds until then. */
+/**
+ * Asks anew where a name leads, and takes the answer when it is there; what was known before holds
+ * until then.
+ */
 static void ask(wh_sockets *sockets, size_t number, uint64_t now) {
     const wh_endpoint *endpoint = sockets->address.meeting + number;
     wh_meeting *meeting = sockets->meetings + number;
@@ -202,7 +207,10 @@ static void stop_listening(wh_sockets *sockets, wh_meeting *meeting) {
     }
 }
 
-/** Dials. A name that nobody listens at any more is to be taken over, and one where so many have knocked for long that nobody else can. */
+/**
+ * Dials. A name that nobody listens at any more is to be taken over, and one where so many have
+ * knocked for long that nobody else can.
+ */
 static void dial(wh_sockets *sockets, wh_meeting *meeting, int32_t number, uint64_t now) {
     int fd = wh_dial(&meeting->at);
     int fault = fd < 0 ? errno : 0;
@@ -222,8 +230,9 @@ static void dial(wh_sockets *sockets, wh_meeting *meeting, int32_t number, uint6
 }
 
 /**
- * Whether somebody was met there, or a call is under way. The system hands the calls to a shared port out by chance, also to a process that is stopped: one
- * that is not answered soon does not hold up the next.
+ * Whether somebody was met there, or a call is under way. The system hands the calls to a shared
+ * port out by chance, also to a process that is stopped: one that is not answered soon does not
+ * hold up the next.
  */
 static bool is_dialled(const wh_sockets *sockets, size_t number, uint64_t now) {
     bool shared = sockets->meetings[number].shared;
@@ -246,7 +255,8 @@ void wh_meetings_serve(wh_sockets *sockets, uint64_t now) {
             ask(sockets, i, now);
         }
         if (meeting->listener >= 0 && !wh_meeting_is_ours(&sockets->address, &meeting->name)) {
-            stop_listening(sockets, meeting); /* another has taken it over, and is the one to dial */
+            /* another has taken it over, and is the one to dial */
+            stop_listening(sockets, meeting);
         }
         if (!meeting->at.size || is_dialled(sockets, i, now)) {
             continue;

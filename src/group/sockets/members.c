@@ -90,7 +90,8 @@ bool wh_sockets_learn(wh_sockets *sockets, int64_t rank, uint64_t incarnation, c
         wh_sockets_outdo(sockets, incarnation);
         return true;
     }
-    wh_sockets_hear_out(sockets, rank); /* the former incarnation may have ended in order, and said so */
+    /* the former incarnation may have ended in order, and said so */
+    wh_sockets_hear_out(sockets, rank);
     if (incarnation <= member->incarnation) {
         return true; /* its last words were of a still newer one */
     }

@@ -1,7 +1,8 @@
 /**
  * @file outbox.h  Frames that wait to be sent over one connection. Used under the group's lock.
  *
- * The bytes of a message stay its sender's while they wait: the sender either waits until they are gone, or has the rest copied (wh_outbox_keep).
+ * The bytes of a message stay its sender's while they wait: the sender either waits until they are
+ * gone, or has the rest copied (wh_outbox_keep).
  */
 #ifndef WH_GROUP_SOCKETS_OUTBOX_H
 #define WH_GROUP_SOCKETS_OUTBOX_H
@@ -26,7 +27,10 @@ typedef struct wh_outbox {
     size_t queued; /**< Bytes in it. */
 } wh_outbox;
 
-/** A message whose bytes are borrowed. It stays where it is until no frame is left of it, or it is broken, or kept. */
+/**
+ * A message whose bytes are borrowed. It stays where it is until no frame is left of it, or it is
+ * broken, or kept.
+ */
 typedef struct wh_loan {
     size_t frames; /**< That are not sent yet. */
     bool broken;   /**< The connection has ended before they were. */
@@ -50,7 +54,10 @@ bool wh_outbox_add(wh_outbox *outbox, uint8_t type, const void *body, size_t siz
  */
 bool wh_outbox_lend(wh_outbox *outbox, uint8_t type, uint64_t tag, const void *bytes, size_t size, wh_loan *loan);
 
-/** Copies what is left of a loan, whose bytes are the caller's again. @return false where there is no memory: the connection must be ended. */
+/**
+ * Copies what is left of a loan, whose bytes are the caller's again. @return false where there is
+ * no memory: the connection must be ended.
+ */
 bool wh_outbox_keep(wh_outbox *outbox, wh_loan *loan);
 
 /** Sends what can be sent now. @return WHERRY_OK; WHERRY_PEER_LOST. */

@@ -12,18 +12,26 @@
 #define MS UINT64_C(1000000)
 
 /**
- * How long the thread waits at most: while joining, and afterwards. How long it sends when it leaves. How long it accepts nobody where there are no
- * descriptors.
+ * How long the thread waits at most: while joining, and afterwards. How long it sends when it
+ * leaves. How long it accepts nobody where there are no descriptors.
  */
 enum { WAIT_JOINING_MS = 20, WAIT_MS = 100, LEAVE_MS = 1000, DEAF_MS = 100 };
 
-/** Where the meeting points begin in what the thread waits for: behind the wake-up, the listener and that of the shortcut. */
+/**
+ * Where the meeting points begin in what the thread waits for: behind the wake-up, the listener and
+ * that of the shortcut.
+ */
 enum { FIRST_MEETING = 3 };
 
-/** Whoever was met at a meeting point and is silent for so many heartbeats may be stopped: then somebody else is to be met there. */
+/**
+ * Whoever was met at a meeting point and is silent for so many heartbeats may be stopped: then
+ * somebody else is to be met there.
+ */
 enum { SUSPECT_HEARTBEATS = 2 };
 
-/** How often a connection that is given up is read at most: a rank that never ends is not heard out. */
+/**
+ * How often a connection that is given up is read at most: a rank that never ends is not heard out.
+ */
 enum { REST_READS = 64 };
 
 static wh_refusal admit(void *context, const wh_hello_fields *peer, uint64_t *newer_p) {
@@ -78,8 +86,9 @@ static wh_connection *find_up(const wh_sockets *sockets, int32_t rank, uint64_t 
 }
 
 /**
- * Whether messages are to go over a connection. Where there is a shortcut to the rank, they wait for that: one that was met at a meeting point, or
- * has dialled this one's place, is left for the tables. A connection that this side has dialled for messages is the best that can be had.
+ * Whether messages are to go over a connection. Where there is a shortcut to the rank, they wait
+ * for that: one that was met at a meeting point, or has dialled this one's place, is left for the
+ * tables. A connection that this side has dialled for messages is the best that can be had.
  */
 static bool is_for_messages(const wh_sockets *sockets, const wh_connection *connection) {
     int family = 0;
@@ -98,7 +107,8 @@ static bool greeted(void *context, wh_connection *connection, const wh_hello_fie
         return true;
     }
     if (!wh_mailbox_incarnation(sockets->base.mailbox, connection->rank) && has_gone(connection)) {
-        connection->doomed = true; /* the greeting of a process that was lost meanwhile: it is not back */
+        /* the greeting of a process that was lost meanwhile: it is not back */
+        connection->doomed = true;
         return true;
     }
     wh_member *member = sockets->members + peer->rank;
@@ -107,7 +117,8 @@ static bool greeted(void *context, wh_connection *connection, const wh_hello_fie
     if (connection->meeting >= 0) {
         wh_meeting_note_answer(sockets, connection->meeting);
         bool known = !first || find_up(sockets, connection->rank, connection->incarnation);
-        connection->doomed |= known && sockets->meetings[connection->meeting].shared; /* it was met before */
+        /* it was met before */
+        connection->doomed |= known && sockets->meetings[connection->meeting].shared;
     }
     if (first && !connection->doomed && is_for_messages(sockets, connection)) {
         member->connection = connection;
@@ -142,7 +153,10 @@ static void note_failure(wh_sockets *sockets, int32_t rank, uint64_t incarnation
     pthread_cond_broadcast(&sockets->changed);
 }
 
-/** What a failed greeting says: a newer incarnation of this rank is there, or the way it was refused. */
+/**
+ * What a failed greeting says: a newer incarnation of this rank is there, or the way it was
+ * refused.
+ */
 static void heed_refusal(wh_sockets *sockets, const wh_connection *connection, const wherry_error *error) {
     if (wh_hello_refusal(connection->hello) == WH_REFUSAL_OWN_RANK) {
         return; /* this process has dialled itself, at a meeting point that it shares */
@@ -159,7 +173,10 @@ static void heed_refusal(wh_sockets *sockets, const wh_connection *connection, c
     }
 }
 
-/** Takes what a rank has said already over a connection that is about to be given up, such as its last words. */
+/**
+ * Takes what a rank has said already over a connection that is about to be given up, such as its
+ * last words.
+ */
 static void hear_rest(wh_sockets *sockets, wh_connection *connection) {
     const wh_connection_events handlers = {greeted, take_message, wh_sockets_take_table, sockets};
     struct pollfd at = {connection->fd, POLLIN, 0};
@@ -178,7 +195,10 @@ void wh_sockets_hear_out(wh_sockets *sockets, int64_t rank) {
     }
 }
 
-/** What the end of a connection, which is in no list any more, means for the rank at its other end: its loss, unless there is another way to it. */
+/**
+ * What the end of a connection, which is in no list any more, means for the rank at its other end:
+ * its loss, unless there is another way to it.
+ */
 static void note_end(wh_sockets *sockets, const wh_connection *connection, int32_t rank, const char *reason) {
     wh_member *member = sockets->members + rank;
     uint64_t incarnation = connection->rank >= 0 ? connection->incarnation : member->incarnation;
@@ -188,7 +208,10 @@ static void note_end(wh_sockets *sockets, const wh_connection *connection, int32
     }
     wh_connection *other = find_up(sockets, rank, incarnation);
     if (used && wh_connection_is_up(connection)) {
-        /* Messages were on their way over this one: the rank cannot be told from one that was lost. It is dialled anew. */
+        /*
+         * Messages were on their way over this one: the rank cannot be told from one that was lost.
+         * It is dialled anew.
+         */
         while (other) {
             other->doomed = other->mourned = true;
             hear_rest(sockets, other);
@@ -243,7 +266,10 @@ static bool is_dialled(const wh_sockets *sockets, int32_t rank) {
     return one != NULL;
 }
 
-/** Takes a connection for messages that was left unused for a better one, which cannot be had. @return false where there is none. */
+/**
+ * Takes a connection for messages that was left unused for a better one, which cannot be had.
+ * @return false where there is none.
+ */
 static bool use_another(wh_sockets *sockets, int32_t rank, uint64_t incarnation) {
     wh_member *member = sockets->members + rank;
     member->connection = find_up(sockets, rank, incarnation);
@@ -279,7 +305,10 @@ static void serve_wanted(wh_sockets *sockets) {
     }
 }
 
-/** Whether something has come that nobody has read yet: this process was stopped, or had no processor. */
+/**
+ * Whether something has come that nobody has read yet: this process was stopped, or had no
+ * processor.
+ */
 static bool has_unread(const wh_connection *connection) {
     struct pollfd at = {connection->fd, POLLIN, 0};
     return poll(&at, 1, 0) == 1;
@@ -327,7 +356,8 @@ static void accept_all(wh_sockets *sockets, int listener) {
     }
     if (listener >= 0 && (errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS)) {
         wh_log(WHERRY_LOG_WARN, "rank %d cannot accept a connection: %s", (int)sockets->base.rank, strerror(errno));
-        sockets->deaf_until = wh_clock_now() + DEAF_MS * MS; /* poll() would say at once that somebody is waiting */
+        /* poll() would say at once that somebody is waiting */
+        sockets->deaf_until = wh_clock_now() + DEAF_MS * MS;
     }
 }
 
@@ -363,7 +393,8 @@ void wh_sockets_serve(wh_sockets *sockets, wh_connection **at, short events) {
     if (status == WHERRY_OK && wh_connection_wants_to_write(connection)) {
         status = wh_connection_write(connection, &error);
         pthread_cond_broadcast(&sockets->changed);
-        if (status != WHERRY_OK) { /* the other side reads no more; what it has said before still holds */
+        /* the other side reads no more; what it has said before still holds */
+        if (status != WHERRY_OK) {
             hear_rest(sockets, connection);
         }
     }
@@ -382,7 +413,9 @@ bool wh_watch_add(wh_watch *watch, int fd, short events) {
     return true;
 }
 
-/** Watches the wake-up, the listeners and the connections, but for what a waiting thread reads from. */
+/**
+ * Watches the wake-up, the listeners and the connections, but for what a waiting thread reads from.
+ */
 static bool watch_all(wh_sockets *sockets, wh_watch *watch, uint64_t now) {
     bool guest = wh_sockets_has_guest(sockets, now);
     watch->count = 0;

@@ -1,5 +1,6 @@
 /**
- * @file resolver.h  Names of hosts to addresses, which may take as long as it likes: each question has a thread of its own, that nobody has to wait for.
+ * @file resolver.h  Names of hosts to addresses, which may take as long as it likes: each question
+ * has a thread of its own, that nobody has to wait for.
  */
 #ifndef WH_GROUP_SOCKETS_RESOLVER_H
 #define WH_GROUP_SOCKETS_RESOLVER_H

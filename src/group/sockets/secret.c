@@ -42,7 +42,8 @@ static ssize_t read_all(int fd, char *bytes, size_t most) {
 }
 
 static wherry_status read_file(const char *path, void **secret_p, size_t *size_p, wherry_error *error) {
-    char bytes[WH_HELLO_SECRET_MAX + 3]; /* one that is too long is to be seen as such, with the end of its line */
+    /* one that is too long is to be seen as such, with the end of its line */
+    char bytes[WH_HELLO_SECRET_MAX + 3];
     struct stat file;
     int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (fd < 0) {

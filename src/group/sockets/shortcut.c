@@ -1,11 +1,13 @@
 /*
- * Members of a TCP group that share a host talk over Unix sockets, which are faster, and over which the kernel vouches for the process at the other
- * end. Each listens at a socket in the abstract namespace as well, whose name is random so that nobody else has it
- * already, and says so behind its place. The name is no secret: whoever connects there proves the same as anywhere else.
+ * Members of a TCP group that share a host talk over Unix sockets, which are faster, and over which
+ * the kernel vouches for the process at the other end. Each listens at a socket in the abstract
+ * namespace as well, whose name is random so that nobody else has it already, and says so behind
+ * its place. The name is no secret: whoever connects there proves the same as anywhere else.
  *
  *     10.0.0.7:4711;HOST;NAME
  *
- * both of 32 hexadecimal digits. HOST is the same for all processes that can reach the socket: those of one network namespace of one machine.
+ * both of 32 hexadecimal digits. HOST is the same for all processes that can reach the socket:
+ * those of one network namespace of one machine.
  */
 #include <errno.h>
 #include <stddef.h>
@@ -84,7 +86,10 @@ void wh_shortcut_open(wh_sockets *sockets) {
     snprintf(sockets->place + size, sizeof(sockets->place) - size, "%c%s%c%s", MARK, host, MARK, name);
 }
 
-/** The name of a member's shortcut, where it is on this host; else NULL. The place is what a peer said. */
+/**
+ * The name of a member's shortcut, where it is on this host; else NULL. The place is what a peer
+ * said.
+ */
 static const char *find_name(const wh_sockets *sockets, const char *place) {
     const char *at = *sockets->host ? strchr(place, MARK) : NULL;
     bool formed = at && strlen(at) == 2 * (1 + DIGITS) && at[1 + DIGITS] == MARK;

@@ -19,7 +19,10 @@
 
 enum { MAILBOX_SHARE = 256 << 20, QUEUE_MAX = 64 << 20, HEARTBEAT_MS = 1000, DEAD_AFTER_MS = 5000 };
 
-/** A message up to this size is copied rather than waited for; one that does not move is waited for this long. */
+/**
+ * A message up to this size is copied rather than waited for; one that does not move is waited for
+ * this long.
+ */
 enum { SMALL = 64 << 10, STUCK_MS = 10 };
 
 /** A message that is to be sent; the bytes are the caller's. */
@@ -55,8 +58,9 @@ static wherry_status fail_lost(int32_t rank, const char *reason, wherry_error *e
 }
 
 /**
- * Whether a message belongs to a conversation that ended with the loss of the rank. Where that is what its sender has not heard yet, the rank must not be
- * dialled: over a link that swallows everything, that lasts as long as the loss took to notice.
+ * Whether a message belongs to a conversation that ended with the loss of the rank. Where that is
+ * what its sender has not heard yet, the rank must not be dialled: over a link that swallows
+ * everything, that lasts as long as the loss took to notice.
  */
 static bool is_over(const wh_sockets *sockets, int32_t rank, uint64_t tag) {
     return (tag & WH_TAG_CONVERSATION) && wh_mailbox_is_lost(sockets->base.mailbox, rank, NULL, 0);
@@ -95,7 +99,10 @@ static wherry_status find_way(wh_sockets *sockets, int32_t rank, uint64_t tag, w
     }
 }
 
-/** Waits for a loan to go out, as long as it moves. @return whether the stop was requested; the connection may be gone, which breaks the loan. */
+/**
+ * Waits for a loan to go out, as long as it moves. @return whether the stop was requested; the
+ * connection may be gone, which breaks the loan.
+ */
 static bool await_loan(wh_sockets *sockets, const wh_connection *connection, const wh_loan *loan, wh_deadline deadline,
                        const wh_stop *stop) {
     wh_deadline look = {0};
@@ -119,9 +126,10 @@ static bool await_loan(wh_sockets *sockets, const wh_connection *connection, con
 }
 
 /**
- * Sends from the calling thread what goes out at once, which is all of a small message, and leaves the rest to the progress thread. A large one is
- * waited for as long as it moves, so that it need not be copied; one that does not move, or not before the deadline, must not hold the caller up. What
- * has begun goes out whole, also where the caller was stopped.
+ * Sends from the calling thread what goes out at once, which is all of a small message, and leaves
+ * the rest to the progress thread. A large one is waited for as long as it moves, so that it need
+ * not be copied; one that does not move, or not before the deadline, must not hold the caller up.
+ * What has begun goes out whole, also where the caller was stopped.
  */
 static wherry_status send_over(wh_sockets *sockets, wh_connection *connection, const outgoing *message,
                                wh_deadline deadline, const wh_stop *stop, wherry_error *error) {
@@ -132,7 +140,8 @@ static wherry_status send_over(wh_sockets *sockets, wh_connection *connection, c
         return wh_fail_memory(error, "a message");
     }
     if (idle) {
-        wh_connection_write(connection, NULL); /* where it is broken the progress thread finds that too */
+        /* where it is broken the progress thread finds that too */
+        wh_connection_write(connection, NULL);
     }
     if (!loan.frames) {
         return WHERRY_OK;
@@ -184,8 +193,9 @@ static void sockets_watch(wh_group *group, int32_t rank) {
 }
 
 /**
- * The kernel's word for a Unix socket: the process that called connect() or listen(), which is the one that joined in both directions, since a child
- * of it cannot use the group. A process that this one cannot see, being in another pid namespace, has the number 0.
+ * The kernel's word for a Unix socket: the process that called connect() or listen(), which is the
+ * one that joined in both directions, since a child of it cannot use the group. A process that this
+ * one cannot see, being in another pid namespace, has the number 0.
  */
 static int32_t sockets_process(wh_group *group, int32_t rank) {
     wh_sockets *sockets = (wh_sockets *)group;
@@ -278,7 +288,10 @@ static void set_options(wh_sockets *sockets, const wh_sockets_options *options) 
     sockets->options.dead_after_ms = options->dead_after_ms ? options->dead_after_ms : DEAD_AFTER_MS;
 }
 
-/** A group that is not joined yet, or NULL where there is no memory; takes the address over, also then. */
+/**
+ * A group that is not joined yet, or NULL where there is no memory; takes the address over, also
+ * then.
+ */
 static wh_sockets *create(wh_group_address *address, const wh_sockets_options *options) {
     size_t meetings = address->kind == WH_ADDRESS_UNIX ? 1 : address->meeting_count;
     wh_sockets *sockets = wh_alloc_zeroed(1, sizeof(*sockets) + (size_t)address->size * sizeof(*sockets->members));
@@ -336,7 +349,8 @@ static wherry_status fail_missing(const wh_sockets *sockets, wherry_error *error
     }
     wh_meeting_text(&sockets->address, 0, place);
     const char *last = *sockets->seen ? "; the last call there failed: " : "";
-    if (sockets->options.dial_only && missing == sockets->base.size - 1) { /* whom else it waits for does not matter */
+    /* whom else it waits for does not matter */
+    if (sockets->options.dial_only && missing == sockets->base.size - 1) {
         wh_fail(error, WHERRY_TIMED_OUT, "timed out at the meeting point %s: nobody has answered%s%s", place, last,
                 sockets->seen);
     } else {
@@ -357,7 +371,10 @@ static bool is_waiting(const wh_sockets *sockets) {
     return sockets->base.size - count_missing(sockets, NULL) < (int32_t)sockets->options.wait_for;
 }
 
-/** Whether a guest's only host has another secret: no other can come there, so that there is nothing to wait for. */
+/**
+ * Whether a guest's only host has another secret: no other can come there, so that there is nothing
+ * to wait for.
+ */
 static bool is_turned_away(const wh_sockets *sockets) {
     return sockets->options.dial_only && sockets->meeting_count == 1 && sockets->refusal.status == WHERRY_BAD_SECRET;
 }
@@ -392,7 +409,9 @@ static wherry_status wait_for_ranks(wh_sockets *sockets, wh_deadline deadline, w
     return status;
 }
 
-/** The first meeting point that there is a way to; where there is none, one whose place is known. */
+/**
+ * The first meeting point that there is a way to; where there is none, one whose place is known.
+ */
 static const wh_socket_address *first_known(const wh_sockets *sockets) {
     const wh_socket_address *known = NULL;
     for (size_t i = 0; i < sockets->meeting_count; i++) {
@@ -428,7 +447,8 @@ static wherry_status begin(wh_sockets *sockets, wh_deadline deadline, wherry_err
     wh_shortcut_open(sockets);
     pthread_mutex_lock(&sockets->lock);
     wh_sockets_learn(sockets, sockets->base.rank, sockets->incarnation, sockets->place);
-    wh_meetings_serve(sockets, wh_clock_now()); /* a meeting point that is free is this process's before it waits */
+    /* a meeting point that is free is this process's before it waits */
+    wh_meetings_serve(sockets, wh_clock_now());
     pthread_mutex_unlock(&sockets->lock);
     int result = wh_thread_start(&sockets->thread, wh_sockets_progress, sockets);
     sockets->running = result == 0;

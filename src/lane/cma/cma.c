@@ -26,7 +26,8 @@ enum { REASON_MAX = 384 };
 
 /* ---- the wire ---- */
 
-static uint8_t *own_nonce; /**< Zeroed by the kernel in a child of fork(), where no reader may find it. */
+/** Zeroed by the kernel in a child of fork(), where no reader may find it. */
+static uint8_t *own_nonce;
 static bool nonce_made;
 
 static void forget_nonce(void) {

@@ -15,7 +15,8 @@
  *               then its address
  *     WELCOME   receiver -> source: HELLO has arrived
  *     PIECE     source -> receiver. `bytes` is the length of the whole chunk. Data: its bytes from
- *               `offset` on. Flag DIGEST on the last piece of a chunk: the header has the chunk's digest
+ *               `offset` on. Flag DIGEST on the last piece of a chunk: the header has the chunk's
+ *               digest
  *     END       source -> receiver: this worker has sent `chunk` chunks in this round
  *     ENDED     receiver -> source: all of them have arrived. The source drives UCX until then
  *
