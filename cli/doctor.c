@@ -256,9 +256,8 @@ static bool ucx_version(void *library, char *text, size_t size) {
     if (!ask) {
         return false;
     }
-    unsigned major = 0;
-    unsigned minor = 0;
-    bool old = sscanf(ask(), "%u.%u", &major, &minor) == 2 && major == 1 && minor < 15;
+    char *minor;
+    bool old = strtoul(ask(), &minor, 10) == 1 && *minor == '.' && strtoul(minor + 1, NULL, 10) < 15;
     snprintf(text, size, "%s%s", ask(), old ? "; too old, 1.15 or newer is needed" : "");
     return true;
 }

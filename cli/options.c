@@ -196,7 +196,7 @@ static bool parse(const wh_command *command, int argc, char **argv, void *option
         }
         for (size_t i = 0; (option = option_at(command, i)) && longs[i].val != found; i++) {
         }
-        if (!set_option(command, option, optarg, options)) {
+        if (!option || !set_option(command, option, optarg, options)) {
             return false;
         }
     }
