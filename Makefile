@@ -69,7 +69,9 @@ bench: ## Measure the C library against the limits of the machine
 	@bench/run build-release
 
 bench-ucx: ## Measure the lane ucx against plain UCX
-	@scripts/install-deps build ucx bench-ucx
+	@scripts/install-deps python
+	@scripts/make-venv python/requirements-build.txt tests/requirements-ucx.txt
+	@scripts/install-deps build ucx
 	@scripts/configure build-release $(RELEASE)
 	@ninja -C build-release
 	@bench/run build-release --only ucx
