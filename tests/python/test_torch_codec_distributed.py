@@ -254,6 +254,15 @@ def test_slices_are_made_once_per_call(world, monkeypatch):
     assert len(made) == 1 and len(kept) == 19
 
 
+def test_a_mesh_of_many_dimensions_is_not_sliced(world):
+    """A sender could invent a mesh with more slices than this process has time for."""
+    names = tuple(f"d{number}" for number in range(24))
+    kept = _distributed.Meshes(None, None).find(_nodes.Mesh("cpu", (1,) * 24, (1,), names))
+    meshes = _distributed.Meshes(None, None)
+    made = meshes.find(_nodes.Mesh("cpu", (2,), (0, 1), None))
+    assert kept is not made and len(meshes._found) == 1
+
+
 def test_hostile_meshes():
     codec = TorchCodec(rank=3)
     mesh = _nodes.Mesh("cpu", (2,), (0, 1), None)

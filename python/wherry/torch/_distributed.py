@@ -42,8 +42,7 @@ logger = logging.getLogger("wherry")
 
 # ---- meshes ----
 
-#: Stands for the missing dimension name of a mesh without dimensions: the library wants at least
-#: one dimension.
+#: The dimension names of a mesh without dimensions, because the library wants at least one.
 POINT = ("(a single rank)",)
 
 _lock = threading.Lock()
@@ -105,10 +104,14 @@ class Meshes:
             if known is not None and self._fits(known):
                 self._found[node] = known
         if node not in self._found and not self._looked_at_slices:
-            self._looked_at_slices = (
-                True  # once: a sender decides how many meshes there are to look for
+            self._looked_at_slices = True
+            # Once per call, and not of meshes that were made here: a sender chooses the number of
+            # meshes and of their dimensions.
+            self._add_slices(
+                mesh
+                for mesh in list(_meshes.values())
+                if _made.get(id(mesh)) is not mesh and self._fits(mesh)
             )
-            self._add_slices([mesh for mesh in list(_meshes.values()) if self._fits(mesh)])
         if node not in self._found:
             self._found[node] = self._make(node)
         return self._found[node]
@@ -125,7 +128,7 @@ class Meshes:
             self._found.setdefault(describe_mesh(mesh), mesh)
             for count in range(1, len(names)):
                 for chosen in itertools.combinations(names, count):
-                    # This process is not in it, or the mesh has no process groups.
+                    # Torch raises if this process is not in the slice.
                     with contextlib.suppress(RuntimeError, KeyError, AttributeError):
                         part = mesh[chosen]
                         self._found.setdefault(describe_mesh(part), part)
