@@ -32,7 +32,7 @@ extern "C" {
 /** @{ */
 
 #define WHERRY_VERSION_MAJOR 0        /**< A change breaks the interface. */
-#define WHERRY_VERSION_MINOR 1        /**< An increase adds to the interface. Before 1.0 it may break it. */
+#define WHERRY_VERSION_MINOR 1        /**< Additions to the interface; before 1.0 also changes. */
 #define WHERRY_VERSION_PATCH 0        /**< An increase fixes faults. */
 #define WHERRY_VERSION_STRING "0.1.0" /**< The version of these headers. */
 

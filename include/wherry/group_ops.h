@@ -29,22 +29,30 @@ extern "C" {
 
 /** What a table can do. */
 enum {
-    WHERRY_GROUP_OPS_CONCURRENT =
-        1,                      /**< Several threads may be inside send, put, get, finish and abandon, and one inside
-                                          receive, at once; they may be the library's own. Without it no two calls of the
-                                          table ever overlap, and only threads of the program that are inside a call of
-                                          the library make them: then bytes that go through the group are moved by that
-                                          thread alone. */
-    WHERRY_GROUP_OPS_DEATH = 2, /**< A rank's death is noticed: receive answers WHERRY_PEER_LOST, soon. Without it
-                                          whoever waits on a dead rank waits until its timeout, unless a send to that rank
-                                          fails. */
-    WHERRY_GROUP_OPS_FIXED = 4, /**< All ranks are there from the beginning, and one that has left, or was lost, never
-                                          comes back, as in MPI: a checkpoint that is to be sent to it fails at once,
-                                          instead of waiting for its return. */
-    WHERRY_GROUP_OPS_BACKGROUND = 8, /**< The library starts a thread that calls receive all the time, so that messages
-                                          arrive while the program is in no call. Only with
-                                          WHERRY_GROUP_OPS_CONCURRENT. */
-    WHERRY_GROUP_OPS_FLAGS = 15      /**< All of them. */
+    /**
+     * Several threads may be inside send, put, get, finish and abandon, and one inside receive, at
+     * the same time. They may be threads of the library. Without it, calls of the table never
+     * overlap, and only threads of the program that are inside a call of the library make them.
+     * Then that thread alone moves the bytes that go through the group.
+     */
+    WHERRY_GROUP_OPS_CONCURRENT = 1,
+    /**
+     * The table notices the death of a rank: receive soon returns WHERRY_PEER_LOST. Without it, a
+     * call that waits for a dead rank waits until its timeout, unless a send to that rank fails.
+     */
+    WHERRY_GROUP_OPS_DEATH = 2,
+    /**
+     * All ranks are there from the start, and a rank that has left or was lost never comes back, as
+     * in MPI. Sending a checkpoint to it fails at once instead of waiting for its return.
+     */
+    WHERRY_GROUP_OPS_FIXED = 4,
+    /**
+     * The library starts a thread that calls receive continuously, so that messages arrive while
+     * the program is in no call. Only with WHERRY_GROUP_OPS_CONCURRENT.
+     */
+    WHERRY_GROUP_OPS_BACKGROUND = 8,
+    /** All of them. */
+    WHERRY_GROUP_OPS_FLAGS = 15
 };
 
 /** Channels of blocks, see wherry_group_ops.put, have numbers from 0 to this. */
@@ -72,8 +80,11 @@ typedef struct wherry_group_ops {
     int32_t rank;         /**< Of this process: 0 to size - 1. */
     /** How many ranks there are; at least 1. Default 0, which must be changed. */
     int32_t size;
-    uint64_t max_block; /**< No block that goes to send has more bytes: 1 KiB to 1 GiB. Default 1 MiB. All ranks accept
-                               blocks of any size, so that they may differ in this. */
+    /**
+     * The most bytes per block passed to send: 1 KiB to 1 GiB. Default 1 MiB. All ranks accept
+     * blocks of any size, so this may differ between ranks.
+     */
+    uint64_t max_block;
 
     /**
      * Sends a block to another rank. Blocks between two ranks arrive once, whole, unchanged and in

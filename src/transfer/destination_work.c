@@ -13,8 +13,9 @@
 #include "state/prepare.h"
 
 /**
- * Digests in one message. How often a receiver may ask for something: each lane once or twice, and a few rounds; one that goes on would fill the way to it
- * with answers that it does not read, until this side had to wait for it.
+ * Digests in one message. How often a receiver may ask for something: each lane once or twice, and
+ * a few rounds; one that goes on would fill the way to it with answers that it does not read, until
+ * this side had to wait for it.
  */
 enum { DIGESTS_MAX = 4096, REQUESTS_MAX = 64, FINISH_LOOK_NS = 100000 };
 
@@ -24,7 +25,8 @@ static bool feed_next(void *context, uint64_t *chunk_p) {
     wh_destination *destination = context;
     if (wh_deadline_passed(destination->transfer->deadline) ||
         wherry_cancel_requested(destination->transfer->options.cancel)) {
-        wh_stop_request(&destination->stop); /* so that nobody takes this for the end of the round */
+        /* so that nobody takes this for the end of the round */
+        wh_stop_request(&destination->stop);
     }
     if (wh_stop_requested(&destination->stop)) {
         return false;
@@ -132,7 +134,10 @@ static wherry_status end_work(wh_destination *destination, wherry_status status,
     return status;
 }
 
-/** Whether it was this side that ended the work: then the send ends, and says so. A table may answer the same for a reason of its own. */
+/**
+ * Whether it was this side that ended the work: then the send ends, and says so. A table may answer
+ * the same for a reason of its own.
+ */
 static bool was_cancelled(const wh_destination *destination) {
     return wh_stop_requested(&destination->stop) || wh_transfer_cancelled(destination->transfer);
 }
@@ -195,14 +200,20 @@ wherry_status wh_destination_push_some(wh_destination *destination, uint32_t wai
     return status == WHERRY_CANCELLED && was_cancelled(destination) ? WHERRY_OK : status;
 }
 
-/** Whether a lane's workers may still have to do: all chunks were given out, and nobody wants the end of it. */
+/**
+ * Whether a lane's workers may still have to do: all chunks were given out, and nobody wants the
+ * end of it.
+ */
 static bool is_finishing(const wh_destination *destination, wh_deadline soon) {
     return atomic_load(&destination->list.given) >= destination->list.total && !wh_deadline_passed(soon) &&
            !wherry_cancel_requested(destination->transfer->options.cancel);
 }
 
 void wh_destination_finish_work(wh_destination *destination) {
-    /* The receiver has all: what is under way is through but for a thread's turn. To give it up could end the group for others, or what a lane keeps for the next. */
+    /*
+     * The receiver has all: what is under way is through but for a thread's turn. To give it up
+     * could end the group for others, or what a lane keeps for the next.
+     */
     const wh_lane_ops *lane = destination->lane;
     if (!lane || !lane->finish_ms) {
         return; /* what such a lane has sent needs no further call */
@@ -249,7 +260,10 @@ void wh_destination_end_lane(wh_destination *destination) {
     destination->site.channel_count = 0;
 }
 
-/** Leaves those that are still to be taken: a receiver opens the channels of its next lane before it sends the plan for it. */
+/**
+ * Leaves those that are still to be taken: a receiver opens the channels of its next lane before it
+ * sends the plan for it.
+ */
 static void forget_taken_channels(wh_destination *destination) {
     size_t kept = 0;
     for (size_t i = 0; i < destination->site.channel_count; i++) {
@@ -269,7 +283,8 @@ static wherry_status refuse_lane(wh_destination *destination, wherry_status stat
     wh_stats_skip_lane(&destination->outcome.stats, destination->lane->name, reason);
     wh_note note = {.type = WH_REFUSE_LANE};
     wh_note_reason(&note, status, reason);
-    char detail[WHERRY_LANE_DETAIL_MAX]; /* of the lane before, where there was one: this one has moved nothing */
+    /* of the lane before, where there was one: this one has moved nothing */
+    char detail[WHERRY_LANE_DETAIL_MAX];
     memcpy(detail, destination->outcome.stats.detail, sizeof(detail));
     wh_destination_end_lane(destination);
     memcpy(destination->outcome.stats.detail, detail, sizeof(detail));
@@ -279,7 +294,10 @@ static wherry_status refuse_lane(wh_destination *destination, wherry_status stat
     return wh_destination_tell(destination, &note, error);
 }
 
-/** The lane has found out at work that it does not reach the receiver, which tries the next. The crew's failure has requested the stop: the next needs another. */
+/**
+ * The lane has found out at work that it does not reach the receiver, which tries the next. The
+ * crew's failure has requested the stop: the next needs another.
+ */
 static wherry_status refuse_work(wh_destination *destination, const wherry_error *reason, wherry_error *error) {
     forget_digests(destination);
     wh_stop_destroy(&destination->stop);
@@ -349,7 +367,10 @@ static wherry_status take_list(wh_destination *destination, wh_bytes bytes, wher
                          (int)destination->rank);
 }
 
-/** The receiver has all of the last round, so that its workers are about to end; one that says so too early is not waited for. */
+/**
+ * The receiver has all of the last round, so that its workers are about to end; one that says so
+ * too early is not waited for.
+ */
 static wherry_status end_round(wh_destination *destination, wherry_error *error) {
     wh_deadline soon = wh_transfer_last_words();
     while (wh_crew_exists(&destination->crew) && !wh_crew_ended(&destination->crew)) {
@@ -364,7 +385,9 @@ static wherry_status end_round(wh_destination *destination, wherry_error *error)
     return status;
 }
 
-/** The receiver has all of its last plan, and sends the next, for other chunks over another lane. */
+/**
+ * The receiver has all of its last plan, and sends the next, for other chunks over another lane.
+ */
 static wherry_status end_leg(wh_destination *destination, wherry_error *error) {
     wh_destination_finish_work(destination);
     wherry_status status = end_round(destination, error);

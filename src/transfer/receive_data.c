@@ -14,8 +14,8 @@
 #define QUICK_RUN (UINT64_C(256) << 10)
 
 /**
- * Rounds in all. What one thread moves by itself. How long a broken lane waits for the source's own account of it. How often progress is told. How long a part
- * of a round may wait.
+ * Rounds in all. What one thread moves by itself. How long a broken lane waits for the source's own
+ * account of it. How often progress is told. How long a part of a round may wait.
  */
 enum { ROUNDS = 3, ALONE_BYTES = 1 << 20, EXPLAIN_MS = 300, TELL_MS = 100, SHOW_MS = 100 };
 
@@ -99,7 +99,10 @@ wherry_status wh_receive_look_around(wh_receive *receive, wh_deadline deadline, 
 
 /* ---- a round ---- */
 
-/** A round by this thread alone, a part after another, over a lane that can: it looks around between them. */
+/**
+ * A round by this thread alone, a part after another, over a lane that can: it looks around between
+ * them.
+ */
 static wherry_status pull_in_parts(wh_receive *receive, wherry_error *error) {
     wh_sink sink = wh_chunk_sink_face(&receive->sink);
     wherry_status status = WHERRY_OK;
@@ -156,12 +159,16 @@ static bool is_pulled(wh_receive *receive) {
 
 static wherry_status pull_together(wh_receive *receive, uint32_t workers, wherry_error *error) {
     wherry_status result = WHERRY_OK;
-    wh_stop_set_question(&receive->stop, NULL, NULL); /* the crew asks nobody: this thread does, as it looks around */
+    /* the crew asks nobody: this thread does, as it looks around */
+    wh_stop_set_question(&receive->stop, NULL, NULL);
     wherry_status status = wh_receive_run_crew(receive, workers, pull, is_pulled, &result, error);
     return status == WHERRY_OK && result != WHERRY_OK ? wh_receive_explain(receive, result, error) : status;
 }
 
-/** Whether a device copies all of it in less time than a thread takes to start and to be waited for many times over, and few runs are to be found out. */
+/**
+ * Whether a device copies all of it in less time than a thread takes to start and to be waited for
+ * many times over, and few runs are to be found out.
+ */
 static bool is_quick(const wh_receive *receive) {
     return receive->lane->traits & WH_LANE_DEVICE && receive->leg.bytes <= QUICK_BYTES &&
            receive->leg.bytes / (receive->summary.copies + 1) >= QUICK_RUN;

@@ -196,8 +196,8 @@ wherry_status wh_receive_agree(wh_receive *receive, wherry_error *error) {
     const wherry_value *target = NULL;
     /* matters only for a source that has the same state */
     wherry_error unfit = {.status = WHERRY_OK};
-    wherry_error targetless = {/* the source is asked all the same, so that it hears why it need not wait */
-                               .status = WHERRY_OK};
+    /* the source is asked all the same, so that it hears why it need not wait */
+    wherry_error targetless = {.status = WHERRY_OK};
     targetless.status = find_target(receive, &target, &targetless);
     if (targetless.status == WHERRY_OK) {
         uint64_t begin = wh_clock_now();

@@ -7,7 +7,8 @@
 
 #include "fake_internal.h"
 
-#pragma GCC diagnostic ignored "-Wmissing-prototypes" /* the driver's own names have no header here */
+/* The driver's functions have no header here. */
+#pragma GCC diagnostic ignored "-Wmissing-prototypes"
 
 enum { NAMES_MAX = 64, STACK_MAX = 16 };
 

@@ -13,7 +13,8 @@
 
 #include "fake_internal.h"
 
-#pragma GCC diagnostic ignored "-Wmissing-prototypes" /* the driver's own names have no header here */
+/* The driver's functions have no header here. */
+#pragma GCC diagnostic ignored "-Wmissing-prototypes"
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static fake_block **blocks; /* By address, but for what is only reserved. */

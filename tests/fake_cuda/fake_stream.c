@@ -8,7 +8,8 @@
 
 #include "fake_internal.h"
 
-#pragma GCC diagnostic ignored "-Wmissing-prototypes" /* the driver's own names have no header here */
+/* The driver's functions have no header here. */
+#pragma GCC diagnostic ignored "-Wmissing-prototypes"
 
 /** Under events_lock. */
 typedef struct fake_event {

@@ -289,7 +289,8 @@ def test_only_gloo_carries_a_transfer():
 
 
 def nonsense_body(before):
-    """Bytes that are not a frame are refused, and the group is broken, because it is out of step."""
+    """Bytes that are not a frame are refused, and the group is broken, because it is out of
+    step."""
     rank, _ = start()
     if rank == 0:
         frame = torch.full((_pg_session.FRAME_BYTES,), 255, dtype=torch.uint8)
