@@ -162,10 +162,7 @@ wherry_status wherry_group_barrier(wherry_group *group, uint64_t number, uint32_
     if (!group) {
         return wh_fail(error, WHERRY_INVALID_ARGUMENT, "group is NULL");
     }
-    wherry_status status = wh_group_permit(group->inner, error);
-    if (status != WHERRY_OK) {
-        return status;
-    }
+    WH_TRY(wh_group_permit(group->inner, error));
     if (atomic_flag_test_and_set(&group->in_barrier)) {
         return wh_fail(error, WHERRY_INVALID_ARGUMENT,
                        "another thread is in a barrier of this group; only one thread may be");
@@ -173,11 +170,9 @@ wherry_status wherry_group_barrier(wherry_group *group, uint64_t number, uint32_
     wh_group *inner = group->inner;
     barrier b = {group, inner, number, wh_deadline_in_ms(timeout_ms), NULL};
     b.told = wh_alloc_zeroed((size_t)inner->size, sizeof(*b.told));
-    if (!b.told) {
-        status = wh_fail_memory(error, "a barrier");
-    } else {
-        status = tell_all(&b, error);
-        status = status == WHERRY_OK ? wait_for_all(&b, error) : status;
+    wherry_status status = b.told ? tell_all(&b, error) : wh_fail_memory(error, "a barrier");
+    if (status == WHERRY_OK) {
+        status = wait_for_all(&b, error);
     }
     wh_free(b.told);
     atomic_flag_clear(&group->in_barrier);

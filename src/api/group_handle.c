@@ -73,10 +73,7 @@ wherry_status wherry_group_join(const char *address, const wherry_group_options 
             error, WHERRY_INVALID_ARGUMENT,
             "address or group_p is NULL, or the options were not initialized with wherry_group_options_init");
     }
-    wherry_status status = check_options(&chosen, error);
-    if (status != WHERRY_OK) {
-        return status;
-    }
+    WH_TRY(check_options(&chosen, error));
     wh_deadline deadline = wh_deadline_in_ms(chosen.timeout_ms);
     wh_sockets_options sockets = {.secret = chosen.secret,
                                   .secret_size = chosen.secret_size,
@@ -88,8 +85,8 @@ wherry_status wherry_group_join(const char *address, const wherry_group_options 
                                   .interrupt = chosen.interrupt,
                                   .interrupt_context = chosen.interrupt_context};
     wh_group *inner;
-    status = wh_sockets_join(address, &sockets, deadline, &inner, error);
-    return status == WHERRY_OK ? wrap_or_leave(inner, group_p, error) : status;
+    WH_TRY(wh_sockets_join(address, &sockets, deadline, &inner, error));
+    return wrap_or_leave(inner, group_p, error);
 }
 
 wherry_status wherry_group_from_ops(const wherry_group_ops *ops, void *context, wherry_group **group_p,
@@ -98,11 +95,8 @@ wherry_status wherry_group_from_ops(const wherry_group_ops *ops, void *context, 
         return wh_fail(error, WHERRY_INVALID_ARGUMENT, "group_p is NULL");
     }
     wh_group *inner;
-    wherry_status status = wh_callback_create(ops, context, &inner, error);
-    if (status != WHERRY_OK) {
-        return status;
-    }
-    status = wh_group_wrap(inner, group_p, error);
+    WH_TRY(wh_callback_create(ops, context, &inner, error));
+    wherry_status status = wh_group_wrap(inner, group_p, error);
     if (status != WHERRY_OK) {
         wh_callback_abandon(inner);
     }
@@ -122,11 +116,9 @@ wherry_status wherry_group_meeting(const wherry_group *group, char text[WHERRY_G
         return wh_fail(error, WHERRY_INVALID_ARGUMENT, "group or text is NULL");
     }
     char found[WHERRY_GROUP_MEETING_MAX];
-    wherry_status status = wh_group_meeting(group->inner, found, sizeof(found), error);
-    if (status == WHERRY_OK) {
-        memcpy(text, found, strlen(found) + 1);
-    }
-    return status;
+    WH_TRY(wh_group_meeting(group->inner, found, sizeof(found), error));
+    memcpy(text, found, strlen(found) + 1);
+    return WHERRY_OK;
 }
 
 int32_t wherry_group_rank(const wherry_group *group) {
@@ -149,10 +141,7 @@ wherry_status wherry_group_send(wherry_group *group, int32_t rank, uint32_t tag,
                        "group is NULL, or the message of %zu bytes is longer than %d; send it in parts, or as a state",
                        size, WHERRY_GROUP_MESSAGE_MAX);
     }
-    wherry_status status = wh_group_permit(group->inner, error);
-    if (status != WHERRY_OK) {
-        return status;
-    }
+    WH_TRY(wh_group_permit(group->inner, error));
     return wh_group_send(group->inner, rank, WH_TAG_PROGRAM | tag, bytes, size, wh_deadline_in_ms(timeout_ms), error);
 }
 
@@ -162,18 +151,12 @@ wherry_status wherry_group_receive(wherry_group *group, int32_t rank, uint32_t t
         return wh_fail(error, WHERRY_INVALID_ARGUMENT, "group, bytes_p or size_p is NULL");
     }
     wh_group *inner = group->inner;
-    wherry_status status = wh_group_permit(inner, error);
-    if (status != WHERRY_OK) {
-        return status;
-    }
+    WH_TRY(wh_group_permit(inner, error));
     if (rank >= 0 && rank < inner->size && rank != inner->rank) {
         wh_group_watch(inner, rank);
     }
     wh_message message;
-    status = wh_group_receive(inner, rank, WH_TAG_PROGRAM | tag, wh_deadline_in_ms(timeout_ms), &message, error);
-    if (status != WHERRY_OK) {
-        return status;
-    }
+    WH_TRY(wh_group_receive(inner, rank, WH_TAG_PROGRAM | tag, wh_deadline_in_ms(timeout_ms), &message, error));
     *bytes_p = message.bytes;
     *size_p = message.size;
     if (rank_p) {

@@ -29,4 +29,13 @@ wherry_status wh_fail_rank(wherry_error *error, int32_t rank, wherry_status stat
 /** Adds a path to a filled record. Of a path that is too long, the middle is left out. */
 WH_SHARED void wh_fail_path(wherry_error *error, const char *path);
 
+/** Returns the status of a call from the calling function, unless it is WHERRY_OK. */
+#define WH_TRY(call)                                                                                                   \
+    do {                                                                                                               \
+        wherry_status try_status = (call);                                                                             \
+        if (try_status != WHERRY_OK) {                                                                                 \
+            return try_status;                                                                                         \
+        }                                                                                                              \
+    } while (0)
+
 #endif

@@ -197,19 +197,16 @@ wherry_status wh_read_any_item(wh_reader *reader, wh_item *item) {
 }
 
 wherry_status wh_read_typed(wh_reader *reader, wh_item_type type, const char *wanted, wh_item *item) {
-    wherry_status status = wh_read_item(reader, item);
-    if (status == WHERRY_OK && item->type != type) {
+    WH_TRY(wh_read_item(reader, item));
+    if (item->type != type) {
         return wh_read_fault(reader, WHERRY_MALFORMED, "expected %s, but the item has another type", wanted);
     }
-    return status;
+    return WHERRY_OK;
 }
 
 wherry_status wh_read_any_uint(wh_reader *reader, uint64_t most, const char *wanted, uint64_t *number_p) {
     wh_item item;
-    wherry_status status = wh_read_typed(reader, WH_ITEM_UINT, wanted, &item);
-    if (status != WHERRY_OK) {
-        return status;
-    }
+    WH_TRY(wh_read_typed(reader, WH_ITEM_UINT, wanted, &item));
     if (item.number > most) {
         return wh_read_fault(reader, WHERRY_MALFORMED, "%llu is out of range for %s", (unsigned long long)item.number,
                              wanted);
@@ -220,10 +217,7 @@ wherry_status wh_read_any_uint(wh_reader *reader, uint64_t most, const char *wan
 
 wherry_status wh_read_int(wh_reader *reader, int64_t least, const char *wanted, int64_t *number_p) {
     wh_item item;
-    wherry_status status = wh_read_item(reader, &item);
-    if (status != WHERRY_OK) {
-        return status;
-    }
+    WH_TRY(wh_read_item(reader, &item));
     bool integer = item.type == WH_ITEM_UINT || item.type == WH_ITEM_NEGINT;
     int64_t number = item.type == WH_ITEM_NEGINT ? -1 - (int64_t)item.number : (int64_t)item.number;
     if (!integer || item.number > INT64_MAX || number < least) {
@@ -235,10 +229,7 @@ wherry_status wh_read_int(wh_reader *reader, int64_t least, const char *wanted, 
 
 wherry_status wh_read_array(wh_reader *reader, const char *wanted, uint64_t *count_p) {
     wh_item item;
-    wherry_status status = wh_read_typed(reader, WH_ITEM_ARRAY, wanted, &item);
-    if (status != WHERRY_OK) {
-        return status;
-    }
+    WH_TRY(wh_read_typed(reader, WH_ITEM_ARRAY, wanted, &item));
     if (item.number > wh_reader_left(reader)) {
         return wh_read_fault(reader, WHERRY_TRUNCATED, "%s claims %llu items, but only %zu bytes are left", wanted,
                              (unsigned long long)item.number, wh_reader_left(reader));
@@ -249,20 +240,17 @@ wherry_status wh_read_array(wh_reader *reader, const char *wanted, uint64_t *cou
 
 wherry_status wh_read_array_of(wh_reader *reader, uint64_t count, const char *wanted) {
     uint64_t found = 0;
-    wherry_status status = wh_read_array(reader, wanted, &found);
-    if (status == WHERRY_OK && found != count) {
+    WH_TRY(wh_read_array(reader, wanted, &found));
+    if (found != count) {
         return wh_read_fault(reader, WHERRY_MALFORMED, "%s has %llu items, expected %llu", wanted,
                              (unsigned long long)found, (unsigned long long)count);
     }
-    return status;
+    return WHERRY_OK;
 }
 
 wherry_status wh_read_uints(wh_reader *reader, uint32_t most, const char *wanted, int64_t *numbers, uint32_t *count_p) {
     wh_item item;
-    wherry_status status = wh_read_typed(reader, WH_ITEM_ARRAY, wanted, &item);
-    if (status != WHERRY_OK) {
-        return status;
-    }
+    WH_TRY(wh_read_typed(reader, WH_ITEM_ARRAY, wanted, &item));
     if (item.number > most) {
         return wh_read_fault(reader, WHERRY_LIMIT, "%llu numbers in %s; the maximum is %u",
                              (unsigned long long)item.number, wanted, most);
@@ -272,10 +260,7 @@ wherry_status wh_read_uints(wh_reader *reader, uint32_t most, const char *wanted
     }
     for (uint64_t i = 0; i < item.number; i++) {
         uint64_t number = 0;
-        status = wh_read_uint(reader, INT64_MAX, wanted, &number);
-        if (status != WHERRY_OK) {
-            return status;
-        }
+        WH_TRY(wh_read_uint(reader, INT64_MAX, wanted, &number));
         numbers[i] = (int64_t)number;
     }
     *count_p = (uint32_t)item.number;
@@ -283,19 +268,16 @@ wherry_status wh_read_uints(wh_reader *reader, uint32_t most, const char *wanted
 }
 
 wherry_status wh_read_text(wh_reader *reader, const char *wanted, wh_item *item) {
-    wherry_status status = wh_read_typed(reader, WH_ITEM_TEXT, wanted, item);
-    if (status == WHERRY_OK && !wh_utf8_valid((const char *)item->bytes, item->number)) {
+    WH_TRY(wh_read_typed(reader, WH_ITEM_TEXT, wanted, item));
+    if (!wh_utf8_valid((const char *)item->bytes, item->number)) {
         return wh_read_fault(reader, WHERRY_MALFORMED, "%s is not UTF-8", wanted);
     }
-    return status;
+    return WHERRY_OK;
 }
 
 wherry_status wh_read_name(wh_reader *reader, const char *wanted, char **name_p) {
     wh_item item;
-    wherry_status status = wh_read_text(reader, wanted, &item);
-    if (status != WHERRY_OK) {
-        return status;
-    }
+    WH_TRY(wh_read_text(reader, wanted, &item));
     if (item.bytes && memchr(item.bytes, 0, item.number)) {
         return wh_read_fault(reader, WHERRY_MALFORMED, "%s contains a zero byte", wanted);
     }

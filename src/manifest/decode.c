@@ -56,27 +56,21 @@ wherry_status wh_decode_created(const wh_decoder *decoder, wherry_status status)
 
 wherry_status wh_decode_device_kind(wh_decoder *decoder, wherry_device_kind *kind_p) {
     uint64_t kind = 0;
-    wherry_status status = wh_read_uint(&decoder->in, WHERRY_DEVICE_PRIVATE, "the kind of a device", &kind);
-    if (status == WHERRY_OK) {
-        *kind_p = (wherry_device_kind)kind;
-    }
-    return status;
+    WH_TRY(wh_read_uint(&decoder->in, WHERRY_DEVICE_PRIVATE, "the kind of a device", &kind));
+    *kind_p = (wherry_device_kind)kind;
+    return WHERRY_OK;
 }
 
 wherry_status wh_decode_device(wh_decoder *decoder, wherry_device *device_p) {
     wherry_device_kind kind = WHERRY_DEVICE_CPU;
     int64_t index = 0;
-    wherry_status status = wh_decode_device_kind(decoder, &kind);
-    if (status == WHERRY_OK) {
-        status = wh_read_int(&decoder->in, -1, "the index of a device", &index);
-    }
-    if (status == WHERRY_OK && index > INT32_MAX) {
+    WH_TRY(wh_decode_device_kind(decoder, &kind));
+    WH_TRY(wh_read_int(&decoder->in, -1, "the index of a device", &index));
+    if (index > INT32_MAX) {
         return wh_read_fault(&decoder->in, WHERRY_MALFORMED, "the index of a device is too large");
     }
-    if (status == WHERRY_OK) {
-        *device_p = (wherry_device){kind, (int32_t)index};
-    }
-    return status;
+    *device_p = (wherry_device){kind, (int32_t)index};
+    return WHERRY_OK;
 }
 
 /**
@@ -86,10 +80,7 @@ wherry_status wh_decode_device(wh_decoder *decoder, wherry_device *device_p) {
 static wherry_status read_levels(wh_decoder *d, wh_extent *extent, uint64_t *span_p) {
     int64_t numbers[2 * WHERRY_NDIM_MAX];
     uint32_t count = 0;
-    wherry_status status = wh_read_uints(&d->in, 2 * WHERRY_NDIM_MAX, "the levels of an extent", numbers, &count);
-    if (status != WHERRY_OK) {
-        return status;
-    }
+    WH_TRY(wh_read_uints(&d->in, 2 * WHERRY_NDIM_MAX, "the levels of an extent", numbers, &count));
     if (count == 0 || count % 2) {
         return wh_read_fault(&d->in, WHERRY_MALFORMED, "the levels of an extent are not pairs of a count and a stride");
     }
@@ -112,33 +103,26 @@ static wherry_status read_levels(wh_decoder *d, wh_extent *extent, uint64_t *spa
 
 static wherry_status read_extent(wh_decoder *d, uint64_t nbytes, wh_extent *extent) {
     uint64_t items = 0;
-    wherry_status status = wh_read_array(&d->in, "an extent", &items);
-    if (status == WHERRY_OK && items != 2 && items != 3) {
+    WH_TRY(wh_read_array(&d->in, "an extent", &items));
+    if (items != 2 && items != 3) {
         return wh_read_fault(&d->in, WHERRY_MALFORMED, "an extent needs 2 or 3 items");
     }
-    if (status == WHERRY_OK) {
-        status = wh_read_uint(&d->in, INT64_MAX, "the offset of an extent", &extent->offset);
-    }
-    if (status == WHERRY_OK) {
-        status = wh_read_uint(&d->in, INT64_MAX, "the length of an extent", &extent->length);
-    }
-    if (status != WHERRY_OK) {
-        return status;
-    }
+    WH_TRY(wh_read_uint(&d->in, INT64_MAX, "the offset of an extent", &extent->offset));
+    WH_TRY(wh_read_uint(&d->in, INT64_MAX, "the length of an extent", &extent->length));
     if (extent->length == 0) {
         return wh_read_fault(&d->in, WHERRY_MALFORMED, "an extent without bytes");
     }
     extent->level_count = 0;
     uint64_t end = extent->length;
     if (items == 3) {
-        status = read_levels(d, extent, &end);
+        WH_TRY(read_levels(d, extent, &end));
     }
-    if (status == WHERRY_OK && (!wh_add(end, extent->offset, &end) || end > nbytes)) {
+    if (!wh_add(end, extent->offset, &end) || end > nbytes) {
         return wh_read_fault(&d->in, WHERRY_OUT_OF_BOUNDS,
                              "an extent ends at byte %llu, but its storage has %llu bytes", (unsigned long long)end,
                              (unsigned long long)nbytes);
     }
-    return status;
+    return WHERRY_OK;
 }
 
 /** Adds an extent to the space, if the limits allow the sum of all extents. */
@@ -171,10 +155,7 @@ static wherry_status add_extent(wh_decoder *d, const wherry_extent *extent) {
 
 static wherry_status read_extents(wh_decoder *d, uint64_t nbytes) {
     wh_item item;
-    wherry_status status = wh_read_item(&d->in, &item);
-    if (status != WHERRY_OK) {
-        return status;
-    }
+    WH_TRY(wh_read_item(&d->in, &item));
     if (item.type == WH_ITEM_NULL) {
         wherry_extent whole = {0, nbytes, NULL, 0};
         return nbytes ? add_extent(d, &whole)
@@ -192,50 +173,39 @@ static wherry_status read_extents(wh_decoder *d, uint64_t nbytes) {
      * would be part of that one
      */
     uint64_t behind = 0;
-    for (uint64_t i = 0; i < item.number && status == WHERRY_OK; i++) {
+    for (uint64_t i = 0; i < item.number; i++) {
         wh_extent extent;
-        status = read_extent(d, nbytes, &extent);
-        if (status == WHERRY_OK && extent.offset < before) {
+        WH_TRY(read_extent(d, nbytes, &extent));
+        if (extent.offset < before) {
             return wh_read_fault(&d->in, WHERRY_NOT_CANONICAL, "the extents are not in order");
         }
-        if (status == WHERRY_OK) {
-            wherry_extent borrowed = wh_extent_borrow(&extent);
-            if (wh_extents_are_whole(&borrowed, item.number, nbytes)) {
-                return wh_read_fault(&d->in, WHERRY_NOT_CANONICAL,
-                                     "one extent that covers the whole storage; expected null");
-            }
-            if (extent.level_count == 0 && extent.offset < behind) {
-                return wh_read_fault(&d->in, WHERRY_NOT_CANONICAL, "two adjacent or overlapping extents; expected one");
-            }
-            before = extent.offset;
-            behind = extent.level_count ? behind : extent.offset + extent.length + 1;
-            status = add_extent(d, &borrowed);
+        wherry_extent borrowed = wh_extent_borrow(&extent);
+        if (wh_extents_are_whole(&borrowed, item.number, nbytes)) {
+            return wh_read_fault(&d->in, WHERRY_NOT_CANONICAL,
+                                 "one extent that covers the whole storage; expected null");
         }
+        if (extent.level_count == 0 && extent.offset < behind) {
+            return wh_read_fault(&d->in, WHERRY_NOT_CANONICAL, "two adjacent or overlapping extents; expected one");
+        }
+        before = extent.offset;
+        behind = extent.level_count ? behind : extent.offset + extent.length + 1;
+        WH_TRY(add_extent(d, &borrowed));
     }
-    return status;
+    return WHERRY_OK;
 }
 
 static wherry_status read_storage(wh_decoder *d) {
     uint64_t nbytes = 0;
     wherry_device device = {WHERRY_DEVICE_CPU, -1};
-    wherry_status status = wh_read_array_of(&d->in, WH_STORAGE_ITEMS, "a storage");
-    if (status == WHERRY_OK) {
-        status = wh_read_uint(&d->in, INT64_MAX, "the size of a storage", &nbytes);
-    }
-    if (status == WHERRY_OK && nbytes > d->limits.total_bytes - d->prepared->storage_bytes) {
+    WH_TRY(wh_read_array_of(&d->in, WH_STORAGE_ITEMS, "a storage"));
+    WH_TRY(wh_read_uint(&d->in, INT64_MAX, "the size of a storage", &nbytes));
+    if (nbytes > d->limits.total_bytes - d->prepared->storage_bytes) {
         return wh_read_fault(&d->in, WHERRY_LIMIT, "the storages add up to more than %llu bytes",
                              (unsigned long long)d->limits.total_bytes);
     }
-    if (status == WHERRY_OK) {
-        status = wh_decode_device(d, &device);
-    }
+    WH_TRY(wh_decode_device(d, &device));
     wherry_storage *storage;
-    if (status == WHERRY_OK) {
-        status = wh_storage_describe(&d->pool, nbytes, device, &storage, d->in.error);
-    }
-    if (status != WHERRY_OK) {
-        return status;
-    }
+    WH_TRY(wh_storage_describe(&d->pool, nbytes, device, &storage, d->in.error));
     if (!wh_prepared_take_storage(d->prepared, storage)) {
         wherry_storage_unref(storage);
         return wh_fail_memory(d->in.error, "the storages of a manifest");
@@ -247,27 +217,21 @@ static wherry_status read_storage(wh_decoder *d) {
 /** Reads the ranks and names of a mesh and creates it. `ranks` and `names` have room for them. */
 static wherry_status make_mesh(wh_decoder *d, wherry_mesh_info *info, int64_t *ranks, uint64_t count, char **names,
                                wherry_mesh **mesh_p) {
-    wherry_status status = WHERRY_OK;
-    for (uint64_t i = 0; i < count && status == WHERRY_OK; i++) {
+    for (uint64_t i = 0; i < count; i++) {
         uint64_t rank = 0;
-        status = wh_read_uint(&d->in, INT64_MAX, "a rank of a mesh", &rank);
+        WH_TRY(wh_read_uint(&d->in, INT64_MAX, "a rank of a mesh", &rank));
         ranks[i] = (int64_t)rank;
     }
     wh_item item = {0};
-    if (status == WHERRY_OK) {
-        status = wh_read_item(&d->in, &item);
-    }
-    if (status == WHERRY_OK && item.type != WH_ITEM_NULL &&
+    WH_TRY(wh_read_item(&d->in, &item));
+    if (item.type != WH_ITEM_NULL &&
         (item.type != WH_ITEM_ARRAY || item.number > wh_reader_left(&d->in) || item.number != info->ndim)) {
         bool cut = item.type == WH_ITEM_ARRAY && item.number > wh_reader_left(&d->in);
         return wh_read_fault(&d->in, cut ? WHERRY_TRUNCATED : WHERRY_MALFORMED,
                              "the dimension names of a mesh are neither null nor one per dimension");
     }
-    for (uint32_t i = 0; i < info->ndim && item.type == WH_ITEM_ARRAY && status == WHERRY_OK; i++) {
-        status = wh_read_name(&d->in, "the name of a mesh dimension", names + i);
-    }
-    if (status != WHERRY_OK) {
-        return status;
+    for (uint32_t i = 0; i < info->ndim && item.type == WH_ITEM_ARRAY; i++) {
+        WH_TRY(wh_read_name(&d->in, "the name of a mesh dimension", names + i));
     }
     info->ranks = ranks;
     info->dim_names = item.type == WH_ITEM_ARRAY ? (const char *const *)names : NULL;
@@ -279,30 +243,22 @@ static wherry_status read_mesh(wh_decoder *d, wherry_mesh **mesh_p) {
     int64_t shape[WHERRY_NDIM_MAX];
     uint64_t count = 0;
     uint64_t ranks = 0;
-    wherry_status status = wh_read_array_of(&d->in, WH_MESH_ITEMS, "a mesh");
-    if (status == WHERRY_OK) {
-        status = wh_decode_device_kind(d, &info.device);
-    }
-    if (status == WHERRY_OK) {
-        status = wh_read_uints(&d->in, WHERRY_NDIM_MAX, "the sizes of a mesh", shape, &info.ndim);
-    }
-    if (status == WHERRY_OK && (info.ndim == 0 || !wh_mesh_count(info.ndim, shape, &count))) {
+    WH_TRY(wh_read_array_of(&d->in, WH_MESH_ITEMS, "a mesh"));
+    WH_TRY(wh_decode_device_kind(d, &info.device));
+    WH_TRY(wh_read_uints(&d->in, WHERRY_NDIM_MAX, "the sizes of a mesh", shape, &info.ndim));
+    if (info.ndim == 0 || !wh_mesh_count(info.ndim, shape, &count)) {
         return wh_read_fault(&d->in, WHERRY_MALFORMED, "a mesh without sizes, or with a size below 1");
     }
-    if (status == WHERRY_OK) {
-        status = wh_read_array(&d->in, "the ranks of a mesh", &ranks);
-    }
-    if (status == WHERRY_OK && ranks != count) {
+    WH_TRY(wh_read_array(&d->in, "the ranks of a mesh", &ranks));
+    if (ranks != count) {
         return wh_read_fault(&d->in, WHERRY_MALFORMED, "a mesh has %llu ranks for %llu positions",
                              (unsigned long long)ranks, (unsigned long long)count);
-    }
-    if (status != WHERRY_OK) {
-        return status;
     }
     info.shape = shape;
     char *names[WHERRY_NDIM_MAX] = {NULL};
     int64_t *numbers = wh_alloc_array(ranks, sizeof(*numbers));
-    status = numbers ? make_mesh(d, &info, numbers, count, names, mesh_p) : wh_fail_memory(d->in.error, "a mesh");
+    wherry_status status =
+        numbers ? make_mesh(d, &info, numbers, count, names, mesh_p) : wh_fail_memory(d->in.error, "a mesh");
     for (uint32_t i = 0; i < info.ndim; i++) {
         wh_free(names[i]);
     }
@@ -338,20 +294,12 @@ static wherry_status read_meshes(wh_decoder *d, uint64_t count) {
 static wherry_status read_opening(wh_decoder *d) {
     wh_item head;
     wh_item item;
-    wherry_status status = wh_read_typed(&d->in, WH_ITEM_ARRAY, "the manifest", &head);
-    if (status == WHERRY_OK) {
-        status = wh_read_text(&d->in, "the text 'wherry'", &item);
-    }
-    if (status != WHERRY_OK) {
-        return status;
-    }
+    WH_TRY(wh_read_typed(&d->in, WH_ITEM_ARRAY, "the manifest", &head));
+    WH_TRY(wh_read_text(&d->in, "the text 'wherry'", &item));
     if (item.number != strlen(WH_MANIFEST_MAGIC) || memcmp(item.bytes, WH_MANIFEST_MAGIC, item.number) != 0) {
         return wh_read_fault(&d->in, WHERRY_MALFORMED, "not a Wherry manifest");
     }
-    status = wh_read_item(&d->in, &item);
-    if (status != WHERRY_OK) {
-        return status;
-    }
+    WH_TRY(wh_read_item(&d->in, &item));
     if (item.type != WH_ITEM_UINT && item.type != WH_ITEM_NEGINT) {
         return wh_read_fault(&d->in, WHERRY_MALFORMED, "expected the version, but the item has another type");
     }
@@ -373,48 +321,35 @@ static wherry_status read_tables(wh_decoder *d) {
     wherry_prepared *prepared = d->prepared;
     uint64_t chunk_bytes = 0;
     uint64_t count = 0;
-    wherry_status status = wh_read_uint(&d->in, INT64_MAX, "the size of a chunk", &chunk_bytes);
-    if (status == WHERRY_OK && !wh_chunk_bytes_valid(chunk_bytes)) {
+    WH_TRY(wh_read_uint(&d->in, INT64_MAX, "the size of a chunk", &chunk_bytes));
+    if (!wh_chunk_bytes_valid(chunk_bytes)) {
         return wh_read_fault(&d->in, WHERRY_MALFORMED, "invalid chunk size of %llu bytes",
                              (unsigned long long)chunk_bytes);
     }
     prepared->space.chunk_bytes = chunk_bytes;
-    if (status == WHERRY_OK) {
-        status = wh_read_int(&d->in, -1, "the rank", &prepared->rank);
-    }
-    if (status == WHERRY_OK) {
-        status = wh_read_array(&d->in, "the storages", &count);
-    }
+    WH_TRY(wh_read_int(&d->in, -1, "the rank", &prepared->rank));
+    WH_TRY(wh_read_array(&d->in, "the storages", &count));
     size_t likely = wh_min(count, wh_reader_left(&d->in) / STORAGE_BYTES);
-    if (status == WHERRY_OK && (!wh_space_reserve(&prepared->space, likely) ||
-                                !WH_RESERVE(prepared->storages, prepared->storage_capacity, likely) ||
-                                !WH_RESERVE(prepared->tensor_storages, prepared->tensor_storage_capacity, likely))) {
-        status = wh_fail_memory(d->in.error, "the storages of a manifest");
+    if (!wh_space_reserve(&prepared->space, likely) ||
+        !WH_RESERVE(prepared->storages, prepared->storage_capacity, likely) ||
+        !WH_RESERVE(prepared->tensor_storages, prepared->tensor_storage_capacity, likely)) {
+        return wh_fail_memory(d->in.error, "the storages of a manifest");
     }
-    for (uint64_t i = 0; i < count && status == WHERRY_OK; i++) {
-        status = read_storage(d);
+    for (uint64_t i = 0; i < count; i++) {
+        WH_TRY(read_storage(d));
     }
-    if (status == WHERRY_OK && !wh_prepared_divide(prepared)) {
-        status = wh_fail_memory(d->in.error, "the storages of a manifest");
+    if (!wh_prepared_divide(prepared)) {
+        return wh_fail_memory(d->in.error, "the storages of a manifest");
     }
-    if (status == WHERRY_OK) {
-        status = wh_read_array(&d->in, "the meshes", &count);
-    }
-    return status == WHERRY_OK ? read_meshes(d, count) : status;
+    WH_TRY(wh_read_array(&d->in, "the meshes", &count));
+    return read_meshes(d, count);
 }
 
 static wherry_status read_manifest(wh_decoder *d) {
-    wherry_status status = read_opening(d);
-    if (status == WHERRY_OK) {
-        status = read_tables(d);
-    }
+    WH_TRY(read_opening(d));
+    WH_TRY(read_tables(d));
     wherry_value *state;
-    if (status == WHERRY_OK) {
-        status = wh_decode_value(d, 0, &state);
-    }
-    if (status != WHERRY_OK) {
-        return status;
-    }
+    WH_TRY(wh_decode_value(d, 0, &state));
     d->prepared->state = state;
     d->prepared->owns_state = true;
     d->in.item = d->in.at;

@@ -15,10 +15,7 @@
 static wherry_status read_reference(wh_decoder *decoder, size_t count, size_t *next, const char *wanted,
                                     size_t *number_p) {
     uint64_t number = 0;
-    wherry_status status = wh_read_uint(&decoder->in, INT64_MAX, wanted, &number);
-    if (status != WHERRY_OK) {
-        return status;
-    }
+    WH_TRY(wh_read_uint(&decoder->in, INT64_MAX, wanted, &number));
     if (number >= count) {
         return wh_read_fault(&decoder->in, WHERRY_OUT_OF_BOUNDS, "%s is %llu, but there are only %zu", wanted,
                              (unsigned long long)number, count);
@@ -35,10 +32,7 @@ static wherry_status read_reference(wh_decoder *decoder, size_t count, size_t *n
 
 static wherry_status read_dtype(wh_decoder *decoder, wherry_dtype *dtype_p) {
     uint64_t number = 0;
-    wherry_status status = wh_read_uint(&decoder->in, INT64_MAX, "a dtype", &number);
-    if (status != WHERRY_OK) {
-        return status;
-    }
+    WH_TRY(wh_read_uint(&decoder->in, INT64_MAX, "a dtype", &number));
     if (number > INT32_MAX || !wherry_dtype_describe((wherry_dtype)number)) {
         return wh_read_fault(&decoder->in, WHERRY_MALFORMED, "unknown dtype %llu", (unsigned long long)number);
     }
@@ -60,10 +54,7 @@ static wherry_status read_strides(wh_decoder *decoder, uint32_t ndim, const int6
     int64_t contiguous[WHERRY_NDIM_MAX];
     wh_item item;
     size_t begin = decoder->in.at;
-    wherry_status status = wh_read_item(&decoder->in, &item);
-    if (status != WHERRY_OK) {
-        return status;
-    }
+    WH_TRY(wh_read_item(&decoder->in, &item));
     bool fits = wh_contiguous_strides(ndim, shape, contiguous);
     if (item.type == WH_ITEM_NULL) {
         if (!fits) {
@@ -74,10 +65,7 @@ static wherry_status read_strides(wh_decoder *decoder, uint32_t ndim, const int6
     }
     uint32_t count = 0;
     decoder->in.at = begin;
-    status = wh_read_uints(&decoder->in, WHERRY_NDIM_MAX, "strides", strides, &count);
-    if (status != WHERRY_OK) {
-        return status;
-    }
+    WH_TRY(wh_read_uints(&decoder->in, WHERRY_NDIM_MAX, "strides", strides, &count));
     if (count != ndim) {
         return wh_read_fault(&decoder->in, WHERRY_MALFORMED, "%u strides for %u sizes", count, ndim);
     }
@@ -94,28 +82,14 @@ static wherry_status read_tensor(wh_decoder *d, wherry_value **value_p) {
     wherry_tensor tensor = {.shape = shape, .strides = strides};
     size_t storage = 0;
     uint64_t number = 0;
-    wherry_status status =
-        read_reference(d, d->prepared->storage_count, &d->next_storage, "the number of a storage", &storage);
-    if (status == WHERRY_OK) {
-        status = read_dtype(d, &tensor.dtype);
-    }
-    if (status == WHERRY_OK) {
-        status = wh_read_uint(&d->in, WHERRY_TENSOR_FLAGS, "the flags of a tensor", &number);
-        tensor.flags = (uint32_t)number;
-    }
-    if (status == WHERRY_OK) {
-        status = wh_read_uint(&d->in, INT64_MAX, "the offset of a tensor", &number);
-        tensor.offset = (int64_t)number;
-    }
-    if (status == WHERRY_OK) {
-        status = wh_read_uints(&d->in, WHERRY_NDIM_MAX, "the sizes of a tensor", shape, &tensor.ndim);
-    }
-    if (status == WHERRY_OK) {
-        status = read_strides(d, tensor.ndim, shape, strides);
-    }
-    if (status != WHERRY_OK) {
-        return status;
-    }
+    WH_TRY(read_reference(d, d->prepared->storage_count, &d->next_storage, "the number of a storage", &storage));
+    WH_TRY(read_dtype(d, &tensor.dtype));
+    WH_TRY(wh_read_uint(&d->in, WHERRY_TENSOR_FLAGS, "the flags of a tensor", &number));
+    tensor.flags = (uint32_t)number;
+    WH_TRY(wh_read_uint(&d->in, INT64_MAX, "the offset of a tensor", &number));
+    tensor.offset = (int64_t)number;
+    WH_TRY(wh_read_uints(&d->in, WHERRY_NDIM_MAX, "the sizes of a tensor", shape, &tensor.ndim));
+    WH_TRY(read_strides(d, tensor.ndim, shape, strides));
     tensor.storage = d->prepared->storages[storage];
     if (!wh_prepared_add_tensor(d->prepared, &tensor, storage)) {
         return wh_fail_memory(d->in.error, "a tensor");
@@ -125,15 +99,13 @@ static wherry_status read_tensor(wh_decoder *d, wherry_value **value_p) {
 
 static wherry_status read_local(wh_decoder *decoder, wherry_value **value_p) {
     uint64_t kind = 0;
-    wherry_status status = wh_read_array_of(&decoder->in, WH_TENSOR_ITEMS, "a tensor");
-    if (status == WHERRY_OK) {
-        status = wh_read_uint(&decoder->in, INT64_MAX, "the kind of a tensor", &kind);
-    }
-    if (status == WHERRY_OK && kind != WHERRY_KIND_TENSOR) {
+    WH_TRY(wh_read_array_of(&decoder->in, WH_TENSOR_ITEMS, "a tensor"));
+    WH_TRY(wh_read_uint(&decoder->in, INT64_MAX, "the kind of a tensor", &kind));
+    if (kind != WHERRY_KIND_TENSOR) {
         return wh_read_fault(&decoder->in, WHERRY_MALFORMED, "expected a tensor, but the kind is %llu",
                              (unsigned long long)kind);
     }
-    return status == WHERRY_OK ? read_tensor(decoder, value_p) : status;
+    return read_tensor(decoder, value_p);
 }
 
 /* DTensor */
@@ -143,61 +115,48 @@ static wherry_status read_placement(wh_decoder *d, wherry_placement *placement, 
         [WHERRY_REPLICATE] = 1, [WHERRY_SHARD] = 2, [WHERRY_STRIDED_SHARD] = 3, [WHERRY_PARTIAL] = 2};
     uint64_t count = 0;
     uint64_t number = 0;
-    wherry_status status = wh_read_array(&d->in, "a placement", &count);
-    if (status == WHERRY_OK && count == 0) {
+    WH_TRY(wh_read_array(&d->in, "a placement", &count));
+    if (count == 0) {
         return wh_read_fault(&d->in, WHERRY_MALFORMED, "an empty placement");
     }
-    if (status == WHERRY_OK) {
-        status = wh_read_uint(&d->in, WHERRY_PARTIAL, "the kind of a placement", &number);
-    }
-    if (status == WHERRY_OK && count != items[number]) {
+    WH_TRY(wh_read_uint(&d->in, WHERRY_PARTIAL, "the kind of a placement", &number));
+    if (count != items[number]) {
         return wh_read_fault(&d->in, WHERRY_MALFORMED, "a placement of kind %llu has %llu items",
                              (unsigned long long)number, (unsigned long long)count);
     }
-    if (status != WHERRY_OK) {
-        return status;
-    }
     *placement = (wherry_placement){.kind = (wherry_placement_kind)number};
     if (placement->kind == WHERRY_PARTIAL) {
-        status = wh_read_name(&d->in, "the name of a reduction", text_p);
+        WH_TRY(wh_read_name(&d->in, "the name of a reduction", text_p));
         placement->reduce_op = *text_p;
-        return status;
-    }
-    if (placement->kind != WHERRY_REPLICATE) {
-        status = wh_read_uint(&d->in, INT64_MAX, "the dimension of a placement", &number);
+    } else if (placement->kind != WHERRY_REPLICATE) {
+        WH_TRY(wh_read_uint(&d->in, INT64_MAX, "the dimension of a placement", &number));
         placement->dim = (uint32_t)wh_min(number, UINT32_MAX);
     }
-    if (placement->kind == WHERRY_STRIDED_SHARD && status == WHERRY_OK) {
-        status = wh_read_int(&d->in, 1, "the split factor of a placement", &placement->split_factor);
+    if (placement->kind == WHERRY_STRIDED_SHARD) {
+        WH_TRY(wh_read_int(&d->in, 1, "the split factor of a placement", &placement->split_factor));
     }
-    return status;
+    return WHERRY_OK;
 }
 
 static wherry_status read_placements(wh_decoder *d, const wherry_mesh *mesh, wherry_placement *placements,
                                      char **texts) {
     uint32_t ndim = wherry_mesh_get(mesh)->ndim;
-    wherry_status status = wh_read_array_of(&d->in, ndim, "the placements of a DTensor");
-    for (uint32_t i = 0; i < ndim && status == WHERRY_OK; i++) {
-        status = read_placement(d, placements + i, texts + i);
+    WH_TRY(wh_read_array_of(&d->in, ndim, "the placements of a DTensor"));
+    for (uint32_t i = 0; i < ndim; i++) {
+        WH_TRY(read_placement(d, placements + i, texts + i));
     }
-    return status;
+    return WHERRY_OK;
 }
 
 /** Reads a DTensor after its placements. */
 static wherry_status read_global(wh_decoder *d, wherry_dtensor *dtensor, int64_t *shape, int64_t *strides) {
     uint64_t flags = 0;
-    wherry_status status = read_dtype(d, &dtensor->dtype);
-    if (status == WHERRY_OK) {
-        status = wh_read_uint(&d->in, WHERRY_TENSOR_REQUIRES_GRAD, "the flags of a DTensor", &flags);
-        dtensor->flags = (uint32_t)flags;
-    }
-    if (status == WHERRY_OK) {
-        status = wh_read_uints(&d->in, WHERRY_NDIM_MAX, "the sizes of a DTensor", shape, &dtensor->ndim);
-    }
-    if (status == WHERRY_OK) {
-        status = check_sizes(d, dtensor->dtype, dtensor->ndim, shape);
-    }
-    for (uint32_t i = 0; status == WHERRY_OK && i < wherry_mesh_get(dtensor->mesh)->ndim; i++) {
+    WH_TRY(read_dtype(d, &dtensor->dtype));
+    WH_TRY(wh_read_uint(&d->in, WHERRY_TENSOR_REQUIRES_GRAD, "the flags of a DTensor", &flags));
+    dtensor->flags = (uint32_t)flags;
+    WH_TRY(wh_read_uints(&d->in, WHERRY_NDIM_MAX, "the sizes of a DTensor", shape, &dtensor->ndim));
+    WH_TRY(check_sizes(d, dtensor->dtype, dtensor->ndim, shape));
+    for (uint32_t i = 0; i < wherry_mesh_get(dtensor->mesh)->ndim; i++) {
         const wherry_placement *placement = dtensor->placements + i;
         bool shard = placement->kind == WHERRY_SHARD || placement->kind == WHERRY_STRIDED_SHARD;
         if (shard && placement->dim >= dtensor->ndim) {
@@ -206,10 +165,8 @@ static wherry_status read_global(wh_decoder *d, wherry_dtensor *dtensor, int64_t
                                  dtensor->ndim);
         }
     }
-    if (status == WHERRY_OK) {
-        status = read_strides(d, dtensor->ndim, shape, strides);
-    }
-    return status == WHERRY_OK ? read_local(d, &dtensor->local) : status;
+    WH_TRY(read_strides(d, dtensor->ndim, shape, strides));
+    return read_local(d, &dtensor->local);
 }
 
 static wherry_status read_dtensor(wh_decoder *decoder, wherry_value **value_p) {
@@ -246,8 +203,8 @@ static wherry_status read_dtensor(wh_decoder *decoder, wherry_value **value_p) {
 /* ShardedTensor */
 
 static wherry_status read_place(wh_decoder *d, wherry_shard_place *place) {
-    wherry_status status = wh_read_int(&d->in, -1, "the rank of a place", &place->rank);
-    return status == WHERRY_OK ? wh_decode_device(d, &place->device) : status;
+    WH_TRY(wh_read_int(&d->in, -1, "the rank of a place", &place->rank));
+    return wh_decode_device(d, &place->device);
 }
 
 /** Reads the box and the place of a shard. `numbers` has room for the box. */
@@ -256,21 +213,16 @@ static wherry_status read_info(wh_decoder *d, uint32_t ndim, const int64_t *shap
     wh_box box = {.ndim = ndim};
     uint32_t offsets = 0;
     uint32_t sizes = 0;
-    wherry_status status = wh_read_uints(&d->in, WHERRY_NDIM_MAX, "the offsets of a shard", box.offsets, &offsets);
-    if (status == WHERRY_OK && offsets != ndim) {
+    WH_TRY(wh_read_uints(&d->in, WHERRY_NDIM_MAX, "the offsets of a shard", box.offsets, &offsets));
+    if (offsets != ndim) {
         return wh_read_fault(&d->in, WHERRY_MALFORMED, "%u offsets for %u dimensions", offsets, ndim);
     }
-    if (status == WHERRY_OK) {
-        status = wh_read_uints(&d->in, WHERRY_NDIM_MAX, "the sizes of a shard", box.sizes, &sizes);
-    }
-    if (status == WHERRY_OK && sizes != ndim) {
+    WH_TRY(wh_read_uints(&d->in, WHERRY_NDIM_MAX, "the sizes of a shard", box.sizes, &sizes));
+    if (sizes != ndim) {
         return wh_read_fault(&d->in, WHERRY_MALFORMED, "%u sizes for %u dimensions", sizes, ndim);
     }
-    if (status == WHERRY_OK && !wh_box_within(&box, shape)) {
+    if (!wh_box_within(&box, shape)) {
         return wh_read_fault(&d->in, WHERRY_OUT_OF_BOUNDS, "a shard is outside its global tensor");
-    }
-    if (status != WHERRY_OK) {
-        return status;
     }
     memcpy(numbers, box.offsets, ndim * sizeof(*numbers));
     memcpy(numbers + ndim, box.sizes, ndim * sizeof(*numbers));
@@ -285,10 +237,7 @@ static wherry_status read_info(wh_decoder *d, uint32_t ndim, const int64_t *shap
  */
 static wherry_status read_box_count(wh_decoder *d, uint32_t ndim, const char *wanted, uint32_t *count_p) {
     uint64_t count = 0;
-    wherry_status status = wh_read_array(&d->in, wanted, &count);
-    if (status != WHERRY_OK) {
-        return status;
-    }
+    WH_TRY(wh_read_array(&d->in, wanted, &count));
     if (count > UINT32_MAX || count * (2 * ndim + 1) > wh_reader_left(&d->in)) {
         return wh_read_fault(&d->in, WHERRY_TRUNCATED, "%s claim %llu boxes, but only %zu bytes are left", wanted,
                              (unsigned long long)count, wh_reader_left(&d->in));
@@ -300,23 +249,18 @@ static wherry_status read_box_count(wh_decoder *d, uint32_t ndim, const char *wa
 /** Reads an array of infos. The caller frees *infos_p and *numbers_p, also on failure. */
 static wherry_status read_infos(wh_decoder *d, const wherry_sharded *sharded, const char *wanted, uint32_t *count_p,
                                 wherry_shard_info **infos_p, int64_t **numbers_p) {
-    wherry_status status = read_box_count(d, sharded->ndim, wanted, count_p);
-    if (status != WHERRY_OK) {
-        return status;
-    }
+    WH_TRY(read_box_count(d, sharded->ndim, wanted, count_p));
     *infos_p = wh_alloc_array(*count_p, sizeof(**infos_p));
     *numbers_p = wh_alloc_array(*count_p, 2 * sizeof(**numbers_p) * sharded->ndim);
     if (!*infos_p || !*numbers_p) {
         return wh_fail_memory(d->in.error, wanted);
     }
-    for (uint32_t i = 0; i < *count_p && status == WHERRY_OK; i++) {
-        status = wh_read_array_of(&d->in, WH_INFO_ITEMS, "the info of a shard");
-        if (status == WHERRY_OK) {
-            status =
-                read_info(d, sharded->ndim, sharded->shape, *numbers_p + 2 * (size_t)i * sharded->ndim, *infos_p + i);
-        }
+    for (uint32_t i = 0; i < *count_p; i++) {
+        WH_TRY(wh_read_array_of(&d->in, WH_INFO_ITEMS, "the info of a shard"));
+        int64_t *numbers = *numbers_p + 2 * (size_t)i * sharded->ndim;
+        WH_TRY(read_info(d, sharded->ndim, sharded->shape, numbers, *infos_p + i));
     }
-    return status;
+    return WHERRY_OK;
 }
 
 /**
@@ -338,62 +282,48 @@ typedef struct sharded_parts {
 static wherry_status read_shards(wh_decoder *d, sharded_parts *parts) {
     uint32_t ndim = parts->sharded.ndim;
     uint32_t count = 0;
-    wherry_status status = read_box_count(d, ndim, "the local shards", &count);
-    if (status != WHERRY_OK) {
-        return status;
-    }
+    WH_TRY(read_box_count(d, ndim, "the local shards", &count));
     parts->shards = wh_alloc_array(count, sizeof(*parts->shards));
     parts->shard_numbers = wh_alloc_array(count, 2 * sizeof(*parts->shard_numbers) * ndim);
     if (!parts->shards || !parts->shard_numbers) {
         return wh_fail_memory(d->in.error, "the shards of a sharded tensor");
     }
     parts->sharded.shards = parts->shards;
-    for (uint32_t i = 0; i < count && status == WHERRY_OK; i++) {
+    for (uint32_t i = 0; i < count; i++) {
         wherry_shard *shard = parts->shards + i;
-        status = wh_read_array_of(&d->in, WH_INFO_ITEMS + 1, "a shard");
-        if (status == WHERRY_OK) {
-            status = read_info(d, ndim, parts->shape, parts->shard_numbers + 2 * (size_t)i * ndim, &shard->info);
-        }
-        if (status == WHERRY_OK) {
-            status = read_local(d, &shard->tensor);
-        }
-        parts->sharded.shard_count += status == WHERRY_OK;
+        WH_TRY(wh_read_array_of(&d->in, WH_INFO_ITEMS + 1, "a shard"));
+        WH_TRY(read_info(d, ndim, parts->shape, parts->shard_numbers + 2 * (size_t)i * ndim, &shard->info));
+        WH_TRY(read_local(d, &shard->tensor));
+        parts->sharded.shard_count++;
     }
-    return status;
+    return WHERRY_OK;
 }
 
 static wherry_status read_places(wh_decoder *d, sharded_parts *parts) {
     uint64_t count = 0;
     wherry_sharding *sharding = &parts->sharded.sharding;
-    wherry_status status = wh_read_int(&d->in, INT64_MIN, "the dimension of a sharding", &sharding->dim);
-    if (status == WHERRY_OK) {
-        status = wh_read_array(&d->in, "the places of a sharding", &count);
-    }
-    if (status != WHERRY_OK) {
-        return status;
-    }
+    WH_TRY(wh_read_int(&d->in, INT64_MIN, "the dimension of a sharding", &sharding->dim));
+    WH_TRY(wh_read_array(&d->in, "the places of a sharding", &count));
     parts->places = count <= UINT32_MAX ? wh_alloc_array(count, sizeof(*parts->places)) : NULL;
     if (!parts->places) {
         return wh_fail_memory(d->in.error, "the places of a sharding");
     }
-    for (uint64_t i = 0; i < count && status == WHERRY_OK; i++) {
-        status = wh_read_array_of(&d->in, WH_PLACE_ITEMS, "a place");
-        if (status == WHERRY_OK) {
-            status = read_place(d, parts->places + i);
-        }
+    for (uint64_t i = 0; i < count; i++) {
+        WH_TRY(wh_read_array_of(&d->in, WH_PLACE_ITEMS, "a place"));
+        WH_TRY(read_place(d, parts->places + i));
     }
     sharding->count = (uint32_t)count;
     sharding->places = parts->places;
-    return status;
+    return WHERRY_OK;
 }
 
 static wherry_status read_sharding(wh_decoder *d, sharded_parts *parts) {
     wherry_sharding *sharding = &parts->sharded.sharding;
     wh_item item;
     uint64_t kind = 0;
-    wherry_status status = wh_read_item(&d->in, &item);
-    if (status != WHERRY_OK || item.type == WH_ITEM_NULL) {
-        return status;
+    WH_TRY(wh_read_item(&d->in, &item));
+    if (item.type == WH_ITEM_NULL) {
+        return WHERRY_OK;
     }
     if (item.type != WH_ITEM_ARRAY || item.number == 0) {
         return wh_read_fault(&d->in, WHERRY_MALFORMED, "a sharding is neither null nor an array");
@@ -401,10 +331,7 @@ static wherry_status read_sharding(wh_decoder *d, sharded_parts *parts) {
     if (item.number > wh_reader_left(&d->in)) {
         return wh_read_fault(&d->in, WHERRY_TRUNCATED, "the manifest ends within a sharding");
     }
-    status = wh_read_uint(&d->in, WHERRY_SHARDING_ENUMERABLE, "the kind of a sharding", &kind);
-    if (status != WHERRY_OK) {
-        return status;
-    }
+    WH_TRY(wh_read_uint(&d->in, WHERRY_SHARDING_ENUMERABLE, "the kind of a sharding", &kind));
     sharding->kind = (wherry_sharding_kind)kind;
     if (item.number != (kind == WHERRY_SHARDING_CHUNK ? 3U : kind == WHERRY_SHARDING_ENUMERABLE ? 2U : 0U)) {
         return wh_read_fault(&d->in, WHERRY_MALFORMED, "a sharding of kind %llu with %llu items",
@@ -413,41 +340,29 @@ static wherry_status read_sharding(wh_decoder *d, sharded_parts *parts) {
     if (kind == WHERRY_SHARDING_CHUNK) {
         return read_places(d, parts);
     }
-    status =
-        read_infos(d, &parts->sharded, "the boxes of a sharding", &sharding->count, &parts->boxes, &parts->box_numbers);
+    WH_TRY(read_infos(d, &parts->sharded, "the boxes of a sharding", &sharding->count, &parts->boxes,
+                      &parts->box_numbers));
     sharding->boxes = parts->boxes;
-    return status;
+    return WHERRY_OK;
 }
 
 static wherry_status read_sharded_fields(wh_decoder *d, sharded_parts *parts) {
     wherry_sharded *sharded = &parts->sharded;
     uint64_t flags = 0;
     uint64_t format = 0;
-    wherry_status status = read_dtype(d, &sharded->dtype);
-    if (status == WHERRY_OK) {
-        status = wh_read_uint(&d->in, WH_SHARDED_FLAGS, "the flags of a sharded tensor", &flags);
-    }
-    if (status == WHERRY_OK) {
-        status = wh_read_uint(&d->in, WHERRY_FORMAT_PRESERVE, "a memory format", &format);
-    }
-    if (status == WHERRY_OK) {
-        status = wh_read_uints(&d->in, WHERRY_NDIM_MAX, "the sizes of a sharded tensor", parts->shape, &sharded->ndim);
-    }
-    if (status == WHERRY_OK) {
-        status = check_sizes(d, sharded->dtype, sharded->ndim, parts->shape);
-    }
+    WH_TRY(read_dtype(d, &sharded->dtype));
+    WH_TRY(wh_read_uint(&d->in, WH_SHARDED_FLAGS, "the flags of a sharded tensor", &flags));
+    WH_TRY(wh_read_uint(&d->in, WHERRY_FORMAT_PRESERVE, "a memory format", &format));
+    WH_TRY(wh_read_uints(&d->in, WHERRY_NDIM_MAX, "the sizes of a sharded tensor", parts->shape, &sharded->ndim));
+    WH_TRY(check_sizes(d, sharded->dtype, sharded->ndim, parts->shape));
     sharded->shape = parts->shape;
     sharded->requires_grad = flags & WH_SHARDED_REQUIRES_GRAD;
     sharded->pin_memory = flags & WH_SHARDED_PIN_MEMORY;
     sharded->format = (wherry_memory_format)format;
-    if (status == WHERRY_OK) {
-        status = read_shards(d, parts);
-    }
-    if (status == WHERRY_OK) {
-        status = read_infos(d, sharded, "the shards", &sharded->global_count, &parts->global, &parts->global_numbers);
-        sharded->global = parts->global;
-    }
-    return status == WHERRY_OK ? read_sharding(d, parts) : status;
+    WH_TRY(read_shards(d, parts));
+    WH_TRY(read_infos(d, sharded, "the shards", &sharded->global_count, &parts->global, &parts->global_numbers));
+    sharded->global = parts->global;
+    return read_sharding(d, parts);
 }
 
 static wherry_status read_sharded(wh_decoder *decoder, wherry_value **value_p) {
@@ -480,10 +395,7 @@ enum { RESERVE_MAX = 256, ENTRY_BYTES = 2 };
 static wherry_status read_doubles(wh_decoder *d, wherry_kind kind, wherry_value **value_p) {
     wh_item item;
     size_t size = kind == WHERRY_KIND_FLOAT ? 8 : 16;
-    wherry_status status = wh_read_typed(&d->in, WH_ITEM_BYTES, "a float", &item);
-    if (status != WHERRY_OK) {
-        return status;
-    }
+    WH_TRY(wh_read_typed(&d->in, WH_ITEM_BYTES, "a float", &item));
     if (item.number != size) {
         return wh_read_fault(&d->in, WHERRY_MALFORMED, "a %s of %llu bytes", wherry_kind_name(kind),
                              (unsigned long long)item.number);
@@ -501,10 +413,7 @@ static wherry_status read_bigint(wh_decoder *d, uint64_t tag, wherry_value **val
         return wh_read_fault(&d->in, WHERRY_MALFORMED, "unknown tag %llu", (unsigned long long)tag);
     }
     wh_item item;
-    wherry_status status = wh_read_typed(&d->in, WH_ITEM_BYTES, "a big integer", &item);
-    if (status != WHERRY_OK) {
-        return status;
-    }
+    WH_TRY(wh_read_typed(&d->in, WH_ITEM_BYTES, "a big integer", &item));
     bool small = item.number < 8 || (item.number == 8 && item.bytes[0] < 0x80);
     if (small || item.bytes[0] == 0) {
         return wh_read_fault(&d->in, WHERRY_NOT_CANONICAL, "a big integer that fits int64, or has a leading zero");
@@ -522,54 +431,46 @@ static wherry_status read_bigint(wh_decoder *d, uint64_t tag, wherry_value **val
     while (++magnitude[at] == 0) {
         at--;
     }
-    status = wherry_bigint_create(true, magnitude, item.number + 1, value_p, d->in.error);
+    wherry_status status = wherry_bigint_create(true, magnitude, item.number + 1, value_p, d->in.error);
     wh_free(magnitude);
     return status;
 }
 
 static wherry_status read_items(wh_decoder *d, uint32_t depth, wherry_value *list, uint64_t count) {
-    wherry_status status = WHERRY_OK;
-    for (uint64_t i = 0; i < count && status == WHERRY_OK; i++) {
+    for (uint64_t i = 0; i < count; i++) {
         wherry_value *item = NULL;
-        status = wh_decode_value(d, depth, &item);
-        if (status == WHERRY_OK) {
-            status = wh_decode_created(d, wherry_sequence_append(list, item, d->in.error));
-            if (status != WHERRY_OK) {
-                wherry_value_destroy(item);
-            }
+        WH_TRY(wh_decode_value(d, depth, &item));
+        wherry_status status = wh_decode_created(d, wherry_sequence_append(list, item, d->in.error));
+        if (status != WHERRY_OK) {
+            wherry_value_destroy(item);
+            return status;
         }
     }
-    return status;
+    return WHERRY_OK;
 }
 
 static wherry_status read_entry(wh_decoder *d, uint32_t depth, wherry_value *dict) {
     wherry_value *key = NULL;
     wherry_value *item = NULL;
     size_t begin = d->in.at;
-    wherry_status status = wh_decode_value(d, depth, &key);
-    if (status != WHERRY_OK) {
-        return status;
-    }
+    WH_TRY(wh_decode_value(d, depth, &key));
+    wherry_status status;
+    uint64_t hash = 0;
     if (!wh_value_is_scalar(key)) {
         d->in.item = begin;
         status = wh_read_fault(&d->in, WHERRY_MALFORMED, "the key of a dict is a %s, not a scalar",
                                wherry_kind_name(key->kind));
-    }
-    uint64_t hash = 0;
-    if (status == WHERRY_OK && wh_dict_has(dict, key, &hash)) {
+    } else if (wh_dict_has(dict, key, &hash)) {
         d->in.item = begin;
         status = wh_read_fault(&d->in, WHERRY_REPEATED_KEY, "a key occurs twice in a dict");
-    }
-    if (status == WHERRY_OK) {
+    } else {
         status = wh_decode_value(d, depth, &item);
     }
     if (status == WHERRY_OK) {
         status = wh_dict_add(dict, key, hash, item, d->in.error);
-        if (status != WHERRY_OK) {
-            wherry_value_destroy(item);
-        }
     }
     if (status != WHERRY_OK) {
+        wherry_value_destroy(item);
         wherry_value_destroy(key);
     }
     return status;
@@ -589,12 +490,10 @@ static bool reserve_entries(wh_decoder *d, wh_dict *dict, uint64_t count) {
 static wherry_status read_container(wh_decoder *d, uint32_t depth, wherry_kind kind, uint64_t count,
                                     wherry_value **value_p) {
     wherry_value *value;
-    wherry_status status = kind == WHERRY_KIND_DICT   ? wherry_dict_create(&value, d->in.error)
-                           : kind == WHERRY_KIND_LIST ? wherry_list_create(&value, d->in.error)
-                                                      : wherry_tuple_create(&value, d->in.error);
-    if (status != WHERRY_OK) {
-        return status;
-    }
+    WH_TRY(kind == WHERRY_KIND_DICT   ? wherry_dict_create(&value, d->in.error)
+           : kind == WHERRY_KIND_LIST ? wherry_list_create(&value, d->in.error)
+                                      : wherry_tuple_create(&value, d->in.error));
+    wherry_status status = WHERRY_OK;
     if (kind != WHERRY_KIND_DICT) {
         status = read_items(d, depth, value, count);
     } else if (!reserve_entries(d, value->as.dict, count / 2)) {
@@ -623,9 +522,9 @@ static wherry_status read_object(wh_decoder *d, uint32_t depth, wherry_value **v
     }
     if (status == WHERRY_OK) {
         status = wh_decode_created(d, wherry_object_create(name, payload, value_p, d->in.error));
-        if (status != WHERRY_OK) {
-            wherry_value_destroy(payload);
-        }
+    }
+    if (status != WHERRY_OK) {
+        wherry_value_destroy(payload);
     }
     wh_free(name);
     return status;
@@ -666,20 +565,14 @@ static wherry_status read_compound(wh_decoder *d, uint32_t depth, uint64_t count
     if (count == 0) {
         return wh_read_fault(&d->in, WHERRY_MALFORMED, "expected a value, but the array is empty");
     }
-    wherry_status status = wh_read_uint(&d->in, INT64_MAX, "the kind of a value", &number);
-    if (status != WHERRY_OK) {
-        return status;
-    }
+    WH_TRY(wh_read_uint(&d->in, INT64_MAX, "the kind of a value", &number));
     bool known = number == WHERRY_KIND_FLOAT || number == WHERRY_KIND_COMPLEX ||
                  (number >= WHERRY_KIND_LIST && number <= WHERRY_KIND_SHARDED);
     if (!known) {
         return wh_read_fault(&d->in, WHERRY_MALFORMED, "unknown kind %llu", (unsigned long long)number);
     }
     wherry_kind kind = (wherry_kind)number;
-    status = check_count(d, kind, count - 1);
-    if (status != WHERRY_OK) {
-        return status;
-    }
+    WH_TRY(check_count(d, kind, count - 1));
     if (kind >= WHERRY_KIND_LIST && kind <= WHERRY_KIND_OBJECT && depth >= d->limits.depth) {
         return wh_read_fault(&d->in, WHERRY_LIMIT, "containers nest deeper than %u", d->limits.depth);
     }
@@ -712,10 +605,7 @@ static wherry_status read_integer(wh_decoder *d, const wh_item *item, wherry_val
 wherry_status wh_decode_value(wh_decoder *decoder, uint32_t depth, wherry_value **value_p) {
     wh_item item;
     wherry_error *error = decoder->in.error;
-    wherry_status status = wh_read_item(&decoder->in, &item);
-    if (status != WHERRY_OK) {
-        return status;
-    }
+    WH_TRY(wh_read_item(&decoder->in, &item));
     if (decoder->values++ >= decoder->limits.values) {
         return wh_read_fault(&decoder->in, WHERRY_LIMIT, "more than %llu values",
                              (unsigned long long)decoder->limits.values);

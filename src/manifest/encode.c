@@ -380,15 +380,12 @@ wherry_status wh_manifest_prepare(const wherry_value *state, const wherry_prepar
                                   wherry_prepared **prepared_p, void **bytes_p, size_t *size_p, wherry_error *error) {
     wh_preparing preparing;
     wherry_prepared *prepared = NULL;
-    wherry_status status = wh_preparing_begin(&preparing, state, options, error);
-    if (status != WHERRY_OK) {
-        return status;
-    }
+    WH_TRY(wh_preparing_begin(&preparing, state, options, error));
     encoder e = {.prepared = preparing.prepared, .preparing = &preparing};
     wh_writer whole = {0};
     wh_writer_reserve(&e.out, BYTES + BYTES_PER_TENSOR * preparing.expected);
     write_value(&e, state);
-    status = wh_preparing_end(&preparing, &prepared, error);
+    wherry_status status = wh_preparing_end(&preparing, &prepared, error);
     if (status == WHERRY_OK) {
         wh_writer_reserve(&whole, BYTES + BYTES_PER_STORAGE * prepared->storage_count + e.out.size);
         write_head(&whole, prepared);

@@ -295,12 +295,9 @@ static wherry_status copy_now(int32_t device, void *to, const void *from, uint64
     wh_cuda_queue *queue;
     uint64_t ticket;
     wh_cuda_run run = {from, to, nbytes};
-    wherry_status status = wh_cuda_queue_create(device, &queue, error);
-    if (status != WHERRY_OK) {
-        return status;
-    }
-    status = from ? wh_cuda_queue_copy(queue, WH_CUDA_WITH_PAGEABLE, &run, 1, error)
-                  : wh_cuda_queue_clear(queue, to, nbytes, error);
+    WH_TRY(wh_cuda_queue_create(device, &queue, error));
+    wherry_status status = from ? wh_cuda_queue_copy(queue, WH_CUDA_WITH_PAGEABLE, &run, 1, error)
+                                : wh_cuda_queue_clear(queue, to, nbytes, error);
     if (status == WHERRY_OK) {
         status = wh_cuda_queue_mark(queue, &ticket, error);
     }
@@ -313,8 +310,8 @@ static wherry_status copy_now(int32_t device, void *to, const void *from, uint64
 
 static wherry_status write_bytes(void *to, const void *from, uint64_t nbytes, wherry_error *error) {
     int32_t device = -1;
-    wherry_status status = wh_cuda_device_of(to, &device, error);
-    return status == WHERRY_OK ? copy_now(device, to, from, nbytes, error) : status;
+    WH_TRY(wh_cuda_device_of(to, &device, error));
+    return copy_now(device, to, from, nbytes, error);
 }
 
 wherry_status wh_cuda_read(int32_t device, void *to, const void *from, uint64_t nbytes, wherry_error *error) {
@@ -323,18 +320,15 @@ wherry_status wh_cuda_read(int32_t device, void *to, const void *from, uint64_t 
 
 static wherry_status read_bytes(void *to, const void *from, uint64_t nbytes, wherry_error *error) {
     int32_t device = -1;
-    wherry_status status = wh_cuda_device_of(from, &device, error);
-    return status == WHERRY_OK ? wh_cuda_read(device, to, from, nbytes, error) : status;
+    WH_TRY(wh_cuda_device_of(from, &device, error));
+    return wh_cuda_read(device, to, from, nbytes, error);
 }
 
 static wherry_status allocate(uint64_t nbytes, wherry_device device, void **data_p, wherry_error *error) {
     const wh_cuda_driver *driver;
     uint64_t address = 0;
     int32_t index = device.index < 0 ? 0 : device.index;
-    wherry_status status = wh_cuda_enter(index, &driver, error);
-    if (status != WHERRY_OK) {
-        return status;
-    }
+    WH_TRY(wh_cuda_enter(index, &driver, error));
     int result = driver->alloc(&address, nbytes);
     wh_cuda_leave(driver);
     if (result != WH_CU_OK) {
@@ -342,7 +336,7 @@ static wherry_status allocate(uint64_t nbytes, wherry_device device, void **data
         snprintf(doing, sizeof(doing), "cannot allocate %" PRIu64 " bytes on cuda:%d", nbytes, (int)index);
         return wh_cuda_fail(error, result, doing);
     }
-    status = copy_now(index, (void *)(uintptr_t)address, NULL, nbytes, error);
+    wherry_status status = copy_now(index, (void *)(uintptr_t)address, NULL, nbytes, error);
     if (status == WHERRY_OK) {
         *data_p = (void *)(uintptr_t)address;
     } else if (wh_cuda_enter(index, &driver, NULL) == WHERRY_OK) {

@@ -129,10 +129,7 @@ static wh_cuda_queue *take_idle(int32_t device) {
 
 wherry_status wh_cuda_queue_create(int32_t device, wh_cuda_queue **queue_p, wherry_error *error) {
     const wh_cuda_driver *driver;
-    wherry_status status = wh_cuda_enter(device, &driver, error);
-    if (status != WHERRY_OK) {
-        return status;
-    }
+    WH_TRY(wh_cuda_enter(device, &driver, error));
     wh_cuda_queue *queue = take_idle(device);
     if (!queue && (queue = wh_alloc_zeroed(1, sizeof(*queue)))) {
         queue->device = device;
@@ -319,11 +316,9 @@ static wherry_status copy_all(wh_cuda_queue *queue, const wh_cuda_driver *driver
 /* ---- the interface ---- */
 
 static wherry_status enter(wh_cuda_queue *queue, const wh_cuda_driver **driver_p, wherry_error *error) {
-    wherry_status status = wh_cuda_enter(queue->device, driver_p, error);
-    if (status == WHERRY_OK) {
-        pthread_mutex_lock(&queue->lock);
-    }
-    return status;
+    WH_TRY(wh_cuda_enter(queue->device, driver_p, error));
+    pthread_mutex_lock(&queue->lock);
+    return WHERRY_OK;
 }
 
 static void leave(wh_cuda_queue *queue, const wh_cuda_driver *driver) {
@@ -366,12 +361,10 @@ wherry_status wh_cuda_queue_mark(wh_cuda_queue *queue, uint64_t *ticket_p, wherr
 wherry_status wh_cuda_queue_with_stream(wh_cuda_queue *queue, wh_cuda_work work, void *context, int *result_p,
                                         wherry_error *error) {
     const wh_cuda_driver *driver;
-    wherry_status status = enter(queue, &driver, error);
-    if (status == WHERRY_OK) {
-        *result_p = work(context, queue->stream);
-        leave(queue, driver);
-    }
-    return status;
+    WH_TRY(enter(queue, &driver, error));
+    *result_p = work(context, queue->stream);
+    leave(queue, driver);
+    return WHERRY_OK;
 }
 
 wherry_status wh_cuda_queue_passed(wh_cuda_queue *queue, uint64_t ticket, bool *passed_p, wherry_error *error) {

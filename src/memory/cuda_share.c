@@ -80,19 +80,14 @@ wherry_status wh_cuda_describe(const void *data, wh_cuda_allocation *allocation_
     const wh_cuda_driver *driver;
     wh_cuda_allocation allocation = {.fd = -1};
     uint64_t address = (uint64_t)(uintptr_t)data;
-    wherry_status status = wh_cuda_device_of(data, &allocation.device, error);
-    if (status == WHERRY_OK) {
-        status = wh_cuda_enter(allocation.device, &driver, error);
-    }
-    if (status != WHERRY_OK) {
-        return status;
-    }
+    WH_TRY(wh_cuda_device_of(data, &allocation.device, error));
+    WH_TRY(wh_cuda_enter(allocation.device, &driver, error));
     int plain = 0;
     if (driver->pointer_attribute(&plain, WH_CU_POINTER_LEGACY_IPC, address) != WH_CU_OK) {
         plain = 1;
     }
-    status = plain ? describe_plain(driver, address, &allocation, error)
-                   : describe_mapped(driver, address, &allocation, error);
+    wherry_status status = plain ? describe_plain(driver, address, &allocation, error)
+                                 : describe_mapped(driver, address, &allocation, error);
     wh_cuda_leave(driver);
     if (status == WHERRY_OK) {
         *allocation_p = allocation;
@@ -176,12 +171,9 @@ wherry_status wh_cuda_open(const wh_cuda_allocation *allocation, int32_t device,
                            wherry_error *error) {
     const wh_cuda_driver *driver;
     wh_cuda_import import = {.size = allocation->size, .device = device, .mapped = allocation->fd >= 0};
-    wherry_status status = wh_cuda_enter(device, &driver, error);
-    if (status != WHERRY_OK) {
-        return status;
-    }
-    status = import.mapped ? open_mapped(driver, allocation, &import, error)
-                           : open_plain(driver, allocation, &import, error);
+    WH_TRY(wh_cuda_enter(device, &driver, error));
+    wherry_status status = import.mapped ? open_mapped(driver, allocation, &import, error)
+                                         : open_plain(driver, allocation, &import, error);
     wh_cuda_leave(driver);
     if (status == WHERRY_OK) {
         *import_p = import;

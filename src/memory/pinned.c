@@ -24,10 +24,7 @@ static size_t most_bytes(void) {
 /** Pins a block for all devices. Needs the context of one of them. */
 static wherry_status pin(int32_t device, size_t size, void **block_p, wherry_error *error) {
     const wh_cuda_driver *driver;
-    wherry_status status = wh_cuda_enter(device, &driver, error);
-    if (status != WHERRY_OK) {
-        return status;
-    }
+    WH_TRY(wh_cuda_enter(device, &driver, error));
     int result = driver->host_alloc(block_p, size, WH_CU_HOST_PORTABLE);
     wh_cuda_leave(driver);
     if (result == WH_CU_OK) {

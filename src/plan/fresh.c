@@ -115,18 +115,17 @@ static wherry_status fill_storage(wherry_plan *plan, const wh_fresh *fresh, cons
 
 /** Allocates a storage for each storage of the source that has such a tensor. */
 static wherry_status allocate_all(wherry_plan *plan, wh_fresh *fresh, const wh_grouping *groups, wherry_error *error) {
-    wherry_status status = WHERRY_OK;
-    for (size_t s = 0; s < plan->prepared->storage_count && status == WHERRY_OK; s++) {
+    for (size_t s = 0; s < plan->prepared->storage_count; s++) {
         size_t at = groups->starts[s];
         if (!next_tensor(fresh, groups, s, &at)) {
             continue;
         }
-        status = allocate(plan, plan->prepared->storages[s], fresh->storages + s, error);
-        if (status == WHERRY_OK && !wh_plan_keep(plan, fresh->storages[s])) {
-            status = wh_fail_memory(error, "a plan");
+        WH_TRY(allocate(plan, plan->prepared->storages[s], fresh->storages + s, error));
+        if (!wh_plan_keep(plan, fresh->storages[s])) {
+            return wh_fail_memory(error, "a plan");
         }
     }
-    return status;
+    return WHERRY_OK;
 }
 
 wherry_status wh_plan_fresh(wherry_plan *plan, wh_fresh *fresh, wherry_error *error) {

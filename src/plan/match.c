@@ -72,10 +72,7 @@ static wherry_status check_tensor(const wherry_plan *plan, const wherry_value *s
 
 static wherry_status match_tensor(wherry_plan *plan, wherry_value *source, const wherry_value *target, size_t number,
                                   wh_matches *matches, wherry_error *error) {
-    wherry_status status = check_tensor(plan, source, target, error);
-    if (status != WHERRY_OK) {
-        return status;
-    }
+    WH_TRY(check_tensor(plan, source, target, error));
     if (!WH_GROW(matches->items, matches->capacity, matches->count)) {
         return wh_fail_memory(error, "matching a state");
     }
@@ -353,6 +350,6 @@ static wherry_status check_complete(const wherry_plan *plan, wherry_error *error
 
 wherry_status wh_plan_match(wherry_plan *plan, const wherry_value *target, wh_matches *matches, wherry_error *error) {
     walk w = {plan, matches, error};
-    wherry_status status = match(&w, (wherry_value *)plan->prepared->state, target);
-    return status == WHERRY_OK ? check_complete(plan, error) : status;
+    WH_TRY(match(&w, (wherry_value *)plan->prepared->state, target));
+    return check_complete(plan, error);
 }

@@ -329,11 +329,11 @@ static wherry_status match_targets(wherry_plan *plan, const wherry_value *target
         !WH_RESERVE(plan->kept, plan->kept_capacity, count)) {
         return wh_fail_memory(error, "a plan");
     }
-    wherry_status status = wh_plan_match(plan, target, matches, error);
-    if (status == WHERRY_OK && !disjoint) {
-        status = wh_plan_check_aliases(matches, error);
+    WH_TRY(wh_plan_match(plan, target, matches, error));
+    if (!disjoint) {
+        WH_TRY(wh_plan_check_aliases(matches, error));
     }
-    if (status == WHERRY_OK && matches->unmatched_count && plan->options.flags & WHERRY_PLAN_NEW) {
+    if (matches->unmatched_count && plan->options.flags & WHERRY_PLAN_NEW) {
         if (!wh_fresh_init(fresh, plan->prepared)) {
             return wh_fail_memory(error, "a plan");
         }
@@ -341,7 +341,7 @@ static wherry_status match_targets(wherry_plan *plan, const wherry_value *target
             wh_fresh_add(fresh, matches->unmatched[i].leaf, matches->unmatched[i].first);
         }
     }
-    return status;
+    return WHERRY_OK;
 }
 
 static wherry_status plan_in_place(wherry_plan *plan, const wherry_value *target, bool disjoint, wherry_error *error) {
@@ -422,10 +422,7 @@ wherry_status wherry_plan_create(wherry_prepared *prepared, const wherry_value *
 wherry_status wh_plan_create(wherry_prepared *prepared, const wherry_value *target, bool disjoint,
                              const wherry_plan_options *options, wherry_plan **plan_p, wherry_error *error) {
     wherry_plan_options chosen;
-    wherry_status status = check_arguments(prepared, plan_p, options, &chosen, error);
-    if (status != WHERRY_OK) {
-        return status;
-    }
+    WH_TRY(check_arguments(prepared, plan_p, options, &chosen, error));
     wherry_plan *plan = wh_alloc_zeroed(1, sizeof(*plan));
     if (!plan) {
         return wh_fail_memory(error, "a plan");
@@ -433,7 +430,7 @@ wherry_status wh_plan_create(wherry_prepared *prepared, const wherry_value *targ
     plan->prepared = prepared;
     plan->options = chosen;
     plan->work = WH_PLAN_WORK + prepared->tensor_count * WH_PLAN_WORK_PER_TENSOR;
-    status = target ? plan_in_place(plan, target, disjoint, error) : plan_fresh(plan, error);
+    wherry_status status = target ? plan_in_place(plan, target, disjoint, error) : plan_fresh(plan, error);
     if (status != WHERRY_OK) {
         plan->prepared = NULL;
         wherry_plan_destroy(plan);

@@ -201,11 +201,10 @@ static wherry_status compare_shardeds(comparison *c, const wh_trail *trail, cons
     if (!same) {
         return differ(c, trail, one, other, "the ShardedTensors differ");
     }
-    wherry_status status = WHERRY_OK;
-    for (uint32_t i = 0; i < a->shard_count && status == WHERRY_OK; i++) {
-        status = compare_tensors(c, trail, a->shards[i].tensor, b->shards[i].tensor);
+    for (uint32_t i = 0; i < a->shard_count; i++) {
+        WH_TRY(compare_tensors(c, trail, a->shards[i].tensor, b->shards[i].tensor));
     }
-    return status;
+    return WHERRY_OK;
 }
 
 static wherry_status compare(comparison *c, const wh_trail *above, const wherry_value *one, const wherry_value *other);
@@ -216,8 +215,7 @@ static wherry_status compare_children(comparison *c, const wh_trail *above, cons
     if (count != wh_child_count(other)) {
         return differ(c, above, one, other, "the numbers of items differ");
     }
-    wherry_status status = WHERRY_OK;
-    for (size_t i = 0; i < count && status == WHERRY_OK; i++) {
+    for (size_t i = 0; i < count; i++) {
         wh_trail trail = {.above = above};
         wherry_step step;
         const wherry_value *a = wh_child_at(one, i, &trail.step);
@@ -225,9 +223,9 @@ static wherry_status compare_children(comparison *c, const wh_trail *above, cons
         if (step.key && !wh_scalar_equal(step.key, trail.step.key)) {
             return differ(c, above, trail.step.key, step.key, "the keys differ, or their order does");
         }
-        status = compare(c, &trail, a, b);
+        WH_TRY(compare(c, &trail, a, b));
     }
-    return status;
+    return WHERRY_OK;
 }
 
 static wherry_status compare(comparison *c, const wh_trail *above, const wherry_value *one, const wherry_value *other) {

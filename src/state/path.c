@@ -284,18 +284,15 @@ wherry_value *wherry_value_at(const wherry_value *root, const wherry_path *path)
 wherry_status wherry_value_find(const wherry_value *root, const char *text, wherry_value **value_p,
                                 wherry_error *error) {
     wherry_path *path = NULL;
-    wherry_status status = wherry_path_parse(text, strlen(text), &path, error);
-    if (status != WHERRY_OK) {
-        return status;
-    }
+    WH_TRY(wherry_path_parse(text, strlen(text), &path, error));
     assert(path);
     wherry_value *value = wherry_value_at(root, path);
     wherry_path_destroy(path);
     if (!value) {
-        status = wh_fail(error, WHERRY_NOT_FOUND,
-                         "there is nothing at '%.200s'; wherry_flatten lists the paths of a state", text);
+        wh_fail(error, WHERRY_NOT_FOUND, "there is nothing at '%.200s'; wherry_flatten lists the paths of a state",
+                text);
         wh_fail_path(error, text);
-        return status;
+        return WHERRY_NOT_FOUND;
     }
     *value_p = value;
     return WHERRY_OK;
@@ -449,8 +446,8 @@ static wherry_status add_string(parser *p, size_t at, const char *bytes, size_t 
         return refuse(p, at, "string that is not UTF-8");
     }
     wherry_value *key = NULL;
-    wherry_status status = wherry_string_create(bytes, size, &key, p->error);
-    return status == WHERRY_OK ? add_step(p, key, 0) : status;
+    WH_TRY(wherry_string_create(bytes, size, &key, p->error));
+    return add_step(p, key, 0);
 }
 
 static wherry_status parse_name(parser *p) {
@@ -779,10 +776,7 @@ wherry_status wherry_unflatten(const wherry_flat *flat, wherry_value *const *lea
                        "each leaf must be a different value that belongs to no container and does not nest too deep");
     }
     wherry_value *state;
-    wherry_status status = wh_value_rebuild(flat->state, none_for_leaf, &state, error);
-    if (status != WHERRY_OK) {
-        return status;
-    }
+    WH_TRY(wh_value_rebuild(flat->state, none_for_leaf, &state, error));
     plant(&state, NULL, &leaves);
     *state_p = state;
     return WHERRY_OK;

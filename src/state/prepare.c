@@ -290,10 +290,7 @@ wherry_status wherry_prepare(const wherry_value *state, const wherry_prepare_opt
     if (!state || !prepared_p) {
         return wh_fail(error, WHERRY_INVALID_ARGUMENT, "state and prepared_p must not be NULL");
     }
-    wherry_status status = wh_preparing_begin(&preparing, state, options, error);
-    if (status != WHERRY_OK) {
-        return status;
-    }
+    WH_TRY(wh_preparing_begin(&preparing, state, options, error));
     wh_visit_tensor_leaves(state, wh_preparing_leaf, &preparing);
     return wh_preparing_end(&preparing, prepared_p, error);
 }

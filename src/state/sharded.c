@@ -60,10 +60,7 @@ static wherry_status check_mesh(const wherry_mesh_info *info, uint64_t *count_p,
 wherry_status wherry_mesh_create(const wherry_mesh_info *info, wherry_mesh **mesh_p, wherry_error *error) {
     uint64_t count = 0;
     size_t names = 0;
-    wherry_status status = check_mesh(info, &count, &names, error);
-    if (status != WHERRY_OK) {
-        return status;
-    }
+    WH_TRY(check_mesh(info, &count, &names, error));
     size_t numbers = info->ndim + count;
     wherry_mesh *mesh = wh_alloc(sizeof(*mesh) + numbers * sizeof(int64_t) + names);
     if (!mesh) {
@@ -227,10 +224,7 @@ static void copy_placements(wherry_placement *to, const wherry_placement *from, 
 }
 
 wherry_status wherry_dtensor_create(const wherry_dtensor *dtensor, wherry_value **value_p, wherry_error *error) {
-    wherry_status status = check_dtensor(dtensor, error);
-    if (status != WHERRY_OK) {
-        return status;
-    }
+    WH_TRY(check_dtensor(dtensor, error));
     uint32_t mesh_ndim = wherry_mesh_get(dtensor->mesh)->ndim;
     size_t array = dtensor->ndim * sizeof(int64_t);
     size_t extra = sizeof(wherry_dtensor) + 2 * array + mesh_ndim * sizeof(wherry_placement);
@@ -289,10 +283,7 @@ static wherry_status check_info(const wherry_shard_info *info, uint32_t ndim, co
 
 static wherry_status check_shard(const wherry_sharded *sharded, uint32_t number, wherry_error *error) {
     const wherry_shard *shard = sharded->shards + number;
-    wherry_status status = check_info(&shard->info, sharded->ndim, sharded->shape, "local shard", number, error);
-    if (status != WHERRY_OK) {
-        return status;
-    }
+    WH_TRY(check_info(&shard->info, sharded->ndim, sharded->shape, "local shard", number, error));
     const wherry_tensor *tensor = shard->tensor ? wherry_tensor_get(shard->tensor) : NULL;
     if (!tensor || shard->tensor->parent || tensor->dtype != sharded->dtype || tensor->ndim != sharded->ndim ||
         (tensor->ndim && memcmp(tensor->shape, shard->info.sizes, tensor->ndim * sizeof(*tensor->shape)) != 0)) {
@@ -426,10 +417,7 @@ static void fill_sharded(wherry_value *value, const wherry_sharded *from, uint32
 }
 
 wherry_status wherry_sharded_create(const wherry_sharded *sharded, wherry_value **value_p, wherry_error *error) {
-    wherry_status status = check_sharded(sharded, error);
-    if (status != WHERRY_OK) {
-        return status;
-    }
+    WH_TRY(check_sharded(sharded, error));
     uint32_t places = sharded->sharding.kind == WHERRY_SHARDING_CHUNK ? sharded->sharding.count : 0;
     uint32_t boxes = sharded->sharding.kind == WHERRY_SHARDING_ENUMERABLE ? sharded->sharding.count : 0;
     uint64_t infos = (uint64_t)sharded->shard_count + sharded->global_count + boxes;

@@ -140,10 +140,7 @@ static wherry_status create_storage(wh_pool *pool, void *data, uint64_t nbytes, 
     if (!storage_p) {
         return wh_fail(error, WHERRY_INVALID_ARGUMENT, "storage_p must not be NULL");
     }
-    wherry_status status = check_size(nbytes, error);
-    if (status != WHERRY_OK) {
-        return status;
-    }
+    WH_TRY(check_size(nbytes, error));
     uint32_t offset;
     wherry_storage *storage = wh_pool_alloc(pool, sizeof(*storage), &offset);
     if (!storage) {
@@ -167,12 +164,10 @@ wherry_status wherry_storage_wrap(void *data, uint64_t nbytes, wherry_device dev
             return found;
         }
     }
-    wherry_status status = create_storage(NULL, data, nbytes, device, storage_p, error);
-    if (status == WHERRY_OK) {
-        (*storage_p)->release = release;
-        (*storage_p)->context = context;
-    }
-    return status;
+    WH_TRY(create_storage(NULL, data, nbytes, device, storage_p, error));
+    (*storage_p)->release = release;
+    (*storage_p)->context = context;
+    return WHERRY_OK;
 }
 
 wherry_status wherry_storage_allocate(uint64_t nbytes, wherry_device device, wherry_storage **storage_p,
@@ -189,14 +184,11 @@ wherry_status wherry_storage_allocate(uint64_t nbytes, wherry_device device, whe
     }
     void *data = NULL;
     device.index = device.kind == WHERRY_DEVICE_CUDA && device.index < 0 ? 0 : device.index;
-    wherry_status status = check_size(nbytes, error);
-    if (status == WHERRY_OK && nbytes) {
-        status = memory->allocate(nbytes, device, &data, error);
+    WH_TRY(check_size(nbytes, error));
+    if (nbytes) {
+        WH_TRY(memory->allocate(nbytes, device, &data, error));
     }
-    if (status != WHERRY_OK) {
-        return status;
-    }
-    status = create_storage(NULL, data, nbytes, device, storage_p, error);
+    wherry_status status = create_storage(NULL, data, nbytes, device, storage_p, error);
     if (status == WHERRY_OK) {
         (*storage_p)->memory = data ? memory : NULL;
     } else if (data) {
@@ -373,10 +365,7 @@ static wherry_status check_bounds(const wherry_tensor *tensor, wherry_status bou
 
 wherry_status wh_tensor_build(wh_pool *pool, const wherry_tensor *tensor, wherry_status bounds, wherry_value **value_p,
                               wherry_error *error) {
-    wherry_status status = check_numbers(tensor, error);
-    if (status != WHERRY_OK) {
-        return status;
-    }
+    WH_TRY(check_numbers(tensor, error));
     size_t array = tensor->ndim * sizeof(int64_t);
     wherry_value *value = wh_value_new(pool, WHERRY_KIND_TENSOR, sizeof(wherry_tensor) + 2 * array);
     if (!value) {
@@ -397,7 +386,7 @@ wherry_status wh_tensor_build(wh_pool *pool, const wherry_tensor *tensor, wherry
             fits = wh_contiguous_strides(tensor->ndim, shape, strides);
         }
     }
-    status =
+    wherry_status status =
         fits ? check_bounds(kept, bounds, error) : wh_fail(error, bounds, "the tensor has more than 2^63 elements");
     if (status != WHERRY_OK) {
         wh_pool_free(value, value->pool_offset);

@@ -345,10 +345,7 @@ wherry_status wherry_sequence_append(wherry_value *sequence, wherry_value *item,
     if (!sequence_of(sequence)) {
         return wh_fail(error, WHERRY_INVALID_ARGUMENT, "the value is neither a list nor a tuple");
     }
-    wherry_status status = wh_value_check_adopt(sequence, item, error);
-    if (status != WHERRY_OK) {
-        return status;
-    }
+    WH_TRY(wh_value_check_adopt(sequence, item, error));
     wh_sequence *to = &sequence->as.sequence;
     if (!WH_GROW(to->items, to->capacity, to->count)) {
         return wh_fail_memory(error, "a longer sequence");
@@ -499,24 +496,19 @@ wherry_status wherry_dict_set(wherry_value *dict, wherry_value *key, wherry_valu
     if (!key || !wh_value_is_scalar(key) || key == item) {
         return wh_fail(error, WHERRY_INVALID_ARGUMENT, "the key must be a scalar, and another value than the item");
     }
-    wherry_status status = wh_value_check_adopt(dict, key, error);
-    if (status == WHERRY_OK) {
-        status = wh_value_check_adopt(dict, item, error);
-    }
+    WH_TRY(wh_value_check_adopt(dict, key, error));
+    WH_TRY(wh_value_check_adopt(dict, item, error));
     uint64_t hash;
-    if (status == WHERRY_OK && wh_dict_has(dict, key, &hash)) {
+    if (wh_dict_has(dict, key, &hash)) {
         return wh_fail(error, WHERRY_DUPLICATE_KEY, "the dict already has that key");
     }
-    return status == WHERRY_OK ? wh_dict_add(dict, key, hash, item, error) : status;
+    return wh_dict_add(dict, key, hash, item, error);
 }
 
 wherry_status wherry_dict_put(wherry_value *dict, const char *name, wherry_value *item, wherry_error *error) {
     wherry_value *key = NULL;
-    wherry_status status = wherry_string_create(name, name ? strlen(name) : 0, &key, error);
-    if (status != WHERRY_OK) {
-        return status;
-    }
-    status = wherry_dict_set(dict, key, item, error);
+    WH_TRY(wherry_string_create(name, name ? strlen(name) : 0, &key, error));
+    wherry_status status = wherry_dict_set(dict, key, item, error);
     if (status != WHERRY_OK) {
         wherry_value_destroy(key);
     }
@@ -555,11 +547,8 @@ wherry_value *wherry_dict_get(const wherry_value *dict, const char *name) {
 static wherry_status rebuild_object(const wherry_value *value, wh_leaf_fn leaf, wherry_value **copy_p,
                                     wherry_error *error) {
     wherry_value *payload;
-    wherry_status status = wh_value_rebuild(value->as.object.payload, leaf, &payload, error);
-    if (status != WHERRY_OK) {
-        return status;
-    }
-    status = wherry_object_create(value->as.object.type, payload, copy_p, error);
+    WH_TRY(wh_value_rebuild(value->as.object.payload, leaf, &payload, error));
+    wherry_status status = wherry_object_create(value->as.object.type, payload, copy_p, error);
     if (status != WHERRY_OK) {
         wherry_value_destroy(payload);
     }
@@ -601,10 +590,8 @@ wherry_status wh_value_rebuild(const wherry_value *value, wh_leaf_fn leaf, wherr
         return leaf(value, copy_p, error);
     }
     wherry_value *copy;
-    wherry_status status = new_container(wherry_value_kind(value), &copy, error);
-    if (status != WHERRY_OK) {
-        return status;
-    }
+    WH_TRY(new_container(wherry_value_kind(value), &copy, error));
+    wherry_status status = WHERRY_OK;
     for (size_t i = 0; i < count && status == WHERRY_OK; i++) {
         status = rebuild_child(value, i, leaf, copy, error);
     }
@@ -618,11 +605,8 @@ wherry_status wh_value_rebuild(const wherry_value *value, wh_leaf_fn leaf, wherr
 
 static wherry_status copy_dtensor(const wherry_dtensor *from, wherry_value **copy_p, wherry_error *error) {
     wherry_dtensor dtensor = *from;
-    wherry_status status = wherry_value_copy(from->local, &dtensor.local, error);
-    if (status != WHERRY_OK) {
-        return status;
-    }
-    status = wherry_dtensor_create(&dtensor, copy_p, error);
+    WH_TRY(wherry_value_copy(from->local, &dtensor.local, error));
+    wherry_status status = wherry_dtensor_create(&dtensor, copy_p, error);
     if (status != WHERRY_OK) {
         wherry_value_destroy(dtensor.local);
     }
