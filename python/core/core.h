@@ -28,13 +28,13 @@
 /* ---- names and exceptions (module.c) ---- */
 
 /** X(NAME): attributes and methods that are looked up often, interned once. */
-#define WPY_NAME_LIST(X)                                                                                               \
-    X(__dlpack_c_exchange_api__)                                                                                       \
-    X(_cdata)                                                                                                          \
-    X(abandon)                                                                                                         \
-    X(allocate) X(check) X(data_ptr) X(decode) X(destroy) X(device) X(dtensor) X(dtype) X(dtypes) X(encode)            \
-        X(fill_host) X(get) X(is_conj) X(is_neg) X(path) X(put) X(report) X(requires_grad) X(shape) X(sharded)         \
-            X(stats) X(storage_offset) X(stride) X(tensor) X(tensor_types) X(to_host) X(untyped_storage)
+/* clang-format off */
+#define WPY_NAME_LIST(X) \
+    X(__dlpack_c_exchange_api__) X(_cdata) X(abandon) X(allocate) X(check) X(data_ptr) X(decode) \
+    X(destroy) X(device) X(dtensor) X(dtype) X(dtypes) X(encode) X(fill_host) X(get) X(is_conj) \
+    X(is_neg) X(path) X(put) X(report) X(requires_grad) X(shape) X(sharded) X(stats) \
+    X(storage_offset) X(stride) X(tensor) X(tensor_types) X(to_host) X(untyped_storage)
+/* clang-format on */
 
 typedef struct wpy_names {
 #define WPY_X(name) PyObject *name;
