@@ -6,6 +6,9 @@
 
 #include "base/shared.h"
 
+/** Runs a call unless an earlier one has failed. */
+#define WH_THEN(status, call) ((void)((status) == WHERRY_OK ? ((status) = (call)) : WHERRY_OK))
+
 /**
  * Writes status and message into error and resets rank, path, offset and errno. error may be NULL.
  * @return status, so that a caller can write `return wh_fail(...)`.

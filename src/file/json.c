@@ -77,19 +77,14 @@ static wherry_status next_name(wh_json *json, bool first, json_t **name_p, wherr
         *name_p = NULL;
         return WHERRY_OK;
     }
-    wherry_status status = first ? WHERRY_OK : expect(json, ',', error);
-    if (status != WHERRY_OK) {
-        return status;
-    }
+    WH_TRY(first ? WHERRY_OK : expect(json, ',', error));
     if (peek(json) != '"') {
         return wh_file_fail(error, WHERRY_MALFORMED, wh_json_spot(json), "bad JSON at byte %llu: expected a name",
                             byte_of_file(json));
     }
     json_t *name = NULL;
-    status = wh_json_value(json, json->size, &name, error);
-    if (status == WHERRY_OK) {
-        status = expect(json, ':', error);
-    }
+    wherry_status status = wh_json_value(json, json->size, &name, error);
+    WH_THEN(status, expect(json, ':', error));
     if (status != WHERRY_OK) {
         json_decref(name);
         return status;

@@ -74,10 +74,7 @@ static bool join(const wherry_path *path, wh_string *name) {
 static wherry_status add_tensor(wh_names *names, const wherry_tensor *tensor, const wherry_path *path,
                                 wherry_error *error) {
     wh_string text = {0};
-    wherry_status status = check_tensor(tensor, path, error);
-    if (status != WHERRY_OK) {
-        return status;
-    }
+    WH_TRY(check_tensor(tensor, path, error));
     if (!join(path, &text)) {
         wh_free(text.bytes);
         return refuse(error, path, "a key that is not a string, or contains a zero byte", USE_NATIVE);
@@ -184,10 +181,8 @@ static wherry_status check_sharing(const wh_names *names, wherry_error *error) {
 }
 
 wherry_status wh_names_of(const wherry_value *state, wh_names *names, wherry_error *error) {
-    wherry_status status = wherry_flatten(state, &names->flat, error);
-    if (status != WHERRY_OK) {
-        return status;
-    }
+    WH_TRY(wherry_flatten(state, &names->flat, error));
+    wherry_status status = WHERRY_OK;
     size_t leaves = wherry_flat_count(names->flat);
     for (size_t i = 0; i < leaves && status == WHERRY_OK; i++) {
         const wherry_value *leaf = wherry_flat_leaf(names->flat, i);

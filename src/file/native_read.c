@@ -180,15 +180,10 @@ static wherry_status check_against_manifest(const wh_mapping *mapping, front *f,
 
 static wherry_status read_front(const wherry_file *file, const wh_mapping *mapping, front *f, wherry_error *error) {
     uint8_t bytes[WH_NATIVE_HEADER];
-    wherry_status status = wh_mapping_read(mapping, 0, bytes, sizeof(bytes), error);
-    if (status != WHERRY_OK) {
-        return status;
-    }
+    WH_TRY(wh_mapping_read(mapping, 0, bytes, sizeof(bytes), error));
     wh_native_load(bytes, &f->header);
-    status = check_header(file, mapping, &f->header, error);
-    if (status == WHERRY_OK) {
-        status = wh_mapping_copy(mapping, WH_NATIVE_HEADER, f->header.manifest_bytes, &f->manifest, error);
-    }
+    wherry_status status = check_header(file, mapping, &f->header, error);
+    WH_THEN(status, wh_mapping_copy(mapping, WH_NATIVE_HEADER, f->header.manifest_bytes, &f->manifest, error));
     if (status == WHERRY_OK && !is_intact(bytes, f->manifest, f->header.manifest_bytes)) {
         status = wh_file_fail(error, WHERRY_CORRUPT, wh_spot_byte(mapping->path, WH_NATIVE_SUMMED),
                               "the header or the manifest is damaged; get the file again");
@@ -257,10 +252,8 @@ static wherry_status verify(const wherry_file *file, wherry_error *error) {
     char *digests = NULL;
     wh_digester *digester = wh_digester_create();
     wherry_status status = digester ? read_front(file, mapping, &f, error) : wh_fail_memory(error, "digests");
-    if (status == WHERRY_OK) {
-        status = wh_mapping_copy(mapping, WH_NATIVE_HEADER + f.header.manifest_bytes,
-                                 (size_t)(f.header.chunks * WH_DIGEST_BYTES), &digests, error);
-    }
+    WH_THEN(status, wh_mapping_copy(mapping, WH_NATIVE_HEADER + f.header.manifest_bytes,
+                                    (size_t)(f.header.chunks * WH_DIGEST_BYTES), &digests, error));
     for (uint64_t i = 0; i < f.header.chunks && status == WHERRY_OK; i++) {
         wh_digest digest = wh_native_digest(f.prepared, &f.layout, mapping->base, i, digester);
         if (memcmp(digest.bytes, digests + i * WH_DIGEST_BYTES, WH_DIGEST_BYTES) != 0) {
@@ -277,13 +270,9 @@ wherry_status wh_native_open(wherry_file *file, wherry_error *error) {
     wh_mapping *mapping = file->mappings[0];
     front f = {0};
     wherry_status status = read_front(file, mapping, &f, error);
-    if (status == WHERRY_OK) {
-        status = wh_mapping_map(mapping, file->access, error);
-    }
-    if (status == WHERRY_OK) {
-        status = wh_map_state(wherry_prepared_state(f.prepared), file->mappings, f.layout.ranges, f.layout.range_count,
-                              f.prepared->tensor_storages, &file->state, error);
-    }
+    WH_THEN(status, wh_mapping_map(mapping, file->access, error));
+    WH_THEN(status, wh_map_state(wherry_prepared_state(f.prepared), file->mappings, f.layout.ranges,
+                                 f.layout.range_count, f.prepared->tensor_storages, &file->state, error));
     if (status == WHERRY_OK) {
         file->summary.tensors = f.prepared->tensor_count;
         file->summary.rank = f.prepared->rank;

@@ -16,9 +16,7 @@ static wherry_status move_to_cpu(const wherry_prepared *prepared, wherry_value *
         status = wherry_storage_describe(wherry_storage_nbytes(prepared->storages[i]), wherry_device_cpu(),
                                          storages + i, error);
     }
-    if (status == WHERRY_OK) {
-        status = wh_replace_storages(prepared->state, storages, prepared->tensor_storages, state_p, error);
-    }
+    WH_THEN(status, wh_replace_storages(prepared->state, storages, prepared->tensor_storages, state_p, error));
     for (size_t i = 0; i < count && storages; i++) {
         wherry_storage_unref(storages[i]);
     }
@@ -100,21 +98,13 @@ static wherry_status lay_out(const wherry_value *state, const wherry_file_write_
     void *manifest = NULL;
     size_t size = 0;
     wherry_status status = wherry_prepare(state, &how, &given, error);
-    if (status == WHERRY_OK) {
-        status = move_to_cpu(given, &cpu, error);
-    }
-    if (status == WHERRY_OK) {
-        status = wherry_prepare(cpu, &how, &prepared, error);
-    }
-    if (status == WHERRY_OK) {
-        status = wherry_manifest_encode(prepared, &manifest, &size, error);
-    }
+    WH_THEN(status, move_to_cpu(given, &cpu, error));
+    WH_THEN(status, wherry_prepare(cpu, &how, &prepared, error));
+    WH_THEN(status, wherry_manifest_encode(prepared, &manifest, &size, error));
     if (status == WHERRY_OK && !wh_layout_add_file(layout, layout->path)) {
         status = wh_fail_memory(error, "the layout of a file");
     }
-    if (status == WHERRY_OK) {
-        status = add_header(prepared, options->flags, manifest, size, layout, error);
-    }
+    WH_THEN(status, add_header(prepared, options->flags, manifest, size, layout, error));
     wherry_free(manifest);
     wherry_prepared_destroy(prepared);
     wherry_value_destroy(cpu);
@@ -132,18 +122,14 @@ static wherry_status seal(const wh_layout *layout, wherry_error *error) {
         return WHERRY_OK;
     }
     wherry_prepared *prepared;
-    wherry_status status =
-        wherry_manifest_decode(front + WH_NATIVE_HEADER, header.manifest_bytes, NULL, &prepared, error);
-    if (status != WHERRY_OK) {
-        return status;
-    }
+    WH_TRY(wherry_manifest_decode(front + WH_NATIVE_HEADER, header.manifest_bytes, NULL, &prepared, error));
     wh_digester *digester = wh_digester_create();
     uint8_t *digests = base + WH_NATIVE_HEADER + header.manifest_bytes;
     for (uint64_t i = 0; i < header.chunks && digester; i++) {
         wh_digest digest = wh_native_digest(prepared, layout, base, i, digester);
         memcpy(digests + i * WH_DIGEST_BYTES, digest.bytes, WH_DIGEST_BYTES);
     }
-    status = digester ? WHERRY_OK : wh_fail_memory(error, "digests");
+    wherry_status status = digester ? WHERRY_OK : wh_fail_memory(error, "digests");
     wh_digester_destroy(digester);
     wherry_prepared_destroy(prepared);
     return status;

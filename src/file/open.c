@@ -240,9 +240,7 @@ static wherry_status bytes_open(wherry_file *file, wherry_error *error) {
     int64_t shape[] = {(int64_t)mapping->size};
     wherry_tensor tensor = {.dtype = WHERRY_U8, .ndim = 1, .shape = shape};
     wherry_status status = wh_mapping_map(mapping, file->access, error);
-    if (status == WHERRY_OK) {
-        status = wh_opened_tensor(mapping, 0, mapping->size, tensor, &file->state, error);
-    }
+    WH_THEN(status, wh_opened_tensor(mapping, 0, mapping->size, tensor, &file->state, error));
     file->summary.tensors = 1;
     return status;
 }
@@ -260,10 +258,7 @@ static wherry_status bytes_accepts(const wherry_value *state, wherry_error *erro
 static wherry_status bytes_lay_out(const wherry_value *state, const wherry_file_write_options *options,
                                    wh_layout *layout, wherry_error *error) {
     (void)options;
-    wherry_status status = bytes_accepts(state, error);
-    if (status != WHERRY_OK) {
-        return status;
-    }
+    WH_TRY(bytes_accepts(state, error));
     uint64_t size = wh_dense_bytes(wherry_tensor_get(state));
     if (!wh_layout_add_file(layout, layout->path) || !wh_layout_add_range(layout, 0, 0, size)) {
         return wh_fail_memory(error, "the layout of a file");
@@ -364,10 +359,7 @@ static wherry_status open_as(wherry_file *file, wherry_file_format wanted, wherr
     uint8_t head[HEAD];
     const wh_mapping *mapping = file->mappings[0];
     size_t size = mapping->size < sizeof(head) ? (size_t)mapping->size : sizeof(head);
-    wherry_status status = wh_mapping_read(mapping, 0, head, size, error);
-    if (status != WHERRY_OK) {
-        return status;
-    }
+    WH_TRY(wh_mapping_read(mapping, 0, head, size, error));
     const wh_format *format = wanted == WHERRY_FILE_BYTES ? &bytes_format : detect(mapping->path, head, size);
     if (!format) {
         return wh_file_fail(error, WHERRY_MALFORMED, wh_spot_byte(mapping->path, 0),
@@ -406,9 +398,7 @@ wherry_status wherry_file_open(const char *path, const wherry_file_open_options 
     file->limits = limits;
     file->access = chosen.flags & WHERRY_FILE_PRIVATE ? WH_ACCESS_PRIVATE : WH_ACCESS_READ;
     wherry_status status = wh_opened_add(file, path, error);
-    if (status == WHERRY_OK) {
-        status = open_as(file, chosen.format, error);
-    }
+    WH_THEN(status, open_as(file, chosen.format, error));
     if (status == WHERRY_OK && chosen.flags & WHERRY_FILE_VERIFY && file->verify) {
         status = file->verify(file, error);
     }

@@ -200,12 +200,8 @@ static wherry_status read_tensor(reading *r, const json_t *name, const json_t *a
         return wh_file_fail(error, WHERRY_MALFORMED, spot_of(r, read.name, at), "its description is not a JSON object");
     }
     wherry_status status = read_dtype(r, about, &read, at, error);
-    if (status == WHERRY_OK) {
-        status = read_shape(r, about, &read, at, error);
-    }
-    if (status == WHERRY_OK) {
-        status = read_offsets(r, about, &read, at, error);
-    }
+    WH_THEN(status, read_shape(r, about, &read, at, error));
+    WH_THEN(status, read_offsets(r, about, &read, at, error));
     return status == WHERRY_OK ? add_entry(r, &read, at, error) : status;
 }
 
@@ -256,9 +252,7 @@ static wherry_status put_tensors(reading *r, wherry_error *error) {
     }
     wherry_status status = check_layout(r, sorted, error);
     wh_free(sorted);
-    if (status == WHERRY_OK) {
-        status = wh_mapping_map(r->mapping, r->file->access, error);
-    }
+    WH_THEN(status, wh_mapping_map(r->mapping, r->file->access, error));
     for (size_t i = 0; i < r->count && status == WHERRY_OK; i++) {
         const entry *e = r->entries[i];
         wherry_tensor tensor = {.dtype = e->dtype->dtype, .ndim = e->ndim, .shape = e->shape};
@@ -337,9 +331,7 @@ static wherry_status read_member(void *context, wh_json *json, const json_t *nam
     }
     json_t *about = NULL;
     wherry_status status = wh_json_value(json, ENTRY_MAX, &about, error);
-    if (status == WHERRY_OK) {
-        status = read_tensor(r, name, about, at, error);
-    }
+    WH_THEN(status, read_tensor(r, name, about, at, error));
     json_decref(about);
     return status;
 }
@@ -348,10 +340,7 @@ static wherry_status read_member(void *context, wh_json *json, const json_t *nam
 static wherry_status read_length(const wherry_file *file, const wh_mapping *mapping, uint64_t *length_p,
                                  wherry_error *error) {
     uint8_t bytes[WH_SAFETENSORS_LENGTH];
-    wherry_status status = wh_mapping_read(mapping, 0, bytes, sizeof(bytes), error);
-    if (status != WHERRY_OK) {
-        return status;
-    }
+    WH_TRY(wh_mapping_read(mapping, 0, bytes, sizeof(bytes), error));
     uint64_t length = wh_load_le64(bytes);
     uint64_t most = wh_min(file->limits.manifest_bytes, WH_SAFETENSORS_HEADER_MAX);
     if (length > most) {
@@ -373,9 +362,7 @@ wherry_status wh_safetensors_read(const wherry_file *file, wh_mapping *mapping, 
     uint64_t length = 0;
     char *text = NULL;
     wherry_status status = read_length(file, mapping, &length, error);
-    if (status == WHERRY_OK) {
-        status = wh_mapping_copy(mapping, WH_SAFETENSORS_LENGTH, (size_t)length, &text, error);
-    }
+    WH_THEN(status, wh_mapping_copy(mapping, WH_SAFETENSORS_LENGTH, (size_t)length, &text, error));
     if (status != WHERRY_OK) {
         return status;
     }
@@ -384,13 +371,9 @@ wherry_status wh_safetensors_read(const wherry_file *file, wh_mapping *mapping, 
     r.data_bytes = mapping->size - r.data;
     wh_json json = {mapping->path, WH_SAFETENSORS_LENGTH, text, (size_t)length, 0};
     status = wh_json_members(&json, read_member, &r, error);
-    if (status == WHERRY_OK) {
-        status = wh_json_end(&json, error);
-    }
+    WH_THEN(status, wh_json_end(&json, error));
     wh_free(text);
-    if (status == WHERRY_OK) {
-        status = put_tensors(&r, error);
-    }
+    WH_THEN(status, put_tensors(&r, error));
     for (size_t i = 0; i < r.count; i++) {
         wh_free(r.entries[i]);
     }
@@ -413,9 +396,7 @@ wherry_status wh_safetensors_add_metadata(wherry_value *tensors, wherry_value *m
 wherry_status wh_safetensors_open(wherry_file *file, wherry_error *error) {
     wherry_value *metadata = NULL;
     wherry_status status = wherry_dict_create(&file->state, error);
-    if (status == WHERRY_OK) {
-        status = wherry_dict_create(&metadata, error);
-    }
+    WH_THEN(status, wherry_dict_create(&metadata, error));
     if (status == WHERRY_OK) {
         status =
             wh_safetensors_read(file, file->mappings[0], file->state, metadata, &file->summary.header_bytes, error);

@@ -86,10 +86,7 @@ static void append_tensor(wh_string *header, const wh_named *named, const wh_fil
 wherry_status wh_safetensors_lay_out(const wh_names *names, const size_t *numbers, size_t count, wh_layout *layout,
                                      wherry_error *error) {
     uint64_t end = 0;
-    wherry_status status = set_offsets(names, numbers, count, layout, &end, error);
-    if (status != WHERRY_OK) {
-        return status;
-    }
+    WH_TRY(set_offsets(names, numbers, count, layout, &end, error));
     wh_string header = {0};
     wh_string_append(&header, "\0\0\0\0\0\0\0\0{", WH_SAFETENSORS_LENGTH + 1);
     if (names->metadata) {

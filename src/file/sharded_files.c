@@ -62,12 +62,8 @@ static wherry_status open_shard(reading *r, const char *name, wherry_error *erro
     if (!path || !opened.name || !WH_GROW(r->shards, r->capacity, r->count)) {
         status = wh_fail_memory(error, "the shards of a file");
     }
-    if (status == WHERRY_OK) {
-        status = wherry_dict_create(&opened.tensors, error);
-    }
-    if (status == WHERRY_OK) {
-        status = wh_opened_add(r->file, path, error);
-    }
+    WH_THEN(status, wherry_dict_create(&opened.tensors, error));
+    WH_THEN(status, wh_opened_add(r->file, path, error));
     if (status == WHERRY_OK) {
         uint64_t header;
         wh_mapping *mapping = r->file->mappings[r->file->mapping_count - 1];
@@ -109,17 +105,14 @@ static wherry_status add_entry(reading *r, const json_t *name, const json_t *whe
         return wh_file_fail(error, WHERRY_MALFORMED, spot, "its entry in the weight_map is not a string");
     }
     shard *in = NULL;
-    wherry_status status = find_shard(r, json_string_value(where), &in, error);
-    if (status != WHERRY_OK) {
-        return status;
-    }
+    WH_TRY(find_shard(r, json_string_value(where), &in, error));
     const wherry_value *found = wherry_dict_get(in->tensors, text);
     if (!found) {
         return wh_file_fail(error, WHERRY_MALFORMED, spot, "it is not in %.100s, although the weight_map says so",
                             in->name);
     }
     wherry_value *copy;
-    status = wherry_value_copy(found, &copy, error);
+    wherry_status status = wherry_value_copy(found, &copy, error);
     if (status == WHERRY_OK && (status = wherry_dict_put(r->file->state, text, copy, error)) != WHERRY_OK) {
         wherry_value_destroy(copy);
         if (status == WHERRY_DUPLICATE_KEY) {
@@ -133,9 +126,7 @@ static wherry_status add_entry(reading *r, const json_t *name, const json_t *whe
 static wherry_status read_entry(void *context, wh_json *json, const json_t *name, wherry_error *error) {
     json_t *where = NULL;
     wherry_status status = wh_json_value(json, json->size, &where, error);
-    if (status == WHERRY_OK) {
-        status = add_entry(context, name, where, error);
-    }
+    WH_THEN(status, add_entry(context, name, where, error));
     json_decref(where);
     return status;
 }
@@ -158,9 +149,7 @@ static wherry_status read_member(void *context, wh_json *json, const json_t *nam
 
 static wherry_status read_index(reading *r, wh_json *json, wherry_error *error) {
     wherry_status status = wh_json_members(json, read_member, r, error);
-    if (status == WHERRY_OK) {
-        status = wh_json_end(json, error);
-    }
+    WH_THEN(status, wh_json_end(json, error));
     if (status == WHERRY_OK && !r->has_map) {
         status = wh_file_fail(error, WHERRY_MALFORMED, wh_spot_file(r->path), "it has no weight_map");
     }
@@ -184,12 +173,8 @@ static wherry_status open_index(wherry_file *file, wherry_error *error) {
                             (unsigned long long)index->size, (unsigned long long)most);
     }
     wherry_status status = wh_mapping_copy(index, 0, (size_t)index->size, &text, error);
-    if (status == WHERRY_OK) {
-        status = wherry_dict_create(&file->state, error);
-    }
-    if (status == WHERRY_OK) {
-        status = wherry_dict_create(&r.metadata, error);
-    }
+    WH_THEN(status, wherry_dict_create(&file->state, error));
+    WH_THEN(status, wherry_dict_create(&r.metadata, error));
     if (status == WHERRY_OK) {
         file->summary.header_bytes = index->size;
         wh_json json = {r.path, 0, text, (size_t)index->size, 0};
@@ -318,15 +303,9 @@ static wherry_status lay_out(const wherry_value *state, const wherry_file_write_
     const char *slash = strrchr(layout->path, '/');
     const char *stem = slash ? slash + 1 : layout->path;
     wherry_status status = wh_names_of(state, &names, error);
-    if (status == WHERRY_OK) {
-        status = split_shards(&names, options->shard_bytes, &shards, error);
-    }
-    if (status == WHERRY_OK) {
-        status = add_shards(&names, &shards, layout, length - suffix, error);
-    }
-    if (status == WHERRY_OK) {
-        status = add_index(&names, &shards, layout, stem, (size_t)(layout->path + length - suffix - stem), error);
-    }
+    WH_THEN(status, split_shards(&names, options->shard_bytes, &shards, error));
+    WH_THEN(status, add_shards(&names, &shards, layout, length - suffix, error));
+    WH_THEN(status, add_index(&names, &shards, layout, stem, (size_t)(layout->path + length - suffix - stem), error));
     wh_free(shards.begins);
     wh_names_destroy(&names);
     return status;

@@ -191,10 +191,8 @@ wherry_status wh_replace_storages(const wherry_value *state, wherry_storage *con
                                   const uint32_t *storage_of, wherry_value **state_p, wherry_error *error) {
     replacement r = {storages, storage_of, 0};
     wherry_flat *flat;
-    wherry_status status = wherry_flatten(state, &flat, error);
-    if (status != WHERRY_OK) {
-        return status;
-    }
+    WH_TRY(wherry_flatten(state, &flat, error));
+    wherry_status status = WHERRY_OK;
     size_t count = wherry_flat_count(flat);
     size_t done = 0;
     wherry_value **leaves = wh_alloc_array(count, sizeof(wherry_value *));
@@ -206,9 +204,7 @@ wherry_status wh_replace_storages(const wherry_value *state, wherry_storage *con
         status = replace_leaf(&r, wherry_flat_leaf(flat, done), leaves + done, error);
         done += status == WHERRY_OK;
     }
-    if (status == WHERRY_OK) {
-        status = wherry_unflatten(flat, leaves, count, state_p, error);
-    }
+    WH_THEN(status, wherry_unflatten(flat, leaves, count, state_p, error));
     for (size_t i = 0; i < done && status != WHERRY_OK; i++) {
         wherry_value_destroy(leaves[i]);
     }
@@ -225,9 +221,7 @@ wherry_status wh_map_state(const wherry_value *state, wh_mapping *const *mapping
     for (size_t i = 0; i < range_count && status == WHERRY_OK; i++) {
         status = wh_mapping_wrap(mappings[ranges[i].file], ranges[i].offset, ranges[i].nbytes, storages + i, error);
     }
-    if (status == WHERRY_OK) {
-        status = wh_replace_storages(state, storages, storage_of, state_p, error);
-    }
+    WH_THEN(status, wh_replace_storages(state, storages, storage_of, state_p, error));
     for (size_t i = 0; i < range_count && storages; i++) {
         wherry_storage_unref(storages[i]);
     }
@@ -422,11 +416,8 @@ static wherry_status create_file(wh_layout *layout, size_t file, const wherry_fi
     wh_layout_file *about = layout->files + file;
     int fd = -1;
     uint64_t size = 0;
-    wherry_status status = open_part(about->part, options->mode, &fd, &size, error);
-    if (status != WHERRY_OK) {
-        return status;
-    }
-    status = wh_mapping_adopt(about->path, fd, about->size, &about->mapping, error);
+    WH_TRY(open_part(about->part, options->mode, &fd, &size, error));
+    wherry_status status = wh_mapping_adopt(about->path, fd, about->size, &about->mapping, error);
     if (status != WHERRY_OK) {
         if (size == 0) {
             unlink(about->part);
@@ -482,10 +473,7 @@ static wherry_status write_extent(const wh_layout *layout, const wh_file_range *
     uint64_t digits[WHERRY_NDIM_MAX] = {0};
     uint64_t offset = extent->offset;
     for (;;) {
-        wherry_status status = write_run(layout, range, offset, data + offset, extent->length, error);
-        if (status != WHERRY_OK) {
-            return status;
-        }
+        WH_TRY(write_run(layout, range, offset, data + offset, extent->length, error));
         uint32_t level = extent->level_count;
         while (level > 0) {
             const wherry_level *at = extent->levels + --level;
@@ -509,10 +497,8 @@ static wherry_status write_extent(const wh_layout *layout, const wh_file_range *
 static wherry_status fill_storages(const wh_layout *layout, const wherry_value *state, wherry_error *error) {
     wherry_prepared *prepared;
     wherry_prepare_options options = wh_file_prepare_options();
-    wherry_status status = wherry_prepare(state, &options, &prepared, error);
-    if (status != WHERRY_OK) {
-        return status;
-    }
+    WH_TRY(wherry_prepare(state, &options, &prepared, error));
+    wherry_status status = WHERRY_OK;
     for (size_t i = 0; i < layout->range_count && status == WHERRY_OK; i++) {
         const wherry_storage *storage = wherry_prepared_storage(prepared, i);
         size_t count;
@@ -529,10 +515,8 @@ static wherry_status fill_storages(const wh_layout *layout, const wherry_value *
 /** Ranges are dense tensors. */
 static wherry_status fill_tensors(const wh_layout *layout, const wherry_value *state, wherry_error *error) {
     wherry_flat *flat;
-    wherry_status status = wherry_flatten(state, &flat, error);
-    if (status != WHERRY_OK) {
-        return status;
-    }
+    WH_TRY(wherry_flatten(state, &flat, error));
+    wherry_status status = WHERRY_OK;
     size_t leaves = wherry_flat_count(flat);
     size_t number = 0;
     for (size_t i = 0; i < leaves && status == WHERRY_OK; i++) {
@@ -603,9 +587,7 @@ static wherry_status begin(wherry_file_writer *writer, const char *path, const w
         all_resumed = all_resumed && writer->layout.files[i].resumed;
     }
     writer->resumed = all_resumed;
-    if (status == WHERRY_OK) {
-        status = make_target(writer, state, error);
-    }
+    WH_THEN(status, make_target(writer, state, error));
     writer->begun = status == WHERRY_OK;
     return status;
 }
@@ -639,10 +621,7 @@ wherry_status wherry_file_writer_create(const char *path, const wherry_value *st
         return wh_fail(error, WHERRY_INVALID_ARGUMENT, "'%.200s' is not the name of a file", path);
     }
     wherry_file_write_options chosen;
-    wherry_status status = take_options(options, &chosen, error);
-    if (status != WHERRY_OK) {
-        return status;
-    }
+    WH_TRY(take_options(options, &chosen, error));
     const wh_format *format = wh_format_get(chosen.format ? chosen.format : wherry_file_format_of(path));
     if (!format) {
         return wh_fail(error, WHERRY_INVALID_ARGUMENT,
@@ -656,7 +635,7 @@ wherry_status wherry_file_writer_create(const char *path, const wherry_value *st
     }
     writer->format = format;
     writer->options = chosen;
-    status = begin(writer, path, state, error);
+    wherry_status status = begin(writer, path, state, error);
     if (status != WHERRY_OK) {
         wherry_file_writer_destroy(writer);
         return status;
@@ -731,9 +710,7 @@ wherry_status wherry_file_write(const char *path, const wherry_value *state, con
         const wh_layout *layout = &writer->layout;
         status = (layout->storage_of ? fill_storages : fill_tensors)(layout, state, error);
     }
-    if (status == WHERRY_OK) {
-        status = wherry_file_writer_finish(writer, error);
-    }
+    WH_THEN(status, wherry_file_writer_finish(writer, error));
     wherry_file_writer_destroy(writer);
     return status;
 }

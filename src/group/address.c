@@ -266,9 +266,7 @@ static wherry_status parse_endpoints(parser *p, span list, bool zero) {
             status = refuse(p, "%s has the port '%s', which is not a whole number from 1 to 65535", p->where,
                             show(digits).text);
         }
-        if (status == WHERRY_OK) {
-            status = add_endpoint(p, host, port);
-        }
+        WH_THEN(status, add_endpoint(p, host, port));
         if (status != WHERRY_OK) {
             return status;
         }
@@ -340,10 +338,7 @@ static wherry_status parse_query(parser *p, span query, int keys) {
     while (more) {
         span pair;
         more = split(&query, '&', &pair);
-        wherry_status status = parse_pair(p, pair, keys);
-        if (status != WHERRY_OK) {
-            return status;
-        }
+        WH_TRY(parse_pair(p, pair, keys));
     }
     return WHERRY_OK;
 }
@@ -359,19 +354,14 @@ static wherry_status take_shortcut(parser *p) {
 
 /** Rank, size and job, from the address itself. */
 static wherry_status parse_membership(parser *p, span query) {
-    wherry_status status = parse_query(p, query, KEYS);
-    if (status != WHERRY_OK) {
-        return status;
-    }
+    WH_TRY(parse_query(p, query, KEYS));
     for (int key = KEY_RANK; key <= KEY_SIZE; key++) {
         if (!p->values[key]) {
             return refuse(p, "the address has no %s", key_names[key]);
         }
     }
-    status = take_rank(p, "rank", p->values[KEY_RANK], "size", p->values[KEY_SIZE]);
-    if (status == WHERRY_OK) {
-        status = take_shortcut(p);
-    }
+    wherry_status status = take_rank(p, "rank", p->values[KEY_RANK], "size", p->values[KEY_SIZE]);
+    WH_THEN(status, take_shortcut(p));
     return status == WHERRY_OK ? take_job(p, p->values[KEY_JOB] ? p->values[KEY_JOB] : "") : status;
 }
 
@@ -576,9 +566,7 @@ static wherry_status take_master(parser *p, const char *host) {
     uint16_t ours = 0;
     uint16_t torch = 0;
     wherry_status status = ask_port(p, "WHERRY_PORT", &ours);
-    if (status == WHERRY_OK) {
-        status = ask_port(p, "MASTER_PORT", &torch);
-    }
+    WH_THEN(status, ask_port(p, "MASTER_PORT", &torch));
     if (status != WHERRY_OK) {
         return status;
     }
@@ -670,15 +658,9 @@ static wherry_status parse_environment(parser *p, span body) {
                       show(before).text);
     }
     wherry_status status = parse_query(p, query, KEY_SHORTCUT + 1);
-    if (status == WHERRY_OK) {
-        status = take_shortcut(p);
-    }
-    if (status == WHERRY_OK) {
-        status = ask_rank(p);
-    }
-    if (status == WHERRY_OK) {
-        status = ask_job(p);
-    }
+    WH_THEN(status, take_shortcut(p));
+    WH_THEN(status, ask_rank(p));
+    WH_THEN(status, ask_job(p));
     return status == WHERRY_OK ? ask_meeting(p) : status;
 }
 

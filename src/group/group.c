@@ -41,16 +41,13 @@ wherry_status wh_group_send(wh_group *group, int32_t rank, uint64_t tag, const v
 
 wherry_status wh_group_send_until(wh_group *group, int32_t rank, uint64_t tag, const void *bytes, size_t size,
                                   wh_deadline deadline, const wh_stop *stop, wherry_error *error) {
-    wherry_status status = wh_group_check_rank(group, rank, error);
-    if (status != WHERRY_OK) {
-        return status;
-    }
+    WH_TRY(wh_group_check_rank(group, rank, error));
     if (size > WH_MESSAGE_MAX || (size && !bytes)) {
         return wh_fail(error, WHERRY_INVALID_ARGUMENT,
                        "a message of %zu bytes is longer than %llu, or its address is NULL", size,
                        (unsigned long long)WH_MESSAGE_MAX);
     }
-    status = group->ops->send(group, rank, tag, bytes, size, deadline, stop, error);
+    wherry_status status = group->ops->send(group, rank, tag, bytes, size, deadline, stop, error);
     if (status == WHERRY_OK && size <= SHORT_BYTES) {
         wh_mailbox_stay_awake(group->mailbox);
     }
@@ -71,10 +68,7 @@ void wh_group_watch(wh_group *group, int32_t rank) {
 
 wherry_status wh_group_connect(wh_group *group, int32_t rank, uint64_t tag, wh_deadline deadline, const wh_stop *stop,
                                int *channel_p, wherry_error *error) {
-    wherry_status status = wh_group_check_rank(group, rank, error);
-    if (status != WHERRY_OK) {
-        return status;
-    }
+    WH_TRY(wh_group_check_rank(group, rank, error));
     if (!group->ops->connect) {
         return wh_fail(error, WHERRY_UNSUPPORTED, "a group over %s has no channels", group->ops->name);
     }

@@ -172,15 +172,9 @@ static wherry_status decode_hello(const uint8_t *body, size_t size, wh_hello_fie
     wh_hello_fields peer = {0};
     bool newer = false;
     wherry_status status = take_version(&rest, &peer, &newer, error);
-    if (status == WHERRY_OK) {
-        status = take_numbers(&rest, &peer, error);
-    }
-    if (status == WHERRY_OK) {
-        status = take_text(&rest, "a job id", peer.job, error);
-    }
-    if (status == WHERRY_OK) {
-        status = take_text(&rest, "an address", peer.address, error);
-    }
+    WH_THEN(status, take_numbers(&rest, &peer, error));
+    WH_THEN(status, take_text(&rest, "a job id", peer.job, error));
+    WH_THEN(status, take_text(&rest, "an address", peer.address, error));
     if (status == WHERRY_OK && rest.left > 0 && !newer) {
         status = wh_fail(error, WHERRY_TRAILING_BYTES, "the peer's HELLO has %zu bytes too many", rest.left);
     }
@@ -304,9 +298,7 @@ static wherry_status on_hello(wh_hello *hello, const uint8_t *body, size_t size,
     if (status == WHERRY_BAD_VERSION) {
         return refuse(hello, WH_REFUSAL_VERSION, status);
     }
-    if (status == WHERRY_OK) {
-        status = compare(hello, error);
-    }
+    WH_THEN(status, compare(hello, error));
     if (status != WHERRY_OK) {
         return status;
     }
@@ -509,9 +501,7 @@ static wherry_status set_up(wh_hello *hello, const wh_hello_config *config, wher
     own->size = config->size;
     own->incarnation = config->incarnation;
     wherry_status status = own_text(config->job, "job id", own->job, error);
-    if (status == WHERRY_OK) {
-        status = own_text(config->address, "address", own->address, error);
-    }
+    WH_THEN(status, own_text(config->address, "address", own->address, error));
     if (status != WHERRY_OK) {
         return status;
     }
@@ -524,10 +514,7 @@ static wherry_status set_up(wh_hello *hello, const wh_hello_config *config, wher
 }
 
 wherry_status wh_hello_create(const wh_hello_config *config, bool dialled, wh_hello **hello_p, wherry_error *error) {
-    wherry_status status = check_config(config, error);
-    if (status != WHERRY_OK) {
-        return status;
-    }
+    WH_TRY(check_config(config, error));
     size_t secret_size = config->secret ? config->secret_size : 0;
     wh_hello *hello = wh_alloc_zeroed(1, sizeof(*hello) + secret_size);
     if (!hello) {
@@ -541,7 +528,7 @@ wherry_status wh_hello_create(const wh_hello_config *config, bool dialled, wh_he
     if (secret_size > 0) {
         memcpy(hello->secret, config->secret, secret_size);
     }
-    status = set_up(hello, config, error);
+    wherry_status status = set_up(hello, config, error);
     if (status != WHERRY_OK) {
         wh_hello_destroy(hello);
         return status;

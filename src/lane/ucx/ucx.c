@@ -369,12 +369,8 @@ static wherry_status send_chunks(wh_ucx_worker *worker, const wh_feed *feed, whe
     size_t used = 1;
     while (status == WHERRY_OK && (more || used)) {
         status = send_pieces(worker, feed, &more, error);
-        if (status == WHERRY_OK) {
-            status = progress(worker, error);
-        }
-        if (status == WHERRY_OK) {
-            status = collect_sent(worker, feed, &used, error);
-        }
+        WH_THEN(status, progress(worker, error));
+        WH_THEN(status, collect_sent(worker, feed, &used, error));
     }
     /* A feed that was stopped has no more chunks either, but that does not end the round. */
     return status == WHERRY_OK && wh_stop_requested(worker->end->site->stop) ? wh_site_cancelled(error) : status;
@@ -400,10 +396,8 @@ static wherry_status send_end(wh_ucx_worker *worker, wherry_error *error) {
 
 static wherry_status ucx_push(wh_lane_end *base, uint32_t number, const wh_feed *feed, wherry_error *error) {
     wh_ucx_worker *worker = ((wh_ucx_end *)(void *)base)->workers + number;
-    wherry_status status = begin_round(worker, feed->verify, error);
-    if (status != WHERRY_OK) {
-        return status;
-    }
+    WH_TRY(begin_round(worker, feed->verify, error));
+    wherry_status status = WHERRY_OK;
     if (!worker->link->peer) {
         return fail_lost(worker, UCS_ERR_NOT_CONNECTED, error);
     }
@@ -413,12 +407,8 @@ static wherry_status ucx_push(wh_lane_end *base, uint32_t number, const wh_feed 
     if (!worker->source->met) {
         status = meet(worker, error);
     }
-    if (status == WHERRY_OK) {
-        status = send_chunks(worker, feed, error);
-    }
-    if (status == WHERRY_OK) {
-        status = send_end(worker, error);
-    }
+    WH_THEN(status, send_chunks(worker, feed, error));
+    WH_THEN(status, send_end(worker, error));
     return end_share(worker, status);
 }
 
@@ -508,10 +498,7 @@ static wherry_status check_piece(wh_ucx_worker *worker, const wh_sink *sink, con
                                  wherry_error *error) {
     const wh_ucx_arriving *last = last_arriving(worker->receiver);
     if (!last || last->begun == last->landing.segments.bytes) {
-        wherry_status status = open_chunk(worker, sink, piece->header.chunk, error);
-        if (status != WHERRY_OK) {
-            return status;
-        }
+        WH_TRY(open_chunk(worker, sink, piece->header.chunk, error));
         last = last_arriving(worker->receiver);
     }
     const char *wrong =
@@ -525,10 +512,7 @@ static wherry_status check_piece(wh_ucx_worker *worker, const wh_sink *sink, con
 static wherry_status begin_piece(wh_ucx_worker *worker, const wh_sink *sink, wherry_error *error) {
     wh_ucx_receiver *receiver = worker->receiver;
     const wh_ucx_announced *piece = receiver->queue + receiver->queue_first;
-    wherry_status status = check_piece(worker, sink, piece, error);
-    if (status != WHERRY_OK) {
-        return status;
-    }
+    WH_TRY(check_piece(worker, sink, piece, error));
     wh_run_cursor *cursor = &receiver->cursor;
     wh_ucx_incoming *slot = receiver->slots + (receiver->slot_first + receiver->slot_count) % WH_UCX_SLOTS;
     slot->chunk = last_arriving(receiver);
@@ -669,16 +653,11 @@ static void drop_queue(wh_ucx_worker *worker) {
 
 static wherry_status ucx_pull(wh_lane_end *base, uint32_t number, const wh_sink *sink, wherry_error *error) {
     wh_ucx_worker *worker = ((wh_ucx_end *)(void *)base)->workers + number;
-    wherry_status status = begin_round(worker, sink->verify, error);
-    if (status != WHERRY_OK) {
-        return status;
-    }
+    WH_TRY(begin_round(worker, sink->verify, error));
     wh_ucx_enter();
     worker->receiver->closed = 0;
-    status = receive_chunks(worker, sink, error);
-    if (status == WHERRY_OK) {
-        status = send_ended(worker, error);
-    }
+    wherry_status status = receive_chunks(worker, sink, error);
+    WH_THEN(status, send_ended(worker, error));
     if (status != WHERRY_OK) {
         drop_queue(worker);
     }
@@ -823,19 +802,14 @@ static wherry_status ucx_accept(const wh_lane_site *site, const void *bytes, siz
     wh_ucx_offer own = own_offer(site);
     wh_ucx_request request;
     wh_ucx_end *end;
-    wherry_status status = wh_ucx_request_read(bytes, size, site->peer, &request, error);
-    if (status != WHERRY_OK) {
-        return status;
-    }
+    WH_TRY(wh_ucx_request_read(bytes, size, site->peer, &request, error));
     if (request.workers > own.workers || (request.long_segments && !own.long_segments)) {
         return wh_fail(error, WHERRY_MALFORMED, "rank %d asked for %u workers%s over UCX, but %u%s were offered",
                        (int)site->peer, (unsigned)request.workers, request.long_segments ? " with long segments" : "",
                        (unsigned)own.workers, own.long_segments ? " with long segments" : "");
     }
-    status = open_end(site, &request, &end, error);
-    if (status != WHERRY_OK) {
-        return status;
-    }
+    WH_TRY(open_end(site, &request, &end, error));
+    wherry_status status = WHERRY_OK;
     memcpy(end->token, request.token, sizeof(end->token));
     wh_ucx_enter();
     for (uint32_t i = 0; i < request.workers && status == WHERRY_OK; i++) {

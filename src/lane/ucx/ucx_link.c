@@ -182,9 +182,7 @@ static wherry_status create_link(const wh_ucx_library *ucx, bool long_segments, 
     pthread_sigmask(SIG_SETMASK, &all, &before);
     wh_ucx_enter();
     wherry_status status = create_context(link, error);
-    if (status == WHERRY_OK) {
-        status = create_worker(link, error);
-    }
+    WH_THEN(status, create_worker(link, error));
     wh_ucx_leave();
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     if (status != WHERRY_OK) {
