@@ -4,7 +4,7 @@
 
     manager = torchft.Manager(..., checkpoint_transport=Transport(timeout=timedelta(seconds=60)))
 
-A source listens at a port of its own and serves its state in the background. torchft hands the
+A source listens at a port and serves its state in the background. torchft hands the
 source's ticket (:meth:`Transport.metadata`) to the replicas that need it. torchft is optional: if
 it is installed, the class is a subclass of its CheckpointTransport.
 """

@@ -1,7 +1,7 @@
 """DTensor, ShardedTensor and device meshes: described for the core, and made again.
 
 A received DTensor names its mesh by device type, shape, ranks and dimension names. The receiver
-looks for a mesh of its own with these properties: one that the caller gave (`device_mesh=`), one
+looks for a mesh with these properties: one that the caller gave (`device_mesh=`), one
 that it has seen in a state (its own or one that it sent), or a slice of either by dimension names.
 If there is none, it makes a mesh without process groups and logs a warning: such a DTensor can be
 read, but not redistributed.
