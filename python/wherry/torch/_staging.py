@@ -41,7 +41,8 @@ class _Bucket:
 
     def __init__(self, device: torch.device, nbytes: int) -> None:
         self._device = device
-        # Host memory costs nothing until it is written, so a bucket may be larger than its contents.
+        # Host memory costs nothing until it is written, so a bucket may be larger than its
+        # contents.
         self._host = torch.empty(nbytes, dtype=torch.uint8, device="cpu")
         self._used = 0
         self._storages: list[tuple[int, torch.Tensor]] = []
