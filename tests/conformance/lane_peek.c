@@ -1,6 +1,6 @@
 /*
- * A lane as an example: the receiver reads the source's memory through /proc/PID/mem.
- * docs/writing-a-lane.md goes through it.
+ * An example lane: the receiver reads the source's memory through /proc/PID/mem. See
+ * docs/writing-a-lane.md.
  */
 #include "conformance/lane_peek.h"
 
@@ -23,9 +23,9 @@
 
 enum { NONCE = 32 };
 
-/* ---- the source: it says where it is, and does nothing more ---- */
+/* ---- the source: only makes an offer ---- */
 
-static char nonce[NONCE]; /* which only this process has at this address */
+static char nonce[NONCE]; /* only this process has it at this address */
 static bool has_nonce;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 
@@ -37,7 +37,7 @@ static wherry_status offer(const wh_lane_site *site, wh_string *text, wherry_err
     (void)site;
     pthread_once(&once, make_nonce);
     if (!has_nonce) {
-        return wh_fail(error, WHERRY_SYSTEM, "the system gives no random numbers");
+        return wh_fail(error, WHERRY_SYSTEM, "cannot get a random number");
     }
     wh_append_number(text, (uint64_t)getpid(), 8);
     wh_append_number(text, (uintptr_t)nonce, 8);
@@ -50,9 +50,8 @@ static wherry_status offer(const wh_lane_site *site, wh_string *text, wherry_err
 typedef struct peek_end {
     wh_lane_end base;
     const wh_lane_site *site;
-    int memory; /* stays that of the process it was opened for, whoever gets its number later, */
-    /* and can be read for as long as somebody does: this one tells when the process has ended */
-    int process;
+    int memory;  /* stays the memory of that process, even if its pid is reused */
+    int process; /* a pidfd: readable once the process has ended */
 } peek_end;
 
 static wherry_status check_alive(const peek_end *end, wherry_error *error) {
@@ -62,9 +61,7 @@ static wherry_status check_alive(const peek_end *end, wherry_error *error) {
                : wh_fail(error, WHERRY_PEER_LOST, "the process of rank %d has ended", (int)end->site->peer);
 }
 
-/**
- * Reads bytes of the source. What is not mapped there is an error, as is a process that has ended.
- */
+/** Reads bytes of the source. Fails if they are not mapped there, or the process has ended. */
 static wherry_status peek(const peek_end *end, void *to, size_t size, uint64_t address, wherry_error *error) {
     for (size_t done = 0; done < size;) {
         ssize_t got = pread(end->memory, (char *)to + done, size - done, (off_t)(address + done));
@@ -72,7 +69,7 @@ static wherry_status peek(const peek_end *end, void *to, size_t size, uint64_t a
             return wh_fail(error, WHERRY_PEER_LOST, "the process of rank %d has ended", (int)end->site->peer);
         }
         if (got < 0 && errno != EINTR) {
-            return wh_fail(error, WHERRY_OUT_OF_BOUNDS, "rank %d has no memory where it says: %s", (int)end->site->peer,
+            return wh_fail(error, WHERRY_OUT_OF_BOUNDS, "cannot read the memory of rank %d: %s", (int)end->site->peer,
                            strerror(errno));
         }
         done += got > 0 ? (size_t)got : 0;
@@ -86,12 +83,12 @@ static wherry_status probe(const wh_lane_site *site, const void *bytes, size_t s
     (void)assist_p;
     char path[64];
     uint8_t found[NONCE];
-    wh_cursor cursor = wh_cursor_over(bytes, size); /* hostile, as all that comes from a peer */
+    wh_cursor cursor = wh_cursor_over(bytes, size); /* hostile, as everything from a peer */
     uint64_t process = wh_cursor_number(&cursor, 8);
     uint64_t address = wh_cursor_number(&cursor, 8);
     const void *told = wh_cursor_bytes(&cursor, NONCE);
     if (!wh_cursor_ended(&cursor) || process > INT32_MAX || address > INT64_MAX) {
-        return wh_fail(error, WHERRY_MALFORMED, "an offer of %zu bytes is none of this lane", size);
+        return wh_fail(error, WHERRY_MALFORMED, "malformed offer of %zu bytes", size);
     }
     peek_end *end = wh_alloc_zeroed(1, sizeof(*end));
     if (!end) {
@@ -103,13 +100,13 @@ static wherry_status probe(const wh_lane_site *site, const void *bytes, size_t s
     end->memory = end->process < 0 ? -1 : open(path, O_RDONLY | O_CLOEXEC);
     wherry_status status = WHERRY_OK;
     if (end->memory < 0 && (errno == ENOENT || errno == ESRCH || errno == EINVAL)) {
-        status = wh_fail(error, WHERRY_UNSUPPORTED, "there is no process %d here", (int)process);
+        status = wh_fail(error, WHERRY_UNSUPPORTED, "process %d does not exist on this host", (int)process);
     } else if (end->memory < 0) {
-        status = wh_fail(error, WHERRY_REFUSED, "%s cannot be opened: %s; run both ranks as one user", path,
-                         strerror(errno));
-    } else if (peek(end, found, NONCE, address, error) != WHERRY_OK || memcmp(found, told, NONCE) != 0) {
         status =
-            wh_fail(error, WHERRY_UNSUPPORTED, "process %d here is not that of rank %d", (int)process, (int)site->peer);
+            wh_fail(error, WHERRY_REFUSED, "cannot open %s: %s; run both ranks as one user", path, strerror(errno));
+    } else if (peek(end, found, NONCE, address, error) != WHERRY_OK || memcmp(found, told, NONCE) != 0) {
+        status = wh_fail(error, WHERRY_UNSUPPORTED, "process %d is not the process of rank %d", (int)process,
+                         (int)site->peer);
     }
     if (status != WHERRY_OK) {
         wh_lane_peek.close(&end->base);
@@ -121,18 +118,21 @@ static wherry_status probe(const wh_lane_site *site, const void *bytes, size_t s
 
 /* ---- the receiver: chunk after chunk ---- */
 
-/** Reads runs of the source into runs here; both have the same bytes in all, cut as they please. */
+/**
+ * Reads runs of the source into local runs. Both have the same number of bytes, but may be split
+ * differently.
+ */
 static wherry_status copy_runs(const peek_end *end, const wh_segments *from, const wh_segments *to,
                                wherry_error *error) {
     wherry_status status = WHERRY_OK;
     size_t source = 0;
-    size_t there = 0; /* bytes of that run that are done */
+    size_t there = 0; /* bytes of that run that were read */
     for (size_t i = 0; i < to->count && status == WHERRY_OK; i++) {
         for (size_t here = 0; here < to->items[i].iov_len && status == WHERRY_OK;) {
             size_t size = wh_min(to->items[i].iov_len - here, from->items[source].iov_len - there);
-            char *place = to->items[i].iov_base;
-            if (place && size) { /* without one, nobody wants these bytes */
-                status = peek(end, place + here, size, (uintptr_t)from->items[source].iov_base + there, error);
+            char *to_run = to->items[i].iov_base;
+            if (to_run && size) { /* NULL: the bytes are not wanted */
+                status = peek(end, to_run + here, size, (uintptr_t)from->items[source].iov_base + there, error);
             }
             here += size;
             there += size;
@@ -145,11 +145,11 @@ static wherry_status copy_runs(const peek_end *end, const wh_segments *from, con
     return status;
 }
 
-/** One worker: others run beside it, and each chunk is given to one of them. */
+/** One worker. Several run at once, and each chunk goes to one of them. */
 static wherry_status pull(wh_lane_end *base, uint32_t worker, const wh_sink *sink, wherry_error *error) {
     (void)worker;
     const peek_end *end = (const void *)base;
-    wh_segments origin = {0}; /* reused from chunk to chunk: nothing is allocated in the loop */
+    wh_segments origin = {0}; /* reused from chunk to chunk */
     wh_landing landing = {0};
     wh_digester *digester = sink->verify ? wh_digester_create() : NULL;
     wherry_status status = sink->verify && !digester ? wh_fail_memory(error, "a digest") : WHERRY_OK;
@@ -167,7 +167,7 @@ static wherry_status pull(wh_lane_end *base, uint32_t worker, const wh_sink *sin
             status = check_alive(end, error);
         }
         if (status == WHERRY_OK) {
-            if (digester) { /* what landed; the source tells by message what it should be */
+            if (digester) { /* of what landed; the source sends its digest by message */
                 digest = wh_digest_of(digester, landing.segments.items, landing.segments.count);
             }
             sink->moved(sink->context, landing.segments.bytes);
