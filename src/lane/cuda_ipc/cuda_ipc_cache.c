@@ -6,9 +6,9 @@
  * 2. An allocation stays open beyond its last window only if the source has promised that it stays
  *    allocated, and only if this process can notice that the source has ended.
  *
- *     closed -> used: wh_ipc_open used -> kept: wh_ipc_close, if promised       used -> closed:
- *     wh_ipc_close, otherwise kept -> used: wh_ipc_open                     kept -> closed:
- *     wh_ipc_owner_take, wh_ipc_forget
+ *     closed -> used: wh_ipc_open
+ *     used -> kept: wh_ipc_close, if promised      used -> closed: wh_ipc_close, otherwise
+ *     kept -> used: wh_ipc_open                    kept -> closed: wh_ipc_owner_take, wh_ipc_forget
  */
 #include <poll.h>
 #include <string.h>
