@@ -15,37 +15,24 @@ static void on_number(void *context, wh_item_type type, uint64_t number) {
     item->number = number;
 }
 
-static void on_uint8(void *context, uint8_t number) {
-    on_number(context, WH_ITEM_UINT, number);
-}
-
-static void on_uint16(void *context, uint16_t number) {
-    on_number(context, WH_ITEM_UINT, number);
-}
-
-static void on_uint32(void *context, uint32_t number) {
-    on_number(context, WH_ITEM_UINT, number);
-}
-
-static void on_uint64(void *context, uint64_t number) {
-    on_number(context, WH_ITEM_UINT, number);
-}
-
-static void on_negint8(void *context, uint8_t number) {
-    on_number(context, WH_ITEM_NEGINT, number);
-}
-
-static void on_negint16(void *context, uint16_t number) {
-    on_number(context, WH_ITEM_NEGINT, number);
-}
-
-static void on_negint32(void *context, uint32_t number) {
-    on_number(context, WH_ITEM_NEGINT, number);
-}
-
-static void on_negint64(void *context, uint64_t number) {
-    on_number(context, WH_ITEM_NEGINT, number);
-}
+/** Defines a callback of libcbor that gets a number. */
+#define ON_NUMBER(name, c_type, item_type)                                                                             \
+    static void name(void *context, c_type number) {                                                                   \
+        on_number(context, item_type, number);                                                                         \
+    }
+ON_NUMBER(on_uint8, uint8_t, WH_ITEM_UINT)
+ON_NUMBER(on_uint16, uint16_t, WH_ITEM_UINT)
+ON_NUMBER(on_uint32, uint32_t, WH_ITEM_UINT)
+ON_NUMBER(on_uint64, uint64_t, WH_ITEM_UINT)
+ON_NUMBER(on_negint8, uint8_t, WH_ITEM_NEGINT)
+ON_NUMBER(on_negint16, uint16_t, WH_ITEM_NEGINT)
+ON_NUMBER(on_negint32, uint32_t, WH_ITEM_NEGINT)
+ON_NUMBER(on_negint64, uint64_t, WH_ITEM_NEGINT)
+ON_NUMBER(on_array, uint64_t, WH_ITEM_ARRAY)
+ON_NUMBER(on_tag, uint64_t, WH_ITEM_TAG)
+ON_NUMBER(on_bool, bool, WH_ITEM_BOOL)
+ON_NUMBER(on_map, uint64_t, WH_ITEM_OTHER)
+#undef ON_NUMBER
 
 static void on_bytes(void *context, cbor_data bytes, uint64_t size) {
     on_number(context, WH_ITEM_BYTES, size);
@@ -57,28 +44,12 @@ static void on_text(void *context, cbor_data bytes, uint64_t size) {
     ((wh_item *)context)->bytes = bytes;
 }
 
-static void on_array(void *context, uint64_t count) {
-    on_number(context, WH_ITEM_ARRAY, count);
-}
-
-static void on_tag(void *context, uint64_t tag) {
-    on_number(context, WH_ITEM_TAG, tag);
-}
-
-static void on_bool(void *context, bool content) {
-    on_number(context, WH_ITEM_BOOL, content);
-}
-
 static void on_null(void *context) {
     on_number(context, WH_ITEM_NULL, 0);
 }
 
 static void on_indefinite(void *context) {
     on_number(context, WH_ITEM_INDEFINITE, 0);
-}
-
-static void on_map(void *context, uint64_t count) {
-    on_number(context, WH_ITEM_OTHER, count);
 }
 
 static void on_other(void *context) {

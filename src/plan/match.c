@@ -138,10 +138,7 @@ static wherry_status match_dtensor(wherry_plan *plan, wherry_value *source, cons
             return wh_mismatch(source, target, error, "the placements differ");
         }
         bool same = true;
-        wherry_status status = same_boxes(source, plan->prepared->rank, target, plan->options.rank, &same, error);
-        if (status != WHERRY_OK) {
-            return status;
-        }
+        WH_TRY(same_boxes(source, plan->prepared->rank, target, plan->options.rank, &same, error));
         if (!same) {
             return wh_mismatch(source, target, error, "the local tensors are different boxes of the global tensor");
         }

@@ -196,10 +196,7 @@ static wherry_status check_dtensor(const wherry_dtensor *dtensor, wherry_error *
         }
     }
     for (uint32_t d = 0; d < wherry_mesh_get(dtensor->mesh)->ndim; d++) {
-        wherry_status status = check_placement(dtensor->placements + d, dtensor->ndim, error);
-        if (status != WHERRY_OK) {
-            return status;
-        }
+        WH_TRY(check_placement(dtensor->placements + d, dtensor->ndim, error));
     }
     return WHERRY_OK;
 }
@@ -324,10 +321,7 @@ static wherry_status check_sharding(const wherry_sharded *sharded, wherry_error 
             return wh_fail(error, WHERRY_INVALID_ARGUMENT, "the sharding has no boxes");
         }
         for (uint32_t i = 0; i < sharding->count; i++) {
-            wherry_status status = check_info(sharding->boxes + i, sharded->ndim, sharded->shape, "box", i, error);
-            if (status != WHERRY_OK) {
-                return status;
-            }
+            WH_TRY(check_info(sharding->boxes + i, sharded->ndim, sharded->shape, "box", i, error));
         }
         return WHERRY_OK;
     }
@@ -343,23 +337,22 @@ static wherry_status check_sharded(const wherry_sharded *sharded, wherry_error *
             "a ShardedTensor needs a dtype, a memory format, a shape of at most %d dimensions and its shards",
             WHERRY_NDIM_MAX);
     }
-    wherry_status status = WHERRY_OK;
     for (uint32_t d = 0; d < sharded->ndim; d++) {
         if (sharded->shape[d] < 0) {
             return wh_fail(error, WHERRY_INVALID_ARGUMENT, "the global size of dimension %u is negative", d);
         }
     }
-    for (uint32_t i = 0; i < sharded->shard_count && status == WHERRY_OK; i++) {
-        status = check_shard(sharded, i, error);
+    for (uint32_t i = 0; i < sharded->shard_count; i++) {
+        WH_TRY(check_shard(sharded, i, error));
     }
-    for (uint32_t i = 0; i < sharded->global_count && status == WHERRY_OK; i++) {
-        status = check_info(sharded->global + i, sharded->ndim, sharded->shape, "shard", i, error);
+    for (uint32_t i = 0; i < sharded->global_count; i++) {
+        WH_TRY(check_info(sharded->global + i, sharded->ndim, sharded->shape, "shard", i, error));
     }
-    if (status == WHERRY_OK && has_twins(sharded)) {
+    if (has_twins(sharded)) {
         return wh_fail(error, WHERRY_INVALID_ARGUMENT,
                        "two local shards are the same value; each shard needs its own tensor");
     }
-    return status == WHERRY_OK ? check_sharding(sharded, error) : status;
+    return check_sharding(sharded, error);
 }
 
 /** Copies an info. Its numbers go to *numbers, which is advanced. */
@@ -532,12 +525,6 @@ static wh_parts axis_deal(axis *of, int64_t ways, int64_t mine, int64_t factor) 
     return WH_PARTS_KNOWN;
 }
 
-static void axes_destroy(axis *axes, uint32_t ndim) {
-    for (uint32_t d = 0; d < ndim; d++) {
-        wh_free(axes[d].intervals);
-    }
-}
-
 /** Computes what a rank has of each dimension. */
 static wh_parts axes_of(const wherry_dtensor *dtensor, int64_t rank, axis *axes) {
     const wherry_mesh_info *mesh = wherry_mesh_get(dtensor->mesh);
@@ -596,7 +583,9 @@ static wh_parts visit_dtensor(const wherry_dtensor *dtensor, int64_t rank, wh_pa
         wh_part part = {.global.ndim = dtensor->ndim, .local.ndim = dtensor->ndim};
         parts = visit_boxes(axes, 0, &part, visit, context) ? WH_PARTS_STOPPED : WH_PARTS_KNOWN;
     }
-    axes_destroy(axes, dtensor->ndim);
+    for (uint32_t d = 0; d < dtensor->ndim; d++) {
+        wh_free(axes[d].intervals);
+    }
     return parts;
 }
 

@@ -159,10 +159,7 @@ wherry_status wherry_storage_wrap(void *data, uint64_t nbytes, wherry_device dev
                        (unsigned long long)nbytes);
     }
     if (device.kind == WHERRY_DEVICE_CUDA && device.index < 0 && data && wh_cuda_check(NULL) == WHERRY_OK) {
-        wherry_status found = wh_cuda_device_of(data, &device.index, error);
-        if (found != WHERRY_OK) {
-            return found;
-        }
+        WH_TRY(wh_cuda_device_of(data, &device.index, error));
     }
     WH_TRY(create_storage(NULL, data, nbytes, device, storage_p, error));
     (*storage_p)->release = release;

@@ -98,41 +98,34 @@ static wherry_status deliver(wherry_value *value, wherry_value **value_p, wherry
 
 /* Scalars */
 
+/** Creates a value of the kind, height and content of `content`. */
+static wherry_status create(wherry_value content, wherry_value **value_p, wherry_error *error) {
+    wherry_value *value = wh_value_new(NULL, (wherry_kind)content.kind, 0);
+    if (value) {
+        value->height = content.height;
+        value->as = content.as;
+    }
+    return deliver(value, value_p, error);
+}
+
 wherry_status wherry_none_create(wherry_value **value_p, wherry_error *error) {
-    return deliver(wh_value_new(NULL, WHERRY_KIND_NONE, 0), value_p, error);
+    return create((wherry_value){.kind = WHERRY_KIND_NONE}, value_p, error);
 }
 
 wherry_status wherry_bool_create(bool content, wherry_value **value_p, wherry_error *error) {
-    wherry_value *value = wh_value_new(NULL, WHERRY_KIND_BOOL, 0);
-    if (value) {
-        value->as.boolean = content;
-    }
-    return deliver(value, value_p, error);
+    return create((wherry_value){.kind = WHERRY_KIND_BOOL, .as.boolean = content}, value_p, error);
 }
 
 wherry_status wherry_int_create(int64_t content, wherry_value **value_p, wherry_error *error) {
-    wherry_value *value = wh_value_new(NULL, WHERRY_KIND_INT, 0);
-    if (value) {
-        value->as.integer = content;
-    }
-    return deliver(value, value_p, error);
+    return create((wherry_value){.kind = WHERRY_KIND_INT, .as.integer = content}, value_p, error);
 }
 
 wherry_status wherry_float_create(double content, wherry_value **value_p, wherry_error *error) {
-    wherry_value *value = wh_value_new(NULL, WHERRY_KIND_FLOAT, 0);
-    if (value) {
-        value->as.numbers[0] = content;
-    }
-    return deliver(value, value_p, error);
+    return create((wherry_value){.kind = WHERRY_KIND_FLOAT, .as.numbers = {content, 0}}, value_p, error);
 }
 
 wherry_status wherry_complex_create(double real, double imaginary, wherry_value **value_p, wherry_error *error) {
-    wherry_value *value = wh_value_new(NULL, WHERRY_KIND_COMPLEX, 0);
-    if (value) {
-        value->as.numbers[0] = real;
-        value->as.numbers[1] = imaginary;
-    }
-    return deliver(value, value_p, error);
+    return create((wherry_value){.kind = WHERRY_KIND_COMPLEX, .as.numbers = {real, imaginary}}, value_p, error);
 }
 
 /** A value with a copy of bytes and a terminating zero. */
@@ -318,22 +311,12 @@ void wh_value_adopt(wherry_value *container, wherry_value *item) {
 
 /* Lists and tuples */
 
-static wherry_status create_sequence(wherry_kind kind, wherry_value **value_p, wherry_error *error) {
-    wherry_value *value = wh_value_new(NULL, kind, 0);
-    if (!value) {
-        return wh_fail_memory(error, "a sequence");
-    }
-    value->height = 1;
-    *value_p = value;
-    return WHERRY_OK;
-}
-
 wherry_status wherry_list_create(wherry_value **value_p, wherry_error *error) {
-    return create_sequence(WHERRY_KIND_LIST, value_p, error);
+    return create((wherry_value){.kind = WHERRY_KIND_LIST, .height = 1, .as.sequence = {0}}, value_p, error);
 }
 
 wherry_status wherry_tuple_create(wherry_value **value_p, wherry_error *error) {
-    return create_sequence(WHERRY_KIND_TUPLE, value_p, error);
+    return create((wherry_value){.kind = WHERRY_KIND_TUPLE, .height = 1, .as.sequence = {0}}, value_p, error);
 }
 
 static const wh_sequence *sequence_of(const wherry_value *value) {
