@@ -351,6 +351,9 @@ static void test_source_is_killed(void **state) {
 
 typedef enum judge { ANY, REFUSE } judge;
 
+/** How long forged bytes are waited for. */
+enum { HOSTILE_MS = 50 };
+
 /** Two sides before the exchange, and what each would send. */
 typedef struct hostile_world {
     lane_world world;
@@ -364,13 +367,15 @@ static void open_hostile(void **state, hostile_world *h) {
     *h = (hostile_world){.world = world_of(state), .data = lane_data_create(&small, SEED, false)};
     bool assist = false;
     h->trial = lane_trial_of(ops, h->data);
-    h->trial.no_progress_ms = 50;
+    h->trial.no_progress_ms = HOSTILE_MS;
     lane_side_begin(&h->trial.source, &h->trial, h->world.source, true);
     lane_side_begin(&h->trial.receiver, &h->trial, h->world.receiver, false);
+    h->trial.receiver.site.no_progress_ms = 5000; /* the honest probe may take its time */
     must(ops->offer(&h->trial.source.site, &h->offer, &error));
     must(ops->probe(&h->trial.receiver.site, h->offer.bytes, h->offer.size, &h->request, &assist,
                     &h->trial.receiver.end, &error));
     assert_true(h->offer.size <= WH_LANE_OFFER_MAX && h->request.size <= WH_LANE_OFFER_MAX);
+    h->trial.receiver.site.no_progress_ms = HOSTILE_MS;
 }
 
 static void close_hostile(hostile_world *h) {
