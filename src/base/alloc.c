@@ -44,7 +44,7 @@ static void *take_cached(size_t size) {
     if (!CACHE_BLOCKS || pthread_mutex_trylock(&cache_lock) != 0) {
         return NULL;
     }
-    for (cached_block **at = &cached_blocks; *at && !found; at = &(*at)->next) {
+    for (cached_block **at = &cached_blocks; *at; at = &(*at)->next) {
         size_t usable = malloc_usable_size(*at);
         if (usable >= size && usable / 2 <= size) {
             found = *at;

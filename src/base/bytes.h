@@ -5,6 +5,7 @@
 #ifndef WH_BASE_BYTES_H
 #define WH_BASE_BYTES_H
 
+#include <endian.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -25,17 +26,13 @@ static inline double wh_bits_double(uint64_t bits) {
 /** @name Big endian, as the wire and Wherry's own files have it. */
 /** @{ */
 static inline void wh_store_be64(uint8_t bytes[8], uint64_t number) {
-    for (int i = 7; i >= 0; i--) {
-        bytes[i] = (uint8_t)number;
-        number >>= 8;
-    }
+    number = htobe64(number);
+    memcpy(bytes, &number, sizeof(number));
 }
 
 static inline void wh_store_be32(uint8_t bytes[4], uint32_t number) {
-    for (int i = 3; i >= 0; i--) {
-        bytes[i] = (uint8_t)number;
-        number >>= 8;
-    }
+    number = htobe32(number);
+    memcpy(bytes, &number, sizeof(number));
 }
 
 static inline uint32_t wh_load_be32(const uint8_t bytes[4]) {
@@ -43,29 +40,23 @@ static inline uint32_t wh_load_be32(const uint8_t bytes[4]) {
 }
 
 static inline uint64_t wh_load_be64(const uint8_t bytes[8]) {
-    uint64_t number = 0;
-    for (int i = 0; i < 8; i++) {
-        number = number << 8 | bytes[i];
-    }
-    return number;
+    uint64_t number;
+    memcpy(&number, bytes, sizeof(number));
+    return be64toh(number);
 }
 /** @} */
 
 /** @name Little endian, as safetensors has it. */
 /** @{ */
 static inline void wh_store_le64(uint8_t bytes[8], uint64_t number) {
-    for (int i = 0; i < 8; i++) {
-        bytes[i] = (uint8_t)number;
-        number >>= 8;
-    }
+    number = htole64(number);
+    memcpy(bytes, &number, sizeof(number));
 }
 
 static inline uint64_t wh_load_le64(const uint8_t bytes[8]) {
-    uint64_t number = 0;
-    for (int i = 7; i >= 0; i--) {
-        number = number << 8 | bytes[i];
-    }
-    return number;
+    uint64_t number;
+    memcpy(&number, bytes, sizeof(number));
+    return le64toh(number);
 }
 /** @} */
 

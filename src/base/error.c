@@ -23,12 +23,7 @@ static void cut_text(char *text) {
 }
 
 static void fill(wherry_error *error, wherry_status status, const char *format, va_list arguments) {
-    error->status = status;
-    error->errnum = 0;
-    error->rank = -1;
-    error->reason = 0;
-    error->offset = UINT64_MAX;
-    error->path[0] = '\0';
+    *error = (wherry_error){.status = status, .rank = -1, .offset = UINT64_MAX};
     int size = vsnprintf(error->message, sizeof(error->message), format, arguments);
     if (size >= (int)sizeof(error->message)) {
         cut_text(error->message);

@@ -26,6 +26,11 @@ WH_SHARED wherry_status wh_fail_errno(wherry_error *error, wherry_status status,
 /** WHERRY_NO_MEMORY. @param purpose  what the memory was for. */
 WH_SHARED wherry_status wh_fail_memory(wherry_error *error, const char *purpose);
 
+/** @return WHERRY_OK; wh_fail_memory if the allocation of `memory` has failed: it is NULL. */
+static inline wherry_status wh_check_memory(const void *memory, wherry_error *error, const char *purpose) {
+    return memory ? WHERRY_OK : wh_fail_memory(error, purpose);
+}
+
 /** Adds the rank that the error is about to a filled record. error may be NULL. @return status. */
 wherry_status wh_fail_rank(wherry_error *error, int32_t rank, wherry_status status);
 

@@ -24,11 +24,6 @@ wherry_status wh_boot_read(void *boot, wherry_error *error) {
                                                 "cannot identify this host: reading %s failed; mount /proc", path);
 }
 
-bool wh_boot_is_this(const void *boot) {
-    char here[WH_BOOT_BYTES];
-    return wh_boot_read(here, NULL) == WHERRY_OK && memcmp(here, boot, sizeof(here)) == 0;
-}
-
 wherry_status wh_network_read(uint8_t network[WH_NETWORK_BYTES], wherry_error *error) {
     static const char path[] = "/proc/self/ns/net";
     struct stat at;

@@ -23,9 +23,6 @@ enum {
  */
 wherry_status wh_boot_read(void *boot, wherry_error *error);
 
-/** True if a boot id, of WH_BOOT_BYTES, is this host's. */
-bool wh_boot_is_this(const void *boot);
-
 /** Reads which network namespace the process is in. @return as wh_boot_read. */
 wherry_status wh_network_read(uint8_t network[WH_NETWORK_BYTES], wherry_error *error);
 

@@ -1,6 +1,8 @@
 #include "file/names.h"
 
 #include <inttypes.h>
+#include <stdarg.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -12,7 +14,14 @@
 #define USE_NATIVE "write a .wherry file instead, which holds any state"
 
 /** WHERRY_UNSUPPORTED about the value at a path. */
-static wherry_status refuse(wherry_error *error, const wherry_path *path, const char *what, const char *advice) {
+static wherry_status refuse(wherry_error *error, const wherry_path *path, const char *advice, const char *format, ...)
+    WHERRY_PRINTF(4, 5);
+static wherry_status refuse(wherry_error *error, const wherry_path *path, const char *advice, const char *format, ...) {
+    char what[256];
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(what, sizeof(what), format, arguments);
+    va_end(arguments);
     char *text = NULL;
     wherry_path_format(path, &text, NULL);
     wh_fail(error, WHERRY_UNSUPPORTED, "safetensors cannot hold the value at '%.150s': %s; %s", text ? text : "", what,
@@ -26,17 +35,13 @@ static wherry_status refuse(wherry_error *error, const wherry_path *path, const 
 
 static wherry_status check_tensor(const wherry_tensor *tensor, const wherry_path *path, wherry_error *error) {
     if (!wh_safetensors_dtype_of(tensor->dtype)) {
-        wh_string text = {0};
-        wh_string_format(&text, "a tensor of %s", wherry_dtype_describe(tensor->dtype)->name);
-        wherry_status status = refuse(error, path, text.bytes ? text.bytes : "its dtype", USE_NATIVE);
-        wh_free(text.bytes);
-        return status;
+        return refuse(error, path, USE_NATIVE, "a tensor of %s", wherry_dtype_describe(tensor->dtype)->name);
     }
     if (tensor->flags & (WHERRY_TENSOR_CONJ | WHERRY_TENSOR_NEG)) {
-        return refuse(error, path, "a tensor with the conj or neg bit set", "resolve it first, or " USE_NATIVE);
+        return refuse(error, path, "resolve it first, or " USE_NATIVE, "a tensor with the conj or neg bit set");
     }
     if (!wh_tensor_is_dense(tensor)) {
-        return refuse(error, path, "a tensor that is not contiguous", "copy it first, or " USE_NATIVE);
+        return refuse(error, path, "copy it first, or " USE_NATIVE, "a tensor that is not contiguous");
     }
     return WHERRY_OK;
 }
@@ -77,19 +82,17 @@ static wherry_status add_tensor(wh_names *names, const wherry_tensor *tensor, co
     WH_TRY(check_tensor(tensor, path, error));
     if (!join(path, &text)) {
         wh_free(text.bytes);
-        return refuse(error, path, "a key that is not a string, or contains a zero byte", USE_NATIVE);
+        return refuse(error, path, USE_NATIVE, "a key that is not a string, or contains a zero byte");
     }
     size_t size = text.size;
     wh_named named = {wh_string_take(&text), size, tensor, path};
-    if (!named.name) {
-        return wh_fail_memory(error, "the names of tensors");
-    }
+    WH_TRY(wh_check_memory(named.name, error, "the names of tensors"));
     uint64_t hash = wh_hash(named.name, size, 0);
     if (wh_index_find(&names->index, hash, has_name, names, &named) != WH_INDEX_NONE ||
         strcmp(named.name, WH_SAFETENSORS_METADATA) == 0) {
         wh_free(named.name);
-        return refuse(error, path, "its keys, joined by dots, are the name of another value",
-                      "rename it, or " USE_NATIVE);
+        return refuse(error, path, "rename it, or " USE_NATIVE,
+                      "its keys, joined by dots, are the name of another value");
     }
     if (!WH_GROW(names->items, names->capacity, names->count) || !wh_index_add(&names->index, hash, names->count)) {
         wh_free(named.name);
@@ -120,7 +123,7 @@ static wherry_status add_metadata(wh_names *names, const wherry_value *state, si
     bool text = key && wherry_value_kind(key) == WHERRY_KIND_STRING && wherry_value_kind(value) == WHERRY_KIND_STRING &&
                 !has_zero(key) && !has_zero(value);
     if (!empty && !text) {
-        return refuse(error, path, "metadata that is not a dict of strings without zero bytes", USE_NATIVE);
+        return refuse(error, path, USE_NATIVE, "metadata that is not a dict of strings without zero bytes");
     }
     names->metadata = wherry_dict_get(state, WH_SAFETENSORS_METADATA);
     return WHERRY_OK;
@@ -150,9 +153,7 @@ static int compare_spans(const void *one, const void *other) {
 static wherry_status check_sharing(const wh_names *names, wherry_error *error) {
     span *spans = wh_alloc_array(names->count, sizeof(*spans));
     size_t count = 0;
-    if (!spans) {
-        return wh_fail_memory(error, "the names of tensors");
-    }
+    WH_TRY(wh_check_memory(spans, error, "the names of tensors"));
     for (size_t i = 0; i < names->count; i++) {
         const wherry_tensor *tensor = names->items[i].tensor;
         const void *data = wherry_storage_data(tensor->storage);
@@ -169,11 +170,8 @@ static wherry_status check_sharing(const wh_names *names, wherry_error *error) {
     wherry_status status = WHERRY_OK;
     for (size_t i = 1; i < count && status == WHERRY_OK; i++) {
         if (spans[i].storage == spans[i - 1].storage && spans[i].begin < spans[i - 1].end) {
-            wh_string what = {0};
-            wh_string_format(&what, "a tensor that shares memory with '%.100s'", spans[i - 1].named->name);
-            status = refuse(error, spans[i].named->path, what.bytes ? what.bytes : "a tensor that shares memory",
-                            "leave one of them out, or " USE_NATIVE);
-            wh_free(what.bytes);
+            status = refuse(error, spans[i].named->path, "leave one of them out, or " USE_NATIVE,
+                            "a tensor that shares memory with '%.100s'", spans[i - 1].named->name);
         }
     }
     wh_free(spans);
@@ -194,11 +192,8 @@ wherry_status wh_names_of(const wherry_value *state, wh_names *names, wherry_err
         } else if (tensor && wherry_path_count(path) > 0) {
             status = add_tensor(names, tensor, path, error);
         } else if (!empty_state) {
-            wh_string what = {0};
-            wh_string_format(&what, "a %s%s", wherry_kind_name(wherry_value_kind(leaf)),
-                             tensor ? " without a name" : "");
-            status = refuse(error, path, what.bytes ? what.bytes : "not a tensor", USE_NATIVE);
-            wh_free(what.bytes);
+            status = refuse(error, path, USE_NATIVE, "a %s%s", wherry_kind_name(wherry_value_kind(leaf)),
+                            tensor ? " without a name" : "");
         }
     }
     return status == WHERRY_OK ? check_sharing(names, error) : status;

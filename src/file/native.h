@@ -49,7 +49,7 @@ bool wh_native_place(const wherry_prepared *prepared, wh_native_header *header, 
 void wh_native_store(const wh_native_header *header, const void *manifest, uint8_t bytes[WH_NATIVE_HEADER]);
 
 /** Decodes the numbers of a header. */
-void wh_native_load(const uint8_t bytes[WH_NATIVE_HEADER], wh_native_header *header);
+wh_native_header wh_native_load(const uint8_t bytes[WH_NATIVE_HEADER]);
 
 /** The digest of a chunk of a mapped file. */
 wh_digest wh_native_digest(const wherry_prepared *prepared, const wh_layout *layout, const uint8_t *base,

@@ -74,8 +74,8 @@ static bool is_intact(const uint8_t bytes[WH_NATIVE_HEADER], const void *manifes
     return same;
 }
 
-void wh_native_load(const uint8_t bytes[WH_NATIVE_HEADER], wh_native_header *header) {
-    *header = (wh_native_header){
+wh_native_header wh_native_load(const uint8_t bytes[WH_NATIVE_HEADER]) {
+    return (wh_native_header){
         .version = wh_load_be32(bytes + 8),
         .flags = wh_load_be32(bytes + 12),
         .manifest_bytes = wh_load_be64(bytes + 16),
@@ -181,20 +181,20 @@ static wherry_status check_against_manifest(const wh_mapping *mapping, front *f,
 static wherry_status read_front(const wherry_file *file, const wh_mapping *mapping, front *f, wherry_error *error) {
     uint8_t bytes[WH_NATIVE_HEADER];
     WH_TRY(wh_mapping_read(mapping, 0, bytes, sizeof(bytes), error));
-    wh_native_load(bytes, &f->header);
-    wherry_status status = check_header(file, mapping, &f->header, error);
-    WH_THEN(status, wh_mapping_copy(mapping, WH_NATIVE_HEADER, f->header.manifest_bytes, &f->manifest, error));
-    if (status == WHERRY_OK && !is_intact(bytes, f->manifest, f->header.manifest_bytes)) {
-        status = wh_file_fail(error, WHERRY_CORRUPT, wh_spot_byte(mapping->path, WH_NATIVE_SUMMED),
-                              "the header or the manifest is damaged; get the file again");
+    f->header = wh_native_load(bytes);
+    WH_TRY(check_header(file, mapping, &f->header, error));
+    WH_TRY(wh_mapping_copy(mapping, WH_NATIVE_HEADER, f->header.manifest_bytes, &f->manifest, error));
+    if (!is_intact(bytes, f->manifest, f->header.manifest_bytes)) {
+        return wh_file_fail(error, WHERRY_CORRUPT, wh_spot_byte(mapping->path, WH_NATIVE_SUMMED),
+                            "the header or the manifest is damaged; get the file again");
     }
-    if (status == WHERRY_OK) {
-        status = wherry_manifest_decode(f->manifest, f->header.manifest_bytes, &file->limits, &f->prepared, error);
-        if (status != WHERRY_OK && error && error->offset != UINT64_MAX) {
-            error->offset += WH_NATIVE_HEADER;
-        }
+    wherry_status status =
+        wherry_manifest_decode(f->manifest, f->header.manifest_bytes, &file->limits, &f->prepared, error);
+    if (status != WHERRY_OK && error && error->offset != UINT64_MAX) {
+        error->offset += WH_NATIVE_HEADER;
     }
-    return status == WHERRY_OK ? check_against_manifest(mapping, f, error) : status;
+    WH_TRY(status);
+    return check_against_manifest(mapping, f, error);
 }
 
 /* ---- digests ---- */

@@ -114,10 +114,9 @@ static wherry_status lay_out(const wherry_value *state, const wherry_file_write_
 
 /** Writes the digest of each chunk after the manifest. */
 static wherry_status seal(const wh_layout *layout, wherry_error *error) {
-    wh_native_header header;
     const uint8_t *front = (const uint8_t *)layout->headers[0].bytes;
     uint8_t *base = layout->files[0].mapping->base;
-    wh_native_load(front, &header);
+    wh_native_header header = wh_native_load(front);
     if (header.chunks == 0) {
         return WHERRY_OK;
     }

@@ -161,9 +161,7 @@ wherry_status wh_mapping_read(const wh_mapping *mapping, uint64_t offset, void *
 wherry_status wh_mapping_copy(const wh_mapping *mapping, uint64_t offset, size_t size, char **bytes_p,
                               wherry_error *error) {
     char *bytes = wh_alloc(size + 1);
-    if (!bytes) {
-        return wh_fail_memory(error, "the header of a file");
-    }
+    WH_TRY(wh_check_memory(bytes, error, "the header of a file"));
     wherry_status status = wh_mapping_read(mapping, offset, bytes, size, error);
     if (status != WHERRY_OK) {
         wh_free(bytes);
@@ -239,10 +237,9 @@ static wherry_status bytes_open(wherry_file *file, wherry_error *error) {
     wh_mapping *mapping = file->mappings[0];
     int64_t shape[] = {(int64_t)mapping->size};
     wherry_tensor tensor = {.dtype = WHERRY_U8, .ndim = 1, .shape = shape};
-    wherry_status status = wh_mapping_map(mapping, file->access, error);
-    WH_THEN(status, wh_opened_tensor(mapping, 0, mapping->size, tensor, &file->state, error));
     file->summary.tensors = 1;
-    return status;
+    WH_TRY(wh_mapping_map(mapping, file->access, error));
+    return wh_opened_tensor(mapping, 0, mapping->size, tensor, &file->state, error);
 }
 
 static wherry_status bytes_accepts(const wherry_value *state, wherry_error *error) {
@@ -392,9 +389,7 @@ wherry_status wherry_file_open(const char *path, const wherry_file_open_options 
                        "options has a flag, a format or limits that this version does not know");
     }
     wherry_file *file = wh_alloc_zeroed(1, sizeof(*file));
-    if (!file) {
-        return wh_fail_memory(error, "a file");
-    }
+    WH_TRY(wh_check_memory(file, error, "a file"));
     file->limits = limits;
     file->access = chosen.flags & WHERRY_FILE_PRIVATE ? WH_ACCESS_PRIVATE : WH_ACCESS_READ;
     wherry_status status = wh_opened_add(file, path, error);
@@ -436,11 +431,10 @@ void wherry_file_summarize(const wherry_file *file, wherry_file_summary *summary
 }
 
 wherry_status wherry_file_check(const wherry_file *file, wherry_error *error) {
-    wherry_status status = WHERRY_OK;
-    for (size_t i = 0; i < file->mapping_count && status == WHERRY_OK; i++) {
-        status = check_unchanged(file->mappings[i], error);
+    for (size_t i = 0; i < file->mapping_count; i++) {
+        WH_TRY(check_unchanged(file->mappings[i], error));
     }
-    return status;
+    return WHERRY_OK;
 }
 
 wherry_status wherry_file_verify(const wherry_file *file, wherry_error *error) {
@@ -448,6 +442,6 @@ wherry_status wherry_file_verify(const wherry_file *file, wherry_error *error) {
         return wh_file_fail(error, WHERRY_UNSUPPORTED, wh_spot_file(file->mappings[0]->path),
                             "it has no digests to compare its bytes with");
     }
-    wherry_status status = wherry_file_check(file, error);
-    return status == WHERRY_OK ? file->verify(file, error) : status;
+    WH_TRY(wherry_file_check(file, error));
+    return file->verify(file, error);
 }

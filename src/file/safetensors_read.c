@@ -199,10 +199,10 @@ static wherry_status read_tensor(reading *r, const json_t *name, const json_t *a
     if (!json_is_object(about)) {
         return wh_file_fail(error, WHERRY_MALFORMED, spot_of(r, read.name, at), "its description is not a JSON object");
     }
-    wherry_status status = read_dtype(r, about, &read, at, error);
-    WH_THEN(status, read_shape(r, about, &read, at, error));
-    WH_THEN(status, read_offsets(r, about, &read, at, error));
-    return status == WHERRY_OK ? add_entry(r, &read, at, error) : status;
+    WH_TRY(read_dtype(r, about, &read, at, error));
+    WH_TRY(read_shape(r, about, &read, at, error));
+    WH_TRY(read_offsets(r, about, &read, at, error));
+    return add_entry(r, &read, at, error);
 }
 
 /* ---- all of them ---- */
@@ -247,9 +247,7 @@ static wherry_status check_layout(reading *r, entry **sorted, wherry_error *erro
 
 static wherry_status put_tensors(reading *r, wherry_error *error) {
     entry **sorted = wh_alloc_array(r->count, sizeof(*sorted));
-    if (!sorted) {
-        return wh_fail_memory(error, "the tensors of a file");
-    }
+    WH_TRY(wh_check_memory(sorted, error, "the tensors of a file"));
     wherry_status status = check_layout(r, sorted, error);
     wh_free(sorted);
     WH_THEN(status, wh_mapping_map(r->mapping, r->file->access, error));
@@ -361,16 +359,13 @@ wherry_status wh_safetensors_read(const wherry_file *file, wh_mapping *mapping, 
                                   wherry_value *metadata, uint64_t *header_bytes_p, wherry_error *error) {
     uint64_t length = 0;
     char *text = NULL;
-    wherry_status status = read_length(file, mapping, &length, error);
-    WH_THEN(status, wh_mapping_copy(mapping, WH_SAFETENSORS_LENGTH, (size_t)length, &text, error));
-    if (status != WHERRY_OK) {
-        return status;
-    }
+    WH_TRY(read_length(file, mapping, &length, error));
+    WH_TRY(wh_mapping_copy(mapping, WH_SAFETENSORS_LENGTH, (size_t)length, &text, error));
     reading r = {.file = file, .mapping = mapping, .tensors = tensors, .metadata = metadata};
     r.data = WH_SAFETENSORS_LENGTH + length;
     r.data_bytes = mapping->size - r.data;
     wh_json json = {mapping->path, WH_SAFETENSORS_LENGTH, text, (size_t)length, 0};
-    status = wh_json_members(&json, read_member, &r, error);
+    wherry_status status = wh_json_members(&json, read_member, &r, error);
     WH_THEN(status, wh_json_end(&json, error));
     wh_free(text);
     WH_THEN(status, put_tensors(&r, error));

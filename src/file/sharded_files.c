@@ -148,19 +148,19 @@ static wherry_status read_member(void *context, wh_json *json, const json_t *nam
 }
 
 static wherry_status read_index(reading *r, wh_json *json, wherry_error *error) {
-    wherry_status status = wh_json_members(json, read_member, r, error);
-    WH_THEN(status, wh_json_end(json, error));
-    if (status == WHERRY_OK && !r->has_map) {
-        status = wh_file_fail(error, WHERRY_MALFORMED, wh_spot_file(r->path), "it has no weight_map");
+    WH_TRY(wh_json_members(json, read_member, r, error));
+    WH_TRY(wh_json_end(json, error));
+    if (!r->has_map) {
+        return wh_file_fail(error, WHERRY_MALFORMED, wh_spot_file(r->path), "it has no weight_map");
     }
-    for (size_t i = 0; i < r->count && status == WHERRY_OK; i++) {
+    for (size_t i = 0; i < r->count; i++) {
         if (r->shards[i].used != wherry_dict_count(r->shards[i].tensors)) {
-            status = wh_file_fail(error, WHERRY_MALFORMED, wh_spot_file(r->path),
-                                  "the shard %.100s has %zu tensors, but the weight_map names %zu", r->shards[i].name,
-                                  wherry_dict_count(r->shards[i].tensors), r->shards[i].used);
+            return wh_file_fail(error, WHERRY_MALFORMED, wh_spot_file(r->path),
+                                "the shard %.100s has %zu tensors, but the weight_map names %zu", r->shards[i].name,
+                                wherry_dict_count(r->shards[i].tensors), r->shards[i].used);
         }
     }
-    return status;
+    return WHERRY_OK;
 }
 
 static wherry_status open_index(wherry_file *file, wherry_error *error) {
@@ -208,9 +208,7 @@ typedef struct split {
 
 static wherry_status split_shards(const wh_names *names, uint64_t most, split *split_p, wherry_error *error) {
     size_t *begins = wh_alloc_array(names->count + 2, sizeof(*begins));
-    if (!begins) {
-        return wh_fail_memory(error, "the shards of a file");
-    }
+    WH_TRY(wh_check_memory(begins, error, "the shards of a file"));
     uint64_t filled = 0;
     size_t count = 1;
     begins[0] = 0;
@@ -272,9 +270,7 @@ static wherry_status add_shards(const wh_names *names, const split *shards, wh_l
                                 wherry_error *error) {
     wherry_status status = WHERRY_OK;
     size_t *numbers = wh_safetensors_number(names, layout);
-    if (!numbers) {
-        return wh_fail_memory(error, "the shards of a file");
-    }
+    WH_TRY(wh_check_memory(numbers, error, "the shards of a file"));
     for (size_t s = 0; s < shards->count && status == WHERRY_OK; s++) {
         wh_string path = {0};
         append_shard_name(&path, layout->path, stem_size, s, shards->count);

@@ -51,9 +51,7 @@ bool wh_layout_add_file(wh_layout *layout, const char *path) {
     const char *name = slash ? slash + 1 : path;
     wh_string text = {0};
     wh_string_append(&text, path, (size_t)(name - path));
-    wh_string_append(&text, ".", 1);
-    wh_string_append(&text, name, strlen(name));
-    wh_string_append(&text, ".part", 5);
+    wh_string_format(&text, ".%s.part", name);
     wh_layout_file file = {.path = wh_copy_text(path, strlen(path)), .part = wh_string_take(&text)};
     if (!file.path || !file.part || !WH_GROW(layout->files, layout->file_capacity, layout->file_count)) {
         wh_free(file.path);
@@ -151,9 +149,7 @@ static wherry_status replace_dtensor(replacement *r, const wherry_dtensor *from,
 static wherry_status replace_sharded(replacement *r, const wherry_sharded *from, wherry_value **value_p,
                                      wherry_error *error) {
     wherry_shard *shards = wh_alloc_array(from->shard_count, sizeof(*shards));
-    if (!shards) {
-        return wh_fail_memory(error, "the shards of a sharded tensor");
-    }
+    WH_TRY(wh_check_memory(shards, error, "the shards of a sharded tensor"));
     wherry_status status = WHERRY_OK;
     uint32_t done = 0;
     while (done < from->shard_count && status == WHERRY_OK) {
@@ -293,14 +289,6 @@ static wherry_status open_part(const char *part, uint32_t mode, int *fd_p, uint6
     return result > 0 ? WHERRY_OK : status;
 }
 
-/** Truncates a part and gives it its final size. */
-static wherry_status clear_part(const wh_layout_file *file, int fd, wherry_error *error) {
-    if (file->size > INT64_MAX || ftruncate(fd, 0) != 0 || ftruncate(fd, (off_t)file->size) != 0) {
-        return wh_file_fail_errno(error, file->size > INT64_MAX ? EFBIG : errno, file->path, "cannot give it its size");
-    }
-    return WHERRY_OK;
-}
-
 /** Reserves disk space. A file system that cannot do it is used as it is. */
 static int reserve(int fd, uint64_t offset, uint64_t size) {
     int result = 0;
@@ -337,19 +325,6 @@ static int reserve_ranges(const wh_file_range *ranges, size_t count, size_t file
         end = to;
     }
     return result == 0 ? reserve(fd, begin, end - begin) : result;
-}
-
-/**
- * Reserves disk space for everything that will be written; bytes that no tensor covers get none.
- */
-static wherry_status reserve_file(const wh_layout *layout, size_t file, int fd, wherry_error *error) {
-    const wh_layout_file *about = layout->files + file;
-    const wh_file_range *ranges = layout->covered ? layout->covered : layout->ranges;
-    size_t count = layout->covered ? layout->covered_count : layout->range_count;
-    if (reserve_ranges(ranges, count, file, fd, about->size) != 0) {
-        return wh_file_fail_errno(error, errno, about->path, "cannot reserve disk space");
-    }
-    return WHERRY_OK;
 }
 
 static wherry_status write_all(const wh_mapping *mapping, uint64_t offset, const void *bytes, uint64_t size,
@@ -398,18 +373,6 @@ static bool has_headers(const wh_layout *layout, size_t file, const wh_mapping *
     return same;
 }
 
-static wherry_status write_headers(const wh_layout *layout, size_t file, const wh_mapping *mapping,
-                                   wherry_error *error) {
-    wherry_status status = WHERRY_OK;
-    for (size_t i = 0; i < layout->header_count && status == WHERRY_OK; i++) {
-        const wh_header *header = layout->headers + i;
-        if (header->file == file) {
-            status = write_all(mapping, header->offset, header->bytes, header->size, error);
-        }
-    }
-    return status;
-}
-
 /** Creates or resumes one file: locked, reserved, with its headers, mapped. */
 static wherry_status create_file(wh_layout *layout, size_t file, const wherry_file_write_options *options,
                                  wherry_error *error) {
@@ -427,16 +390,23 @@ static wherry_status create_file(wh_layout *layout, size_t file, const wherry_fi
     }
     about->resumed =
         (options->flags & WHERRY_FILE_RESUME) && size == about->size && has_headers(layout, file, about->mapping);
-    if (!about->resumed) {
-        status = clear_part(about, fd, error);
+    bool too_large = about->size > INT64_MAX;
+    if (!about->resumed && (too_large || ftruncate(fd, 0) != 0 || ftruncate(fd, (off_t)about->size) != 0)) {
+        return wh_file_fail_errno(error, too_large ? EFBIG : errno, about->path, "cannot give it its size");
     }
-    if (status == WHERRY_OK) { /* a resumed part too: its writer may have run out of space */
-        status = reserve_file(layout, file, fd, error);
+    /* Bytes that no tensor covers get no space. A resumed part may lack some: its writer failed. */
+    const wh_file_range *ranges = layout->covered ? layout->covered : layout->ranges;
+    size_t count = layout->covered ? layout->covered_count : layout->range_count;
+    if (reserve_ranges(ranges, count, file, fd, about->size) != 0) {
+        return wh_file_fail_errno(error, errno, about->path, "cannot reserve disk space");
     }
-    if (status == WHERRY_OK && !about->resumed) {
-        status = write_headers(layout, file, about->mapping, error);
+    for (size_t i = 0; i < layout->header_count && !about->resumed; i++) {
+        const wh_header *header = layout->headers + i;
+        if (header->file == file) {
+            WH_TRY(write_all(about->mapping, header->offset, header->bytes, header->size, error));
+        }
     }
-    return status == WHERRY_OK ? wh_mapping_map(about->mapping, WH_ACCESS_WRITE, error) : status;
+    return wh_mapping_map(about->mapping, WH_ACCESS_WRITE, error);
 }
 
 /* ---- copying a state in memory ---- */
@@ -559,9 +529,7 @@ void wherry_file_write_options_init(wherry_file_write_options *options) {
 static wherry_status make_target(wherry_file_writer *writer, const wherry_value *state, wherry_error *error) {
     const wh_layout *layout = &writer->layout;
     wh_mapping **mappings = wh_alloc_array(layout->file_count, sizeof(wh_mapping *));
-    if (!mappings) {
-        return wh_fail_memory(error, "the files of a state");
-    }
+    WH_TRY(wh_check_memory(mappings, error, "the files of a state"));
     for (size_t i = 0; i < layout->file_count; i++) {
         mappings[i] = layout->files[i].mapping;
     }
@@ -630,9 +598,7 @@ wherry_status wherry_file_writer_create(const char *path, const wherry_value *st
                        path);
     }
     wherry_file_writer *writer = wh_alloc_zeroed(1, sizeof(*writer));
-    if (!writer) {
-        return wh_fail_memory(error, "a file");
-    }
+    WH_TRY(wh_check_memory(writer, error, "a file"));
     writer->format = format;
     writer->options = chosen;
     wherry_status status = begin(writer, path, state, error);

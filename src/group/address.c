@@ -108,9 +108,7 @@ static bool read_number(span digits, uint32_t most, uint32_t *number_p) {
             return false;
         }
     }
-    if (digits.size) {
-        *number_p = (uint32_t)number;
-    }
+    *number_p = (uint32_t)number;
     return digits.size > 0;
 }
 
@@ -206,10 +204,8 @@ static bool is_name(span host) {
 
 static wherry_status add_endpoint(parser *p, span host, uint16_t port) {
     wh_group_address *address = &p->address;
-    if (!WH_GROW(address->meeting, p->capacity, address->meeting_count)) {
-        return no_memory(p);
-    }
-    char *copy = wh_copy_text(host.text, host.size);
+    bool room = WH_GROW(address->meeting, p->capacity, address->meeting_count);
+    char *copy = room ? wh_copy_text(host.text, host.size) : NULL;
     if (!copy) {
         return no_memory(p);
     }
@@ -259,17 +255,14 @@ static wherry_status parse_endpoints(parser *p, span list, bool zero) {
         more = split(&list, ',', &endpoint);
         span host = {"", 0};
         span digits = {"", 0};
-        wherry_status status = split_endpoint(p, endpoint, &host, &digits);
+        WH_TRY(split_endpoint(p, endpoint, &host, &digits));
         uint16_t port = 0;
         bool chosen = zero && read_number(digits, 0, &number);
-        if (status == WHERRY_OK && !chosen && !read_port(digits, &port)) {
-            status = refuse(p, "%s has the port '%s', which is not a whole number from 1 to 65535", p->where,
-                            show(digits).text);
+        if (!chosen && !read_port(digits, &port)) {
+            return refuse(p, "%s has the port '%s', which is not a whole number from 1 to 65535", p->where,
+                          show(digits).text);
         }
-        WH_THEN(status, add_endpoint(p, host, port));
-        if (status != WHERRY_OK) {
-            return status;
-        }
+        WH_TRY(add_endpoint(p, host, port));
     }
     return WHERRY_OK;
 }
@@ -311,34 +304,29 @@ static wherry_status decode(const parser *p, span escaped, char **text_p) {
     return WHERRY_OK;
 }
 
-/** Parses one KEY=VALUE. */
-static wherry_status parse_pair(parser *p, span pair, int keys) {
-    span key;
-    span value = pair;
-    if (!split(&value, '=', &key) || value.size == 0) {
-        return refuse(p, "the address has '%s' after '?', which is not KEY=VALUE", show(pair).text);
-    }
-    int i = 0;
-    while (i < keys && (strlen(key_names[i]) != key.size || memcmp(key_names[i], key.text, key.size) != 0)) {
-        i++;
-    }
-    if (i == keys) {
-        return refuse(p, "the address has the unknown key '%s'; it may have %s", show(key).text,
-                      keys == KEYS ? "rank, size, job and shortcut" : "job and shortcut");
-    }
-    if (p->values[i]) {
-        return refuse(p, "the address has the key '%s' twice", key_names[i]);
-    }
-    return decode(p, value, &p->values[i]);
-}
-
-/** Parses what follows '?'. @param keys  how many of the keys are allowed. */
+/** Parses KEY=VALUE&KEY=VALUE... after '?'. @param keys  how many of the keys are allowed. */
 static wherry_status parse_query(parser *p, span query, int keys) {
     bool more = query.size > 0;
     while (more) {
         span pair;
+        span key;
         more = split(&query, '&', &pair);
-        WH_TRY(parse_pair(p, pair, keys));
+        span value = pair;
+        if (!split(&value, '=', &key) || value.size == 0) {
+            return refuse(p, "the address has '%s' after '?', which is not KEY=VALUE", show(pair).text);
+        }
+        int i = 0;
+        while (i < keys && (strlen(key_names[i]) != key.size || memcmp(key_names[i], key.text, key.size) != 0)) {
+            i++;
+        }
+        if (i == keys) {
+            return refuse(p, "the address has the unknown key '%s'; it may have %s", show(key).text,
+                          keys == KEYS ? "rank, size, job and shortcut" : "job and shortcut");
+        }
+        if (p->values[i]) {
+            return refuse(p, "the address has the key '%s' twice", key_names[i]);
+        }
+        WH_TRY(decode(p, value, &p->values[i]));
     }
     return WHERRY_OK;
 }
@@ -360,9 +348,9 @@ static wherry_status parse_membership(parser *p, span query) {
             return refuse(p, "the address has no %s", key_names[key]);
         }
     }
-    wherry_status status = take_rank(p, "rank", p->values[KEY_RANK], "size", p->values[KEY_SIZE]);
-    WH_THEN(status, take_shortcut(p));
-    return status == WHERRY_OK ? take_job(p, p->values[KEY_JOB] ? p->values[KEY_JOB] : "") : status;
+    WH_TRY(take_rank(p, "rank", p->values[KEY_RANK], "size", p->values[KEY_SIZE]));
+    WH_TRY(take_shortcut(p));
+    return take_job(p, p->values[KEY_JOB] ? p->values[KEY_JOB] : "");
 }
 
 static wherry_status parse_tcp(parser *p, span body) {
@@ -370,8 +358,8 @@ static wherry_status parse_tcp(parser *p, span body) {
     span query = body;
     split(&query, '?', &list);
     p->address.kind = WH_ADDRESS_TCP;
-    wherry_status status = parse_endpoints(p, list, true);
-    return status == WHERRY_OK ? parse_membership(p, query) : status;
+    WH_TRY(parse_endpoints(p, list, true));
+    return parse_membership(p, query);
 }
 
 static wherry_status parse_unix(parser *p, span body) {
@@ -382,10 +370,7 @@ static wherry_status parse_unix(parser *p, span body) {
     if (path.size == 0 || path.text[0] != '/') {
         return refuse(p, "the address has the path '%s', which does not begin with '/'", show(path).text);
     }
-    wherry_status status = decode(p, path, &p->address.path);
-    if (!p->address.path) {
-        return status;
-    }
+    WH_TRY(decode(p, path, &p->address.path));
     size_t size = strlen(p->address.path);
     if (p->address.path[size - 1] == '/') {
         return refuse(p, "the address has the path '%s', which names a directory", show(path).text);
@@ -547,29 +532,26 @@ static wherry_status ask_port(const parser *p, const char *name, uint16_t *port_
 /** The points of WHERRY_RENDEZVOUS. None of them may be torch's own. */
 static wherry_status take_rendezvous(parser *p, const char *list) {
     p->where = "WHERRY_RENDEZVOUS";
-    wherry_status status = parse_endpoints(p, span_of(list), false);
+    WH_TRY(parse_endpoints(p, span_of(list), false));
     const char *master = variable(p, "MASTER_ADDR");
-    for (size_t i = 0; status == WHERRY_OK && master && i < p->address.meeting_count; i++) {
+    for (size_t i = 0; master && i < p->address.meeting_count; i++) {
         const wh_endpoint *point = &p->address.meeting[i];
         if (strcmp(point->host, master) == 0 && variable_is(p, "MASTER_PORT", point->port)) {
-            status = refuse(p,
-                            "WHERRY_RENDEZVOUS has MASTER_ADDR with MASTER_PORT, %" PRIu16
-                            ", which belongs to torch: choose another port",
-                            point->port);
+            return refuse(p,
+                          "WHERRY_RENDEZVOUS has MASTER_ADDR with MASTER_PORT, %" PRIu16
+                          ", which belongs to torch: choose another port",
+                          point->port);
         }
     }
-    return status;
+    return WHERRY_OK;
 }
 
 /** MASTER_ADDR, with another port than torch's. */
 static wherry_status take_master(parser *p, const char *host) {
     uint16_t ours = 0;
     uint16_t torch = 0;
-    wherry_status status = ask_port(p, "WHERRY_PORT", &ours);
-    WH_THEN(status, ask_port(p, "MASTER_PORT", &torch));
-    if (status != WHERRY_OK) {
-        return status;
-    }
+    WH_TRY(ask_port(p, "WHERRY_PORT", &ours));
+    WH_TRY(ask_port(p, "MASTER_PORT", &torch));
     span name = span_of(host);
     if (name.size > 2 && name.text[0] == '[' && name.text[name.size - 1] == ']') {
         name = (span){name.text + 1, name.size - 2};
@@ -657,11 +639,11 @@ static wherry_status parse_environment(parser *p, span body) {
         return refuse(p, "the address has '%s' after env://; only ?job=ID and shortcut=0 may follow",
                       show(before).text);
     }
-    wherry_status status = parse_query(p, query, KEY_SHORTCUT + 1);
-    WH_THEN(status, take_shortcut(p));
-    WH_THEN(status, ask_rank(p));
-    WH_THEN(status, ask_job(p));
-    return status == WHERRY_OK ? ask_meeting(p) : status;
+    WH_TRY(parse_query(p, query, KEY_SHORTCUT + 1));
+    WH_TRY(take_shortcut(p));
+    WH_TRY(ask_rank(p));
+    WH_TRY(ask_job(p));
+    return ask_meeting(p);
 }
 
 /** Chooses the form by the scheme. */

@@ -73,10 +73,6 @@ static uint8_t *put_text(uint8_t *at, const char *text) {
     return put_bytes(put(at, 2, size), text, size);
 }
 
-static void put_header(uint8_t header[HEADER], frame_type type, size_t size) {
-    put(put(header, 4, size), 1, type);
-}
-
 /** @return the size of the frame. */
 static size_t encode_hello(const wh_hello_fields *own, uint8_t frame[OWN_HELLO_MAX]) {
     uint8_t *at = put_bytes(frame + HEADER, magic, sizeof(magic));
@@ -93,7 +89,7 @@ static size_t encode_hello(const wh_hello_fields *own, uint8_t frame[OWN_HELLO_M
     at = put_text(at, own->address);
     size_t size = (size_t)(at - frame);
     assert(size <= OWN_HELLO_MAX);
-    put_header(frame, FRAME_HELLO, size - HEADER);
+    put(put(frame, 4, size - HEADER), 1, FRAME_HELLO);
     return size;
 }
 
@@ -171,28 +167,22 @@ static wherry_status decode_hello(const uint8_t *body, size_t size, wh_hello_fie
     wh_cursor rest = wh_cursor_over(body, size);
     wh_hello_fields peer = {0};
     bool newer = false;
-    wherry_status status = take_version(&rest, &peer, &newer, error);
-    WH_THEN(status, take_numbers(&rest, &peer, error));
-    WH_THEN(status, take_text(&rest, "a job id", peer.job, error));
-    WH_THEN(status, take_text(&rest, "an address", peer.address, error));
-    if (status == WHERRY_OK && rest.left > 0 && !newer) {
-        status = wh_fail(error, WHERRY_TRAILING_BYTES, "the peer's HELLO has %zu bytes too many", rest.left);
+    WH_TRY(take_version(&rest, &peer, &newer, error));
+    WH_TRY(take_numbers(&rest, &peer, error));
+    WH_TRY(take_text(&rest, "a job id", peer.job, error));
+    WH_TRY(take_text(&rest, "an address", peer.address, error));
+    if (rest.left > 0 && !newer) {
+        return wh_fail(error, WHERRY_TRAILING_BYTES, "the peer's HELLO has %zu bytes too many", rest.left);
     }
-    if (status == WHERRY_OK) {
-        *peer_p = peer;
-    }
-    return status;
+    *peer_p = peer;
+    return WHERRY_OK;
 }
 
 /* ---- the machine ---- */
 
 static void put_frame(wh_hello *hello, frame_type type, const void *body, size_t size) {
-    uint8_t *at = hello->output + hello->output_size;
     assert(HEADER + size <= sizeof(hello->output) - hello->output_size);
-    put_header(at, type, size);
-    if (size > 0) {
-        memcpy(at + HEADER, body, size);
-    }
+    put_bytes(put(put(hello->output + hello->output_size, 4, size), 1, type), body, size);
     hello->output_size += HEADER + size;
 }
 
@@ -224,24 +214,6 @@ static wherry_status refuse(wh_hello *hello, wh_refusal refusal, wherry_status s
     return status;
 }
 
-static wherry_status compare_methods(wh_hello *hello, wherry_error *error) {
-    uint8_t own = hello->own.method;
-    uint8_t peer = hello->peer.method;
-    if (own == peer) {
-        return WHERRY_OK;
-    }
-    if (peer == WH_HELLO_METHOD_NONE) {
-        wh_fail(error, WHERRY_BAD_SECRET, "this side has a secret and the peer has none; give both the same");
-    } else if (own == WH_HELLO_METHOD_NONE) {
-        wh_fail(error, WHERRY_BAD_SECRET, "the peer has a secret and this side has none; give both the same");
-    } else {
-        wh_fail(error, WHERRY_BAD_SECRET,
-                "the peer proves its secret by the unknown method %u; use the same version of Wherry on both sides",
-                peer);
-    }
-    return refuse(hello, WH_REFUSAL_SECRET, WHERRY_BAD_SECRET);
-}
-
 /** Checks that the two HELLOs fit together. */
 static wherry_status compare(wh_hello *hello, wherry_error *error) {
     const wh_hello_fields *own = &hello->own;
@@ -270,7 +242,19 @@ static wherry_status compare(wh_hello *hello, wherry_error *error) {
     if (hello->dialled && peer->purpose != WH_HELLO_CONTROL) {
         return wh_fail(error, WHERRY_MALFORMED, "the peer was dialled, but says what the connection is for");
     }
-    return compare_methods(hello, error);
+    if (own->method == peer->method) {
+        return WHERRY_OK;
+    }
+    if (own->method != WH_HELLO_METHOD_NONE && peer->method != WH_HELLO_METHOD_NONE) {
+        wh_fail(error, WHERRY_BAD_SECRET,
+                "the peer proves its secret by the unknown method %u; use the same version of Wherry on both sides",
+                peer->method);
+    } else {
+        bool ours = peer->method == WH_HELLO_METHOD_NONE;
+        wh_fail(error, WHERRY_BAD_SECRET, "%s has a secret and %s has none; give both the same",
+                ours ? "this side" : "the peer", ours ? "the peer" : "this side");
+    }
+    return refuse(hello, WH_REFUSAL_SECRET, WHERRY_BAD_SECRET);
 }
 
 /**
@@ -298,10 +282,8 @@ static wherry_status on_hello(wh_hello *hello, const uint8_t *body, size_t size,
     if (status == WHERRY_BAD_VERSION) {
         return refuse(hello, WH_REFUSAL_VERSION, status);
     }
-    WH_THEN(status, compare(hello, error));
-    if (status != WHERRY_OK) {
-        return status;
-    }
+    WH_TRY(status);
+    WH_TRY(compare(hello, error));
     uint8_t own[MAC] = {0};
     if (proof_size(hello) > 0 && (!prove(hello, false, own) || !prove(hello, true, hello->proof))) {
         return wh_fail(error, WHERRY_INTERNAL, "libcrypto cannot compute HMAC-SHA-256; check its configuration");
@@ -317,8 +299,8 @@ static wherry_status on_proof(wh_hello *hello, const uint8_t *body, size_t size,
                        proof_size(hello));
     }
     if (CRYPTO_memcmp(body, hello->proof, size) != 0) {
-        wh_fail(error, WHERRY_BAD_SECRET, "the peer has a different secret; give both sides the same");
-        return refuse(hello, WH_REFUSAL_SECRET, WHERRY_BAD_SECRET);
+        return refuse(hello, WH_REFUSAL_SECRET,
+                      wh_fail(error, WHERRY_BAD_SECRET, "the peer has a different secret; give both sides the same"));
     }
     hello->proven = true;
     wh_refusal refusal = hello->admit ? hello->admit(hello->context, &hello->peer, &hello->newer) : WH_REFUSAL_NONE;
@@ -329,14 +311,6 @@ static wherry_status on_proof(wh_hello *hello, const uint8_t *body, size_t size,
     }
     put_frame(hello, FRAME_ACCEPT, "", 0);
     hello->expected = FRAME_ACCEPT;
-    return WHERRY_OK;
-}
-
-static wherry_status on_accept(wh_hello *hello, size_t size, wherry_error *error) {
-    if (size > 0) {
-        return wh_fail(error, WHERRY_TRAILING_BYTES, "the peer's ACCEPT has %zu bytes too many", size);
-    }
-    hello->state = WH_HELLO_DONE;
     return WHERRY_OK;
 }
 
@@ -393,7 +367,11 @@ static wherry_status on_frame(wh_hello *hello, wherry_error *error) {
     case FRAME_PROOF:
         return on_proof(hello, body, size, error);
     case FRAME_ACCEPT:
-        return on_accept(hello, size, error);
+        if (size > 0) {
+            return wh_fail(error, WHERRY_TRAILING_BYTES, "the peer's ACCEPT has %zu bytes too many", size);
+        }
+        hello->state = WH_HELLO_DONE;
+        return WHERRY_OK;
     case FRAME_REFUSE:
         return on_refuse(hello, body, size, error);
     }
@@ -500,11 +478,8 @@ static wherry_status set_up(wh_hello *hello, const wh_hello_config *config, wher
     own->rank = config->rank;
     own->size = config->size;
     own->incarnation = config->incarnation;
-    wherry_status status = own_text(config->job, "job id", own->job, error);
-    WH_THEN(status, own_text(config->address, "address", own->address, error));
-    if (status != WHERRY_OK) {
-        return status;
-    }
+    WH_TRY(own_text(config->job, "job id", own->job, error));
+    WH_TRY(own_text(config->address, "address", own->address, error));
     if (RAND_bytes(own->nonce, sizeof(own->nonce)) != 1) {
         return wh_fail(error, WHERRY_SYSTEM, "libcrypto has no random numbers; check its configuration");
     }
@@ -517,9 +492,7 @@ wherry_status wh_hello_create(const wh_hello_config *config, bool dialled, wh_he
     WH_TRY(check_config(config, error));
     size_t secret_size = config->secret ? config->secret_size : 0;
     wh_hello *hello = wh_alloc_zeroed(1, sizeof(*hello) + secret_size);
-    if (!hello) {
-        return wh_fail_memory(error, "a connection's first frames");
-    }
+    WH_TRY(wh_check_memory(hello, error, "a connection's first frames"));
     hello->dialled = dialled;
     hello->expected = FRAME_HELLO;
     hello->admit = config->admit;

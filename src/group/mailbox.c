@@ -101,12 +101,6 @@ void wh_mailbox_set_pump(wh_mailbox *mailbox, wh_group *group) {
 
 /* ---- queues: the lock is held ---- */
 
-static void append(queue *to, queued *item) {
-    item->next = NULL;
-    *to->last = item;
-    to->last = &item->next;
-}
-
 /** Removes an item from its queue; *at points to it. */
 static queued *unlink_item(wh_mailbox *mailbox, queue *from, queued **at) {
     queued *item = *at;
@@ -350,9 +344,7 @@ static void serve_old(wh_mailbox *mailbox, service *by) {
 wherry_status wh_service_open(wh_group *group, uint64_t tag, wh_service_fn fn, void *context, wherry_error *error) {
     wh_mailbox *mailbox = group->mailbox;
     service *added = wh_alloc(sizeof(*added));
-    if (!added) {
-        return wh_fail_memory(error, "a service");
-    }
+    WH_TRY(wh_check_memory(added, error, "a service"));
     *added = (service){.tag = tag, .fn = fn, .context = context};
     pthread_mutex_lock(&mailbox->lock);
     bool taken = find_service(mailbox, tag) != NULL;
@@ -407,7 +399,9 @@ static void deliver_to(wh_mailbox *mailbox, wh_inbox *inbox, queued *item) {
     if (item->message.kind == WH_MESSAGE_BYTES) {
         mailbox->ranks[item->message.rank].bytes += item->message.size;
     }
-    append(inbox ? &inbox->messages : &mailbox->messages, item);
+    queue *to = inbox ? &inbox->messages : &mailbox->messages;
+    *to->last = item;
+    to->last = &item->next;
     wake(mailbox, inbox ? &inbox->changed : &mailbox->changed);
 }
 
@@ -430,9 +424,7 @@ static void deliver(wh_mailbox *mailbox, queued *item) {
 
 wherry_status wh_mailbox_put(wh_mailbox *mailbox, const wh_message *message, wherry_error *error) {
     queued *item = wh_alloc(sizeof(*item));
-    if (!item) {
-        return wh_fail_memory(error, "a message");
-    }
+    WH_TRY(wh_check_memory(item, error, "a message"));
     *item = (queued){NULL, *message};
     wherry_status status = WHERRY_OK;
     pthread_mutex_lock(&mailbox->lock);
@@ -453,9 +445,7 @@ wherry_status wh_mailbox_put(wh_mailbox *mailbox, const wh_message *message, whe
 wherry_status wh_mailbox_put_copy(wh_mailbox *mailbox, int32_t rank, uint64_t incarnation, uint64_t tag,
                                   const void *bytes, size_t size, wherry_error *error) {
     wh_message message = {WH_MESSAGE_BYTES, rank, incarnation, tag, wh_copy_text(bytes, size), size, -1};
-    if (!message.bytes) {
-        return wh_fail_memory(error, "a message");
-    }
+    WH_TRY(wh_check_memory(message.bytes, error, "a message"));
     wherry_status status = wh_mailbox_put(mailbox, &message, error);
     if (status != WHERRY_OK) {
         wh_message_clear(&message);
@@ -522,9 +512,7 @@ wherry_status wh_inbox_open(wh_group *group, uint64_t tag, wh_inbox **inbox_p, w
     wh_mailbox *mailbox = group->mailbox;
     size_t size = (size_t)mailbox->size;
     wh_inbox *inbox = wh_alloc_zeroed(1, sizeof(*inbox) + size * sizeof(*inbox->seen));
-    if (!inbox) {
-        return wh_fail_memory(error, "a conversation");
-    }
+    WH_TRY(wh_check_memory(inbox, error, "a conversation"));
     inbox->mailbox = mailbox;
     inbox->tag = tag;
     inbox->messages.last = &inbox->messages.first;
@@ -577,9 +565,21 @@ bool wh_mailbox_has_inbox(wh_mailbox *mailbox, uint64_t tag) {
     return found;
 }
 
-/** Makes a message of a loss that the inbox has not seen. Without memory, it has no reason. */
-static void take_loss(wh_inbox *inbox, wh_message *message_p) {
-    const wh_mailbox *mailbox = inbox->mailbox;
+/**
+ * The lock is held. Losses come behind messages. If the group is closed they are not reported: it
+ * was this process that left, and wh_inbox_take says so. Without memory, a loss has no reason.
+ */
+static bool take_now(wh_inbox *inbox, wh_message *message_p) {
+    wh_mailbox *mailbox = inbox->mailbox;
+    if (inbox->messages.first) {
+        queued *item = unlink_item(mailbox, &inbox->messages, &inbox->messages.first);
+        *message_p = item->message;
+        wh_free(item);
+        return true;
+    }
+    if (mailbox->closed || inbox->losses_seen == mailbox->losses) {
+        return false;
+    }
     int32_t rank = 0;
     while (inbox->seen[rank] == mailbox->ranks[rank].losses) {
         rank++;
@@ -590,24 +590,7 @@ static void take_loss(wh_inbox *inbox, wh_message *message_p) {
     size_t size = strlen(state->reason);
     char *reason = wh_copy_text(state->reason, size);
     *message_p = (wh_message){WH_MESSAGE_LOST, rank, state->last_lost, inbox->tag, reason, reason ? size : 0, -1};
-}
-
-/**
- * The lock is held. Losses come behind messages. If the group is closed they are not reported: it
- * was this process that left, and wh_inbox_take says so.
- */
-static bool take_now(wh_inbox *inbox, wh_message *message_p) {
-    if (inbox->messages.first) {
-        queued *item = unlink_item(inbox->mailbox, &inbox->messages, &inbox->messages.first);
-        *message_p = item->message;
-        wh_free(item);
-        return true;
-    }
-    if (!inbox->mailbox->closed && inbox->losses_seen != inbox->mailbox->losses) {
-        take_loss(inbox, message_p);
-        return true;
-    }
-    return false;
+    return true;
 }
 
 wherry_status wh_inbox_take(wh_inbox *inbox, wh_deadline deadline, wh_message *message_p, wherry_error *error) {

@@ -210,9 +210,7 @@ static wherry_status send_piece(wh_ucx_worker *worker, wh_ucx_outgoing *slot, bo
         return WHERRY_OK;
     } else {
         from = slot->packed = take_scratch(worker->link);
-        if (!from) {
-            return wh_fail_memory(error, "a piece");
-        }
+        WH_TRY(wh_check_memory(from, error, "a piece"));
         wh_run_cursor_pack(&source->cursor, slot->packed, bytes);
     }
     wh_ucx_header header = {
@@ -479,27 +477,21 @@ static wh_ucx_arriving *last_arriving(wh_ucx_receiver *receiver) {
     return receiver->arriving_count ? arriving_at(receiver, receiver->arriving_count - 1) : NULL;
 }
 
-/** There is room: every chunk before it has a piece in a slot, and one slot is free. */
-static wherry_status open_chunk(wh_ucx_worker *worker, const wh_sink *sink, uint64_t chunk, wherry_error *error) {
-    wh_ucx_receiver *receiver = worker->receiver;
-    wh_ucx_arriving *arriving = arriving_at(receiver, receiver->arriving_count);
-    wherry_status status = sink->open(sink->context, chunk, &arriving->landing, error);
-    if (status != WHERRY_OK) {
-        return wh_site_blame(worker->end->site, status, error);
-    }
-    arriving->begun = arriving->landed = 0;
-    receiver->arriving_count++;
-    receiver->cursor = wh_run_cursor_at(&arriving->landing.segments);
-    return WHERRY_OK;
-}
-
 /** Checks that a piece is the next one of its chunk. Opens the chunk if it is the first. */
 static wherry_status check_piece(wh_ucx_worker *worker, const wh_sink *sink, const wh_ucx_announced *piece,
                                  wherry_error *error) {
-    const wh_ucx_arriving *last = last_arriving(worker->receiver);
+    wh_ucx_receiver *receiver = worker->receiver;
+    wh_ucx_arriving *last = last_arriving(receiver);
     if (!last || last->begun == last->landing.segments.bytes) {
-        WH_TRY(open_chunk(worker, sink, piece->header.chunk, error));
-        last = last_arriving(worker->receiver);
+        /* There is room: every chunk before it has a piece in a slot, and one slot is free. */
+        last = arriving_at(receiver, receiver->arriving_count);
+        wherry_status status = sink->open(sink->context, piece->header.chunk, &last->landing, error);
+        if (status != WHERRY_OK) {
+            return wh_site_blame(worker->end->site, status, error);
+        }
+        last->begun = last->landed = 0;
+        receiver->arriving_count++;
+        receiver->cursor = wh_run_cursor_at(&last->landing.segments);
     }
     const char *wrong =
         last->landing.chunk == piece->header.chunk
@@ -521,9 +513,7 @@ static wherry_status begin_piece(wh_ucx_worker *worker, const wh_sink *sink, whe
     slot->digest = piece->header.digest;
     slot->direct = cursor->at->iov_base && wh_run_cursor_left(cursor) >= piece->bytes;
     slot->to = slot->direct ? wh_run_cursor_here(cursor) : take_scratch(worker->link);
-    if (!slot->to) {
-        return wh_fail_memory(error, "a piece");
-    }
+    WH_TRY(wh_check_memory(slot->to, error, "a piece"));
     wh_run_cursor_advance(cursor, piece->bytes);
     slot->chunk->begun += piece->bytes;
     receiver->queue_first = (receiver->queue_first + 1) % WH_UCX_QUEUE;
@@ -643,36 +633,22 @@ static wherry_status send_ended(wh_ucx_worker *worker, wherry_error *error) {
     return status;
 }
 
-static void drop_queue(wh_ucx_worker *worker) {
-    wh_ucx_receiver *receiver = worker->receiver;
-    for (; receiver->queue_count; receiver->queue_count--) {
-        worker->link->ucx->ucp_am_data_release(worker->link->worker, receiver->queue[receiver->queue_first].data);
-        receiver->queue_first = (receiver->queue_first + 1) % WH_UCX_QUEUE;
-    }
-}
-
 static wherry_status ucx_pull(wh_lane_end *base, uint32_t number, const wh_sink *sink, wherry_error *error) {
     wh_ucx_worker *worker = ((wh_ucx_end *)(void *)base)->workers + number;
+    wh_ucx_receiver *receiver = worker->receiver;
     WH_TRY(begin_round(worker, sink->verify, error));
     wh_ucx_enter();
-    worker->receiver->closed = 0;
+    receiver->closed = 0;
     wherry_status status = receive_chunks(worker, sink, error);
     WH_THEN(status, send_ended(worker, error));
-    if (status != WHERRY_OK) {
-        drop_queue(worker);
+    for (; status != WHERRY_OK && receiver->queue_count; receiver->queue_count--) {
+        worker->link->ucx->ucp_am_data_release(worker->link->worker, receiver->queue[receiver->queue_first].data);
+        receiver->queue_first = (receiver->queue_first + 1) % WH_UCX_QUEUE;
     }
     return end_share(worker, status);
 }
 
 /* ---- ends ---- */
-
-static void destroy_receiver(wh_ucx_receiver *receiver) {
-    for (size_t i = 0; receiver && i < WH_UCX_SLOTS + 1; i++) {
-        wh_landing_destroy(&receiver->arriving[i].landing);
-    }
-    wh_free(receiver ? receiver->hello : NULL);
-    wh_free(receiver);
-}
 
 static void ucx_close(wh_lane_end *base) {
     wh_ucx_end *end = (void *)base;
@@ -680,12 +656,15 @@ static void ucx_close(wh_lane_end *base) {
         wh_ucx_worker *worker = end->workers + i;
         wh_ucx_link_give(worker->link);
         wh_digester_destroy(worker->digester);
-        if (!end->is_source) {
-            destroy_receiver(worker->receiver);
-        } else if (worker->source) {
+        if (end->is_source && worker->source) {
             wh_segments_destroy(&worker->source->segments);
-            wh_free(worker->source);
+        } else if (worker->receiver) {
+            for (size_t k = 0; k < WH_UCX_SLOTS + 1; k++) {
+                wh_landing_destroy(&worker->receiver->arriving[k].landing);
+            }
+            wh_free(worker->receiver->hello);
         }
+        wh_free(worker->source); /* or the receiver: it is a union */
     }
     wh_free(end);
 }
@@ -697,15 +676,11 @@ static wherry_status open_worker(wh_ucx_worker *worker, const uint8_t *peer_id, 
     } else {
         worker->receiver = wh_alloc_zeroed(1, sizeof(*worker->receiver));
     }
-    if (peer_id ? !worker->source : !worker->receiver) {
-        return wh_fail_memory(error, "a lane");
-    }
-    wherry_status status = wh_ucx_link_take(peer_id, long_segments, &worker->link, error);
-    if (status == WHERRY_OK) {
-        worker->link->message = peer_id ? source_message : wh_ucx_receiver_message;
-        worker->link->message_context = worker;
-    }
-    return status;
+    WH_TRY(wh_check_memory(peer_id ? (void *)worker->source : worker->receiver, error, "a lane"));
+    WH_TRY(wh_ucx_link_take(peer_id, long_segments, &worker->link, error));
+    worker->link->message = peer_id ? source_message : wh_ucx_receiver_message;
+    worker->link->message_context = worker;
+    return WHERRY_OK;
 }
 
 /**
@@ -716,9 +691,7 @@ static wherry_status open_end(const wh_lane_site *site, const wh_ucx_request *re
                               wherry_error *error) {
     wh_ucx_end *end = wh_alloc_zeroed(1, sizeof(*end));
     wherry_status status = WHERRY_OK;
-    if (!end) {
-        return wh_fail_memory(error, "a lane");
-    }
+    WH_TRY(wh_check_memory(end, error, "a lane"));
     end->base.workers = request->workers;
     end->site = site;
     end->is_source = request->addresses[0].id;
@@ -779,16 +752,11 @@ static wherry_status ucx_probe(const wh_lane_site *site, const void *offer, size
     wh_ucx_offer peer;
     wh_ucx_end *end;
     *assist_p = false;
-    wherry_status status = wh_ucx_offer_read(offer, size, site->peer, &peer, error);
-    if (status == WHERRY_OK) {
-        wh_ucx_request wanted = {.workers = (uint32_t)wh_min(own.workers, peer.workers),
-                                 .long_segments = own.long_segments && peer.long_segments};
-        status = open_end(site, &wanted, &end, error);
-    }
-    if (status != WHERRY_OK) {
-        return status;
-    }
-    status = write_request(end, request, error);
+    WH_TRY(wh_ucx_offer_read(offer, size, site->peer, &peer, error));
+    wh_ucx_request wanted = {.workers = (uint32_t)wh_min(own.workers, peer.workers),
+                             .long_segments = own.long_segments && peer.long_segments};
+    WH_TRY(open_end(site, &wanted, &end, error));
+    wherry_status status = write_request(end, request, error);
     if (status != WHERRY_OK) {
         ucx_close(&end->base);
         return status;

@@ -51,14 +51,6 @@ static int take_line(const char *file, unsigned line, const char *function, int 
     return STOP;
 }
 
-static void install_log_handler(void *handle) {
-    void (*push)(int (*)(const char *, unsigned, const char *, int, const void *, const char *, va_list));
-    *(void **)&push = dlsym(handle, "ucs_log_push_handler");
-    if (push) {
-        push(take_line);
-    }
-}
-
 /* ---- signals ---- */
 
 /**
@@ -69,12 +61,6 @@ typedef struct signals {
     struct sigaction before[_NSIG];
     bool kept[_NSIG];
 } signals;
-
-static void remember_signals(signals *all) {
-    for (int number = 1; number < _NSIG; number++) {
-        all->kept[number] = sigaction(number, NULL, all->before + number) == 0;
-    }
-}
 
 /**
  * Restores only what is now a handler inside UCX: another thread may have set its own meanwhile.
@@ -103,7 +89,9 @@ static void *open_file(const char *name, bool *foreign_p) {
         return handle;
     }
     static signals all; /* static because it is large; `lock` is held */
-    remember_signals(&all);
+    for (int number = 1; number < _NSIG; number++) {
+        all.kept[number] = sigaction(number, NULL, all.before + number) == 0;
+    }
     handle = dlopen(name, RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
     if (handle && !getenv("UCX_HANDLE_ERRORS") && !getenv("UCX_ERROR_SIGNALS")) {
         restore_signals(&all);
@@ -155,7 +143,11 @@ static wherry_status load(wherry_error *error) {
         dlclose(handle);
         return status;
     }
-    install_log_handler(handle);
+    void (*push)(int (*)(const char *, unsigned, const char *, int, const void *, const char *, va_list));
+    *(void **)&push = dlsym(handle, "ucs_log_push_handler");
+    if (push) {
+        push(take_line);
+    }
     wh_log(WHERRY_LOG_DEBUG, "ucx: UCX %s%s", library.ucp_get_version_string(),
            library.foreign ? ", which the program had loaded already" : "");
     loaded = library;

@@ -48,10 +48,9 @@ static wherry_status fail_ucx(const wh_ucx_library *ucx, ucs_status_t status, co
                    ucx->ucs_status_string(status));
 }
 
-static void set_transport(const wh_ucx_library *ucx, ucp_config_t *config, const char *transport, const char *name,
-                          const char *value) {
+static void set_tcp(const wh_ucx_library *ucx, ucp_config_t *config, const char *name, const char *value) {
     char full[64];
-    snprintf(full, sizeof(full), "%s_%s", transport, name);
+    snprintf(full, sizeof(full), "TCP_%s", name);
     (void)ucx->ucp_config_modify(config, ucx->minor >= WH_UCX_FULL_NAMES_MINOR ? full : name, value);
 }
 
@@ -66,11 +65,11 @@ bool wh_ucx_may_use_long_segments(void) {
  */
 static void configure(const wh_ucx_link *link, ucp_config_t *config) {
     if (link->long_segments) {
-        set_transport(link->ucx, config, "TCP", "RX_SEG_SIZE", LONG_SEGMENT);
+        set_tcp(link->ucx, config, "RX_SEG_SIZE", LONG_SEGMENT);
     }
     /* Otherwise connect() to a host that is cut off blocks for minutes. */
     if (!getenv("UCX_TCP_CONN_NB")) {
-        set_transport(link->ucx, config, "TCP", "CONN_NB", "y");
+        set_tcp(link->ucx, config, "CONN_NB", "y");
     }
     if (!getenv("UCX_KEEPALIVE_INTERVAL")) {
         (void)link->ucx->ucp_config_modify(config, "KEEPALIVE_INTERVAL", KEEPALIVE);
@@ -118,22 +117,13 @@ static wherry_status create_worker(wh_ucx_link *link, wherry_error *error) {
         .arg = link,
     };
     ucs_status_t status = ucx->ucp_worker_create(link->context, &params, &link->worker);
-    if (status == UCS_OK) {
-        status = ucx->ucp_worker_set_am_recv_handler(link->worker, &handler);
-    }
-    if (status == UCS_OK) {
-        status = ucx->ucp_worker_get_efd(link->worker, &link->wake);
-    }
-    if (status == UCS_OK) {
-        status = ucx->ucp_worker_get_address(link->worker, &link->address, &link->address_size);
-    }
-    if (status != UCS_OK) {
+    if (status != UCS_OK || (status = ucx->ucp_worker_set_am_recv_handler(link->worker, &handler)) != UCS_OK ||
+        (status = ucx->ucp_worker_get_efd(link->worker, &link->wake)) != UCS_OK ||
+        (status = ucx->ucp_worker_get_address(link->worker, &link->address, &link->address_size)) != UCS_OK) {
         return fail_ucx(ucx, status, "create a worker", error);
     }
     link->hello = wh_alloc(WH_UCX_ID_BYTES + link->address_size);
-    if (!link->hello) {
-        return wh_fail_memory(error, "a lane");
-    }
+    WH_TRY(wh_check_memory(link->hello, error, "a lane"));
     memcpy(link->hello, link->id, WH_UCX_ID_BYTES);
     memcpy(link->hello + WH_UCX_ID_BYTES, link->address, link->address_size);
     return WHERRY_OK;
@@ -167,9 +157,7 @@ static void destroy_link(wh_ucx_link *link) {
 static wherry_status create_link(const wh_ucx_library *ucx, bool long_segments, wh_ucx_link **link_p,
                                  wherry_error *error) {
     wh_ucx_link *link = wh_alloc_zeroed(1, sizeof(*link));
-    if (!link) {
-        return wh_fail_memory(error, "a lane");
-    }
+    WH_TRY(wh_check_memory(link, error, "a lane"));
     if (getrandom(link->id, sizeof(link->id), 0) != sizeof(link->id)) {
         wh_free(link);
         return wh_fail(error, WHERRY_SYSTEM, "the system has no random numbers");
@@ -404,13 +392,18 @@ static bool foreign;  /**< The program had loaded UCX before. */
 static bool exits;    /**< at_exit is registered. */
 static bool unusable; /**< This process was forked from one in which UCX was in use. */
 
+/** Removes a link from those that are kept; *at points to it. */
+static wh_ucx_link *remove_kept(wh_ucx_link **at) {
+    wh_ucx_link *link = *at;
+    *at = link->next;
+    kept_count--;
+    return link;
+}
+
 /** Before a fork, and at exit. Links in use stay. */
 static void destroy_kept(void) {
     while (kept && !used_count && !unusable) {
-        wh_ucx_link *link = kept;
-        kept = link->next;
-        kept_count--;
-        destroy_link(link);
+        destroy_link(remove_kept(&kept));
     }
 }
 
@@ -431,14 +424,6 @@ static void at_exit(void) {
     wh_fork_lock_give(&lock);
 }
 
-/** Removes a link from those that are kept; *at points to it. */
-static wh_ucx_link *remove_kept(wh_ucx_link **at) {
-    wh_ucx_link *link = *at;
-    *at = link->next;
-    kept_count--;
-    return link;
-}
-
 /** @return NULL if none fits. */
 static wh_ucx_link *find_kept(const uint8_t *peer_id, bool long_segments) {
     for (wh_ucx_link **at = &kept; *at; at = &(*at)->next) {
@@ -450,14 +435,6 @@ static wh_ucx_link *find_kept(const uint8_t *peer_id, bool long_segments) {
         }
     }
     return NULL;
-}
-
-/** @return false if the peer is known to be lost, after UCX has read what has come. */
-static bool is_alive(wh_ucx_link *link) {
-    wh_ucx_enter();
-    progress_until_quiet(link, wh_deadline_never());
-    wh_ucx_leave();
-    return link->lost == UCS_OK;
 }
 
 static wherry_status load_and_create(bool long_segments, wh_ucx_link **link_p, wherry_error *error) {
@@ -494,7 +471,10 @@ wherry_status wh_ucx_link_take(const uint8_t *peer_id, bool long_segments, wh_uc
     used_count++;
     while ((link = find_kept(peer_id, long_segments))) {
         wh_fork_lock_give(&lock);
-        if (is_alive(link)) {
+        wh_ucx_enter();
+        progress_until_quiet(link, wh_deadline_never()); /* may find that the peer is lost */
+        wh_ucx_leave();
+        if (link->lost == UCS_OK) {
             break;
         }
         destroy_link(link);

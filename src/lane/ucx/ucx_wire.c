@@ -97,17 +97,14 @@ wherry_status wh_ucx_offer_read(const void *bytes, size_t size, int32_t peer, wh
 
 /* ---- requests ---- */
 
-/** Appends the digest of everything from `begin` on. */
-static bool append_digest(wh_string *bytes, size_t begin) {
+/** @return false if out of memory. */
+static bool compute_digest(const void *bytes, size_t size, wh_digest *digest_p) {
     wh_digester *digester = wh_digester_create();
-    if (!digester) {
-        bytes->failed = true;
-        return false;
+    if (digester) {
+        *digest_p = wh_digest_of(digester, &(struct iovec){(void *)bytes, size}, 1);
+        wh_digester_destroy(digester);
     }
-    wh_digest digest = wh_digest_of(digester, &(struct iovec){bytes->bytes + begin, bytes->size - begin}, 1);
-    wh_digester_destroy(digester);
-    wh_string_append(bytes, (const char *)digest.bytes, WH_DIGEST_BYTES);
-    return true;
+    return digester != NULL;
 }
 
 uint32_t wh_ucx_request_write(const wh_ucx_request *request, wh_string *bytes) {
@@ -125,21 +122,10 @@ uint32_t wh_ucx_request_write(const wh_ucx_request *request, wh_string *bytes) {
         wh_string_append(bytes, (const char *)request->addresses[i].id, WH_UCX_ID_BYTES);
         wh_append_sized(bytes, request->addresses[i].bytes, request->addresses[i].size, 2);
     }
-    return !bytes->failed && append_digest(bytes, begin) ? workers : 0;
-}
-
-/**
- * @return WHERRY_OK if the last bytes are the digest of the others, WHERRY_MALFORMED, or
- * WHERRY_NO_MEMORY.
- */
-static wherry_status check_digest(const uint8_t *bytes, size_t size, wherry_error *error) {
-    wh_digester *digester = wh_digester_create();
-    if (!digester) {
-        return wh_fail_memory(error, "a digest");
-    }
-    wh_digest digest = wh_digest_of(digester, &(struct iovec){(void *)bytes, size - WH_DIGEST_BYTES}, 1);
-    wh_digester_destroy(digester);
-    return memcmp(digest.bytes, bytes + size - WH_DIGEST_BYTES, WH_DIGEST_BYTES) == 0 ? WHERRY_OK : WHERRY_MALFORMED;
+    wh_digest digest = {0};
+    bytes->failed = bytes->failed || !compute_digest(bytes->bytes + begin, bytes->size - begin, &digest);
+    wh_string_append(bytes, (const char *)digest.bytes, WH_DIGEST_BYTES);
+    return bytes->failed ? 0 : workers;
 }
 
 /** Reads what is between the token and the digest. */
@@ -160,26 +146,24 @@ static bool read_workers(wh_cursor *cursor, wh_ucx_request *request) {
 wherry_status wh_ucx_request_read(const void *bytes, size_t size, int32_t peer, wh_ucx_request *request_p,
                                   wherry_error *error) {
     const uint8_t *at = bytes;
-    wherry_status status = WHERRY_MALFORMED;
     if (size > REQUEST_HEAD && at[0] != WH_UCX_VERSION) {
         return fail_version(peer, error);
     }
     if (size >= REQUEST_HEAD + WH_DIGEST_BYTES && size <= WH_LANE_OFFER_MAX) {
-        status = check_digest(at, size, error);
-    }
-    if (status == WHERRY_OK) {
-        wh_cursor cursor = wh_cursor_over(at + WORKERS_AT, size - WORKERS_AT - WH_DIGEST_BYTES);
+        size_t summed = size - WH_DIGEST_BYTES;
+        wh_cursor cursor = wh_cursor_over(at + WORKERS_AT, summed - WORKERS_AT);
         wh_ucx_request request = {0};
+        wh_digest digest;
+        if (!compute_digest(at, summed, &digest)) {
+            return wh_fail_memory(error, "a digest");
+        }
         memcpy(request.token, at + 1, WH_UCX_TOKEN_BYTES);
-        if (read_workers(&cursor, &request)) {
+        if (memcmp(digest.bytes, at + summed, WH_DIGEST_BYTES) == 0 && read_workers(&cursor, &request)) {
             *request_p = request;
             return WHERRY_OK;
         }
-        status = WHERRY_MALFORMED;
     }
-    return status == WHERRY_NO_MEMORY
-               ? status
-               : wh_fail(error, WHERRY_MALFORMED, "rank %d sent a malformed request for the ucx lane", (int)peer);
+    return wh_fail(error, WHERRY_MALFORMED, "rank %d sent a malformed request for the ucx lane", (int)peer);
 }
 
 /* ---- a build without UCX ---- */
