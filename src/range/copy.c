@@ -1,5 +1,6 @@
 #include "range/copy.h"
 
+#include <assert.h>
 #include <string.h>
 
 #include "base/checked.h"
@@ -203,4 +204,42 @@ bool wh_box_within(const wh_box *box, const int64_t *shape) {
         }
     }
     return true;
+}
+
+bool wh_box_intersect(const wh_box *one, const wh_box *other, wh_box *common) {
+    common->ndim = one->ndim;
+    for (uint32_t d = 0; d < one->ndim; d++) {
+        int64_t a_end = one->offsets[d] + one->sizes[d];
+        int64_t b_end = other->offsets[d] + other->sizes[d];
+        int64_t begin = one->offsets[d] > other->offsets[d] ? one->offsets[d] : other->offsets[d];
+        int64_t end = a_end < b_end ? a_end : b_end;
+        if (begin >= end) {
+            return false;
+        }
+        common->offsets[d] = begin;
+        common->sizes[d] = end - begin;
+    }
+    return true;
+}
+
+/** Narrows a view of `box` to the part `common` of that box. */
+static wh_view narrow(const wh_view *view, const wh_box *box, const wh_box *common) {
+    wh_view part = *view;
+    part.shape = common->sizes;
+    for (uint32_t d = 0; d < box->ndim; d++) {
+        part.offset += (uint64_t)(common->offsets[d] - box->offsets[d]) * (uint64_t)view->strides[d] * view->item;
+    }
+    return part;
+}
+
+bool wh_copy_between_boxes(const wh_box *from, const wh_view *from_view, const wh_box *to, const wh_view *to_view,
+                           wh_copy_work *copy) {
+    assert(from->ndim == to->ndim && from_view->ndim == from->ndim && to_view->ndim == to->ndim);
+    wh_box common = {.ndim = from->ndim};
+    if (!wh_box_intersect(from, to, &common)) {
+        return false;
+    }
+    wh_view source = narrow(from_view, from, &common);
+    wh_view target = narrow(to_view, to, &common);
+    return wh_copy_between_views(&source, &target, copy);
 }

@@ -95,4 +95,17 @@ bool wh_box_equal(const wh_box *one, const wh_box *other);
 /** True if the box is within a tensor of this shape. */
 bool wh_box_within(const wh_box *box, const int64_t *shape);
 
+/** The intersection of two boxes of one tensor. @return false if it is empty. */
+bool wh_box_intersect(const wh_box *one, const wh_box *other, wh_box *common);
+
+/**
+ * The copy of the intersection of two boxes, from memory that holds one box to memory that holds
+ * the other.
+ * @param from_view  the memory of `from`; its shape is from->sizes.
+ * @param to_view    the memory of `to`; its shape is to->sizes.
+ * @return false if the intersection is empty.
+ */
+bool wh_copy_between_boxes(const wh_box *from, const wh_view *from_view, const wh_box *to, const wh_view *to_view,
+                           wh_copy_work *copy);
+
 #endif

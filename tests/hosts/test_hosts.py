@@ -100,7 +100,7 @@ def refusals(log):
             "stream",
             {
                 "cma": "rank 0 is in another pid namespace",
-                "ring": "rank 0 is on this host in another network namespace",
+                "ring": "rank 0 is on this host, but in another network namespace",
             },
         ),
         (True, "net", "ring", {"cma": "rank 0 is in another pid namespace"}),
