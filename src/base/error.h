@@ -28,7 +28,7 @@ WH_SHARED wherry_status wh_fail_memory(wherry_error *error, const char *purpose)
 
 /** @return WHERRY_OK; wh_fail_memory if the allocation of `memory` has failed: it is NULL. */
 static inline wherry_status wh_check_memory(const void *memory, wherry_error *error, const char *purpose) {
-    return memory ? WHERRY_OK : wh_fail_memory(error, purpose);
+    return memory ? WHERRY_OK : (wh_fail_memory(error, purpose), WHERRY_NO_MEMORY);
 }
 
 /** Adds the rank that the error is about to a filled record. error may be NULL. @return status. */

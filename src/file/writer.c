@@ -672,7 +672,7 @@ wherry_status wherry_file_write(const char *path, const wherry_value *state, con
                                 wherry_error *error) {
     wherry_file_writer *writer = NULL;
     wherry_status status = wherry_file_writer_create(path, state, options, &writer, error);
-    if (status == WHERRY_OK) {
+    if (writer) {
         const wh_layout *layout = &writer->layout;
         status = (layout->storage_of ? fill_storages : fill_tensors)(layout, state, error);
     }

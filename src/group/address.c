@@ -370,7 +370,10 @@ static wherry_status parse_unix(parser *p, span body) {
     if (path.size == 0 || path.text[0] != '/') {
         return refuse(p, "the address has the path '%s', which does not begin with '/'", show(path).text);
     }
-    WH_TRY(decode(p, path, &p->address.path));
+    wherry_status status = decode(p, path, &p->address.path);
+    if (!p->address.path) {
+        return status;
+    }
     size_t size = strlen(p->address.path);
     if (p->address.path[size - 1] == '/') {
         return refuse(p, "the address has the path '%s', which names a directory", show(path).text);
