@@ -467,7 +467,8 @@ wherry_status wh_ring_enter(wh_ring_end *end, wherry_error *error) {
 
 wherry_status wh_ring_admit(wh_ring_end *end, wherry_error *error) {
     uint32_t answered;
-    wherry_status status = wh_ring_wait(end, &end->shared->answered, &end->shared->admit_waits, 0, &answered, error);
+    wherry_status status =
+        wh_ring_wait(end, &end->shared->answered, &end->shared->admit_waits, 0, false, &answered, error);
     if (status != WHERRY_OK) {
         return status;
     }

@@ -110,12 +110,13 @@ void wh_ring_wake(_Atomic uint32_t *word);
 
 /**
  * Waits until a word that the other side writes differs from `seen`.
- * @param waits  tells the other side that somebody sleeps.
+ * @param waits   tells the other side that somebody sleeps.
+ * @param yields  the other side's worker is on the same processor.
  * @return WHERRY_OK; WHERRY_CANCELLED; WHERRY_TIMED_OUT; WHERRY_PEER_LOST if the other side has
  * closed its end.
  */
 wherry_status wh_ring_wait(const wh_ring_end *end, _Atomic uint32_t *word, _Atomic uint32_t *waits, uint32_t seen,
-                           uint32_t *value_p, wherry_error *error);
+                           bool yields, uint32_t *value_p, wherry_error *error);
 
 /** One worker's share of a round, as the operations of the lane. */
 wherry_status wh_ring_push(wh_lane_end *end, uint32_t worker, const wh_feed *feed, wherry_error *error);

@@ -7,6 +7,7 @@
 #include <inttypes.h>
 #include <limits.h>
 #include <linux/futex.h>
+#include <sched.h>
 #include <string.h>
 #include <sys/syscall.h>
 #include <time.h>
@@ -24,6 +25,36 @@
  * busy ones.
  */
 enum { SPINS = 50 };
+
+/*
+ * For workers that share a processor: to yield is cheaper than to sleep, and nobody has to be woken.
+ */
+enum { YIELDS = 20 };
+
+/*
+ * If there are fewer processors than workers on both sides, keeps worker i on the i-th one that it may
+ * use. The other side does the same, so a pair shares a processor and its bytes stay in the caches.
+ * Without this, 1 GiB takes a third longer on 2 cores. Nothing is agreed on: a side that may use
+ * other processors only loses the gain.
+ * @param before  receives what to restore. @return true if the worker is kept.
+ */
+static bool share_processor(uint32_t worker, uint32_t workers, cpu_set_t *before) {
+    cpu_set_t one;
+    int found = -1;
+    if (sched_getaffinity(0, sizeof(*before), before) != 0) {
+        return false;
+    }
+    uint32_t count = (uint32_t)CPU_COUNT(before);
+    if (count < 2 || count >= 2 * workers) {
+        return false;
+    }
+    for (uint32_t skip = worker % count + 1; skip > 0 && found < CPU_SETSIZE - 1;) {
+        skip -= CPU_ISSET(++found, before) != 0;
+    }
+    CPU_ZERO(&one);
+    CPU_SET(found, &one);
+    return sched_setaffinity(0, sizeof(one), &one) == 0;
+}
 
 /* ---- waiting ---- */
 
@@ -76,11 +107,15 @@ static wherry_status check_limits(const wh_ring_end *end, wh_deadline give_up, w
 }
 
 wherry_status wh_ring_wait(const wh_ring_end *end, _Atomic uint32_t *word, _Atomic uint32_t *waits, uint32_t seen,
-                           uint32_t *value_p, wherry_error *error) {
+                           bool yields, uint32_t *value_p, wherry_error *error) {
     _Atomic uint32_t *closed = end->pushes ? &end->shared->pull_closed : &end->shared->push_closed;
     uint32_t value = atomic_load_explicit(word, memory_order_acquire);
-    for (uint32_t i = 0; value == seen && i < SPINS; i++) {
-        pause_processor();
+    for (uint32_t i = 0; value == seen && i < (yields ? YIELDS : SPINS); i++) {
+        if (yields) {
+            sched_yield();
+        } else {
+            pause_processor();
+        }
         value = atomic_load_explicit(word, memory_order_acquire);
     }
     if (value != seen) {
@@ -124,6 +159,7 @@ typedef struct pushing {
     uint32_t worker;
     uint32_t head;         /* frames written */
     uint32_t tail;         /* frames read, as last seen */
+    bool shares;           /* a processor, with the worker at the other side */
     wh_segments segments;  /* of the chunk */
     wh_digester *digester; /* NULL: no digests */
 } pushing;
@@ -135,8 +171,8 @@ static wherry_status make_room(pushing *pusher, wherry_error *error) {
         return wh_site_cancelled(error);
     }
     if (pusher->head - pusher->tail == WH_RING_SLOTS) {
-        status = wh_ring_wait(pusher->end, &pusher->ring->tail, &pusher->ring->push_waits, pusher->tail, &pusher->tail,
-                              error);
+        status = wh_ring_wait(pusher->end, &pusher->ring->tail, &pusher->ring->push_waits, pusher->tail, pusher->shares,
+                              &pusher->tail, error);
     }
     if (status == WHERRY_OK && pusher->head - pusher->tail > WH_RING_SLOTS) {
         status =
@@ -156,7 +192,11 @@ static void publish(pushing *pusher, wh_ring_kind kind, size_t length, uint64_t 
     atomic_store_explicit(&frame->chunk, chunk, memory_order_relaxed);
     atomic_store_explicit(&frame->digest[0], words[0], memory_order_relaxed);
     atomic_store_explicit(&frame->digest[1], words[1], memory_order_relaxed);
-    post(&pusher->ring->head, &pusher->ring->pull_waits, ++pusher->head);
+    pusher->head++;
+    /* Workers that share a processor take turns over the whole ring: a turn costs two switches. */
+    if (!pusher->shares || kind == WH_RING_END || pusher->head - pusher->tail == WH_RING_SLOTS) {
+        post(&pusher->ring->head, &pusher->ring->pull_waits, pusher->head);
+    }
 }
 
 static void fill_slot(pushing *pusher, wh_run_cursor *cursor, size_t length) {
@@ -220,7 +260,9 @@ static wherry_status push_round(pushing *pusher, wherry_error *error) {
 
 wherry_status wh_ring_push(wh_lane_end *base, uint32_t worker, const wh_feed *feed, wherry_error *error) {
     wh_ring_end *end = wh_ring_end_of(base);
+    cpu_set_t before;
     pushing pusher = {.end = end, .ring = &end->shared->rings[worker], .feed = feed, .worker = worker};
+    pusher.shares = share_processor(worker, base->workers, &before);
     pusher.head = end->frames[worker];
     pusher.tail = atomic_load_explicit(&pusher.ring->tail, memory_order_acquire);
     wherry_status status = wh_ring_admit(end, error);
@@ -229,6 +271,9 @@ wherry_status wh_ring_push(wh_lane_end *base, uint32_t worker, const wh_feed *fe
     }
     if (status == WHERRY_OK) {
         status = push_round(&pusher, error);
+    }
+    if (pusher.shares) {
+        sched_setaffinity(0, sizeof(before), &before);
     }
     end->frames[worker] = pusher.head;
     wh_digester_destroy(pusher.digester);
@@ -246,6 +291,7 @@ typedef struct pulling {
     uint32_t worker;
     uint32_t head;        /* frames written, as last seen */
     uint32_t tail;        /* frames read */
+    bool shares;          /* a processor, with the worker at the other side */
     bool open;            /* a chunk is open: the next frame continues it */
     uint64_t left;        /* bytes of it that are still missing */
     wh_run_cursor cursor; /* in its landing */
@@ -267,8 +313,8 @@ static wherry_status read_frame(pulling *puller, arrival *frame, wherry_error *e
         return wh_site_cancelled(error);
     }
     if (puller->head == puller->tail) {
-        status = wh_ring_wait(puller->end, &puller->ring->head, &puller->ring->pull_waits, puller->tail, &puller->head,
-                              error);
+        status = wh_ring_wait(puller->end, &puller->ring->head, &puller->ring->pull_waits, puller->tail, puller->shares,
+                              &puller->head, error);
     }
     if (status == WHERRY_OK && puller->head - puller->tail > WH_RING_SLOTS) {
         status =
@@ -354,7 +400,10 @@ static void empty_slot(pulling *puller, size_t length) {
         wh_run_cursor_unpack(&puller->cursor, slot, length);
     }
     puller->left -= length;
-    post(&puller->ring->tail, &puller->ring->push_waits, ++puller->tail);
+    puller->tail++;
+    if (!puller->shares || puller->tail == puller->head) {
+        post(&puller->ring->tail, &puller->ring->push_waits, puller->tail);
+    }
     puller->sink->moved(puller->sink->context, length);
 }
 
@@ -398,13 +447,18 @@ wherry_status wh_ring_pull(wh_lane_end *base, uint32_t worker, const wh_sink *si
     if (status != WHERRY_OK) {
         return status;
     }
+    cpu_set_t before;
     pulling puller = {.end = end, .ring = &end->shared->rings[worker], .sink = sink, .worker = worker};
+    puller.shares = share_processor(worker, base->workers, &before);
     puller.head = puller.tail = end->frames[worker];
     if (sink->verify && !(puller.digester = wh_digester_create())) {
         status = wh_fail_memory(error, "the digests of chunks");
     }
     if (status == WHERRY_OK) {
         status = pull_round(&puller, error);
+    }
+    if (puller.shares) {
+        sched_setaffinity(0, sizeof(before), &before);
     }
     end->frames[worker] = puller.tail;
     wh_digester_destroy(puller.digester);
