@@ -2,7 +2,7 @@
  * @file core.h  Shared by the files of the extension wherry._core.
  *
  * The extension uses CPython's stable ABI (3.11 and later) and the library's public headers only.
- * Start with build.c (Python values become a state), restore.c (and back) and transport_type.c
+ * Start with build_state.c (Python values become a state), restore.c (and back) and transport_type.c
  * (sending and receiving).
  *
  * Invariants:
@@ -95,7 +95,7 @@ typedef struct wpy_step {
 /** Adds the path to the exception that is set, if it is one of Wherry's and has none yet. */
 void wpy_add_path(const wpy_step *step);
 
-/* ---- scalars, devices and integers (build.c, restore.c) ---- */
+/* ---- scalars, devices and integers (build_state.c, restore.c) ---- */
 
 /**
  * Creates a scalar. NULL without an exception if the type is none of the library's scalar types.
@@ -167,7 +167,7 @@ bool wpy_state_add_leaf(wpy_state *state, const wherry_value *value, PyObject *o
  */
 PyObject *wpy_state_find(wpy_state *state, const wherry_value *value);
 
-/* ---- from Python to a state (build.c, node.c, tensors.c) ---- */
+/* ---- from Python to a state (build_state.c, node.c, tensors.c) ---- */
 
 /** DLPack's function that describes a tensor. Its fields are in tensors.c. */
 struct wpy_dl_tensor;

@@ -203,14 +203,11 @@ uint64_t wh_ptracer_choose(_Atomic uint64_t *slot, uint64_t process) {
 wherry_status wh_ptracer_name(const wh_lane_site *site, const wh_identity *receiver, wherry_error *error) {
     static _Atomic uint64_t slot;
     wh_identity own;
-    wherry_status status = wh_identity_read(&own, error);
-    if (status == WHERRY_OK && site->keep_ptracer) {
-        status = wh_fail(error, WHERRY_REFUSED,
-                         "the source was told not to set the ptracer of its process: allow it, or set "
-                         "/proc/sys/kernel/yama/ptrace_scope to 0");
-    }
-    if (status != WHERRY_OK) {
-        return status;
+    WH_TRY(wh_identity_read(&own, error));
+    if (site->keep_ptracer) {
+        return wh_fail(error, WHERRY_REFUSED,
+                       "the source was told not to set the ptracer of its process: allow it, or set "
+                       "/proc/sys/kernel/yama/ptrace_scope to 0");
     }
     uint64_t process = (uint64_t)wh_group_process(site->group, site->peer);
     if (process == 0) {

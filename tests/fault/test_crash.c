@@ -349,7 +349,8 @@ static void without_progress(const char *lane) {
     for (size_t i = 0; i < 5; i++) {
         scenes[i] = basic(find(ways[i].point), ways[i].victim, SIGSTOP, lane);
         scenes[i].dead_after_ms = 60000;
-        scenes[i].no_progress_ms = 2500 * JOB_SLOW; /* UCX takes a second to start on a busy machine */
+        /* UCX takes a second to start on a busy machine */
+        scenes[i].no_progress_ms = 2500 * JOB_SLOW;
     }
     run(scenes, 5);
 }

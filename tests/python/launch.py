@@ -341,7 +341,8 @@ def _be_a_rank(order):
     for name in [
         one
         for one in os.environ
-        if one.startswith("WHERRY_") and one not in ("WHERRY_BUILD", "WHERRY_LOG", "WHERRY_UCX_LIBRARY")
+        if one.startswith("WHERRY_")
+        and one not in ("WHERRY_BUILD", "WHERRY_LOG", "WHERRY_UCX_LIBRARY")
     ]:
         del os.environ[name]
     os.environ.update(order["env"])

@@ -371,10 +371,7 @@ wherry_status wh_callback_create(const wherry_group_ops *ops, void *context, wh_
     if (!ops || !wh_options_take(&chosen, sizeof(chosen), ops)) {
         return wh_fail(error, WHERRY_INVALID_ARGUMENT, "the table is NULL, or was not filled by wherry_group_ops_init");
     }
-    wherry_status status = check_ops(&chosen, error);
-    if (status != WHERRY_OK) {
-        return status;
-    }
+    WH_TRY(check_ops(&chosen, error));
     size_t peers = (size_t)chosen.size * sizeof(wh_callback_peer);
     wh_callback *callback = wh_alloc_zeroed(1, sizeof(*callback) + peers);
     wh_mailbox *mailbox = wh_mailbox_create(chosen.size, WH_CALLBACK_SHARE);
@@ -392,7 +389,7 @@ wherry_status wh_callback_create(const wherry_group_ops *ops, void *context, wh_
     callback->ops.name = callback->name;
     pthread_mutex_init(&callback->lock, NULL);
     wh_condition_init(&callback->changed);
-    status = wh_group_permit(&callback->base, error);
+    wherry_status status = wh_group_permit(&callback->base, error);
     if (status != WHERRY_OK) {
         dispose(callback);
         return status;

@@ -367,10 +367,7 @@ bool wh_emulated_abandon(wh_group *group, void *operation) {
 static wherry_status begin_emulated(wh_callback *callback, int32_t rank, const wh_emulated_block *what,
                                     void **operation_p, wherry_error *error) {
     wh_callback_peer *peer = callback->peers + rank;
-    wherry_status status = wh_callback_check_peer(callback, rank, 0, error);
-    if (status != WHERRY_OK) {
-        return status;
-    }
+    WH_TRY(wh_callback_check_peer(callback, rank, 0, error));
     wh_emulated_block *block = wh_alloc(sizeof(*block));
     size_t room = wh_min(what->size, callback->ops.max_block - WH_CALLBACK_HEADER_BYTES);
     uint8_t *frame = block && !what->is_get ? wh_alloc(WH_CALLBACK_HEADER_BYTES + room) : NULL;
@@ -401,8 +398,8 @@ static wherry_status begin_emulated(wh_callback *callback, int32_t rank, const w
         wh_free(block);
         return wh_fail_memory(error, "a block");
     }
-    status = what->is_get ? allow(callback, rank, block, error)
-                          : push(callback, rank, what->channel, wh_deadline_in_ms(0), error);
+    wherry_status status = what->is_get ? allow(callback, rank, block, error)
+                                        : push(callback, rank, what->channel, wh_deadline_in_ms(0), error);
     if (status != WHERRY_OK) {
         wh_emulated_abandon(&callback->base, block);
         return status;
@@ -432,11 +429,11 @@ static wherry_status check_block(wh_callback *callback, int32_t rank, const wh_e
                     (int)rank, block->size);
         return wh_fail_rank(error, rank, status);
     }
-    wherry_status status = wh_callback_check_peer(callback, rank, block->incarnation, error);
-    if (status == WHERRY_OK && !wh_mailbox_is_present(callback->base.mailbox, rank, block->incarnation)) {
-        status = wh_fail_rank(error, rank, wh_fail(error, WHERRY_PEER_LOST, "rank %d: lost", (int)rank));
+    WH_TRY(wh_callback_check_peer(callback, rank, block->incarnation, error));
+    if (!wh_mailbox_is_present(callback->base.mailbox, rank, block->incarnation)) {
+        return wh_fail_rank(error, rank, wh_fail(error, WHERRY_PEER_LOST, "rank %d: lost", (int)rank));
     }
-    return status;
+    return WHERRY_OK;
 }
 
 wherry_status wh_emulated_finish(wh_group *group, int32_t rank, void *operation, uint32_t timeout_ms,

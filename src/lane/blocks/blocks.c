@@ -97,13 +97,8 @@ static wherry_status blocks_probe(const wh_lane_site *site, const void *offer, s
     }
     terms agreed = {.longest_mib = (uint8_t)wh_min(offered[1], longest_here(site)),
                     .part = (uint8_t)wh_min(offered[2], part_here(site))};
-    wherry_status status = wh_group_check_blocks(site->group, site->peer, error);
-    if (status == WHERRY_OK) {
-        status = next_channel(&agreed.channel, error);
-    }
-    if (status != WHERRY_OK) {
-        return status;
-    }
+    WH_TRY(wh_group_check_blocks(site->group, site->peer, error));
+    WH_TRY(next_channel(&agreed.channel, error));
     wh_append_number(request, VERSION, 1);
     wh_append_number(request, agreed.longest_mib, 1);
     wh_append_number(request, agreed.part, 1);
@@ -118,10 +113,7 @@ static wherry_status blocks_accept(const wh_lane_site *site, const void *request
     terms wanted = {.longest_mib = (uint8_t)wh_cursor_number(&at, 1),
                     .part = (uint8_t)wh_cursor_number(&at, 1),
                     .channel = (uint32_t)wh_cursor_number(&at, 2)};
-    wherry_status status = wh_group_check_blocks(site->group, site->peer, error);
-    if (status != WHERRY_OK) {
-        return status;
-    }
+    WH_TRY(wh_group_check_blocks(site->group, site->peer, error));
     if (!wh_cursor_ended(&at) || version != VERSION || wanted.channel >= CHANNELS ||
         wanted.longest_mib > longest_here(site) || wanted.part > part_here(site)) {
         return wh_fail(error, WHERRY_MALFORMED, "rank %d sent a malformed blocks request", (int)site->peer);
@@ -229,10 +221,7 @@ static wherry_status add_put(wh_blocks_end *own, const void *what, wh_block *blo
                              wherry_error *error) {
     const wh_feed *feed = what;
     const wh_segments *segments = &own->segments;
-    wherry_status status = feed->gather(feed->context, chunk, &own->segments, error);
-    if (status != WHERRY_OK) {
-        return status;
-    }
+    WH_TRY(feed->gather(feed->context, chunk, &own->segments, error));
     bool one_run = segments->count == 1;
     if (block->chunks == 0) {
         block->first = chunk;
@@ -309,10 +298,7 @@ static wherry_status add_get(wh_blocks_end *own, const void *what, wh_block *blo
     const wh_sink *sink = what;
     wh_landing *landing = block->landings + block->chunks;
     (void)own;
-    wherry_status status = sink->open(sink->context, chunk, landing, error);
-    if (status != WHERRY_OK) {
-        return status;
-    }
+    WH_TRY(sink->open(sink->context, chunk, landing, error));
     const struct iovec *first = landing->segments.items;
     bool one_run = landing->segments.count == 1 && first->iov_base;
     if (block->chunks == 0) {

@@ -78,13 +78,11 @@ static wherry_status parse_identity(const uint8_t *bytes, size_t size, size_t wa
 }
 
 wherry_status wh_cma_parse_offer(const void *bytes, size_t size, wh_cma_offer *offer_p, wherry_error *error) {
-    wherry_status status = parse_identity(bytes, size, WH_CMA_OFFER_BYTES, &offer_p->identity, error);
-    if (status == WHERRY_OK) {
-        const uint8_t *rest = (const uint8_t *)bytes + WH_CMA_REQUEST_BYTES;
-        offer_p->address = wh_load_be64(rest);
-        memcpy(offer_p->nonce, rest + 8, WH_CMA_NONCE);
-    }
-    return status;
+    WH_TRY(parse_identity(bytes, size, WH_CMA_OFFER_BYTES, &offer_p->identity, error));
+    const uint8_t *rest = (const uint8_t *)bytes + WH_CMA_REQUEST_BYTES;
+    offer_p->address = wh_load_be64(rest);
+    memcpy(offer_p->nonce, rest + 8, WH_CMA_NONCE);
+    return WHERRY_OK;
 }
 
 wherry_status wh_cma_parse_request(const void *bytes, size_t size, wh_identity *identity_p, wherry_error *error) {
@@ -191,17 +189,12 @@ static wherry_status cma_offer(const wh_lane_site *site, wh_string *offer, wherr
     (void)site;
     wh_cma_offer own;
     const uint8_t *nonce;
-    wherry_status status = wh_identity_read(&own.identity, error);
-    if (status == WHERRY_OK) {
-        status = wh_cma_nonce(&nonce, error);
-    }
-    if (status == WHERRY_OK) {
-        own.address = (uint64_t)(uintptr_t)nonce;
-        memcpy(own.nonce, nonce, WH_CMA_NONCE);
-        wh_cma_append_offer(offer, &own);
-        status = offer->failed ? wh_fail_memory(error, "an offer") : WHERRY_OK;
-    }
-    return status;
+    WH_TRY(wh_identity_read(&own.identity, error));
+    WH_TRY(wh_cma_nonce(&nonce, error));
+    own.address = (uint64_t)(uintptr_t)nonce;
+    memcpy(own.nonce, nonce, WH_CMA_NONCE);
+    wh_cma_append_offer(offer, &own);
+    return offer->failed ? wh_fail_memory(error, "an offer") : WHERRY_OK;
 }
 
 /**
@@ -312,8 +305,8 @@ static wherry_status cma_probe(const wh_lane_site *site, const void *bytes, size
 
 static wherry_status cma_assist(const wh_lane_site *site, const void *request, size_t size, wherry_error *error) {
     wh_identity receiver;
-    wherry_status status = wh_cma_parse_request(request, size, &receiver, error);
-    return status == WHERRY_OK ? wh_ptracer_name(site, &receiver, error) : status;
+    WH_TRY(wh_cma_parse_request(request, size, &receiver, error));
+    return wh_ptracer_name(site, &receiver, error);
 }
 
 static void cma_close(wh_lane_end *end) {

@@ -260,23 +260,16 @@ static wherry_status read_chunk(puller *p, wherry_error *error) {
 static wherry_status pull_chunk(puller *p, uint64_t chunk, wherry_error *error) {
     const wh_sink *sink = p->sink;
     wh_digest made;
-    wherry_status status = sink->origin(sink->context, chunk, &p->origin, error);
-    if (status == WHERRY_OK) {
-        status = sink->open(sink->context, chunk, &p->landing, error);
+    WH_TRY(sink->origin(sink->context, chunk, &p->origin, error));
+    WH_TRY(sink->open(sink->context, chunk, &p->landing, error));
+    if (p->origin.bytes != p->landing.segments.bytes) {
+        return wh_fail(error, WHERRY_INTERNAL, "a chunk has %llu bytes at the source, but %llu here",
+                       (unsigned long long)p->origin.bytes, (unsigned long long)p->landing.segments.bytes);
     }
-    if (status == WHERRY_OK && p->origin.bytes != p->landing.segments.bytes) {
-        status = wh_fail(error, WHERRY_INTERNAL, "a chunk has %llu bytes at the source, but %llu here",
-                         (unsigned long long)p->origin.bytes, (unsigned long long)p->landing.segments.bytes);
+    if (sink->verify) {
+        wh_digester_begin(p->digester);
     }
-    if (status == WHERRY_OK) {
-        if (sink->verify) {
-            wh_digester_begin(p->digester);
-        }
-        status = read_chunk(p, error);
-    }
-    if (status != WHERRY_OK) {
-        return status;
-    }
+    WH_TRY(read_chunk(p, error));
     if (sink->verify) {
         made = wh_digester_end(p->digester);
     }

@@ -186,11 +186,8 @@ static wherry_status place_nonce(int32_t device, const uint8_t copy[WH_IPC_NONCE
         return wh_cuda_check(error);
     }
     void *data = NULL;
-    wherry_status status = memory->allocate(WH_IPC_NONCE, (wherry_device){WHERRY_DEVICE_CUDA, device}, &data, error);
-    if (status != WHERRY_OK) {
-        return status;
-    }
-    status = memory->write(data, copy, WH_IPC_NONCE, error);
+    WH_TRY(memory->allocate(WH_IPC_NONCE, (wherry_device){WHERRY_DEVICE_CUDA, device}, &data, error));
+    wherry_status status = memory->write(data, copy, WH_IPC_NONCE, error);
     void *unused = data;
     if (status == WHERRY_OK) {
         wh_fork_lock_take(&nonce_lock);
@@ -219,13 +216,12 @@ static wherry_status describe_nonce(int32_t device, wh_ipc_offer *offer, wh_cuda
 }
 
 static wherry_status add_devices(wh_ipc_offer *offer, wherry_error *error) {
-    wherry_status status = WHERRY_OK;
-    for (int32_t device = 0; device < wh_cuda_device_count() && status == WHERRY_OK; device++) {
+    for (int32_t device = 0; device < wh_cuda_device_count(); device++) {
         offer->devices[offer->device_count] = device;
-        status = wh_cuda_uuid(device, offer->uuids[offer->device_count], error);
+        WH_TRY(wh_cuda_uuid(device, offer->uuids[offer->device_count], error));
         offer->device_count++;
     }
-    return status;
+    return WHERRY_OK;
 }
 
 static wherry_status ipc_offer(const wh_lane_site *site, wh_string *text, wherry_error *error) {
@@ -262,8 +258,8 @@ static wherry_status ipc_offer(const wh_lane_site *site, wh_string *text, wherry
 
 static wherry_status ipc_assist(const wh_lane_site *site, const void *bytes, size_t size, wherry_error *error) {
     wh_identity receiver;
-    wherry_status status = wh_ipc_parse_request(bytes, size, &receiver, error);
-    return status == WHERRY_OK ? wh_ptracer_name(site, &receiver, error) : status;
+    WH_TRY(wh_ipc_parse_request(bytes, size, &receiver, error));
+    return wh_ptracer_name(site, &receiver, error);
 }
 
 /* ---- the receiver ---- */
@@ -339,12 +335,12 @@ static wherry_status check_nonce(const wh_ipc_end *end, const wh_ipc_offer *offe
                                  wherry_error *error) {
     uint8_t found[WH_IPC_NONCE];
     const char *at = window->data + (offer->nonce_address - window->base);
-    wherry_status status = wh_cuda_read(end->device, found, at, sizeof(found), error);
-    if (status == WHERRY_OK && memcmp(found, offer->nonce, sizeof(found)) != 0) {
-        status =
-            wh_fail(error, WHERRY_REFUSED, "the memory that rank %d offers does not hold the nonce", end->site->peer);
+    WH_TRY(wh_cuda_read(end->device, found, at, sizeof(found), error));
+    if (memcmp(found, offer->nonce, sizeof(found)) != 0) {
+        return wh_fail(error, WHERRY_REFUSED, "the memory that rank %d offers does not hold the nonce",
+                       end->site->peer);
     }
-    return status;
+    return WHERRY_OK;
 }
 
 static int by_base(const void *one, const void *other) {
@@ -408,11 +404,11 @@ static void ipc_close(wh_lane_end *base) {
 
 static wherry_status check_host(const wh_lane_site *site, const wh_ipc_offer *offer, wh_identity *here,
                                 wherry_error *error) {
-    wherry_status status = wh_identity_read(here, error);
-    if (status == WHERRY_OK && memcmp(here->boot, offer->identity.boot, sizeof(here->boot)) != 0) {
-        status = wh_site_other_host(site, error);
+    WH_TRY(wh_identity_read(here, error));
+    if (memcmp(here->boot, offer->identity.boot, sizeof(here->boot)) != 0) {
+        WH_TRY(wh_site_other_host(site, error));
     }
-    return status == WHERRY_OK ? wh_cuda_check(error) : status;
+    return wh_cuda_check(error);
 }
 
 /** An end with room for all windows; NULL if there is no memory. */

@@ -43,10 +43,7 @@ void wh_nccl_append_offer(wh_string *string, const wh_nccl_offer *offer) {
 wherry_status wh_nccl_parse_offer(const void *bytes, size_t size, wh_nccl_offer *offer_p, wherry_error *error) {
     wh_cursor cursor = wh_cursor_over(bytes, size);
     wh_nccl_offer offer = {.count = 0};
-    wherry_status status = check_version(&cursor, error);
-    if (status != WHERRY_OK) {
-        return status;
-    }
+    WH_TRY(check_version(&cursor, error));
     wh_cursor_copy(&cursor, offer.boot, sizeof(offer.boot));
     wh_cursor_copy(&cursor, offer.process, sizeof(offer.process));
     offer.count = (size_t)wh_cursor_number(&cursor, 1);
@@ -73,10 +70,7 @@ void wh_nccl_append_request(wh_string *string, const wh_nccl_request *request) {
 wherry_status wh_nccl_parse_request(const void *bytes, size_t size, wh_nccl_request *request_p, wherry_error *error) {
     wh_cursor cursor = wh_cursor_over(bytes, size);
     wh_nccl_request request = {.id = 0};
-    wherry_status status = check_version(&cursor, error);
-    if (status != WHERRY_OK) {
-        return status;
-    }
+    WH_TRY(check_version(&cursor, error));
     wh_cursor_copy(&cursor, request.process, sizeof(request.process));
     request.id = wh_cursor_number(&cursor, 8);
     request.library = (uint32_t)wh_cursor_number(&cursor, 4);
@@ -116,16 +110,9 @@ static wh_nccl_pair pair_of(const wh_lane_site *site, bool is_source, const uint
 /** Does not load NCCL, which takes long: most receivers never ask for it. */
 static wherry_status nccl_offer(const wh_lane_site *site, wh_string *text, wherry_error *error) {
     wh_nccl_offer offer = {.count = 0};
-    wherry_status status = check_device(site, error);
-    if (status == WHERRY_OK) {
-        status = wh_boot_read(offer.boot, error);
-    }
-    if (status == WHERRY_OK) {
-        status = wh_nccl_process(offer.process, error);
-    }
-    if (status != WHERRY_OK) {
-        return status;
-    }
+    WH_TRY(check_device(site, error));
+    WH_TRY(wh_boot_read(offer.boot, error));
+    WH_TRY(wh_nccl_process(offer.process, error));
     wh_nccl_pair pair = pair_of(site, true, NULL);
     offer.count = wh_nccl_kept(&pair, offer.ids, WH_NCCL_KEPT_MAX);
     wh_nccl_append_offer(text, &offer);
@@ -135,13 +122,8 @@ static wherry_status nccl_offer(const wh_lane_site *site, wh_string *text, wherr
 /** Both sides must make it at the same time, so the source begins before the receiver waits. */
 static wherry_status nccl_assist(const wh_lane_site *site, const void *bytes, size_t size, wherry_error *error) {
     wh_nccl_request request;
-    wherry_status status = wh_nccl_parse_request(bytes, size, &request, error);
-    if (status == WHERRY_OK) {
-        status = check_device(site, error);
-    }
-    if (status != WHERRY_OK) {
-        return status;
-    }
+    WH_TRY(wh_nccl_parse_request(bytes, size, &request, error));
+    WH_TRY(check_device(site, error));
     const wh_nccl_library *library = wh_nccl_find(error);
     if (!library) {
         return WHERRY_UNSUPPORTED;
@@ -171,10 +153,7 @@ static wherry_status new_end(const wh_lane_site *site, wh_nccl_comm *comm, uint8
 static wherry_status nccl_accept(const wh_lane_site *site, const void *bytes, size_t size, bool *ready_p,
                                  wh_lane_end **end_p, wherry_error *error) {
     wh_nccl_request request;
-    wherry_status status = wh_nccl_parse_request(bytes, size, &request, error);
-    if (status != WHERRY_OK) {
-        return status;
-    }
+    WH_TRY(wh_nccl_parse_request(bytes, size, &request, error));
     wh_nccl_pair pair = pair_of(site, true, request.process);
     wh_nccl_comm *comm = wh_nccl_take(&pair, request.id, BIT(WH_NCCL_MEETING) | BIT(WH_NCCL_IDLE));
     if (!comm) {
@@ -189,13 +168,13 @@ static wherry_status nccl_accept(const wh_lane_site *site, const void *bytes, si
 
 static wherry_status check_host(const wh_lane_site *site, const wh_nccl_offer *offer, wherry_error *error) {
     char boot[WH_BOOT_BYTES];
-    wherry_status status = wh_boot_read(boot, error);
-    if (status == WHERRY_OK && !site->ordered && memcmp(boot, offer->boot, sizeof(boot)) == 0) {
-        status = wh_fail(error, WHERRY_UNSUPPORTED,
-                         "rank %d is on this host, where other lanes are faster; name nccl in `lanes` to use it",
-                         (int)site->peer);
+    WH_TRY(wh_boot_read(boot, error));
+    if (!site->ordered && memcmp(boot, offer->boot, sizeof(boot)) == 0) {
+        return wh_fail(error, WHERRY_UNSUPPORTED,
+                       "rank %d is on this host, where other lanes are faster; name nccl in `lanes` to use it",
+                       (int)site->peer);
     }
-    return status == WHERRY_OK ? wh_cuda_check(error) : status;
+    return wh_cuda_check(error);
 }
 
 static wherry_status append_request(wh_string *text, const wh_nccl_comm *comm, wherry_error *error) {
@@ -244,20 +223,16 @@ static wherry_status nccl_probe(const wh_lane_site *site, const void *bytes, siz
                                 bool *assist_p, wh_lane_end **end_p, wherry_error *error) {
     wh_nccl_offer offer;
     *assist_p = false;
-    wherry_status status = wh_nccl_parse_offer(bytes, size, &offer, error);
-    if (status == WHERRY_OK) {
-        status = check_host(site, &offer, error);
-    }
-    if (status == WHERRY_OK && !wh_nccl_find(error)) {
-        status = WHERRY_UNSUPPORTED;
-    }
-    if (status != WHERRY_OK) {
-        return status;
+    WH_TRY(wh_nccl_parse_offer(bytes, size, &offer, error));
+    WH_TRY(check_host(site, &offer, error));
+    if (!wh_nccl_find(error)) {
+        return WHERRY_UNSUPPORTED;
     }
     wh_nccl_pair pair = pair_of(site, false, offer.process);
     if (wh_nccl_was_refused(&pair, error)) {
         return WHERRY_UNSUPPORTED;
     }
+    wherry_status status = WHERRY_OK;
     wh_nccl_comm asked;
     wh_nccl_comm *comm = wh_nccl_take_asked(&pair, site->tag);
     if (comm) {

@@ -85,10 +85,7 @@ static wherry_status await_ready(moving *m, wherry_error *error) {
 /** Waits for the oldest message, and reports its bytes. */
 static wherry_status end_oldest(moving *m, wherry_error *error) {
     message *one = m->messages + m->oldest;
-    wherry_status status = await_ticket(m, one->ticket, error);
-    if (status != WHERRY_OK) {
-        return status;
-    }
+    WH_TRY(await_ticket(m, one->ticket, error));
     m->oldest = (m->oldest + 1) % UNDER_WAY;
     m->under_way--;
     if (m->sink) {
@@ -96,10 +93,10 @@ static wherry_status end_oldest(moving *m, wherry_error *error) {
     } else {
         m->feed->moved(m->feed->context, one->bytes);
     }
-    for (size_t i = 0; m->sink && i < one->count && status == WHERRY_OK; i++) {
-        status = m->sink->arrived(m->sink->context, one->chunks[i], error);
+    for (size_t i = 0; m->sink && i < one->count; i++) {
+        WH_TRY(m->sink->arrived(m->sink->context, one->chunks[i], error));
     }
-    return status;
+    return WHERRY_OK;
 }
 
 static wherry_status end_all(moving *m, wherry_error *error) {
@@ -158,13 +155,10 @@ static wherry_status reserve_packing(moving *m, uint64_t bytes, wherry_error *er
     if (bytes <= m->packing_bytes) {
         return WHERRY_OK;
     }
-    wherry_status status = end_all(m, error);
-    if (status != WHERRY_OK) {
-        return status;
-    }
+    WH_TRY(end_all(m, error));
     release_packing(m);
     wherry_device device = {WHERRY_DEVICE_CUDA, m->comm->pair.device};
-    status = wh_memory_cuda.allocate(bytes, device, &m->packing, error);
+    wherry_status status = wh_memory_cuda.allocate(bytes, device, &m->packing, error);
     m->packing_bytes = status == WHERRY_OK ? bytes : 0;
     m->packing = status == WHERRY_OK ? m->packing : NULL;
     return status;
@@ -241,24 +235,22 @@ static wherry_status collect_from_feed(moving *m, message *one, wherry_error *er
 }
 
 static wherry_status pack(moving *m, const message *one, wherry_error *error) {
-    wherry_status status = reserve_packing(m, one->bytes, error);
+    WH_TRY(reserve_packing(m, one->bytes, error));
     char *to = m->packing;
-    for (size_t i = 0; i < m->whole.count && status == WHERRY_OK; i++) {
+    for (size_t i = 0; i < m->whole.count; i++) {
         const struct iovec *run = m->whole.items + i;
-        status =
-            add_run(is_same_device(m, run->iov_base) ? &m->same : &m->other, run->iov_base, to, run->iov_len, error);
+        WH_TRY(
+            add_run(is_same_device(m, run->iov_base) ? &m->same : &m->other, run->iov_base, to, run->iov_len, error));
         to += run->iov_len;
     }
-    return status == WHERRY_OK ? copy_on_devices(m, error) : status;
+    return copy_on_devices(m, error);
 }
 
 static wherry_status send_message(moving *m, message *one, wherry_error *error) {
     bool whole = m->whole.count == 1 && is_same_device(m, m->whole.items[0].iov_base);
-    wherry_status status = whole ? WHERRY_OK : pack(m, one, error);
-    if (status == WHERRY_OK) {
-        status = queue_message(m, whole ? m->whole.items[0].iov_base : m->packing, one->bytes, error);
-    }
-    return status == WHERRY_OK ? mark(m, one, error) : status;
+    WH_TRY(whole ? WHERRY_OK : pack(m, one, error));
+    WH_TRY(queue_message(m, whole ? m->whole.items[0].iov_base : m->packing, one->bytes, error));
+    return mark(m, one, error);
 }
 
 /* ---- the receiver ---- */
@@ -284,35 +276,28 @@ static wherry_status collect_from_sink(moving *m, message *one, wherry_error *er
  * they block without checking the stop.
  */
 static wherry_status unpack(moving *m, message *one, wherry_error *error) {
-    wherry_status status = WHERRY_OK;
-    for (size_t i = 0; i < m->routes.count && status == WHERRY_OK; i++) {
+    for (size_t i = 0; i < m->routes.count; i++) {
         const wh_route *route = m->routes.items + i;
         runs *list = route->device < 0 ? &m->host : route->device == m->comm->pair.device ? &m->same : &m->other;
-        status = add_run(list, (char *)m->packing + route->from, route->to, route->length, error);
+        WH_TRY(add_run(list, (char *)m->packing + route->from, route->to, route->length, error));
     }
-    if (status == WHERRY_OK && (m->host.count || is_heavy(m))) {
-        status = wh_cuda_queue_mark(m->comm->queue, &one->ticket, error);
-        if (status == WHERRY_OK) {
-            status = await_ticket(m, one->ticket, error);
-        }
+    if (m->host.count || is_heavy(m)) {
+        WH_TRY(wh_cuda_queue_mark(m->comm->queue, &one->ticket, error));
+        WH_TRY(await_ticket(m, one->ticket, error));
     }
-    if (status == WHERRY_OK) {
-        status = copy_on_devices(m, error);
-    }
-    return status == WHERRY_OK ? copy(m, &m->host, WH_CUDA_WITH_PAGEABLE, error) : status;
+    WH_TRY(copy_on_devices(m, error));
+    return copy(m, &m->host, WH_CUDA_WITH_PAGEABLE, error);
 }
 
 static wherry_status receive_message(moving *m, message *one, wherry_error *error) {
     const wh_route *first = m->routes.items;
     bool whole = m->routes.count == 1 && first->length == one->bytes && first->device == m->comm->pair.device;
-    wherry_status status = whole ? WHERRY_OK : reserve_packing(m, one->bytes, error);
-    if (status == WHERRY_OK) {
-        status = queue_message(m, whole ? first->to : m->packing, one->bytes, error);
+    WH_TRY(whole ? WHERRY_OK : reserve_packing(m, one->bytes, error));
+    WH_TRY(queue_message(m, whole ? first->to : m->packing, one->bytes, error));
+    if (!whole) {
+        WH_TRY(unpack(m, one, error));
     }
-    if (status == WHERRY_OK && !whole) {
-        status = unpack(m, one, error);
-    }
-    return status == WHERRY_OK ? mark(m, one, error) : status;
+    return mark(m, one, error);
 }
 
 /* ---- a round ---- */

@@ -27,15 +27,16 @@
 enum { SPINS = 50 };
 
 /*
- * For workers that share a processor: to yield is cheaper than to sleep, and nobody has to be woken.
+ * For workers that share a processor: to yield is cheaper than to sleep, and nobody has to be
+ * woken.
  */
 enum { YIELDS = 20 };
 
 /*
- * If there are fewer processors than workers on both sides, keeps worker i on the i-th one that it may
- * use. The other side does the same, so a pair shares a processor and its bytes stay in the caches.
- * Without this, 1 GiB takes a third longer on 2 cores. Nothing is agreed on: a side that may use
- * other processors only loses the gain.
+ * If there are fewer processors than workers on both sides, keeps worker i on the i-th one that it
+ * may use. The other side does the same, so a pair shares a processor and its bytes stay in the
+ * caches. Without this, 1 GiB takes a third longer on 2 cores. Nothing is agreed on: a side that
+ * may use other processors only loses the gain.
  * @param before  receives what to restore. @return true if the worker is kept.
  */
 static bool share_processor(uint32_t worker, uint32_t workers, cpu_set_t *before) {

@@ -66,10 +66,7 @@ static wherry_status count_channels(const wh_lane_site *site, uint8_t *count_p, 
 
 static wherry_status stream_offer(const wh_lane_site *site, wh_string *offer, wherry_error *error) {
     uint8_t bytes[OFFER_BYTES] = {VERSION};
-    wherry_status status = count_channels(site, bytes + 1, error);
-    if (status != WHERRY_OK) {
-        return status;
-    }
+    WH_TRY(count_channels(site, bytes + 1, error));
     wh_string_append(offer, (const char *)bytes, sizeof(bytes));
     return offer->failed ? wh_fail_memory(error, "the offer of a lane") : WHERRY_OK;
 }
@@ -95,13 +92,11 @@ typedef struct dialling {
 static wherry_status open_one(dialling *d, const wh_stop *stop, wherry_error *error) {
     const wh_lane_site *site = d->site;
     int channel;
-    wherry_status status = wh_group_connect(site->group, site->peer, site->tag, d->deadline, stop, &channel, error);
-    if (status == WHERRY_OK) {
-        pthread_mutex_lock(&d->lock);
-        d->channels[d->opened++] = channel;
-        pthread_mutex_unlock(&d->lock);
-    }
-    return status;
+    WH_TRY(wh_group_connect(site->group, site->peer, site->tag, d->deadline, stop, &channel, error));
+    pthread_mutex_lock(&d->lock);
+    d->channels[d->opened++] = channel;
+    pthread_mutex_unlock(&d->lock);
+    return WHERRY_OK;
 }
 
 static void *open_another(void *context) {
@@ -179,13 +174,10 @@ static void log_addresses(const dialling *d, uint32_t wanted) {
 static wherry_status dial(const wh_lane_site *site, stream_end *own, wherry_error *error) {
     uint32_t wanted = own->base.workers;
     dialling d = {.site = site, .deadline = wh_site_patience(site)};
-    wherry_status status = wh_stop_init(&d.stop, error);
-    if (status != WHERRY_OK) {
-        return status;
-    }
+    WH_TRY(wh_stop_init(&d.stop, error));
     pthread_mutex_init(&d.lock, NULL);
     wh_condition_init(&d.changed);
-    status = open_all(&d, wanted, error);
+    wherry_status status = open_all(&d, wanted, error);
     for (uint32_t i = 0; i < d.opened; i++) {
         wh_stream_worker_attach(own->workers + i, d.channels[i]);
     }
@@ -210,15 +202,12 @@ static wherry_status stream_probe(const wh_lane_site *site, const void *offer, s
     if (size != OFFER_BYTES || offered[0] != VERSION || offered[1] == 0) {
         return wh_fail(error, WHERRY_MALFORMED, "rank %d sent a malformed stream offer", (int)site->peer);
     }
-    wherry_status status = count_channels(site, &here, error);
-    if (status != WHERRY_OK) {
-        return status;
-    }
+    WH_TRY(count_channels(site, &here, error));
     stream_end *own = new_end(site, (uint32_t)wh_min(offered[1], here), error);
     if (!own) {
         return WHERRY_NO_MEMORY;
     }
-    status = dial(site, own, error);
+    wherry_status status = dial(site, own, error);
     if (status == WHERRY_OK) {
         uint8_t bytes[REQUEST_BYTES] = {BY_CHANNELS, (uint8_t)own->base.workers};
         wh_string_append(request, (const char *)bytes, sizeof(bytes));
