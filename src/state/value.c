@@ -572,7 +572,7 @@ wherry_status wh_value_rebuild(const wherry_value *value, wh_leaf_fn leaf, wherr
     if (count == 0) {
         return leaf(value, copy_p, error);
     }
-    wherry_value *copy;
+    wherry_value *copy = NULL;
     WH_TRY(new_container(wherry_value_kind(value), &copy, error));
     wherry_status status = WHERRY_OK;
     for (size_t i = 0; i < count && status == WHERRY_OK; i++) {
