@@ -2,8 +2,8 @@
  * @file core.h  Shared by the files of the extension wherry._core.
  *
  * The extension uses CPython's stable ABI (3.11 and later) and the library's public headers only.
- * Start with build_state.c (Python values become a state), restore.c (and back) and transport_type.c
- * (sending and receiving).
+ * Start with build_state.c (Python values become a state), restore.c (and back) and
+ * transport_type.c (sending and receiving).
  *
  * Invariants:
  * 1. Code runs with the GIL held, except between Py_BEGIN_ALLOW_THREADS and Py_END_ALLOW_THREADS

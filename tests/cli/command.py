@@ -19,7 +19,7 @@ def environment(**more):
     kept = {
         name: value
         for name, value in os.environ.items()
-        if not name.startswith("WHERRY_") and name != "NO_COLOR"
+        if name == "WHERRY_UCX_LIBRARY" or not name.startswith("WHERRY_") and name != "NO_COLOR"
     }
     return {**kept, **{name: str(value) for name, value in more.items()}}
 

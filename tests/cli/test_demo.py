@@ -66,7 +66,7 @@ def ucx_is_here():
 )
 def test_each_rank_is_killed_and_healed(lane, checked, place):
     if lane == "ucx" and not ucx_is_here():
-        pytest.skip("needs UCX 1.15 or newer: scripts/install-deps ucx")
+        pytest.skip("needs UCX 1.15 or newer: tests/requirements-ucx.txt installs it")
     done = wherry("demo", *SMALL, "--kills", "3", "--lane", lane, place=place)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stderr == ""

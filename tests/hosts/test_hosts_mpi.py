@@ -128,7 +128,7 @@ def system_ucx():
     return list(map(int, text.split()))
 
 
-@pytest.mark.parametrize("lanes", ["old", "default", "cma,ucx", "cma,blocks", "cma,stream"])
+@pytest.mark.parametrize("lanes", ["old", "default", "cma,ucx", "cma,blocks"])
 def test_which_lane_the_bytes_take(flavour, lanes, tmp_path):
     """With a UCX in the process that is too old, MPI itself moves the bytes, and the log says
     why."""
@@ -164,7 +164,7 @@ def test_which_lane_the_bytes_take(flavour, lanes, tmp_path):
             assert flavour == "mpich"
 
 
-@pytest.mark.parametrize("between", ["blocks", "stream", "ucx"])
+@pytest.mark.parametrize("between", ["blocks", "ucx"])
 def test_a_link_is_cut_in_the_middle(flavour, between, tmp_path):
     """MPI does not say that a rank is out of reach: the transfer's own limit ends it on both sides.
     The others of the host go on."""
