@@ -258,6 +258,7 @@ static void test_where_it_cannot_work(void **state) {
     static const uint8_t channel_too_high[SCENE_REQUEST_BYTES] = {SCENE_VERSION, 0, 0, 0x40};
     static const uint8_t highest_channel[SCENE_REQUEST_BYTES] = {SCENE_VERSION, 0, 0, 0x3F, 0xFF};
     static const uint8_t older[SCENE_OFFER_BYTES] = {SCENE_VERSION - 1};
+    static const uint8_t older_request[SCENE_REQUEST_BYTES] = {SCENE_VERSION - 1};
     scene_begin(&s, &whole, false, false, NULL);
     wh_group other = {&none, 0, 2, NULL};
     wh_lane_site site = s.site;
@@ -273,7 +274,8 @@ static void test_where_it_cannot_work(void **state) {
     must_fail(WHERRY_MALFORMED, error, lane->probe(&s.site, older, sizeof(older), &text, &flag, &end, &error));
     must_fail(WHERRY_MALFORMED, error,
               lane->accept(&s.site, channel_too_high, sizeof(channel_too_high), &flag, &end, &error));
-    must_fail(WHERRY_MALFORMED, error, lane->accept(&s.site, older, SCENE_REQUEST_BYTES, &flag, &end, &error));
+    must_fail(WHERRY_MALFORMED, error,
+              lane->accept(&s.site, older_request, sizeof(older_request), &flag, &end, &error));
     must(lane->accept(&s.site, highest_channel, sizeof(highest_channel), &flag, &end, &error));
     lane->close(end);
     scene_end(&s);
