@@ -17,9 +17,7 @@ enum {
 
 static void fill(wherry_error *error, wherry_status status, int32_t rank, const char *format, va_list arguments) {
     *error = (wherry_error){.status = status, .rank = rank, .offset = UINT64_MAX};
-    /*
-     * NOLINTNEXTLINE(clang-analyzer-valist.Uninitialized): wrong for files compiled more than once.
-     */
+    /* NOLINTNEXTLINE(clang-analyzer-valist.Uninitialized): wrong if compiled more than once. */
     vsnprintf(error->message, sizeof(error->message), format, arguments);
 }
 

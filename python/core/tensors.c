@@ -135,7 +135,7 @@ PyObject *wpy_read_dlpack(PyObject *module, PyObject *capsule) {
     PyObject *code = dl_dtype(tensor, &dtype) ? PyLong_FromLong(dtype) : Py_NewRef(Py_None);
     PyObject *shape = wpy_integers(tensor->shape, (size_t)tensor->ndim);
     PyObject *strides = tensor->strides ? wpy_integers(tensor->strides, (size_t)tensor->ndim) : Py_NewRef(Py_None);
-    return Py_BuildValue("(KNiiNNK)", (unsigned long long)((uintptr_t)tensor->data + tensor->byte_offset), code,
+    return Py_BuildValue("(KNiiNNK)", (unsigned long long)(uintptr_t)tensor->data + tensor->byte_offset, code,
                          (int)tensor->code, (int)tensor->bits, shape, strides, (unsigned long long)flags);
 }
 

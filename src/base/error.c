@@ -1,3 +1,4 @@
+#define WH_DEFINES_ERRORS
 #include "base/error.h"
 
 #include <stdarg.h>

@@ -37,6 +37,14 @@ wherry_status wh_fail_rank(wherry_error *error, int32_t rank, wherry_status stat
 /** Adds a path to a filled record. Of a path that is too long, the middle is left out. */
 WH_SHARED void wh_fail_path(wherry_error *error, const char *path);
 
+#if defined(__clang_analyzer__) && !defined(WH_DEFINES_ERRORS)
+/* Tells the analyzer, which does not see their bodies, that these return the given status. */
+#define wh_fail(error, status, ...) (wh_fail(error, status, __VA_ARGS__), (status))
+#define wh_fail_at(error, status, ...) (wh_fail_at(error, status, __VA_ARGS__), (status))
+#define wh_fail_errno(error, status, ...) (wh_fail_errno(error, status, __VA_ARGS__), (status))
+#define wh_fail_memory(error, purpose) (wh_fail_memory(error, purpose), WHERRY_NO_MEMORY)
+#endif
+
 /** Returns the status of a call from the calling function, unless it is WHERRY_OK. */
 #define WH_TRY(call)                                                                                                   \
     do {                                                                                                               \

@@ -145,7 +145,7 @@ wherry_status wh_cuda_enter(int32_t device, const wh_cuda_driver **driver_p, whe
     }
     wh_cu_context context = context_of(device, error);
     if (!context) {
-        return error->status;
+        return error->status != WHERRY_OK ? error->status : WHERRY_SYSTEM;
     }
     int result = loaded.context_push(context);
     if (result != WH_CU_OK) {

@@ -196,7 +196,7 @@ typedef struct frame {
 static wherry_status read_header(wh_stream_worker *worker, wherry_error *error) {
     while (worker->header_bytes < WH_STREAM_HEADER_BYTES) {
         struct iovec rest = {worker->header + worker->header_bytes, WH_STREAM_HEADER_BYTES - worker->header_bytes};
-        size_t got;
+        size_t got = 0;
         wherry_status status = read_some(worker, &rest, 1, &got, error);
         if (status != WHERRY_OK) {
             return status;
@@ -249,7 +249,7 @@ static wherry_status read_bytes(wh_stream_worker *worker, const wh_sink *sink, c
     uint64_t left = what->length;
     while (left) {
         size_t bytes;
-        size_t got;
+        size_t got = 0;
         size_t runs = wh_run_cursor_window(&cursor, &worker->landing, worker->window, WH_STREAM_RUNS - 1,
                                            sink->verify ? HASHED_STEP : PLAIN_STEP, &bytes);
         if (runs == 0) {
