@@ -28,9 +28,9 @@ def main():
             )
     for row in document:
         if row not in header:
-            print('status.h lacks: X({}, {}, {}, "{}")'.format(*row), file=sys.stderr)
+            print('base.h lacks: X({}, {}, {}, "{}")'.format(*row), file=sys.stderr)
     if sorted(header) == sorted(document) and header != document:
-        print("docs/errors.md has another order than status.h", file=sys.stderr)
+        print("docs/errors.md has another order than base.h", file=sys.stderr)
     return 0 if header and header == document else 1
 
 

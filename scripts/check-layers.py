@@ -52,7 +52,7 @@ def reachable(table, folder):
 
 
 def backend(path):
-    """("lane", "cma") for a path such as lane/cma/pull.h; None outside the backends' folders."""
+    """("lane", "cma") for a path such as lane/cma/cma.h; None outside the backends' folders."""
     parts = Path(path).parts
     return parts[:2] if len(parts) > 2 and parts[0] in BACKENDS else None
 

@@ -13,7 +13,7 @@
 #include "lane/blocks/blocks_internal.h"
 
 /** The timeout is short, since a side whose peer could not even begin waits for all of it. */
-enum { TIMEOUT_MS = 250, STALE_MS = 150, LIMIT_MS = 3000, NEXT_MS = 20000 };
+enum { TIMEOUT_MS = 250, STALE_MS = 150, LIMIT_MS = 15000, NEXT_MS = 20000 };
 
 static atomic_long allocations; /* since the last call of count_from */
 static atomic_long live;        /* not given back */
